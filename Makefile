@@ -1,0 +1,38 @@
+# Two commands are enough: `make demo` and `make test`. Each sets up what it needs and skips that the next time.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench evidence gallery clean
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "visattn: error: $(PYTHON) not found; install Python 3.11 or run: make PYTHON=python3" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "installing (PyTorch with its libraries: some GB the first time) ..."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: $(READY)  ## look at four photos through DINOv2; pictures in out/demo
+	$(BIN)/visattn demo --output out/demo --overwrite
+
+lint: $(READY)  ## style, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## everything: style, types, import contract, tests
+	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights())"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+bench: $(READY)  ## speed and memory against the plain forward and against peers
+	$(BIN)/python scripts/benchmark.py
+
+gallery: $(READY)  ## rebuild the pictures of README and docs
+	$(BIN)/python scripts/make_gallery.py
+
+clean:  ## remove what was built
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .bench visattn.egg-info

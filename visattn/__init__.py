@@ -1,0 +1,70 @@
+"""visattn: where does a vision model look, and can you believe it?
+
+Names are loaded on first use (PEP 562), so `import visattn` costs nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from visattn import data as data, methods as methods, models as models
+    from visattn._pipeline import Explanation as Explanation, explain as explain
+    from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
+    from visattn._sheets import contact_sheet as contact_sheet
+    from visattn.errors import VisattnError as VisattnError
+    from visattn.families import capture as capture, load_model as load_model
+    from visattn.images import load_image as load_image
+    from visattn.maps import AttentionMap as AttentionMap, Heatmap as Heatmap, normalize as normalize
+    from visattn.records import (
+        AttentionRecord as AttentionRecord,
+        FeatureRecord as FeatureRecord,
+        Recording as Recording,
+        TokenLayout as TokenLayout,
+    )
+    from visattn.render import colorize as colorize, overlay as overlay
+
+    __version__: str
+
+# public name -> module that defines it; no module is called like a public function, or importing it would replace the function
+_NAMES = {
+    "AttentionMap": "maps",
+    "AttentionRecord": "records",
+    "Explanation": "_pipeline",
+    "FeatureRecord": "records",
+    "Heatmap": "maps",
+    "Recording": "records",
+    "TokenLayout": "records",
+    "VisattnError": "errors",
+    "capture": "families",
+    "colorize": "render",
+    "contact_sheet": "_sheets",
+    "explain": "_pipeline",
+    "load_image": "images",
+    "load_model": "families",
+    "normalize": "maps",
+    "overlay": "render",
+    "prepare": "_prepare",
+    "prepare_batch": "_prepare",
+}
+_PACKAGES = ("data", "methods", "models")
+
+__all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name == "__version__":
+        return version("visattn")
+    if name in _NAMES:
+        value = getattr(import_module(f"visattn.{_NAMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _PACKAGES:
+        return import_module(f"visattn.{name}")
+    raise AttributeError(f"module 'visattn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

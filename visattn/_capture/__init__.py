@@ -1,0 +1,6 @@
+"""Recording a forward pass: nothing is changed on the model, and what is hung on it inside the `with` is taken off after."""
+
+from visattn._capture._anatomy import Anatomy, Placement
+from visattn._capture._record import record
+
+__all__ = ["Anatomy", "Placement", "record"]

@@ -1,0 +1,106 @@
+"""One capture from start to end: hooks for the pixels' size and the tokens, the interception for the attention."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from visattn._capture._anatomy import Anatomy
+from visattn._capture._mode import CaptureMode, own
+from visattn.errors import CaptureError, NoAttentionCaptured, UnsupportedModel
+from visattn.operators import SoftmaxOperator
+from visattn.records import AttentionRecord, FeatureRecord, Recording
+
+Features = Literal["last", "all", "none"]
+
+
+@contextmanager
+def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Features) -> Iterator[Recording]:
+    """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
+    recording = Recording(readout=anatomy.readout, provenance=anatomy.provenance)
+    thread = threading.get_ident()
+    calls: Counter[str] = Counter()
+    forward = -1
+
+    def start(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        nonlocal forward
+        if threading.get_ident() == thread:
+            forward += 1
+            calls.clear()
+            recording.input_size = int(args[0].shape[-2]), int(args[0].shape[-1])
+
+    def receive(layer: str, owner: nn.Module, operator: SoftmaxOperator, value: Tensor) -> None:
+        if forward < 0:
+            raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
+        kind, queries, keys = anatomy.place(owner, *operator.shape[2:], recording.input_size)
+        recording.records.append(
+            AttentionRecord(
+                layer=layer,
+                call=calls[layer],
+                forward=forward,
+                kind=kind,
+                operator=operator,
+                queries=queries,
+                keys=keys,
+                value=own(value) if values else None,
+                output_weight=anatomy.output_weight(owner),
+            )
+        )
+        calls[layer] += 1
+
+    def keep(layer: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(_module: nn.Module, _args: object, tokens: Tensor) -> None:
+            if threading.get_ident() == thread and forward >= 0:
+                layout = anatomy.layout(recording.input_size)
+                recording.features.append(FeatureRecord(layer, forward, "tokens", own(tokens), layout=layout))
+
+        return hook
+
+    with ExitStack() as stack:
+        stack.callback(anatomy.stem.register_forward_pre_hook(start).remove)
+        chosen = list(anatomy.tokens.items())
+        for name, module in {"last": chosen[-1:], "all": chosen, "none": []}[features]:
+            stack.callback(module.register_forward_hook(keep(name)).remove)
+        stack.enter_context(CaptureMode(model, receive))
+        yield recording
+    if forward < 0:
+        raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
+    if not recording.records:
+        raise NoAttentionCaptured(_why_nothing(model))
+    _check_finite(recording)
+
+
+def _why_nothing(model: nn.Module) -> str:
+    eager = [name for name, module in model.named_modules() if getattr(module, "fused_attn", None) is False]
+    if eager:
+        return (
+            f"no attention captured: {len(eager)} layers compute it without the fused kernel (first: {eager[0]}). Set "
+            "module.fused_attn = True on them; the result is the same."
+        )
+    return f"no attention captured: no layer of {type(model).__name__} called the fused softmax attention."
+
+
+def _check_finite(recording: Recording) -> None:
+    """NaN anywhere reaches the last tokens, so one look there is enough; only then the layers are searched."""
+    if recording.features and bool(recording.features[-1].value.isfinite().all()):
+        return
+    for item in recording.records:
+        operator = item.operator
+        assert isinstance(operator, SoftmaxOperator)  # noqa: S101 - receive() makes no other
+        for name, tensor in (("query", operator.query), ("key", operator.key)):
+            if bad := int((~tensor.isfinite()).sum()):
+                raise CaptureError(
+                    f"{item.layer}: {bad} of {tensor.numel()} {name} values are NaN or infinite. Check the weights and the input."
+                )
+    if recording.features and (bad := int((~recording.features[-1].value.isfinite()).sum())):
+        raise CaptureError(
+            f"{recording.features[-1].layer}: {bad} token values are NaN or infinite. Check the weights and the input."
+        )

@@ -1,0 +1,101 @@
+"""Outputs are whole or absent: written to a temporary file beside the target, flushed to disk, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from visattn._checks import printable
+from visattn.errors import OutputError, ResourceError, VisattnError
+
+
+def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Path:
+    """Refuse an output that cannot or may not be written, before any work is done; create its folder.
+
+    Args:
+        path: The file to be written.
+        overwrite: Whether an existing file may be replaced.
+        inputs: Files that are read and must never be replaced.
+
+    Returns:
+        `path` itself.
+
+    Raises:
+        OutputError: If `path` is an input, a folder, exists without `overwrite`, or its folder cannot be made.
+    """
+    name = printable(str(path))
+    for source in inputs:
+        if path == source or (path.exists() and source.exists() and path.samefile(source)):
+            raise OutputError(f"{name}: the output is the input itself; choose another -o/--output")
+    if path.is_dir():
+        raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
+    if path.exists() and not overwrite:
+        raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-"):
+            pass
+    except (FileExistsError, NotADirectoryError) as error:
+        raise OutputError(f"{name}: {printable(str(path.parent))} is a file, not a folder; choose another folder") from error
+    except OSError as error:
+        refused = _explain(error, path)
+        raise refused from error
+    return path
+
+
+def write_whole(path: Path, data: bytes) -> Path:
+    """Write `data` to `path` so that `path` is either the whole new content or what it was before.
+
+    Args:
+        path: The file to write; its folder must exist.
+        data: The content.
+
+    Returns:
+        `path` itself.
+
+    Raises:
+        OutputError: If the folder cannot be written.
+        ResourceError: If the disk is full.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-", delete=False) as stream:
+            temporary = stream.name
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mask = os.umask(0)  # the temporary file is private (0600); a result follows the user's umask
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        os.replace(temporary, path)
+        temporary = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        refused = _explain(error, path)
+        raise refused from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def _explain(error: OSError, path: Path) -> VisattnError:
+    name = printable(str(path))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceError(f"{name}: disk full; free some space or choose another -o/--output")
+    cause = (error.strerror or str(error)).lower()
+    return OutputError(f"{name}: cannot be written ({cause}); choose a folder that can be written")
+
+
+def cache_folder() -> Path:
+    """Where downloads and conversions are kept: `$VISATTN_CACHE`, else `$XDG_CACHE_HOME/visattn`, else `~/.cache/visattn`."""
+    if chosen := os.environ.get("VISATTN_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "visattn"

@@ -1,0 +1,186 @@
+"""The sentence that is the architecture.
+
+A photo is prepared, the model runs under a capture, a method turns the recording into a map, and the map is brought onto the photo.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from visattn import render
+from visattn._files import check_output, write_whole
+from visattn._prepare import Prepared, prepare
+from visattn._types import Interpolation, Resize
+from visattn.errors import OptionError, UnsupportedModel
+from visattn.families import capture, input_spec, load_model
+from visattn.geometry import Geometry
+from visattn.images import as_photo, facts, load_image
+from visattn.maps import AttentionMap, Heatmap
+from visattn.methods import METHODS, diagnostics, method_of
+from visattn.methods._select import chain_refusal
+from visattn.provenance import Provenance
+from visattn.records import Recording
+
+_CHOSEN_BY_AUTO = "attention"  # class-agnostic; no method for a class is in METHODS
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One method's answer for one photo.
+
+    Attributes:
+        photo: The upright photo.
+        geometry: Where the model's input lies on it.
+        map: Raw values on the token grid, of this photo alone.
+    """
+
+    photo: Image.Image
+    geometry: Geometry
+    map: AttentionMap
+
+    @property
+    def provenance(self) -> Provenance:
+        """How it was made."""
+        return self.map.provenance
+
+    def heatmap(self, interpolation: Interpolation = "bilinear") -> Heatmap:
+        """The map in the photo's pixels; several heads or layers are averaged."""
+        one = self.map
+        for name in one.axes:
+            one = one.mean(name)
+        return one.to_heatmap(self.geometry, interpolation)
+
+    def overlay(self, *, interpolation: Interpolation = "bilinear", **options: Any) -> Image.Image:  # noqa: ANN401
+        """The photo under its heatmap; options of `visattn.overlay`. Components of a PCA become red, green and blue."""
+        if self.map.axes == ("component",):
+            return render.components(self.photo, self.map.to_heatmap(self.geometry, "nearest"))
+        return render.overlay(self.photo, self.heatmap(interpolation), **options)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
+        """Write the overlay as PNG with its provenance inside; options of `overlay`.
+
+        Raises:
+            OutputError: If the file exists and `overwrite` is false, or cannot be written.
+        """
+        target = check_output(Path(path), overwrite=overwrite)
+        return write_whole(target, render.to_png(self.overlay(**options), self.provenance))
+
+
+def explain(
+    model: nn.Module | str,
+    image: Any,  # noqa: ANN401 - a path, a picture or an array
+    *,
+    method: str = "auto",
+    weights: str | os.PathLike[str] = "auto",
+    seed: int = 0,
+    device: str = "cpu",
+    resize: Resize = "auto",
+    img_size: int | None = None,
+    **parameters: Any,  # noqa: ANN401 - the method's own
+) -> Explanation:
+    """Where does this model look in this photo?
+
+    Args:
+        model: A timm name, or a model.
+        image: A path, a picture or an array.
+        method: A name of `visattn.methods.METHODS`; `auto` is last-layer attention.
+        weights: See `load_model`; for a name only.
+        seed: See `load_model`.
+        device: Where a named model runs.
+        resize: See `prepare`.
+        img_size: See `prepare`.
+        parameters: Parameters of the method; a query `pixel:X,Y` of the upright photo becomes the patch that covers it.
+
+    Returns:
+        The explanation; `.overlay()` is the picture.
+
+    Raises:
+        OptionError: If the method or a parameter is unknown or out of range.
+        VisattnError: As `load_image`, `load_model`, `prepare`, `capture` and the method raise.
+    """
+    photo = load_image(image) if isinstance(image, (str, os.PathLike, bytes)) else as_photo(image)
+    if method != "auto":
+        check_parameters(method, parameters)
+    if isinstance(model, str):
+        model = load_model(model, weights=weights, seed=seed, img_size=img_size, device=device)
+    prepared = prepare(photo, model, resize=resize, img_size=img_size)
+    recording = look(model, prepared, values=parameters.get("of") == "values", all_features=parameters.get("layer", -1) != -1)
+    return answer(recording, prepared, method, parameters)
+
+
+def check_parameters(method: str, parameters: dict[str, Any]) -> None:
+    """Refuse a parameter that a method does not have.
+
+    Raises:
+        OptionError: If the method or a parameter is unknown.
+    """
+    known = list(inspect.signature(method_of(method).function).parameters)[1:]
+    for name in parameters:
+        if name not in known:
+            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known)}.")
+
+
+def look(model: nn.Module, prepared: Prepared, *, values: bool = False, all_features: bool = False) -> Recording:
+    """Run the model once on prepared pixels, in evaluation mode and without gradients; its training flags are put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.inference_mode(), capture(model, values=values, features="all" if all_features else "last") as recording:
+            model(prepared.pixels)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    spec = input_spec(model)
+    if not spec.dynamic and spec.size != tuple(prepared.pixels.shape[-2:]):
+        raise UnsupportedModel(f"the model takes {spec.size}, got {tuple(prepared.pixels.shape[-2:])}.")
+    return recording
+
+
+def answer(recording: Recording, prepared: Prepared, method: str, parameters: dict[str, Any], image: int = 0) -> Explanation:
+    """One method's map of one image of the batch, with the photo's facts and the sinks written into its provenance."""
+    name = _CHOSEN_BY_AUTO if method == "auto" else method
+    check_parameters(name, parameters)
+    chosen = METHODS[next(key for key, value in METHODS.items() if value is method_of(name))]
+    if reason := chosen.accepts(recording):
+        raise OptionError(f"{recording.provenance.model}: method '{name}' does not apply: {reason}")
+    geometry, photo = prepared.geometries[image], prepared.photos[image]
+    parameters = dict(parameters)
+    notes: tuple[str, ...] = () if method != "auto" else (f"method {name} was chosen; it does not depend on a class",)
+    query = parameters.get("query")
+    if isinstance(query, str) and query.startswith("pixel:"):
+        parameters["query"] = pixel_to_patch(query, recording, geometry)
+        notes += (f"query {query} is {parameters['query']}",)
+    result = chosen.function(recording, **parameters)
+    warnings = result.provenance.warnings
+    if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:
+        found = diagnostics.sinks(recording)
+        warnings += tuple(text for text in map(diagnostics.warning, found[image : image + 1]) if text)
+        result = replace(result, provenance=replace(result.provenance, sinks=found))
+    source = facts(photo)
+    provenance = result.provenance.but(
+        image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + notes, warnings=warnings
+    )
+    return Explanation(photo, geometry, replace(result, provenance=provenance).at(batch=image))
+
+
+def pixel_to_patch(query: str, recording: Recording, geometry: Geometry) -> str:
+    """`pixel:X,Y` of the upright photo as `patch:ROW,COL`.
+
+    Raises:
+        OptionError: If it is no pixel of the photo that the model saw.
+    """
+    try:
+        x, y = (float(part) for part in query.removeprefix("pixel:").split(","))
+    except ValueError as error:
+        raise OptionError(f"a pixel query must be pixel:X,Y with numbers, got '{query}'.") from error
+    layout = next(record.queries for record in recording if len(record.queries.grid) == 2)
+    row, column = geometry.patch_at(y, x, (layout.grid[0], layout.grid[1]), layout.box)
+    return f"patch:{row},{column}"

@@ -1,0 +1,180 @@
+"""A photo as a model wants its pixels, with the geometry that leads back.
+
+Three rules. `model`: the model's own evaluation transform, step by step. `fit`: the whole photo; where the model takes any size,
+the height x width nearest its own area with each side a whole number of patches, else squashed to its one size. `auto`: `model` for
+a classifier, `fit` for a headless model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import timm.data.transforms as timm_transforms
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision import transforms
+
+from visattn._checks import one_of
+from visattn._types import Resize
+from visattn.errors import ImageError, ShapeError, UnsupportedModel
+from visattn.families import InputSpec, input_spec
+from visattn.geometry import Box, Geometry
+from visattn.images import as_photo
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One photo or a batch, ready for the model.
+
+    Attributes:
+        pixels: `(B, 3, H, W)` normalised, on the model's device.
+        photos: The upright RGB photos.
+        geometries: Where each input lies on its photo.
+    """
+
+    pixels: Tensor
+    photos: tuple[Image.Image, ...]
+    geometries: tuple[Geometry, ...]
+
+    @property
+    def photo(self) -> Image.Image:
+        """The photo, of a batch of one.
+
+        Raises:
+            ShapeError: If the batch has several.
+        """
+        return self.photos[self._only()]
+
+    @property
+    def geometry(self) -> Geometry:
+        """The geometry, of a batch of one.
+
+        Raises:
+            ShapeError: If the batch has several.
+        """
+        return self.geometries[self._only()]
+
+    def _only(self) -> int:
+        if len(self.photos) != 1:
+            raise ShapeError(f"the batch has {len(self.photos)} photos. Use .photos and .geometries.")
+        return 0
+
+
+def prepare(photo: Image.Image, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
+    """One photo as the model wants it.
+
+    Args:
+        photo: An upright picture, as `load_image` gives it.
+        model: The model that will see it.
+        resize: `auto`, `fit` or `model`; see above.
+        img_size: Another side in pixels for a model that takes any; it is rounded to whole patches.
+
+    Returns:
+        Pixels, photo and geometry.
+
+    Raises:
+        OptionError: If `resize` is unknown or the model does not take `img_size`.
+        ImageError: If the photo is too narrow to become one patch.
+        UnsupportedModel: If no family knows the model, or it does not take RGB.
+    """
+    return prepare_batch([photo], model, resize=resize, img_size=img_size)
+
+
+def prepare_batch(
+    photos: Sequence[Image.Image], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
+) -> Prepared:
+    """Several photos, of any sizes, as one batch.
+
+    Under `fit` a model that takes any size gets one size for all: of the geometric mean of the photos' shapes; each photo is scaled
+    to it whole, each axis on its own.
+
+    Args:
+        photos: Upright pictures.
+        model: The model that will see them.
+        resize: See `prepare`.
+        img_size: See `prepare`.
+
+    Returns:
+        Pixels `(B, 3, H, W)`, photos and geometries.
+
+    Raises:
+        OptionError: If `resize` is unknown or the model does not take `img_size`.
+        ImageError: If a photo is too narrow, or there is none.
+        UnsupportedModel: If no family knows the model, or it does not take RGB.
+    """
+    one_of(resize, ("auto", "fit", "model"), "resize")
+    if not photos:
+        raise ImageError("no photos were given; nothing to do")
+    spec = input_spec(model, img_size)
+    if spec.channels != 3:
+        raise UnsupportedModel(f"the model takes {spec.channels} channels, a photo has 3. Choose a model for RGB.")
+    pictures = [as_photo(photo) for photo in photos]
+    if resize == "model" or (resize == "auto" and spec.classifier):
+        seen = [_by_transform(photo, spec) for photo in pictures]
+    else:
+        size = _fitting_size(pictures, spec)
+        seen = [_whole(photo, size, spec) for photo in pictures]
+    images, geometries = zip(*seen, strict=True)
+    pixels = torch.stack([_normalised(image, spec) for image in images])
+    device = next(model.parameters()).device
+    return Prepared(pixels.to(device), tuple(pictures), geometries)
+
+
+def _fitting_size(photos: Sequence[Image.Image], spec: InputSpec) -> tuple[int, int]:
+    if not spec.dynamic:
+        return spec.size
+    aspect = math.exp(sum(math.log(photo.height / photo.width) for photo in photos) / len(photos))
+    area = spec.size[0] * spec.size[1]
+    sides = math.sqrt(area * aspect), math.sqrt(area / aspect)
+    return tuple(max(1, round(side / step)) * step for side, step in zip(sides, spec.stride, strict=True))  # type: ignore[return-value]
+
+
+def _whole(photo: Image.Image, size: tuple[int, int], spec: InputSpec) -> tuple[Image.Image, Geometry]:
+    image = photo.resize(size[::-1], _filter(spec.interpolation))
+    rule = "the whole photo" if spec.dynamic else "the whole photo, squashed to the model's one size"
+    return image, Geometry((photo.height, photo.width), size, Box(0, 0, photo.height, photo.width), rule)
+
+
+def _by_transform(photo: Image.Image, spec: InputSpec) -> tuple[Image.Image, Geometry]:
+    """Run the transform's own steps on the picture and follow where its corners go."""
+    image = photo
+    window = Box(0, 0, photo.height, photo.width)  # the photo's part that `image` shows
+    for step in spec.transform:
+        if isinstance(step, (timm_transforms.MaybeToTensor, transforms.ToTensor)):
+            break
+        before, image = image, step(image)
+        if isinstance(step, (transforms.CenterCrop, timm_transforms.CenterCropOrPad)):
+            window = _cropped(window, before, image)
+        elif not isinstance(step, (transforms.Resize, timm_transforms.ResizeKeepRatio)):
+            raise UnsupportedModel(
+                f"the model's transform has the step {type(step).__name__}, whose geometry is not known. Use resize='fit'."
+            )
+    geometry = Geometry((photo.height, photo.width), (image.height, image.width), window, "the model's own evaluation transform")
+    return image, geometry
+
+
+def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
+    """The window after a centred crop, or a centred padding where `before` is smaller than `after`."""
+    offsets = [
+        round((old - new) / 2.0) if old >= new else -((new - old) // 2)
+        for old, new in ((before.height, after.height), (before.width, after.width))
+    ]
+    down, across = window.height / before.height, window.width / before.width
+    top, left = window.top + offsets[0] * down, window.left + offsets[1] * across
+    return Box(top, left, top + after.height * down, left + after.width * across)
+
+
+def _normalised(image: Image.Image, spec: InputSpec) -> Tensor:
+    array = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
+    return (array - mean) / std
+
+
+def _filter(name: str) -> Image.Resampling:
+    return {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}.get(
+        name, Image.Resampling.BICUBIC
+    )

@@ -1,0 +1,334 @@
+"""Pages of many panels: labels, the range of each panel, one colour bar with numbers. Drawn by Pillow, no figure library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from visattn import colormaps, render
+from visattn._checks import between, one_of
+from visattn._types import Interpolation, Normalization
+from visattn.errors import OptionError
+from visattn.geometry import Geometry
+from visattn.images import as_photo
+from visattn.maps import AttentionMap, Heatmap, value_range
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+_INK, _PAPER, _FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
+_GAP, _MARGIN = 8, 18
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One panel of a sheet."""
+
+    picture: Image.Image
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A colour bar: the map's name and what is written at its two ends, or numbers in between."""
+
+    colormap: str
+    ticks: tuple[str, ...]
+    label: str
+
+
+def sheet(
+    rows: Sequence[Sequence[Cell | None]],
+    *,
+    panel: int = 224,
+    title: str = "",
+    notes: Sequence[str] = (),
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+    bar: Bar | None = None,
+) -> Image.Image:
+    """Panels in rows and columns on white.
+
+    Args:
+        rows: Cells; None leaves a place empty. Rows may differ in length.
+        panel: Width of a panel in pixels; pictures are scaled to it.
+        title: One line above.
+        notes: Lines below, wrapped to the page.
+        row_labels: A text left of each row.
+        column_labels: A text above each column.
+        bar: A colour bar below the panels.
+
+    Returns:
+        The page.
+    """
+    title_font, label_font, caption_font = _font(max(15, panel // 13)), _font(max(12, panel // 17)), _font(max(11, panel // 20))
+    scaled = [[cell and Cell(_to_width(cell.picture, panel), cell.caption) for cell in row] for row in rows]
+    left = _MARGIN + (max((_width(text, label_font) for text in row_labels), default=0) + _GAP if row_labels else 0)
+    columns = max((len(row) for row in rows), default=0)
+    page_width = max(left + columns * (panel + _GAP) - _GAP + _MARGIN, 420)
+    lines = [line for note in notes for line in _wrapped(note, caption_font, page_width - 2 * _MARGIN)]
+    title_lines = _wrapped(title, title_font, page_width - 2 * _MARGIN) if title else []
+    caption_height = _height(caption_font) + 4
+    heights = [
+        max((cell.picture.height for cell in row if cell), default=0)
+        + (caption_height if any(c and c.caption for c in row) else 0)
+        for row in scaled
+    ]
+    top = _MARGIN + len(title_lines) * (_height(title_font) + 4) + (_GAP if title else 0)
+    top += _height(label_font) + 6 if column_labels else 0
+    bar_height = 18 + _height(caption_font) * 2 + 14 if bar else 0
+    bottom = sum(heights) + _GAP * len(heights) + bar_height + len(lines) * (_height(caption_font) + 3)
+    page = Image.new("RGB", (page_width, top + bottom + _MARGIN), _PAPER)
+    draw = ImageDraw.Draw(page)
+    for i, line in enumerate(title_lines):
+        draw.text((_MARGIN, _MARGIN + i * (_height(title_font) + 4)), line, _INK, title_font)
+    for i, text in enumerate(column_labels):
+        draw.text((left + i * (panel + _GAP) + panel / 2, top - 6), text, _INK, label_font, anchor="ms")
+    y = top
+    for r, (row, height) in enumerate(zip(scaled, heights, strict=True)):
+        if row_labels:
+            draw.text((_MARGIN, y + height / 2), row_labels[r], _INK, label_font, anchor="lm")
+        for c, cell in enumerate(row):
+            if cell:
+                x = left + c * (panel + _GAP)
+                page.paste(cell.picture, (x, y))
+                if cell.caption:
+                    draw.text((x, y + cell.picture.height + 2), _clipped(cell.caption, caption_font, panel), _FAINT, caption_font)
+        y += height + _GAP
+    if bar:
+        _draw_bar(page, draw, bar, left, y, caption_font)
+        y += bar_height
+    for line in lines:
+        draw.text((_MARGIN, y), line, _FAINT, caption_font)
+        y += _height(caption_font) + 3
+    return page
+
+
+def contact_sheet(
+    photo: object,
+    attention_map: AttentionMap,
+    geometry: Geometry,
+    *,
+    rows: str | None = None,
+    columns: str | None = None,
+    panel: int = 224,
+    normalize: Normalization = "auto",
+    shared: Sequence[str] = (),
+    opacity: float = 0.6,
+    colormap: str | None = None,
+    interpolation: Interpolation = "nearest",
+    mass: float | None = None,
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> Image.Image:
+    """All panels of a map over its photo, by its axes, each with its range, and one colour bar.
+
+    Args:
+        photo: The photo.
+        attention_map: Map of one image with one or two axes left.
+        geometry: Where the model's input lies on the photo.
+        rows: Axis that goes down. With one axis left and neither named, panels are wrapped.
+        columns: Axis that goes across.
+        panel: Width of a panel in pixels; panels are drawn at this size.
+        normalize: See `visattn.maps.value_range`.
+        shared: Axes whose panels share one scale; each panel has its own by default, and says so.
+        opacity: See `overlay`.
+        colormap: See `overlay`.
+        interpolation: `nearest` shows the patches as they are.
+        mass: Draw the outline of the mass mask of this share.
+        title: One line above.
+        notes: Lines below.
+
+    Returns:
+        The page.
+
+    Raises:
+        OptionError: If the axes are not those of the map.
+    """
+    if mass is not None:
+        between(mass, 0, 1, "mass")
+    whole = as_photo(photo)
+    height = max(1, round(whole.height * panel / whole.width))
+    small, place = (
+        whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC),
+        geometry,
+    )
+    place = geometry.resized((height, panel))
+    named = [name for name in (rows, columns) if name]
+    for name in (*named, *shared):
+        one_of(name, attention_map.axes, "axis")
+    if set(named) != set(attention_map.axes) and not (not named and len(attention_map.axes) == 1):
+        raise OptionError(
+            f"a contact sheet shows every axis: {attention_map.axes} must be named as rows and columns, got {named}."
+        )
+    heat = attention_map.to_heatmap(place, interpolation)
+    masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
+    scales = _scales(heat, normalize, shared)
+    one_scale = len(set(scales.values())) == 1
+
+    def cell(index: dict[str, int]) -> Cell:
+        one = heat.at(**index)
+        low, high = scales[tuple(index[name] for name in heat.axes)]
+        scaled = _scaled(one, low, high)
+        picture = render.overlay(small, scaled, normalize="none", opacity=opacity, colormap=chosen) if high > low else small
+        if masks is not None:
+            picture = render.outline(picture, masks.at(**index))
+        return Cell(picture, f"constant {low:.3g}" if low == high else "" if one_scale else f"{low:.2g} to {high:.2g}")
+
+    chosen = colormap or ("blue-white-red" if heat.signed else "inferno")
+    sizes = dict(zip(heat.axes, heat.values.shape, strict=False))
+    labels = {name: [f"{name} {text}" if text.isdigit() else text for text in _labels(heat, name)] for name in heat.axes}
+    if not named:
+        (name,) = heat.axes
+        across = _wrap(sizes[name])
+        cells = [cell({name: i}) for i in range(sizes[name])]
+        cells = [Cell(c.picture, f"{labels[name][i]}   {c.caption}".strip()) for i, c in enumerate(cells)]
+        grid: list[list[Cell | None]] = [list(cells[i : i + across]) for i in range(0, len(cells), across)]
+        row_labels: list[str] = []
+        column_labels: list[str] = []
+    else:
+        grid = [
+            [cell({n: i for n, i in ((rows, r), (columns, c)) if n}) for c in range(sizes[columns] if columns else 1)]
+            for r in range(sizes[rows] if rows else 1)
+        ]
+        row_labels = labels[rows] if rows else []
+        column_labels = labels[columns] if columns else []
+    what = heat.meaning
+    if one_scale:
+        low, high = next(iter(scales.values()))
+        bar = Bar(chosen, tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5)), f"{what}, one scale for all panels")
+    else:
+        bar = Bar(chosen, ("panel's lowest", "panel's highest"), f"{what}, each panel on its own scale (written under it)")
+    if masks is not None:
+        notes = (f"outline: the fewest patches that hold {mass:.0%} of the panel's mass", *notes)
+    return sheet(grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=bar)
+
+
+def side_by_side(
+    pictures: Sequence[Image.Image], labels: Sequence[str] = (), *, panel: int = 320, title: str = ""
+) -> Image.Image:
+    """Pictures in one row with a label above each."""
+    return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
+
+
+def matrix_figure(
+    weights: NDArray[np.float32], prefix: Sequence[str], *, title: str = "", notes: Sequence[str] = (), side: int = 900
+) -> Image.Image:
+    """The query x key matrix of one head as a picture with a colour bar.
+
+    Args:
+        weights: `(Q, K)` attention.
+        prefix: Names of the tokens before the patches.
+        title: One line above.
+        notes: Lines below.
+        side: Most pixels on a side; a larger matrix is averaged over blocks, a smaller one enlarged by whole factors.
+
+    Returns:
+        The figure.
+    """
+    queries, keys = weights.shape
+    shrink = -(-max(queries, keys) // side)
+    if shrink > 1:
+        padded = np.pad(weights, ((0, -queries % shrink), (0, -keys % shrink)), constant_values=np.nan)
+        blocks = padded.reshape(padded.shape[0] // shrink, shrink, padded.shape[1] // shrink, shrink)
+        weights = np.nanmean(blocks, axis=(1, 3)).astype(np.float32)
+        notes = (f"each pixel is the mean of {shrink} x {shrink} weights", *notes)
+    enlarge = max(1, side // max(weights.shape))
+    high = float(np.percentile(weights, 99.5))
+    picture = (
+        render.colorize(np.minimum(weights, high), colormap="viridis")
+        if weights.min() < high
+        else Image.new("RGB", weights.shape[::-1])
+    )
+    picture = picture.resize((picture.width * enlarge, picture.height * enlarge), Image.Resampling.NEAREST)
+    low = float(weights.min())
+    ticks = (*(f"{low + (high - low) * i / 4:.2g}" for i in range(4)), f">= {high:.2g}")
+    order = f"{', '.join(prefix)}, then patches in raster order" if prefix else "patches in raster order"
+    notes = (f"rows: queries, top to bottom; columns: keys, left to right; both {order}", *notes)
+    return sheet([[Cell(picture)]], panel=picture.width, title=title, notes=notes, bar=Bar("viridis", ticks, "attention"))
+
+
+def _scales(heat: Heatmap, how: Normalization, shared: Sequence[str]) -> dict[tuple[int, ...], tuple[float, float]]:
+    """The raw range of each panel."""
+    sizes = heat.grid.shape[: len(heat.axes)]
+    own = [i for i, name in enumerate(heat.axes) if name not in shared]
+    scales = {}
+    for index in np.ndindex(*sizes):
+        where = tuple(index[i] if i in own else slice(None) for i in range(len(sizes)))
+        scales[index] = value_range(heat.grid[where], how, heat.signed)
+    return scales
+
+
+def _scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
+    from dataclasses import replace
+
+    span = max(high - low, 1e-30)
+    return replace(heat, values=((heat.values - low) / span).clip(0, 1), grid=((heat.grid - low) / span).clip(0, 1))
+
+
+def _labels(heat: Heatmap, name: str) -> Sequence[str]:
+    size = heat.values.shape[heat.axes.index(name)]
+    return heat.labels.get(name) or [str(i) for i in range(size)]
+
+
+def _wrap(count: int) -> int:
+    """Columns for `count` wrapped panels: all in a row up to four, else about square and without a nearly empty last row."""
+    if count <= 4:
+        return count
+    return min(range(3, 9), key=lambda across: (-count % across, abs(across - count**0.5)))
+
+
+def _draw_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, x: int, y: int, font: Font) -> None:
+    width = min(page.width - x - _MARGIN, 420)
+    colours = colormaps.table(bar.colormap)
+    ramp = np.repeat(colours[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)
+    page.paste(Image.fromarray(ramp), (x, y))
+    for i, text in enumerate(bar.ticks):
+        share = i / max(1, len(bar.ticks) - 1)
+        anchor = "la" if i == 0 else "ra" if i == len(bar.ticks) - 1 else "ma"
+        draw.text((x + share * (width - 1), y + 17), text, _INK, font, anchor=anchor)
+    draw.text((x, y + 20 + _height(font)), bar.label, _FAINT, font)
+
+
+@cache
+def _font(size: int) -> Font:
+    return ImageFont.load_default(size)
+
+
+def _width(text: str, font: Font) -> int:
+    return int(font.getlength(text)) + 1
+
+
+def _height(font: Font) -> int:
+    box = font.getbbox("Ag|")
+    return int(box[3] - box[1]) + 2
+
+
+def _wrapped(text: str, font: Font, width: int) -> list[str]:
+    lines, line = [], ""
+    for word in text.split():
+        if line and _width(f"{line} {word}", font) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}".strip()
+    return [*lines, line] if line else lines
+
+
+def _clipped(text: str, font: Font, width: int) -> str:
+    while len(text) > 1 and _width(text, font) > width:
+        text = text[:-2].rstrip() + "…"
+    return text
+
+
+def _to_width(picture: Image.Image, width: int) -> Image.Image:
+    if picture.width == width:
+        return picture
+    return picture.resize((width, max(1, round(picture.height * width / picture.width))), Image.Resampling.LANCZOS)

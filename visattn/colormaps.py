@@ -1,0 +1,47 @@
+"""Colour tables: 256 RGB rows each. Sequential maps come from OpenCV; the diverging one is built here, OpenCV has none."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from visattn._checks import one_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SEQUENTIAL = ("inferno", "magma", "plasma", "viridis", "cividis", "turbo", "jet", "bone", "gray")
+DIVERGING = ("blue-white-red",)
+NAMES = SEQUENTIAL + DIVERGING
+NOT_MONOTONE = ("jet", "turbo")  # lightness falls in about half of their steps: bright is not more
+
+_BLUE_WHITE_RED = ((5, 48, 97), (67, 147, 195), (247, 247, 247), (214, 96, 77), (103, 0, 31))
+
+
+@cache
+def table(name: str) -> NDArray[np.uint8]:
+    """The colours of a map, lowest value first.
+
+    Args:
+        name: One of `NAMES`.
+
+    Returns:
+        `(256, 3)` uint8 RGB, read-only.
+    """
+    one_of(name, NAMES, "colormap")
+    ramp = np.arange(256, dtype=np.uint8)
+    if name == "gray":
+        colours = np.stack([ramp] * 3, axis=1)
+    elif name in DIVERGING:
+        stops = np.linspace(0, 255, len(_BLUE_WHITE_RED))
+        channels = [np.interp(ramp, stops, channel) for channel in np.transpose(_BLUE_WHITE_RED)]
+        colours = np.stack(channels, axis=1).round().astype(np.uint8)
+    else:
+        from visattn._cv2 import cv2
+
+        bgr = cv2.applyColorMap(ramp[:, None], getattr(cv2, f"COLORMAP_{name.upper()}"))
+        colours = np.ascontiguousarray(bgr[:, 0, ::-1])
+    colours.flags.writeable = False
+    return colours

@@ -1,0 +1,101 @@
+"""The door to models: load one by name, ask how it wants its pixels, capture its forward passes. One file per library."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from visattn._capture import record
+from visattn.errors import UnsupportedModel
+from visattn.families import timm
+from visattn.families._spec import InputSpec
+from visattn.provenance import Provenance
+from visattn.records import Recording
+
+__all__ = ["FAMILIES", "InputSpec", "capture", "input_spec", "load_model"]
+
+FAMILIES: dict[str, ModuleType] = {"timm": timm}
+
+_loaded: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
+
+
+def load_model(
+    name: str, *, weights: str | os.PathLike[str] = "auto", seed: int = 0, img_size: int | None = None, device: str = "cpu"
+) -> nn.Module:
+    """Build a model by its timm name, in evaluation mode.
+
+    Args:
+        name: For example `vit_small_patch14_dinov2.lvd142m`.
+        weights: `auto`: the local cache, then the hub; `none`: random weights; else a safetensors file, or a checkpoint that loads
+            without running code.
+        seed: Seed of random weights.
+        img_size: Input side in pixels to build for, where the model takes one size only.
+        device: Where the model lives.
+
+    Returns:
+        The model; where its weights came from is remembered for the provenance.
+
+    Raises:
+        UnsupportedModel: If there is no such model.
+        WeightsError: If weights are unreachable, damaged or of another model.
+    """
+    model, provenance = timm.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
+    model = model.to(device)
+    _loaded[model] = provenance
+    return model
+
+
+def capture(
+    model: nn.Module, *, values: bool = False, features: Literal["last", "all", "none"] = "last"
+) -> AbstractContextManager[Recording]:
+    """Record the attention of every forward pass of `model` inside a `with`.
+
+    The model keeps its fused kernel and its results stay bit-identical; queries and keys are copied, weights are rebuilt from them
+    when a method asks. Parameters, gradients, training flags and hooks are as before afterwards, also after an error. Records hold
+    what the kernel was given: in training mode that is attention before dropout.
+
+    Args:
+        model: A flat vision transformer of timm.
+        values: Whether to keep value vectors too (half as much memory again).
+        features: Which token features to keep: of the last layer, of all layers, or none.
+
+    Returns:
+        A context that gives the `Recording`.
+
+    Raises:
+        UnsupportedModel: If no family knows the model.
+        CaptureError: On leaving, if the model was not run or gave NaN.
+        NoAttentionCaptured: On leaving, if no softmax attention ran.
+        LayoutError: In the forward, if tokens were dropped or merged.
+    """
+    anatomy = _family_of(model).anatomy(model, _provenance_of(model))
+    return record(model, anatomy, values=values, features=features)
+
+
+def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
+    """How `model` wants its pixels.
+
+    Raises:
+        UnsupportedModel: If no family knows the model.
+        OptionError: If it does not take `img_size`.
+    """
+    spec: InputSpec = _family_of(model).input_spec(model, img_size)
+    return spec
+
+
+def _family_of(model: nn.Module) -> ModuleType:
+    for family in FAMILIES.values():
+        if family.owns(model):
+            return family
+    raise UnsupportedModel(f"{type(model).__name__} is of none of the known libraries: {', '.join(FAMILIES)}.")
+
+
+def _provenance_of(model: nn.Module) -> Provenance:
+    known = _loaded.get(model)
+    return known if known is not None else Provenance(model=type(model).__name__, weights="given with the model")

@@ -1,0 +1,134 @@
+"""Where a model's weights come from, and what is wrong with a checkpoint that cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from torch import Tensor, nn
+
+from visattn._checks import printable
+from visattn.errors import WeightsError
+
+_HUB_FILE = "model.safetensors"
+_SECONDS = 3  # to wait for the hub's first answer: no retries, a user without network learns it at once
+
+
+def hub_file(name: str, repository: str | None) -> Path:
+    """The weights file of a model, from the local cache or else from the hub.
+
+    Args:
+        name: The model's name, for messages.
+        repository: Its repository on the hub.
+
+    Returns:
+        Path of the file in the hub's own cache.
+
+    Raises:
+        WeightsError: If the model has no published weights or the hub cannot be reached.
+    """
+    fix = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
+    if not repository:
+        raise WeightsError(f"{name}: no weights are published for it; {fix}.")
+    cached = try_to_load_from_cache(repository, _HUB_FILE)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, _HUB_FILE), timeout=_SECONDS)
+        return Path(hf_hub_download(repository, _HUB_FILE))
+    except Exception as error:  # the hub's client raises errors of several libraries
+        raise WeightsError(
+            f"{name}: weights are not cached and the hub cannot be reached ({type(error).__name__}); {fix}."
+        ) from error
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file or of a `torch.save` file that needs no code.
+
+    Raises:
+        WeightsError: If the file is missing, damaged, no checkpoint, or holds code; the message names the cause.
+    """
+    name = printable(str(path))
+    try:
+        start = path.open("rb").read(256)
+    except OSError as error:
+        raise WeightsError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --weights.") from error
+    if not start:
+        raise WeightsError(f"{name}: empty file; download it again.")
+    if start.startswith(b"version https://git-lfs"):
+        raise WeightsError(f"{name}: is a git-lfs pointer, not the weights; run git lfs pull.")
+    if start.lstrip()[:1] == b"<":
+        shown = printable(start.lstrip()[:15].decode("utf-8", "replace"))
+        raise WeightsError(
+            f"{name}: not a checkpoint, starts with '{shown}'; a web page was saved instead, download the file itself."
+        )
+    try:
+        if path.suffix == ".safetensors":
+            loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
+            return loaded
+        return _tensors(torch.load(path, map_location="cpu", weights_only=True), name)
+    except safetensors.SafetensorError as error:
+        raise WeightsError(f"{name}: truncated or not a safetensors file ({error}); download it again.") from error
+    except pickle.UnpicklingError as error:
+        raise WeightsError(f"{name}: refused, it needs code to load; save its tensors as safetensors.") from error
+    except (RuntimeError, EOFError, ValueError, zipfile.BadZipFile, OSError) as error:
+        raise WeightsError(
+            f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
+        ) from error
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Turn a refusal of `load_state_dict` into one line.
+
+    Raises:
+        WeightsError: If the checkpoint does not fit the model.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()] or [str(error)]
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        raise WeightsError(f"{name}: does not fit the model: {lines[0][:200].rstrip('. ')}{more}; check --model.") from error
+
+
+def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
+    """Refuse weights that hold NaN or infinite values.
+
+    Raises:
+        WeightsError: If one does; the message names the tensor.
+    """
+    for key, tensor in weights.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).sum())
+            raise WeightsError(f"{name}: {key} has {bad} NaN or infinite values; the checkpoint is damaged, download it again.")
+
+
+def digest(path: Path) -> str:
+    """Sha256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def classes_in(weights: Mapping[str, Tensor], model: nn.Module) -> int:
+    """How many classes a checkpoint's head has, by the name of the model's own head; 0 if it has none."""
+    head = getattr(model, "default_cfg", {}).get("classifier") or "head"
+    names = [head] if isinstance(head, str) else list(head)
+    found = next((weights[f"{item}.weight"] for item in names if f"{item}.weight" in weights), None)
+    return 0 if found is None else int(found.shape[0])
+
+
+def _tensors(loaded: object, name: str) -> dict[str, Tensor]:
+    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise WeightsError(f"{name}: is not a dictionary of tensors; save model.state_dict().")
+    return loaded

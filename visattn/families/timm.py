@@ -1,0 +1,191 @@
+"""timm: loading by name, how pixels are prepared, and where the tokens of its flat vision transformers lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.data
+import torch
+from timm.layers import AttentionPoolLatent
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+from torch import Tensor, nn
+
+from visattn._capture import Anatomy, Placement
+from visattn._checks import printable, suggest
+from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.families._spec import InputSpec
+from visattn.families._weights import check_finite, classes_in, digest, hub_file, loading, read_checkpoint
+from visattn.geometry import Box
+from visattn.provenance import Provenance
+from visattn.records import TokenLayout
+
+_FLAT = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
+_SEVERAL_CALLS = ("DiffAttention", "DiffParallelScalingBlock", "ParallelThingsBlock")  # not one attention a block
+
+
+def owns(model: nn.Module) -> bool:
+    """Whether `model` is one of timm's."""
+    return type(model).__module__.startswith("timm.") or isinstance(model, _FLAT)
+
+
+def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
+    """Build a model of timm in evaluation mode.
+
+    Args:
+        name: Name with or without a tag.
+        weights: `auto`, `none` or a checkpoint file.
+        seed: Seed of random weights.
+        img_size: Input side to build for, where the model does not take any size.
+
+    Returns:
+        The model, and where its weights came from.
+
+    Raises:
+        UnsupportedModel: If timm has no such model.
+        WeightsError: If weights are unreachable, damaged or of another model.
+    """
+    if not timm.is_model(name):
+        known = timm.list_models() + timm.list_models(pretrained=True)
+        near = ", ".join(suggest(name, known)) or "none is near; see visattn list"
+        raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _build(name, img_size)
+    config: dict[str, Any] = model.pretrained_cfg
+    tag = f"{config.get('architecture', name)}.{config['tag']}" if config.get("tag") else name
+    if weights == "none":
+        return model.eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True)
+    file = hub_file(tag, config.get("hf_hub_id")) if weights == "auto" else Path(weights)
+    tensors = read_checkpoint(file)
+    check_finite(tensors, printable(str(file)))
+    classes = int(config["num_classes"]) if weights == "auto" else classes_in(tensors, model)
+    with loading(printable(str(file))):
+        model = _build(name, img_size, file=str(file), classes=classes)
+    source = tag if weights == "auto" else printable(file.name)
+    return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file))
+
+
+def _build(name: str, img_size: int | None, file: str | None = None, classes: int | None = None) -> Any:  # noqa: ANN401 - its attributes differ
+    """A model that takes any input size where its class can, else one built for `img_size`."""
+    options: dict[str, Any] = {}
+    if file is not None:  # timm's own loading: it renames and resamples what older checkpoints need
+        cfg = {"file": file, "num_classes": classes, "hf_hub_id": None, "url": ""}
+        options = {"pretrained": True, "num_classes": classes, "pretrained_cfg_overlay": cfg}
+    try:
+        return timm.create_model(name, dynamic_img_size=True, **options)
+    except TypeError:
+        size = {} if img_size is None else {"img_size": img_size}
+        return timm.create_model(name, **size, **options)
+
+
+def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
+    """Facts for `capture` about a flat vision transformer of timm.
+
+    Raises:
+        UnsupportedModel: If the model is not one, or mixes several attentions in a block.
+    """
+    if not isinstance(model, _FLAT):
+        raise UnsupportedModel(_refusal(model))
+    odd = next((type(module).__name__ for module in model.modules() if type(module).__name__ in _SEVERAL_CALLS), None)
+    if odd:
+        raise UnsupportedModel(
+            f"{type(model).__name__} with {odd}: a block has several attentions, whose mixture is not known yet."
+        )
+    prefix = _prefix(model)
+
+    def layout(input_size: tuple[int, int]) -> TokenLayout:
+        stem: Any = model.patch_embed
+        rows, columns = stem.dynamic_feat_size(input_size)
+        stride = stem.feat_ratio(as_scalar=False)
+        box = Box(0, 0, rows * stride[0], columns * stride[1])
+        return TokenLayout("tokens", prefix, (rows, columns), box)
+
+    def place(owner: nn.Module, queries: int, keys: int, input_size: tuple[int, int]) -> Placement:
+        tokens = layout(input_size)
+        if isinstance(owner, AttentionPoolLatent):
+            if keys == tokens.cells:  # pools the patches only
+                tokens = replace(tokens, space="patches", prefix=())
+            learned = tuple(f"query{i}" for i in range(queries))
+            return "pool", TokenLayout("pool", learned, (), tokens.box), tokens
+        if not queries == keys == len(tokens):
+            raise LayoutError(
+                f"{type(owner).__name__} attends from {queries} to {keys} tokens, but an input of {input_size[0]} x "
+                f"{input_size[1]} gives {len(prefix)} prefix tokens and a grid of {tokens.grid[0]} x {tokens.grid[1]}. "
+                "Tokens were dropped or merged; a map would be shifted."
+            )
+        return "self", tokens, tokens
+
+    tokens = {f"blocks.{i}": block for i, block in enumerate(model.blocks)} | {"norm": model.norm}
+    return Anatomy(model.patch_embed, tokens, place, layout, _output_weight, _readout(model, prefix), provenance)
+
+
+def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
+    """How pixels are prepared for a model of timm; `img_size` is another side for one that takes any.
+
+    Raises:
+        OptionError: If the model takes one size only and it is another.
+    """
+    config = timm.data.resolve_model_data_config(model)
+    stem: Any = getattr(model, "patch_embed", None)
+    dynamic = bool(getattr(model, "dynamic_img_size", False))
+    fixed = getattr(stem, "img_size", None)
+    size = tuple(fixed) if fixed is not None else tuple(config["input_size"][1:])
+    if img_size is not None and dynamic:
+        stride = stem.feat_ratio(as_scalar=False)
+        size = tuple(max(1, round(img_size / side)) * side for side in stride)
+    elif img_size is not None and size != (img_size, img_size):
+        raise OptionError(
+            f"{type(model).__name__} takes {size[0]} x {size[1]} pixels only, got {img_size}. Load it with load_model(img_size={img_size})."
+        )
+    config["input_size"] = (3, *size)
+    return InputSpec(
+        size=size,
+        dynamic=dynamic,
+        stride=tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
+        channels=int(getattr(stem, "proj", nn.Conv2d(3, 1, 1)).in_channels) if hasattr(stem, "proj") else 3,
+        transform=timm.data.create_transform(**config, is_training=False).transforms,
+    )
+
+
+def _prefix(model: Any) -> tuple[str, ...]:  # noqa: ANN401 - attributes differ by class
+    """Names of the tokens before the patches, in timm's order: class, distillation, registers."""
+    names = ["cls"] if getattr(model, "cls_token", None) is not None else []
+    names += ["distillation"] if getattr(model, "dist_token", None) is not None else []
+    registers = int(model.num_prefix_tokens) - len(names)
+    stored = getattr(model, "reg_token", None)
+    if registers != (0 if stored is None else stored.shape[1]):
+        raise LayoutError(
+            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, of which only {names} are known by name."
+        )
+    return tuple(names + [f"register{i}" for i in range(registers)])
+
+
+def _readout(model: Any, prefix: tuple[str, ...]) -> str:  # noqa: ANN401
+    if getattr(model, "attn_pool", None) is not None:
+        return "pool"
+    if "distillation" in prefix:
+        return "cls+distillation"
+    return "cls" if model.global_pool in ("token", "") and "cls" in prefix else "mean"
+
+
+def _output_weight(owner: Any) -> Tensor | None:  # noqa: ANN401
+    direct = isinstance(getattr(owner, "norm", None), nn.Identity) and getattr(owner, "gate", None) is None
+    return owner.proj.weight.detach() if direct and isinstance(getattr(owner, "proj", None), nn.Linear) else None
+
+
+def _refusal(model: nn.Module) -> str:
+    name = type(model).__name__
+    attentive = [n for n, module in model.named_modules() if "attn" in n.lower() or "attention" in type(module).__name__.lower()]
+    if not attentive:
+        return f"{name} has no attention layers. Choose a vision transformer (visattn list 'vit*')."
+    return f"{name}: where its tokens lie on the image is not known yet; flat vision transformers are (visattn list)."

@@ -1,0 +1,211 @@
+"""The one door for photos: bytes in, an upright RGB picture out.
+
+A file is checked (regular, not empty), read by us, and decoded by Pillow from those bytes with a list of allowed formats; its
+size is checked in the header, before anything is decoded. No other module decodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from visattn._checks import printable
+from visattn.errors import ImageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
+MAX_PIXELS = 64_000_000
+BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
+_FACTS = "visattn"
+_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"II*\0", b"MM\0*")  # a known format that does not open is damaged
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Where a photo came from.
+
+    Attributes:
+        name: File name, safe to print.
+        sha256: Digest of the file, or of the pixels where there was no file.
+        notes: What was done to read it.
+    """
+
+    name: str
+    sha256: str
+    notes: tuple[str, ...] = ()
+
+
+def load_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read a photo as an upright RGB picture.
+
+    EXIF orientation is applied; transparency is put on white; 16-bit grey is divided by 257; other wide grey is scaled from its
+    own minimum and maximum; of an animation the first frame is taken. Each of these is noted in `facts(photo).notes`.
+
+    Args:
+        source: A path, or the content of a file.
+        max_pixels: Largest allowed width x height, checked before decoding.
+
+    Returns:
+        An RGB image; its `facts` travel with it and with its copies.
+
+    Raises:
+        ImageError: If it is no file, no image, damaged, too large or of a kind that is not supported; the message names the file,
+            the cause and what to do.
+    """
+    if isinstance(source, bytes):
+        name, data = "image", source
+    else:
+        name, data = printable(os.fspath(source)), _read(Path(source))
+    if not data:
+        raise ImageError(f"{name}: empty file; check the download or the copy")
+    try:
+        photo, notes = _decode(name, data, max_pixels)
+    except ImageError:
+        raise
+    except (Exception, MemoryError) as error:  # Pillow raises OSError, SyntaxError, ValueError, RuntimeError and more
+        raise ImageError(f"{name}: {_cause(error, data)}") from error
+    photo.info = {_FACTS: ImageFacts(Path(name).name, hashlib.sha256(data).hexdigest(), tuple(notes))}
+    return photo
+
+
+def facts(photo: Image.Image) -> ImageFacts:
+    """Where a photo came from; for one that `load_image` did not read, the digest of its pixels."""
+    known = photo.info.get(_FACTS)
+    if isinstance(known, ImageFacts):
+        return known
+    return ImageFacts("image", hashlib.sha256(photo.tobytes()).hexdigest())
+
+
+def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of any library
+    """An RGB picture from a picture, an array or a tensor; the argument is not modified.
+
+    The dtype decides the range: unsigned and signed integers are 0 to 255, floats 0 to 1, booleans black and white. `(H, W)`,
+    `(H, W, 1|3|4)` and `(1|3|4, H, W)` are understood.
+
+    Raises:
+        ImageError: If the shape or the range is another.
+    """
+    if isinstance(image, Image.Image):
+        return image if image.mode == "RGB" else _to_rgb(image, [])
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    array = np.asarray(image)
+    if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.size == 0 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        raise ImageError(f"a photo must be (H, W), (H, W, 3|4) or (3|4, H, W), got {array.shape}. Pass one photo, not a batch.")
+    return _to_rgb(Image.fromarray(np.ascontiguousarray(_to_uint8(array))), [])
+
+
+def _to_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind not in "uif":
+        raise ImageError(f"a photo must hold numbers, got {array.dtype}. Pass uint8 0 to 255 or floats 0 to 1.")
+    low, high = float(array.min()), float(array.max())
+    top = 255 if array.dtype.kind in "ui" else 1
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ImageError(f"a photo must be finite, got {int((~np.isfinite(array)).sum())} NaN or infinite values.")
+    if low < 0 or high > top:
+        hint = "It looks normalised; pass the original photo." if low < 0 else f"Divide it to the range of {array.dtype}."
+        raise ImageError(f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. {hint}")
+    return (array * (255 // top)).round().astype(np.uint8)
+
+
+def _read(path: Path) -> bytes:
+    name = printable(str(path))
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ImageError(f"{name}: is a directory; pass the image files in it, for example {name}/*.jpg")
+        if not stat.S_ISREG(mode):
+            raise ImageError(f"{name}: not a regular file; pass an image file")
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        cause = "link to a missing file" if path.is_symlink() else "no such file"
+        raise ImageError(f"{name}: {cause}; check the path") from error
+    except PermissionError as error:
+        raise ImageError(f"{name}: permission denied; check the file's mode") from error
+    except OSError as error:
+        raise ImageError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the path") from error
+
+
+def _decode(name: str, data: bytes, max_pixels: int) -> tuple[Image.Image, list[str]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # broken metadata; sizes are checked here, not by Pillow's own warning
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise ImageError(
+                f"{name}: {width} x {height} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down, or raise "
+                "the limit (--max-pixels, load_image(max_pixels=))"
+            )
+        notes = []
+        if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
+            notes.append(f"{frames} frames; the first is used")
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        return _to_rgb(upright, notes), notes
+
+
+def _to_rgb(image: Image.Image, notes: list[str]) -> Image.Image:
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image
+    if mode.startswith("I") or mode == "F":
+        return _wide_grey(image, notes)
+    if mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        clear = image.convert("LA") if mode == "La" else image.convert("RGBA")
+        layer = clear.convert("RGBA")
+        notes.append("transparent pixels shown on white")
+        return Image.alpha_composite(Image.new("RGBA", image.size, (*BACKGROUND, 255)), layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _wide_grey(image: Image.Image, notes: list[str]) -> Image.Image:
+    """Pillow's own conversion clips 16-bit values at 255: nearly everything turns white."""
+    values = np.asarray(image).astype(np.float64)
+    if bad := int((~np.isfinite(values)).sum()):
+        raise ImageError(f"the image has {bad} NaN or infinite pixels; replace them")
+    if image.mode != "F" and values.min() >= 0 and values.max() <= 65535:
+        values, rule = values / 257, "16-bit grey divided by 257"
+    else:
+        low, high = values.min(), values.max()
+        values, rule = (values - low) * (255 / max(high - low, 1e-300)), f"grey values {low:g} to {high:g} scaled to 0 to 255"
+    notes.append(rule)
+    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _cause(error: BaseException, data: bytes) -> str:
+    text = str(error).lower()
+    if isinstance(error, MemoryError):
+        return "out of memory while decoding; scale it down"
+    if isinstance(error, UnidentifiedImageError) and data.startswith(_SIGNATURES):
+        return "truncated (image data ends early) or damaged; fetch or copy it again"
+    if isinstance(error, UnidentifiedImageError):
+        start = printable(data[:24].decode("utf-8", "replace").strip())
+        text_like = data[:64].decode("utf-8", "replace").isprintable() or data[:1] in b"<{#"
+        found = f"starts with '{start}'" if text_like else "no known format"
+        return f"not an image ({found}); allowed are {', '.join(FORMATS)}"
+    if "truncated" in text or "broken data stream" in text or "incomplete" in text or "eof" in text:
+        return "truncated (image data ends early); fetch or copy it again"
+    if "conversion" in text and "not supported" in text:
+        return f"unsupported colour mode ({error}); convert it to RGB"
+    return (
+        f"damaged or unsupported image ({printable(str(error)) or type(error).__name__}); open it in an editor and save it again"
+    )

@@ -1,0 +1,74 @@
+"""Which query a map is for: any weighting of the query tokens, spelled as text or given as a vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError, ShapeError
+from visattn.records import TokenLayout
+
+Query = str | Tensor
+
+SPELLINGS = "auto, cls, mean, patch:ROW,COL, register:N or distillation"
+
+
+def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
+    """The weight of each query token.
+
+    Args:
+        query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `patch:ROW,COL`, `register:N`,
+            `distillation`, or a vector of weights.
+        layout: Layout of the query tokens.
+        readout: The model's own readout, for `auto`.
+        device: Where the result lives.
+
+    Returns:
+        `(1, 1, 1, Q)` float32 weights (`(B, 1, 1, Q)` for a vector per image), and the query in words.
+
+    Raises:
+        OptionError: If the query is unknown or the model has no such token.
+        ShapeError: If a vector has another length.
+    """
+    if isinstance(query, Tensor):
+        if query.shape[-1] != len(layout) or query.ndim > 2:
+            raise ShapeError(f"query weights must be (Q,) or (B, Q) with Q = {len(layout)} tokens, got {tuple(query.shape)}.")
+        return query.to(device, torch.float32).reshape(-1, 1, 1, len(layout)), "weights"
+    chosen = _automatic(layout, readout) if query == "auto" else query
+    weights = torch.zeros(1, 1, 1, len(layout), device=device)
+    if chosen == "mean":
+        patches = slice(len(layout.prefix), None) if layout.cells else slice(None)
+        weights[..., patches] = 1
+    else:
+        for name in chosen.split("+"):
+            weights[..., token_of(name, layout)] = 1
+    return weights / weights.sum(), chosen
+
+
+def token_of(query: str, layout: TokenLayout) -> int:
+    """The one token that a query names.
+
+    Raises:
+        OptionError: If it names none or the model has no such token.
+    """
+    name, _, argument = query.partition(":")
+    numbers = argument.split(",") if argument else []
+    if name == "patch" and len(numbers) == 2 and all(part.strip().isdigit() for part in numbers):
+        return layout.patch(int(numbers[0]), int(numbers[1]))
+    if name == "pixel":
+        raise OptionError(
+            "a pixel query needs the photo's geometry: use explain or the command line, or geometry.patch_at(y, x)."
+        )
+    token = f"register{argument}" if name == "register" else query
+    if token in layout.prefix:
+        return layout.prefix.index(token)
+    known = ", ".join(layout.prefix) or "none"
+    if query in ("cls", "distillation") or name == "register":
+        raise OptionError(f"the model has no token '{query}'; its prefix tokens: {known}. Use mean or patch:ROW,COL.")
+    raise OptionError(f"unknown query '{query}'; known: {SPELLINGS}.")
+
+
+def _automatic(layout: TokenLayout, readout: str) -> str:
+    if not layout.grid:  # learned queries of a pooling head
+        return "+".join(layout.prefix)
+    return readout if all(name in layout.prefix for name in readout.split("+")) else "mean"

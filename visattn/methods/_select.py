@@ -1,0 +1,75 @@
+"""What several methods ask of a recording, and what they write into the provenance."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from visattn.errors import OptionError
+from visattn.provenance import Provenance
+from visattn.records import AttentionRecord, FeatureRecord, Recording
+
+
+def one_forward(recording: Recording) -> Recording:
+    """`recording` itself, if it holds one forward pass.
+
+    Raises:
+        OptionError: If it holds several; their maps must not be mixed.
+    """
+    if len(recording.forwards) > 1:
+        raise OptionError(
+            f"the recording holds {len(recording.forwards)} forward passes. Choose one: recording.select(forward=0)."
+        )
+    return recording
+
+
+def chain(recording: Recording) -> list[AttentionRecord]:
+    """The self-attention records, which must compose: the keys of each are the queries of the next.
+
+    Raises:
+        OptionError: If there are none, or they live in different token sets.
+    """
+    reason = chain_refusal(one_forward(recording))
+    if reason:
+        raise OptionError(reason)
+    return [record for record in recording if record.kind == "self"]
+
+
+def chain_refusal(recording: Recording) -> str | None:
+    """Why the self-attention of a recording does not compose, or None."""
+    records = [record for record in recording if record.kind == "self"]
+    if not records:
+        return "there is no self-attention to multiply. Use method 'attention'."
+    for before, after in pairwise(records):
+        if before.queries != after.keys:
+            return f"{before.layer} and {after.layer} attend over different tokens, so they cannot be multiplied. Use method 'attention'."
+    if not all(record.probability for record in records):
+        return "attention rows do not sum to 1 in this model, so they cannot be multiplied. Use method 'attention'."
+    return None
+
+
+def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
+    """The token features of one layer.
+
+    Raises:
+        OptionError: If they were not recorded.
+    """
+    found = [feature for feature in one_forward(recording).features if feature.role == "tokens"]
+    if isinstance(layer, str):
+        found = [feature for feature in found if feature.layer == layer]
+    elif -len(found) <= layer < len(found):
+        found = [found[layer]]
+    else:
+        found = []
+    if not found:
+        known = ", ".join(feature.layer for feature in recording.features) or "none"
+        raise OptionError(
+            f"no token features of layer {layer} were recorded (recorded: {known}). Use capture(model, features='all')."
+        )
+    return found[-1]
+
+
+def described(
+    recording: Recording, method: str, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **parameters: object
+) -> Provenance:
+    """The recording's provenance with the method and its parameters."""
+    return recording.provenance.but(method=method, parameters=parameters, notes=notes, warnings=warnings)

@@ -1,0 +1,84 @@
+"""What may make a map mislead: sinks, the few tokens that draw attention from every query whatever it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from visattn.methods._select import chain
+from visattn.provenance import Sink
+from visattn.records import AttentionRecord, Recording
+
+THRESHOLD = 20.0  # times the uniform share; DINOv2's lie at 23 to 225, its objects' patches below 19
+
+
+def column_scores(recording: Recording) -> Tensor:
+    """How much each token draws from all queries, head mean, as a multiple of the uniform share: `K * mean_i A[i, j]`.
+
+    Args:
+        recording: Self-attention over one token set.
+
+    Returns:
+        `(B, layers, K)`; 1 everywhere for uniform attention.
+
+    Raises:
+        OptionError: If there is no self-attention over one token set.
+    """
+    return torch.stack([_score(record) for record in chain(recording)], dim=1)
+
+
+def sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tuple[Sink, ...], ...]:
+    """Patches whose column score exceeds `threshold` in some layer, highest first, for each image.
+
+    Prefix tokens are not counted: drawing attention is what class and register tokens are for.
+
+    Args:
+        recording: Self-attention over one token set.
+        threshold: Least score, as a multiple of the uniform share.
+
+    Returns:
+        An entry for each image of the batch.
+
+    Raises:
+        OptionError: If there is no self-attention over one token set.
+
+    Reference:
+        Gu et al., "When Attention Sink Emerges in Language Models", arXiv:2410.10781, scores keys by their column mean; the
+        threshold relative to the uniform share is ours. Token norms (Darcet et al., arXiv:2309.16588) do not reveal these
+        tokens in small models.
+    """
+    return from_scores(column_scores(recording), chain(recording), threshold)
+
+
+def from_scores(scores: Tensor, records: Sequence[AttentionRecord], threshold: float = THRESHOLD) -> tuple[tuple[Sink, ...], ...]:
+    """Sinks from `(B, layers, K)` column scores of these records; see `sinks`."""
+    layout = records[0].keys
+    best, where = scores.max(dim=1)  # (B, K)
+    found = []
+    for image, layers in zip(best.cpu(), where.cpu(), strict=True):
+        tokens = [int(token) for token in (image > threshold).nonzero().flatten() if token >= len(layout.prefix)]
+        tokens.sort(key=lambda token: -float(image[token]))
+        cells = [(layout.cell(token), token) for token in tokens]
+        found.append(
+            tuple(Sink(*cell, round(float(image[token]), 2), records[int(layers[token])].layer) for cell, token in cells if cell)
+        )
+    return tuple(found)
+
+
+def warning(found: Sequence[Sink]) -> str | None:
+    """One sentence about the sinks of an image, or None."""
+    if not found:
+        return None
+    places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
+    return (
+        f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, drawn from all queries alike; "
+        "a bright spot there need not mean an object"
+    )
+
+
+def _score(record: AttentionRecord) -> Tensor:
+    queries, keys = record.operator.shape[2:]
+    uniform = torch.full((1, 1, 1, queries), 1 / queries, device=record.operator.device)
+    return (uniform @ record.operator).mean(1)[:, 0] * keys

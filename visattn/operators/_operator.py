@@ -1,0 +1,211 @@
+"""The operator itself: one primitive, a block of rows, and everything that follows from it."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError, ShapeError
+
+ROWS = 128  # query rows of a tile: the softmax of 6 heads x 128 x 5477 keys is 17 MB
+
+
+class Tile(NamedTuple):
+    """A block of rows of `A`, in canonical token order; `weights` and `grad` are `(B, heads, queries, keys)`."""
+
+    queries: Tensor
+    keys: Tensor
+    weights: Tensor
+    grad: Tensor | None = None
+
+
+class Operator(ABC):
+    """A batch of attention matrices `A` of shape `(B, heads, Q, K)`, given row block by row block.
+
+    Attributes:
+        shape: `(B, heads, Q, K)` in canonical token order.
+        query_index: `(blocks, q)` token of each row, or None for one block in canonical order; -1 is padding.
+        key_index: `(blocks, k)` token of each column, likewise.
+        dtype: Type in which weights are computed; float32 or float64.
+    """
+
+    shape: tuple[int, int, int, int]
+    query_index: Tensor | None
+    key_index: Tensor | None
+    dtype: torch.dtype
+
+    @abstractmethod
+    def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
+        """A function from rows of one block to their weights `(B, heads, rows, k)`, padding included.
+
+        With `scratch` the result may share memory with the one before: fresh pages cost more than the arithmetic.
+        """
+
+    @abstractmethod
+    def to(self, dtype: torch.dtype) -> Operator:
+        """The same operator computing in `dtype` (float32 or float64)."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the operator computes."""
+
+    def tiles(self, rows: int = ROWS) -> Iterator[Tile]:
+        """All of `A`, `rows` queries of a block at a time. Padded rows and columns are left out.
+
+        Args:
+            rows: Query rows in a tile; memory is `B * heads * rows * K` numbers.
+
+        Returns:
+            Tiles whose rows cover every query once.
+        """
+        return self._tiles(rows, scratch=False)
+
+    def _tiles(self, rows: int = ROWS, scratch: bool = True) -> Iterator[Tile]:
+        for queries, keys, weights, real in self._raw_tiles(rows, scratch):
+            yield Tile(queries, keys, weights if real is None else weights[..., real])
+
+    def _raw_tiles(self, rows: int, scratch: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """Tiles with padded columns still in `weights`; the last item says which columns are real (None: all)."""
+        blocks = self.query_index.shape[0] if self.query_index is not None else 1
+        for block in range(blocks):
+            weights = self._block(block, scratch)
+            queries = torch.arange(self.shape[2], device=self.device) if self.query_index is None else self.query_index[block]
+            keys = torch.arange(self.shape[3], device=self.device) if self.key_index is None else self.key_index[block]
+            real = (keys >= 0).nonzero().flatten()
+            padded = len(real) < len(keys)
+            for start in range(0, len(queries), rows):
+                part = queries[start : start + rows]
+                chosen: slice | Tensor = slice(start, start + rows)
+                if bool((part < 0).any()):
+                    chosen = (part >= 0).nonzero().flatten() + start
+                    part = queries[chosen]
+                if len(part):
+                    yield part, keys[real] if padded else keys, weights(chosen), real if padded else None
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """`A @ x`: what each query gathers.
+
+        Args:
+            x: `(B, 1|heads, K, C)`.
+
+        Returns:
+            `(B, heads, Q, C)`.
+        """
+        batch, heads, queries, keys = self.shape
+        x = self._checked(x, keys, axis=2, name="x").to(self.dtype)
+        out = torch.zeros(batch, heads, queries, x.shape[-1], dtype=self.dtype, device=self.device)
+        with exact(self.device):
+            for tile in self._tiles():
+                out[:, :, tile.queries] = tile.weights @ (x if self.key_index is None else x[:, :, tile.keys])
+        return out
+
+    def __rmatmul__(self, r: Tensor) -> Tensor:
+        """`r @ A`: how much weighted queries draw from each key.
+
+        Args:
+            r: `(B, 1|heads, C, Q)`.
+
+        Returns:
+            `(B, heads, C, K)`.
+        """
+        return self.pull(r)
+
+    def pull(self, r: Tensor, implementation: Literal["tiles", "reversed"] = "tiles") -> Tensor:
+        """`r @ A` by a chosen implementation; both give the same numbers.
+
+        Args:
+            r: `(B, 1|heads, C, Q)` weights of the queries.
+            implementation: `tiles`: row blocks of `A`, any device, any bias. `reversed`: one fused attention call with keys in
+                the place of queries; up to head-dim channels for one price, softmax operators only.
+
+        Returns:
+            `(B, heads, C, K)`.
+
+        Raises:
+            OptionError: If the implementation is unknown or does not fit this operator.
+        """
+        if implementation != "tiles":
+            raise OptionError(f"r @ A of a {type(self).__name__} has one implementation, 'tiles', got {implementation!r}.")
+        batch, heads, queries, keys = self.shape
+        r = self._checked(r, queries, axis=3, name="r").to(self.dtype)
+        out = torch.zeros(batch, heads, r.shape[2], keys, dtype=self.dtype, device=self.device)
+        with exact(self.device):
+            for tile in self._tiles():
+                part = r[..., tile.queries].expand(batch, heads, -1, -1) @ tile.weights
+                if self.key_index is None:
+                    out += part
+                else:
+                    out.index_add_(3, tile.keys, part)
+        return out
+
+    def rows(self, queries: Tensor) -> Tensor:
+        """Whole rows of `A`.
+
+        Args:
+            queries: `(len,)` tokens in canonical order.
+
+        Returns:
+            `(B, heads, len, K)`.
+        """
+        queries = torch.as_tensor(queries, device=self.device)
+        if self.query_index is None and self.key_index is None:
+            return self._block(0)(queries)
+        out = torch.zeros(*self.shape[:2], len(queries), self.shape[3], dtype=self.dtype, device=self.device)
+        for tile in self._tiles():
+            here, there = (queries[:, None] == tile.queries).nonzero(as_tuple=True)
+            out[:, :, here[:, None], tile.keys] = tile.weights[:, :, there]
+        return out
+
+    def dense(self) -> Tensor:
+        """All of `A`: `(B, heads, Q, K)`; memory grows with the square of the tokens."""
+        return self.rows(torch.arange(self.shape[2], device=self.device))
+
+    def leaked(self) -> Tensor:
+        """The part of each query's attention that went to padding: `(B, heads, Q)`, zero without padding."""
+        out = torch.zeros(self.shape[:3], dtype=self.dtype, device=self.device)
+        if self.key_index is not None and bool((self.key_index < 0).any()):
+            for queries, _, weights, real in self._raw_tiles(ROWS, scratch=True):
+                if real is not None:
+                    out[:, :, queries] = weights.sum(-1) - weights[..., real].sum(-1)
+        return out
+
+    def _checked(self, x: Tensor, length: int, axis: int, name: str) -> Tensor:
+        batch, heads = self.shape[:2]
+        if x.ndim != 4 or x.shape[0] not in (1, batch) or x.shape[1] not in (1, heads) or x.shape[axis] != length:
+            wanted = "(B, 1|heads, K, C)" if axis == 2 else "(B, 1|heads, C, Q)"
+            raise ShapeError(f"{name} must be {wanted} for A of shape {self.shape}, got {tuple(x.shape)}. Add the missing axes.")
+        return x
+
+
+def exact(device: torch.device) -> contextlib.ExitStack:
+    """No autograd, and no autocast: weights rebuilt in bfloat16 move by 3e-3."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.autocast(device.type, enabled=False))
+    return stack
+
+
+def computing(dtype: torch.dtype) -> torch.dtype:
+    if dtype not in (torch.float32, torch.float64):
+        raise OptionError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")
+    return dtype
+
+
+def token_counts(
+    query_index: Tensor | None, key_index: Tensor | None, rows: tuple[int, int], columns: tuple[int, int]
+) -> tuple[int, int]:
+    """Number of query and key tokens; checks the indices against the blocks `(blocks, tokens)`."""
+    if (query_index is None) != (key_index is None):
+        raise ShapeError("query_index and key_index must be given together. Pass both.")
+    if query_index is None or key_index is None:
+        return rows[1], columns[1]
+    for index, expected in ((query_index, rows), (key_index, columns)):
+        if tuple(index.shape) != expected:
+            raise ShapeError(f"an index must be (blocks, tokens) = {expected}, got {tuple(index.shape)}.")
+    return int(query_index.max()) + 1, int(key_index.max()) + 1

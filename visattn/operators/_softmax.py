@@ -1,0 +1,158 @@
+"""Attention from the query and key that the model used."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError, ShapeError
+from visattn.operators._fused import fused_attention
+from visattn.operators._operator import Operator, computing, exact, token_counts
+
+
+class SoftmaxOperator(Operator):
+    """`A = softmax(scale * Q K^T + bias)` over the keys of a block."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        query_index: Tensor | None = None,
+        key_index: Tensor | None = None,
+        *,
+        lse: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Keep the operands; nothing is computed yet.
+
+        Args:
+            query: `(B, heads, q, d)`, or `(B, heads, blocks, q, d)` with indices.
+            key: `(B, heads, k, d)` or `(B, heads, blocks, k, d)`.
+            bias: Added to the scaled scores; broadcasts to `(B, heads, q, k)` or `(B, heads, blocks, q, k)`. `-inf` masks; a row
+                that is masked whole has no weights (all 0).
+            scale: Factor of the scores; `d ** -0.5` by default.
+            query_index: `(blocks, q)` token of each row; -1 is padding. Given with `key_index` or not at all.
+            key_index: `(blocks, k)` token of each column; -1 is padding.
+            lse: `(B, heads, blocks, q)` or `(B, heads, q)` float32 log-sum-exp of the rows, where the model's own kernel gave it.
+            dtype: Type in which weights are computed, float32 or float64.
+
+        Raises:
+            ShapeError: If the shapes do not fit.
+            OptionError: If `dtype` is neither float32 nor float64.
+        """
+        if (
+            query.ndim != key.ndim
+            or query.shape[-1] != key.shape[-1]
+            or query.shape[:-2] != key.shape[:-2]
+            or query.ndim not in (4, 5)
+        ):
+            raise ShapeError(
+                f"query and key must be (B, heads, q, d) and (B, heads, k, d), got {tuple(query.shape)} and {tuple(key.shape)}."
+            )
+        if query.ndim == 5 and query_index is None:
+            raise ShapeError("blocks (5 axes) need query_index and key_index, which say where each token belongs. Pass both.")
+        if query.ndim == 4:
+            query, key = query[:, :, None], key[:, :, None]
+            bias = bias if bias is None else bias[:, :, None] if bias.ndim == 4 else bias.expand(1, 1, 1, *bias.shape)
+            lse = lse if lse is None else lse[:, :, None]
+        self.query, self.key, self.bias, self.lse, self.dtype = query, key, bias, lse, computing(dtype)
+        self.scale = query.shape[-1] ** -0.5 if scale is None else scale
+        self.query_index, self.key_index = query_index, key_index
+        sizes = token_counts(query_index, key_index, tuple(query.shape[2:4]), tuple(key.shape[2:4]))  # type: ignore[arg-type]
+        self.shape = query.shape[0], query.shape[1], *sizes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the operator computes."""
+        return self.query.device
+
+    def to(self, dtype: torch.dtype) -> SoftmaxOperator:
+        """The same operator computing in `dtype`; float64 recomputes the log-sum-exp from query and key."""
+        if dtype == self.dtype:
+            return self
+        changed = copy.copy(self)
+        changed.dtype = computing(dtype)
+        return changed
+
+    def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
+        batch, heads, dim = *self.query.shape[:2], self.query.shape[-1]
+        query = self.query[:, :, block]
+        key = self.key[:, :, block].to(self.dtype).reshape(batch * heads, -1, dim).transpose(1, 2)
+        bias = None if self.bias is None else self.bias[:, :, block if self.bias.shape[2] > 1 else 0]
+        known = self._trusted_lse()
+        buffer = torch.empty(0, dtype=self.dtype, device=self.device)
+
+        def weights(rows: slice | Tensor) -> Tensor:
+            nonlocal buffer
+            with exact(self.device):
+                part = (query[:, :, rows].to(self.dtype) * self.scale).reshape(batch * heads, -1, dim)
+                if not scratch or buffer.numel() == 0:
+                    buffer = torch.empty(batch * heads, part.shape[1], key.shape[2], dtype=self.dtype, device=self.device)
+                scores = torch.bmm(part, key, out=buffer[:, : part.shape[1]]).view(batch, heads, part.shape[1], -1)
+                if bias is not None:
+                    scores += bias[:, :, rows] if bias.shape[2] > 1 else bias
+                if known is not None:
+                    return scores.sub_(known[:, :, block, rows, None]).exp_()
+                if bias is None:
+                    return scores.softmax(-1)
+                masked = scores.amax(-1, keepdim=True) == -math.inf
+                return scores.softmax(-1).masked_fill_(masked, 0)
+
+        return weights
+
+    def _trusted_lse(self) -> Tensor | None:
+        """The kernel's own log-sum-exp where it is as exact as ours: float32 throughout."""
+        return self.lse if self.dtype == self.query.dtype == torch.float32 else None
+
+    def pull(self, r: Tensor, implementation: Literal["tiles", "reversed"] = "tiles") -> Tensor:
+        """`r @ A`; see `Operator.pull`."""
+        if implementation == "tiles":
+            return super().pull(r)
+        if implementation != "reversed":
+            raise OptionError(f"implementation must be 'tiles' or 'reversed', got {implementation!r}.")
+        r = self._checked(r, self.shape[2], axis=3, name="r").to(self.dtype)
+        dim = self.query.shape[-1]
+        with exact(self.device):
+            return torch.cat([self._pull_reversed(part) for part in torch.split(r, dim, dim=2)], dim=2)
+
+    def _pull_reversed(self, r: Tensor) -> Tensor:
+        """`(r @ A)[j] = exp(m_j) * sum_i softmax_i(scale k_j.q_i - lse_i) r_i`, with `m_j` the log-sum-exp over the queries `i`."""
+        batch, heads, blocks, rows, dim = self.query.shape
+        columns, channels = self.key.shape[3], r.shape[2]
+        query = self.query.to(self.dtype).reshape(batch, heads * blocks, rows, dim)
+        key = self.key.to(self.dtype).reshape(batch, heads * blocks, columns, dim)
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.to(self.dtype).expand(batch, heads, blocks, rows, columns).reshape(batch, -1, rows, columns)
+        known = self._trusted_lse()
+        lse = fused_attention(query, key, key, bias, self.scale)[1] if known is None else known.reshape(batch, -1, rows)
+        masked = lse == -math.inf
+        width = -(-(dim + 1) // 8) * 8  # one more dimension carries the log-sum-exp; kernels want multiples of 8
+        as_queries = _widen(key, width, torch.ones_like(key[..., :1]))
+        as_keys = _widen(query, width, lse.masked_fill(masked, 0)[..., None] / -self.scale)
+        index = torch.arange(rows, device=self.device)[None] if self.query_index is None else self.query_index
+        values = r.expand(batch, heads, -1, -1)[..., index.clamp_min(0)]  # (B, heads, C, blocks, q)
+        values = values.masked_fill(index < 0, 0).permute(0, 1, 3, 4, 2).reshape(batch, heads * blocks, rows, channels)
+        values = _widen(values.masked_fill(masked[..., None], 0), width)
+        out, total = fused_attention(as_queries, as_keys, values, None if bias is None else bias.mT, self.scale)
+        out = torch.where(total[..., None] == -math.inf, 0, out * total.exp()[..., None])[..., :channels]
+        out = out.reshape(batch, heads, blocks * columns, channels).transpose(2, 3)
+        if self.key_index is None:
+            return out
+        keys = self.key_index.flatten()
+        result = torch.zeros(batch, heads, channels, self.shape[3], dtype=self.dtype, device=self.device)
+        return result.index_add_(3, keys[keys >= 0], out[..., keys >= 0])
+
+
+def _widen(x: Tensor, width: int, extra: Tensor | None = None) -> Tensor:
+    """`x` with `extra` and then zeros appended to its last axis, up to `width`."""
+    parts = [x] if extra is None else [x, extra.to(x.dtype)]
+    missing = width - sum(part.shape[-1] for part in parts)
+    return torch.cat([*parts, x.new_zeros(*x.shape[:-1], missing)], dim=-1)

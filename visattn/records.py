@@ -1,0 +1,238 @@
+"""What a forward pass leaves behind: attention as operators, features as tensors, and where their tokens lie.
+
+In: what `capture` met. Out: a `Recording`, the only thing that methods read. No model in it, and no picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import overload
+
+from torch import Tensor
+
+from visattn._types import Kind, Role
+from visattn.errors import LayoutError, OptionError, ShapeError
+from visattn.geometry import Box
+from visattn.operators import Operator
+from visattn.provenance import Provenance
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Where tokens lie: first the prefix tokens by name, then the grid in raster order.
+
+    Attributes:
+        space: Name of the token set; two layouts of one model are the same set only if they are equal.
+        prefix: Names of the tokens before the grid: `cls`, `distillation`, `register0`, `query0`.
+        grid: `()`, `(rows, columns)` or `(frames, rows, columns)`.
+        box: The input pixels that the grid covers.
+    """
+
+    space: str
+    prefix: tuple[str, ...]
+    grid: tuple[int, ...]
+    box: Box
+
+    @property
+    def cells(self) -> int:
+        """Number of grid tokens."""
+        count = 1 if self.grid else 0
+        for side in self.grid:
+            count *= side
+        return count
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.prefix) + self.cells
+
+    def patch(self, row: int, column: int) -> int:
+        """The token of a grid cell.
+
+        Raises:
+            OptionError: If the cell lies outside the grid.
+        """
+        if len(self.grid) != 2 or not (0 <= row < self.grid[0] and 0 <= column < self.grid[1]):
+            raise OptionError(
+                f"patch {row},{column} lies outside the grid of {' x '.join(map(str, self.grid))} (ROW,COL from 0)."
+            )
+        return len(self.prefix) + row * self.grid[1] + column
+
+    def cell(self, token: int) -> tuple[int, int] | None:
+        """Row and column of a grid token of an image; None for a prefix token."""
+        index = token - len(self.prefix)
+        return None if index < 0 else divmod(index, self.grid[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRecord:
+    """One attention call of one forward pass.
+
+    Attributes:
+        layer: Dotted name of the module that made the call.
+        call: Which call of that module in this forward.
+        forward: Which forward pass of the recording.
+        kind: `self`, `cross`, `pool` (a few learned queries) or `channel` (no tokens).
+        operator: `A`, of shape `(B, heads, Q, K)`.
+        queries: Layout of the Q tokens.
+        keys: Layout of the K tokens.
+        value: `(B, heads, K, d)`, where kept.
+        output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once.
+        probability: Whether rows are distributions (non-negative, sum 1).
+    """
+
+    layer: str
+    call: int
+    forward: int
+    kind: Kind
+    operator: Operator
+    queries: TokenLayout
+    keys: TokenLayout
+    value: Tensor | None = None
+    output_weight: Tensor | None = None
+    probability: bool = True
+
+    def __post_init__(self) -> None:
+        """Check that the layouts count the operator's tokens.
+
+        Raises:
+            LayoutError: If they do not; a map would be shifted.
+        """
+        expected = len(self.queries), len(self.keys)
+        if self.operator.shape[2:] != expected:
+            raise LayoutError(
+                f"{self.layer}: the layout counts {expected[0]} queries and {expected[1]} keys, the model used "
+                f"{self.operator.shape[2]} and {self.operator.shape[3]}. The grid or the prefix tokens are not what was expected."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureRecord:
+    """An activation of one forward pass.
+
+    Attributes:
+        layer: Dotted name of the module that gave it.
+        forward: Which forward pass of the recording.
+        role: `tokens`: `(B, N, D)`; `activation`: `(B, C, H, W)`; gates as their modules publish them.
+        value: The activation, detached.
+        gradient: Its gradient, where one was asked for.
+        layout: Where the tokens lie, for `tokens`.
+    """
+
+    layer: str
+    forward: int
+    role: Role
+    value: Tensor
+    gradient: Tensor | None = None
+    layout: TokenLayout | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the layout counts the tokens.
+
+        Raises:
+            ShapeError: If it does not.
+        """
+        if self.layout is not None and self.value.shape[1] != len(self.layout):
+            raise ShapeError(
+                f"{self.layer}: tokens must be (B, {len(self.layout)}, D) by the layout, got {tuple(self.value.shape)}."
+            )
+
+
+@dataclass(eq=False)
+class Recording(Sequence[AttentionRecord]):
+    """What one `capture` saw: attention records in the order of the calls, and features.
+
+    Attributes:
+        records: Attention records in the order of the calls.
+        features: Feature records likewise.
+        input_size: `(height, width)` of the model's input.
+        readout: The query that stands for the whole image in this model: `cls`, `cls+distillation`, `mean` or `pool`.
+        provenance: The model and its weights.
+    """
+
+    records: list[AttentionRecord] = field(default_factory=list)
+    features: list[FeatureRecord] = field(default_factory=list)
+    input_size: tuple[int, int] = (0, 0)
+    readout: str = "cls"
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @overload
+    def __getitem__(self, index: int) -> AttentionRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AttentionRecord]: ...
+    def __getitem__(self, index: int | slice) -> AttentionRecord | list[AttentionRecord]:
+        """Record(s) by position."""
+        return self.records[index]
+
+    def __len__(self) -> int:
+        """Number of attention records."""
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[AttentionRecord]:
+        """Records in the order of the calls."""
+        return iter(self.records)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers with attention, first call first."""
+        return list(dict.fromkeys(record.layer for record in self.records))
+
+    @property
+    def forwards(self) -> list[int]:
+        """Numbers of the recorded forward passes."""
+        return sorted({record.forward for record in self.records} | {feature.forward for feature in self.features})
+
+    def select(
+        self,
+        *,
+        kind: Kind | None = None,
+        space: str | None = None,
+        layer: int | str | Iterable[int | str] | None = None,
+        forward: int | None = None,
+    ) -> Recording:
+        """A recording of the records that match; features are kept unless they belong to another forward.
+
+        Args:
+            kind: Kind of attention.
+            space: Name of the token set of both queries and keys.
+            layer: Position among `layers` (negative from the end), a dotted name, or several of either.
+            forward: Number of the forward pass; negative from the end.
+
+        Returns:
+            A new recording.
+
+        Raises:
+            OptionError: If a layer or forward is not in the recording.
+        """
+        records, features = self.records, self.features
+        if forward is not None:
+            number = self._forward(forward)
+            records = [record for record in records if record.forward == number]
+            features = [feature for feature in features if feature.forward == number]
+        if kind is not None:
+            records = [record for record in records if record.kind == kind]
+        if space is not None:
+            records = [record for record in records if record.queries.space == space == record.keys.space]
+        if layer is not None:
+            names = list(dict.fromkeys(record.layer for record in records))
+            chosen = {_layer_name(item, names) for item in ([layer] if isinstance(layer, (int, str)) else layer)}
+            records = [record for record in records if record.layer in chosen]
+        return replace(self, records=records, features=features)
+
+    def _forward(self, forward: int) -> int:
+        numbers = self.forwards
+        if not -len(numbers) <= forward < len(numbers):
+            raise OptionError(f"forward must be one of {len(numbers)} recorded, got {forward}. Run the model inside the capture.")
+        return numbers[forward]
+
+
+def _layer_name(layer: int | str, names: list[str]) -> str:
+    if isinstance(layer, str):
+        if layer in names:
+            return layer
+        raise OptionError(f"layer must be one of {', '.join(names)}, got {layer!r}.")
+    if not -len(names) <= layer < len(names):
+        raise OptionError(
+            f"layer must lie in [{-len(names)}, {len(names) - 1}], got {layer}: {len(names)} layers have attention."
+        )
+    return names[layer]

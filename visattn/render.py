@@ -1,0 +1,211 @@
+"""Heatmaps onto photos. In: a photo and values in its own pixels. Out: a picture of the same size.
+
+Work is done on arrays by OpenCV, in the photo's own RGB order (colour tables are RGB, so nothing is swapped). The photo is never
+rescaled, and what the model did not see is left as it was.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from visattn import colormaps
+from visattn._checks import between, one_of
+from visattn._cv2 import cv2
+from visattn._tables import to_json
+from visattn._types import Blend, Normalization
+from visattn.errors import MapError, ShapeError, VisattnWarning
+from visattn.geometry import Box
+from visattn.images import as_photo
+from visattn.maps import Heatmap, value_range
+from visattn.provenance import Provenance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
+_MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
+
+
+def overlay(
+    photo: Any,  # noqa: ANN401 - anything `as_photo` takes
+    heat: Heatmap | Any,  # noqa: ANN401
+    *,
+    normalize: Normalization = "auto",
+    opacity: float = 0.5,
+    blend: Blend = "constant",
+    colormap: str | None = None,
+    contours: Sequence[float] = (),
+    marks: bool = True,
+) -> Image.Image:
+    """Lay a coloured heatmap over a photo.
+
+    Args:
+        photo: The photo, as `as_photo` takes it.
+        heat: A `Heatmap` of one panel, or an `(height, width)` array of the photo's size, of any numeric dtype.
+        normalize: How values become 0 to 1, see `visattn.maps.value_range`. A heatmap's scale is taken from its grid.
+        opacity: 0 gives the photo's bytes, 1 the colour map.
+        blend: `constant` mixes every pixel alike; `value` lets high values cover and low ones show the photo.
+        colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed, by default.
+        contours: Levels in [0, 1] at which lines are drawn.
+        marks: Whether to ring the sinks of a heatmap (never at opacity 0 or 1, whose pixels are exact).
+
+    Returns:
+        An RGB picture of the photo's size. A constant map gives the untouched photo and a warning, except under `none`.
+
+    Raises:
+        ShapeError: If the heatmap has not the photo's size or has several panels.
+        MapError: If values are not finite, or lie outside [0, 1] under `none`.
+        OptionError: If an option is unknown or out of range.
+    """
+    between(opacity, 0, 1, "opacity")
+    one_of(blend, ("constant", "value"), "blend")
+    for level in contours:
+        between(level, 0, 1, "contour level")
+    picture = as_photo(photo)
+    values, grid, seen = _panel(picture, heat)
+    signed = isinstance(heat, Heatmap) and heat.signed
+    low, high = value_range(grid, normalize, signed)
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")
+    if low == high:
+        warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=2)
+        return picture.copy()
+    if opacity == 0 and not contours:
+        return picture.copy()
+    colours = colormaps.table(colormap or ("blue-white-red" if signed or normalize == "symmetric" else "inferno"))
+    rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
+    base = np.asarray(picture)
+    inner, values = base[rows, columns], values[rows, columns]
+    factor = 255 / (high - low)
+    clipped = np.maximum(values, np.float32(low)) if normalize == "percentile" else values  # convertScaleAbs folds what is below
+    levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
+    colour = cv2.applyColorMap(levels, colours[:, None])
+    if blend == "constant":
+        mixed = cv2.addWeighted(colour, opacity, inner, 1 - opacity, 0)
+    else:
+        share = levels.astype(np.float32) / 255
+        share = opacity * (np.abs(2 * share - 1) if signed else share)
+        mixed = cv2.blendLinear(colour, np.ascontiguousarray(inner), share, 1 - share)
+    if mixed.shape != base.shape:
+        whole = base.copy()
+        whole[rows, columns] = mixed
+        mixed = whole
+    picture = Image.fromarray(mixed)
+    for level in contours:
+        mask = np.zeros(base.shape[:2], bool)
+        mask[rows, columns] = values >= low + level * (high - low)
+        picture = outline(picture, mask)
+    if marks and isinstance(heat, Heatmap) and heat.marks and 0 < opacity < 1:
+        picture = ring(picture, heat.marks)
+    return picture
+
+
+def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Image.Image:  # noqa: ANN401
+    """The colours of a heatmap alone, black where the model did not see; see `overlay`."""
+    shape = (heat.values if isinstance(heat, Heatmap) else np.asarray(heat)).shape
+    return overlay(Image.new("RGB", shape[:-3:-1]), heat, normalize=normalize, opacity=1, colormap=colormap)
+
+
+def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:
+    """Draw the border of a mask: a white line with a dark edge, so that it shows on any photo.
+
+    Args:
+        picture: RGB picture.
+        mask: `(height, width)` booleans, or a heatmap that is at least 0.5 inside.
+
+    Returns:
+        A new picture.
+
+    Raises:
+        ShapeError: If the mask has not the picture's size.
+    """
+    inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
+    if inside.shape != picture.size[::-1]:
+        raise ShapeError(f"a mask must be (height, width) = {picture.size[::-1]} like the picture, got {inside.shape}.")
+    lines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
+    array = np.array(picture)
+    width = _stroke(picture)
+    cv2.drawContours(array, lines, -1, _BLACK, 3 * width, cv2.LINE_AA)
+    cv2.drawContours(array, lines, -1, _WHITE, width, cv2.LINE_AA)
+    return Image.fromarray(array)
+
+
+def ring(picture: Image.Image, points: Sequence[tuple[float, float]]) -> Image.Image:
+    """Ring points `(y, x)` of a picture, as sinks are marked."""
+    array = np.array(picture)
+    width = _stroke(picture)
+    radius = max(4, round(max(picture.size) / 60))
+    for y, x in points:
+        cv2.circle(array, (int(x), int(y)), radius, _BLACK, 3 * width, cv2.LINE_AA)
+        cv2.circle(array, (int(x), int(y)), radius, _MARK, width, cv2.LINE_AA)
+    return Image.fromarray(array)
+
+
+def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Image.Image:  # noqa: ANN401
+    """Three components as red, green and blue.
+
+    Args:
+        photo: The photo; it shows where the model did not see.
+        heat: A heatmap with the one axis `component`, of length 3.
+        ranges: Raw values that become 0 and 255, for each component; the 1st and 99th percentile of its grid by default. Give the
+            ranges of a whole batch to make its pictures comparable.
+
+    Returns:
+        An RGB picture of the photo's size.
+
+    Raises:
+        ShapeError: If the heatmap has other axes or another size.
+    """
+    photo = as_photo(photo)
+    if heat.axes != ("component",) or heat.values.shape != (3, *photo.size[::-1]):
+        raise ShapeError(f"components must be (3, {photo.height}, {photo.width}), got {heat.axes} {heat.values.shape}.")
+    array = np.array(photo)
+    rows, columns = slice(int(heat.seen.top), int(heat.seen.bottom)), slice(int(heat.seen.left), int(heat.seen.right))
+    for channel, (values, grid) in enumerate(zip(heat.values, heat.grid, strict=True)):
+        low, high = ranges[channel] if ranges is not None else value_range(grid, "percentile")
+        scaled = (values[rows, columns] - low) * (255 / max(high - low, 1e-30))
+        array[rows, columns, channel] = scaled.clip(0, 255).round()
+    return Image.fromarray(array)
+
+
+def to_png(picture: Image.Image, provenance: Provenance) -> bytes:
+    """The picture as PNG with its provenance as JSON in the text chunk `visattn`."""
+    info = PngInfo()
+    info.add_text("visattn", to_json(provenance.to_dict()))
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", pnginfo=info, compress_level=3)
+    return stream.getvalue()
+
+
+def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], Box]:  # noqa: ANN401
+    """Values in pixels, the values that decide the scale, and the seen box."""
+    whole = Box(0, 0, photo.height, photo.width)
+    if isinstance(heat, Heatmap):
+        values, grid, seen = heat.values, heat.grid, heat.seen
+        if heat.axes:
+            raise ShapeError(
+                f"overlay draws one panel, the heatmap has the axes {heat.axes}. Choose with .at() or use contact_sheet."
+            )
+    else:
+        array = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
+        if array.dtype.kind not in "uifb":
+            raise ShapeError(f"a heatmap must hold numbers, got {array.dtype}. Pass an (H, W) array.")
+        values = array if array.dtype == np.float32 else array.astype(np.float32)
+        grid, seen = values, whole
+    if values.shape != (photo.height, photo.width):
+        raise ShapeError(
+            f"a heatmap must be (height, width) = ({photo.height}, {photo.width}) like the photo, got {values.shape}. "
+            "Bring a map to pixels with map.to_heatmap(geometry)."
+        )
+    return values, grid, seen
+
+
+def _stroke(picture: Image.Image) -> int:
+    return max(1, round(max(picture.size) / 500))
