@@ -18,12 +18,12 @@ from torch import nn
 from visattn import render
 from visattn._files import check_output, write_whole
 from visattn._prepare import Prepared, prepare
-from visattn._types import Interpolation, Resize
+from visattn._types import Interpolation, Normalization, Resize
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families import capture, input_spec, load_model
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
-from visattn.maps import AttentionMap, Heatmap
+from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.methods import METHODS, diagnostics, method_of
 from visattn.methods._select import chain_refusal
 from visattn.provenance import Provenance
@@ -51,27 +51,62 @@ class Explanation:
         """How it was made."""
         return self.map.provenance
 
-    def heatmap(self, interpolation: Interpolation = "bilinear") -> Heatmap:
-        """The map in the photo's pixels; several heads or layers are averaged."""
+    @property
+    def panel(self) -> AttentionMap:
+        """The map as one panel: several heads or layers are averaged; components of a PCA stay apart."""
         one = self.map
         for name in one.axes:
-            one = one.mean(name)
-        return one.to_heatmap(self.geometry, interpolation)
+            one = one if name == "component" else one.mean(name)
+        return one
 
-    def overlay(self, *, interpolation: Interpolation = "bilinear", **options: Any) -> Image.Image:  # noqa: ANN401
-        """The photo under its heatmap; options of `visattn.overlay`. Components of a PCA become red, green and blue."""
-        if self.map.axes == ("component",):
-            return render.components(self.photo, self.map.to_heatmap(self.geometry, "nearest"))
-        return render.overlay(self.photo, self.heatmap(interpolation), **options)
+    def at(self, **index: int) -> Explanation:
+        """The explanation of one head, layer or component; see `AttentionMap.at`."""
+        return replace(self, map=self.map.at(**index))
+
+    def heatmap(self, interpolation: Interpolation = "bilinear") -> Heatmap:
+        """The panel in the photo's pixels."""
+        return self.panel.to_heatmap(self.geometry, interpolation)
+
+    def draw(
+        self,
+        *,
+        interpolation: Interpolation = "bilinear",
+        normalize: Normalization = "auto",
+        mass: float | None = None,
+        **options: Any,  # noqa: ANN401 - of visattn.overlay
+    ) -> tuple[Image.Image, Provenance]:
+        """The photo under its heatmap, and how the picture was made.
+
+        Args:
+            interpolation: See `AttentionMap.to_heatmap`.
+            normalize: See `visattn.maps.value_range`.
+            mass: Also draw the outline of the patches that hold this share.
+            options: Others of `visattn.overlay`. Components of a PCA take none: they become red, green and blue.
+
+        Returns:
+            The picture and its provenance, with the range of values behind the colours.
+        """
+        if "component" in self.map.axes:
+            heat = self.heatmap("nearest")
+            return render.components(self.photo, heat), heat.provenance.but(normalization="percentile of each component")
+        heat = self.heatmap(interpolation)
+        picture = render.overlay(self.photo, heat, normalize=normalize, **options)
+        if mass is not None:
+            picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
+        return picture, heat.provenance.but(normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed))
+
+    def overlay(self, **options: Any) -> Image.Image:  # noqa: ANN401
+        """The photo under its heatmap; options of `draw`."""
+        return self.draw(**options)[0]
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
-        """Write the overlay as PNG with its provenance inside; options of `overlay`.
+        """Write the picture as PNG with its provenance inside; options of `draw`.
 
         Raises:
             OutputError: If the file exists and `overwrite` is false, or cannot be written.
         """
         target = check_output(Path(path), overwrite=overwrite)
-        return write_whole(target, render.to_png(self.overlay(**options), self.provenance))
+        return write_whole(target, render.to_png(*self.draw(**options)))
 
 
 def explain(

@@ -137,6 +137,27 @@ def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Im
     return Image.fromarray(array)
 
 
+def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # noqa: ANN401
+    """The photo inside a mask; outside it dark and grey, with the border drawn.
+
+    Args:
+        photo: The photo, as `as_photo` takes it.
+        mask: See `outline`.
+
+    Returns:
+        A new picture of the photo's size.
+
+    Raises:
+        ShapeError: If the mask has not the photo's size.
+    """
+    picture = as_photo(photo)
+    grey = np.asarray(picture.convert("L").convert("RGB"))
+    framed = outline(Image.fromarray((grey * 0.3).astype(np.uint8)), mask)  # also checks the size
+    inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
+    core = cv2.erode(inside.astype(np.uint8), np.ones((3, 3), np.uint8), iterations=_stroke(picture)) > 0
+    return Image.fromarray(np.where(core[..., None], np.asarray(picture), np.asarray(framed)))
+
+
 def ring(picture: Image.Image, points: Sequence[tuple[float, float]]) -> Image.Image:
     """Ring points `(y, x)` of a picture, as sinks are marked."""
     array = np.array(picture)

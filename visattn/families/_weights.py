@@ -22,12 +22,13 @@ _HUB_FILE = "model.safetensors"
 _SECONDS = 3  # to wait for the hub's first answer: no retries, a user without network learns it at once
 
 
-def hub_file(name: str, repository: str | None) -> Path:
+def hub_file(name: str, repository: str | None, *, download: bool = True) -> Path:
     """The weights file of a model, from the local cache or else from the hub.
 
     Args:
         name: The model's name, for messages.
         repository: Its repository on the hub.
+        download: Whether to fetch the file; otherwise only that it could be fetched is checked.
 
     Returns:
         Path of the file in the hub's own cache.
@@ -42,7 +43,9 @@ def hub_file(name: str, repository: str | None) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     try:
-        get_hf_file_metadata(hf_hub_url(repository, _HUB_FILE), timeout=_SECONDS)
+        found = get_hf_file_metadata(hf_hub_url(repository, _HUB_FILE), timeout=_SECONDS)
+        if not download:
+            return Path(found.location)
         return Path(hf_hub_download(repository, _HUB_FILE))
     except Exception as error:  # the hub's client raises errors of several libraries
         raise WeightsError(

@@ -26,6 +26,7 @@ from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
 _FLAT = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
+_MODULES = ("vision_transformer", "deit", "eva", "beit", "vision_transformer_relpos")  # the files of timm that define them
 _SEVERAL_CALLS = ("DiffAttention", "DiffParallelScalingBlock", "ParallelThingsBlock")  # not one attention a block
 
 
@@ -189,3 +190,17 @@ def _refusal(model: nn.Module) -> str:
     if not attentive:
         return f"{name} has no attention layers. Choose a vision transformer (visattn list 'vit*')."
     return f"{name}: where its tokens lie on the image is not known yet; flat vision transformers are (visattn list)."
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Models with published weights whose tokens can be put back on the image, by name pattern."""
+    return [name for module in _MODULES for name in timm.list_models(pattern, module=module, pretrained=True)]
+
+
+def reach_hub(name: str) -> str:
+    """Where the weights of a model come from today.
+
+    Raises:
+        WeightsError: If they are not cached and the hub cannot be reached.
+    """
+    return f"{name}: {hub_file(name, timm.get_pretrained_cfg(name).hf_hub_id, download=False)}"

@@ -1,0 +1,5 @@
+"""`python -m visattn`."""
+
+from visattn.cli import main
+
+main()

@@ -1,0 +1,125 @@
+"""`visattn heads`: many heads on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._files import check_output, write_whole
+from visattn.cli._options import model_options, output_options
+from visattn.cli._talk import describe, result
+from visattn.errors import OptionError
+
+
+@click.command("heads")
+@click.argument("image", type=click.Path(path_type=Path))
+@model_options
+@click.option("--layer", default="-1", show_default=True, help="Position, dotted name, or all: the layers x heads wall.")
+@click.option("--head", default="all", show_default=True, help="A number; all; or mean.")
+@click.option("--query", default="auto", show_default=True, help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
+@click.option("--layers", is_flag=True, help="One query through all layers, heads averaged or one --head.")
+@click.option("--matrix", is_flag=True, help="The query x key matrix of one --head of one --layer.")
+@click.option("--mass", type=float, help="Outline the patches that hold this share; 0.6 for one layer by default.")
+@click.option("--shared", is_flag=True, help="One colour scale for all panels.")
+@click.option("--opacity", type=float, default=0.6, show_default=True)
+@click.option("--colormap")
+@click.option("--panel", type=click.IntRange(48, 2000), help="Width of a panel in pixels.")
+@output_options
+def heads_command(
+    image: Path,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - click's
+) -> None:
+    """Write a page of the heads that look at IMAGE.
+
+    \b
+    visattn heads dog.jpg                                  the last layer
+    visattn heads dog.jpg --layer all                      every layer and head
+    visattn heads dog.jpg --query pixel:120,80 --layers    one query through the layers
+    visattn heads dog.jpg --layer 5 --head 2 --matrix      query x key
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    kind = _kind(options)
+    target = check_output(output or Path(f"{image.stem}.{kind}.png"), overwrite=overwrite, inputs=[image])
+    from visattn import render
+    from visattn._pipeline import answer, look
+    from visattn._prepare import prepare
+    from visattn.families import load_model
+    from visattn.images import load_image
+
+    photo = load_image(image)
+    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
+    prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
+    recording = look(model, prepared)
+    layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
+    found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
+    page = _matrix(recording, layer, options) if kind == "matrix" else _page(found, kind, options)
+    written = write_whole(target, render.to_png(page, found.provenance))
+    describe(quiet, found.provenance)
+    result(as_json, [(written, found.provenance)])
+
+
+def _kind(options: dict[str, Any]) -> str:
+    """`heads`, `wall`, `layers` or `matrix`."""
+    if options["layers"] and options["matrix"]:
+        raise OptionError("--layers and --matrix exclude each other. Choose one.")
+    if options["matrix"]:
+        if options["layer"] == "all" or options["head"] == "all":
+            raise OptionError("--matrix shows one head: pass --layer N and --head N (or --head mean).")
+        return "matrix"
+    return "layers" if options["layers"] else "wall" if options["layer"] == "all" else "heads"
+
+
+def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn._sheets import contact_sheet
+
+    shown = found.map
+    if kind == "layers":
+        shown = shown.mean("head") if options["head"] in ("all", "mean") else shown.at(head=_number(options["head"]))
+    elif options["head"] not in ("all", "mean"):
+        raise OptionError(
+            f"--head {options['head']} goes with --layers or --matrix; for one head of one photo use visattn overlay."
+        )
+    wall = kind == "wall"
+    mass = options["mass"] if options["mass"] is not None else 0.6 if kind == "heads" else None
+    facts = found.provenance
+    title = f"{facts.model}, {facts.weights}: {facts.image}, attention of {facts.parameters['query']}"
+    return contact_sheet(
+        found.photo,
+        shown,
+        found.geometry,
+        rows="layer" if wall else None,
+        columns="head" if wall else None,
+        panel=options["panel"] or (150 if wall else 300),
+        shared=shown.axes if options["shared"] else (),
+        opacity=options["opacity"],
+        colormap=options["colormap"],
+        mass=mass,
+        title=title,
+        notes=(*facts.notes, *(f"warning: {text}" for text in facts.warnings)),
+    )
+
+
+def _matrix(recording: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn._sheets import matrix_figure
+
+    record = recording.select(kind="self", layer=layer)[0]
+    heads = record.operator.dense()[0]
+    if options["head"] == "mean":
+        weights = heads.mean(0)
+    else:
+        head = _number(options["head"])
+        if not isinstance(head, int) or not -len(heads) <= head < len(heads):
+            raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {options['head']}.")
+        weights = heads[head]
+    title = f"{recording.provenance.model}: {record.layer}, head {options['head']}"
+    return matrix_figure(weights.numpy(), record.keys.prefix, title=title)
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() else text

@@ -1,0 +1,83 @@
+"""Options that several commands share, under the names timm's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_MODEL = "vit_small_patch14_dinov2.lvd142m"
+
+
+def model_options(command: F) -> F:
+    """Which model, which weights, how it sees the photo."""
+    return _all(
+        command,
+        click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A timm name."),
+        click.option("--weights", default="auto", show_default=True, help="auto (cache, then hub), none (random), or a FILE."),
+        click.option("--img-size", type=click.IntRange(1), help="Side in pixels that the model works at."),
+        click.option(
+            "--resize",
+            type=click.Choice(["auto", "fit", "model"]),
+            default="auto",
+            show_default=True,
+            help="fit: the whole photo; model: the model's own evaluation crop.",
+        ),
+        click.option("--device", default="cpu", show_default=True),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),
+    )
+
+
+def picture_options(command: F) -> F:
+    """How a map is coloured."""
+    return _all(
+        command,
+        click.option("--opacity", type=float, default=0.5, show_default=True, help="0: the photo, 1: the colours."),
+        click.option(
+            "--blend",
+            type=click.Choice(["constant", "value"]),
+            default="constant",
+            show_default=True,
+            help="value: high values cover, low ones show the photo.",
+        ),
+        click.option("--colormap", help="A name of 'visattn list --colormaps'; inferno, or blue-white-red for signed values."),
+        click.option(
+            "--normalize",
+            type=click.Choice(["auto", "minmax", "none", "percentile", "symmetric"]),
+            default="auto",
+            show_default=True,
+        ),
+    )
+
+
+def output_options(command: F) -> F:
+    """Where results go and how much is said."""
+    return _all(
+        command,
+        click.option("-o", "--output", type=click.Path(path_type=Path), help="File; a folder where there are several."),
+        click.option("--overwrite", is_flag=True, help="Replace what exists."),
+        *_talk(),
+    )
+
+
+def talk_options(command: F) -> F:
+    """How much is said."""
+    return _all(command, *_talk())
+
+
+def _talk() -> list[Callable[[F], F]]:
+    return [
+        click.option("--json", "as_json", is_flag=True, help="Machine-readable result on stdout."),
+        click.option("-q", "--quiet", is_flag=True, help="No notes on stderr."),
+        click.option("--debug", is_flag=True, help="Tracebacks, and the warnings of all libraries."),
+    ]
+
+
+def _all(command: F, *options: Callable[[F], F]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,173 @@
+"""`visattn overlay`: a map over each photo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._checks import between
+from visattn._files import check_output, write_whole
+from visattn.cli._main import complain
+from visattn.cli._options import model_options, output_options, picture_options
+from visattn.cli._talk import describe, result
+from visattn.errors import ImageError, OptionError, VisattnError
+from visattn.provenance import Provenance
+
+
+@click.command("overlay")
+@click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
+@model_options
+@click.option("--method", default="auto", show_default=True, help="attention, rollout, similarity, pca.")
+@click.option("--layer", help="Position (negative from the end) or dotted name.")
+@click.option("--head", type=int, help="One head; all are averaged by default.")
+@click.option("--fusion", type=click.Choice(["mean", "max", "min"]), help="How heads are merged.")
+@click.option("--query", help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
+@click.option("--sinks", type=click.Choice(["keep", "drop", "redistribute"]), help="Rollout: what sinks do.")
+@click.option("--of", type=click.Choice(["tokens", "keys", "queries", "values"]), help="Similarity: of which vectors.")
+@click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
+@click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
+@picture_options
+@click.option(
+    "--max-pixels", type=click.IntRange(1), default=64_000_000, show_default=True, help="Largest photo that is decoded."
+)
+@click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
+@click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map (.npz).")
+@output_options
+def overlay_command(
+    images: tuple[Path, ...],
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    max_pixels: int,
+    **options: Any,  # noqa: ANN401 - click's
+) -> int:
+    """Lay a model's attention over IMAGES and write one PNG for each.
+
+    \b
+    visattn overlay dog.jpg
+    visattn overlay dog.jpg --method rollout --opacity 0.7 -o dog_rollout.png
+    visattn overlay dog.jpg --method similarity --query pixel:120,80
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    between(options["opacity"], 0, 1, "opacity")
+    targets = _targets(images, output, "map" if options["map_file"] else _name(options["method"]))
+    extra = _map_target(images, options)
+    for target in (*targets, *extra):
+        check_output(target, overwrite=overwrite, inputs=images)
+    photos, failed = _photos(images, max_pixels)
+    if not photos:
+        return ImageError.exit_code
+    draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, _parameters(options))
+    written: list[tuple[Path, Provenance]] = []
+    for i, photo in photos.items():
+        png, provenance, raw = draw(photo)
+        if options["save_map"]:
+            write_whole(options["save_map"], raw)
+        written.append((write_whole(targets[i], png), provenance))
+        describe(quiet, provenance)
+    result(as_json, written)
+    return VisattnError.exit_code if failed else 0
+
+
+def _parameters(options: dict[str, Any]) -> dict[str, Any]:
+    """The method's own parameters among the options, those that were given; refused early when the method has not got them."""
+    from visattn._pipeline import check_parameters
+
+    chosen = {name: options[name] for name in ("layer", "head", "fusion", "query", "sinks", "of") if options[name] is not None}
+    if str(chosen.get("layer", "")).lstrip("-").isdigit():
+        chosen["layer"] = int(chosen["layer"])
+    method = _name(options["method"])
+    check_parameters(method, chosen)
+    if method == "similarity" and "query" not in chosen:
+        raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
+    return chosen
+
+
+def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]:
+    if not options["save_map"]:
+        return []
+    if len(images) > 1 or options["map_file"]:
+        raise OptionError("--save-map saves the map of one image that a model looked at. Pass one image and no --map.")
+    return [options["save_map"]]
+
+
+def _name(method: str) -> str:
+    return "attention" if method == "auto" else method
+
+
+def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
+    """A PNG for each image; in a folder where there are several; no two alike."""
+    stems = [image.stem for image in images]
+    names = [f"{image.stem if stems.count(image.stem) == 1 else image.name}.{kind}.png" for image in images]
+    if output is None:
+        return [Path(name) for name in names]
+    if len(images) > 1 or output.is_dir():
+        return [output / name for name in names]
+    if output.suffix.lower() != ".png":
+        raise OptionError(f"{output.name}: pictures are written as PNG. Choose a name that ends in .png.")
+    return [output]
+
+
+def _photos(images: tuple[Path, ...], max_pixels: int) -> tuple[dict[int, Any], int]:
+    """Every photo that can be read, before a model is loaded; the others are told one by one."""
+    from visattn.images import load_image
+
+    photos, failed = {}, 0
+    for i, image in enumerate(images):
+        try:
+            photos[i] = load_image(image, max_pixels=max_pixels)
+        except ImageError as error:
+            failed += 1
+            complain(str(error))
+    return photos, failed
+
+
+def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any:  # noqa: ANN401 - a function of a photo
+    from visattn import render
+    from visattn._pipeline import explain
+    from visattn.families import load_model
+    from visattn.maps import save_map
+
+    names = ("weights", "seed", "img_size", "device")
+    model = load_model(options["model"], **{name: options[name] for name in names})
+
+    def draw(photo: Any) -> tuple[bytes, Provenance, bytes]:  # noqa: ANN401
+        found = explain(
+            model, photo, method=options["method"], resize=options["resize"], img_size=options["img_size"], **parameters
+        )
+        picture, provenance = found.draw(**_colours(options))
+        return render.to_png(picture, provenance), provenance, save_map(found.map, found.geometry)
+
+    return draw
+
+
+def _drawing_saved(options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn import render
+    from visattn._pipeline import Explanation
+    from visattn.images import facts
+    from visattn.maps import load_map
+
+    loaded = load_map(options["map_file"])
+
+    def draw(photo: Any) -> tuple[bytes, Provenance, bytes]:  # noqa: ANN401
+        source = facts(photo)
+        if isinstance(loaded, tuple):
+            attention_map, geometry = loaded
+            if attention_map.provenance.image_sha256 != source.sha256:
+                geometry = geometry.resized((photo.height, photo.width))
+            picture, provenance = Explanation(photo, geometry, attention_map).draw(**_colours(options))
+        else:
+            colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}
+            picture = render.overlay(photo, loaded, **colours)
+            provenance = Provenance(method="a map given as an array", normalization=options["normalize"])
+        provenance = provenance.but(image=source.name, image_sha256=source.sha256)
+        return render.to_png(picture, provenance), provenance, b""
+
+    return draw
+
+
+def _colours(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("opacity", "blend", "colormap", "normalize", "interpolation", "mass")}

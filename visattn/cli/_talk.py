@@ -1,0 +1,48 @@
+"""What commands say: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from visattn._checks import printable
+from visattn._tables import to_json
+from visattn.provenance import Provenance
+
+
+def note(quiet: bool, *lines: str) -> None:
+    """Lines on stderr."""
+    if not quiet:
+        for line in lines:
+            click.echo(f"visattn: {printable(line)}", err=True)
+
+
+def describe(quiet: bool, provenance: Provenance) -> None:
+    """The choices that were made, and the reasons why a picture may mislead."""
+    parameters = ", ".join(f"{name} {value}" for name, value in provenance.parameters.items())
+    note(
+        quiet,
+        f"{provenance.image}: {provenance.method} ({parameters})",
+        *(f"{provenance.image}: {text}" for text in (*_scale(provenance), *provenance.notes)),
+    )
+    for text in provenance.warnings:
+        click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
+    if provenance.random:
+        click.echo("visattn: warning: the weights are random; the picture shows nothing about a trained model", err=True)
+
+
+def _scale(provenance: Provenance) -> list[str]:
+    if provenance.value_range is None:
+        return []
+    low, high = provenance.value_range
+    return [f"colours go from {low:.4g} to {high:.4g} ({provenance.normalization})"]
+
+
+def result(as_json: bool, rows: list[tuple[Path, Provenance]]) -> None:
+    """The files that were written: a path a line, or JSON with their provenance."""
+    if as_json:
+        click.echo(to_json([{"output": printable(str(path)), "provenance": provenance.to_dict()} for path, provenance in rows]))
+    else:
+        for path, _ in rows:
+            click.echo(printable(str(path)))
