@@ -93,7 +93,8 @@ class Explanation:
         picture = render.overlay(self.photo, heat, normalize=normalize, **options)
         if mass is not None:
             picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
-        return picture, heat.provenance.but(normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed))
+        how = normalize if normalize != "auto" else "symmetric" if heat.signed else "minmax"
+        return picture, heat.provenance.but(normalization=how, value_range=value_range(heat.grid, how))
 
     def overlay(self, **options: Any) -> Image.Image:  # noqa: ANN401
         """The photo under its heatmap; options of `draw`."""

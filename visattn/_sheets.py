@@ -68,7 +68,8 @@ def sheet(
     Returns:
         The page.
     """
-    title_font, label_font, caption_font = _font(max(15, panel // 13)), _font(max(12, panel // 17)), _font(max(11, panel // 20))
+    size = min(panel, 320)
+    title_font, label_font, caption_font = _font(max(15, size // 14)), _font(max(12, size // 17)), _font(max(11, size // 20))
     scaled = [[cell and Cell(_to_width(cell.picture, panel), cell.caption) for cell in row] for row in rows]
     left = _MARGIN + (max((_width(text, label_font) for text in row_labels), default=0) + _GAP if row_labels else 0)
     columns = max((len(row) for row in rows), default=0)
@@ -125,6 +126,7 @@ def contact_sheet(
     colormap: str | None = None,
     interpolation: Interpolation = "nearest",
     mass: float | None = None,
+    points: Sequence[tuple[float, float]] = (),
     title: str = "",
     notes: Sequence[str] = (),
 ) -> Image.Image:
@@ -143,6 +145,7 @@ def contact_sheet(
         colormap: See `overlay`.
         interpolation: `nearest` shows the patches as they are.
         mass: Draw the outline of the mass mask of this share.
+        points: Points `(y, x)` of the photo to mark in white on every panel, for example the query.
         title: One line above.
         notes: Lines below.
 
@@ -180,6 +183,10 @@ def contact_sheet(
         picture = render.overlay(small, scaled, normalize="none", opacity=opacity, colormap=chosen) if high > low else small
         if masks is not None:
             picture = render.outline(picture, masks.at(**index))
+        if points:
+            picture = render.ring(
+                picture, [(y * height / whole.height, x * panel / whole.width) for y, x in points], (255, 255, 255)
+            )
         return Cell(picture, f"constant {low:.3g}" if low == high else "" if one_scale else f"{low:.2g} to {high:.2g}")
 
     chosen = colormap or ("blue-white-red" if heat.signed else "inferno")
@@ -249,7 +256,7 @@ def matrix_figure(
     )
     picture = picture.resize((picture.width * enlarge, picture.height * enlarge), Image.Resampling.NEAREST)
     low = float(weights.min())
-    ticks = (*(f"{low + (high - low) * i / 4:.2g}" for i in range(4)), f">= {high:.2g}")
+    ticks = (f"{low:.2g}", f"{(low + high) / 2:.2g}", f">= {high:.2g}")
     order = f"{', '.join(prefix)}, then patches in raster order" if prefix else "patches in raster order"
     notes = (f"rows: queries, top to bottom; columns: keys, left to right; both {order}", *notes)
     return sheet([[Cell(picture)]], panel=picture.width, title=title, notes=notes, bar=Bar("viridis", ticks, "attention"))

@@ -158,14 +158,14 @@ def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # 
     return Image.fromarray(np.where(core[..., None], np.asarray(picture), np.asarray(framed)))
 
 
-def ring(picture: Image.Image, points: Sequence[tuple[float, float]]) -> Image.Image:
+def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tuple[int, int, int] = _MARK) -> Image.Image:
     """Ring points `(y, x)` of a picture, as sinks are marked."""
     array = np.array(picture)
     width = _stroke(picture)
     radius = max(4, round(max(picture.size) / 60))
     for y, x in points:
         cv2.circle(array, (int(x), int(y)), radius, _BLACK, 3 * width, cv2.LINE_AA)
-        cv2.circle(array, (int(x), int(y)), radius, _MARK, width, cv2.LINE_AA)
+        cv2.circle(array, (int(x), int(y)), radius, colour, width, cv2.LINE_AA)
     return Image.fromarray(array)
 
 

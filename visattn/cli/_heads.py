@@ -100,9 +100,20 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
         opacity=options["opacity"],
         colormap=options["colormap"],
         mass=mass,
+        points=_query_point(found),
         title=title,
         notes=(*facts.notes, *(f"warning: {text}" for text in facts.warnings)),
     )
+
+
+def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an Explanation
+    """The centre of the query's patch on the photo, if the query is a patch."""
+    name, _, place = str(found.provenance.parameters["query"]).partition(":")
+    if name != "patch":
+        return []
+    row, column = (int(part) for part in place.split(","))
+    box = found.geometry.patch_box(row, column, found.map.layout.grid, found.map.layout.box)
+    return [((box.top + box.bottom) / 2, (box.left + box.right) / 2)]
 
 
 def _matrix(recording: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
