@@ -26,7 +26,7 @@ lint: $(READY)  ## style, types, import contract
 
 test: lint  ## everything: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights())"
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 bench: $(READY)  ## speed and memory against the plain forward and against peers
 	$(BIN)/python scripts/benchmark.py

@@ -24,7 +24,7 @@ from visattn.errors import ImageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
 MAX_PIXELS = 64_000_000
 BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
 _FACTS = "visattn"
@@ -195,6 +195,8 @@ def _cause(error: BaseException, data: bytes) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError):
         return "out of memory while decoding; scale it down"
+    if isinstance(error, Image.DecompressionBombError):  # beyond 179 million pixels Pillow refuses before we see the size
+        return "more pixels than the limit of 64 million; scale it down"
     if isinstance(error, UnidentifiedImageError) and data.startswith(_SIGNATURES):
         return "truncated (image data ends early) or damaged; fetch or copy it again"
     if isinstance(error, UnidentifiedImageError):

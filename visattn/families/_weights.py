@@ -61,7 +61,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """
     name = printable(str(path))
     try:
-        start = path.open("rb").read(256)
+        with path.open("rb") as stream:
+            start = stream.read(256)
     except OSError as error:
         raise WeightsError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --weights.") from error
     if not start:
@@ -81,7 +82,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     except safetensors.SafetensorError as error:
         raise WeightsError(f"{name}: truncated or not a safetensors file ({error}); download it again.") from error
     except pickle.UnpicklingError as error:
-        raise WeightsError(f"{name}: refused, it needs code to load; save its tensors as safetensors.") from error
+        if "nsupported global" in str(error) or "GLOBAL" in str(error):
+            raise WeightsError(f"{name}: refused, it needs code to load; save its tensors as safetensors.") from error
+        raise WeightsError(
+            f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
+        ) from error
     except (RuntimeError, EOFError, ValueError, zipfile.BadZipFile, OSError) as error:
         raise WeightsError(
             f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."

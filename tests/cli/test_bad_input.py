@@ -1,0 +1,352 @@
+"""Bad input on the command line: one line with the cause and the fix, the exit code of its class, nothing half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+
+from tests.cli.test_commands import TINY, Run, photo, python, run
+
+__all__ = ["photo", "run"]
+
+
+def bad_image(kind: str, folder: Path, photo: Path) -> Path:
+    """A file that is no usable image."""
+    path = folder / f"{kind}.png"
+    if kind == "I01-empty":
+        path.write_bytes(b"")
+    elif kind == "I02-truncated":
+        path.write_bytes(photo.read_bytes()[:2000])
+    elif kind == "I04-html":
+        path.write_text("<html><body>not found</body></html>")
+    elif kind == "I18-bomb":
+        header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (30000).to_bytes(4) * 2 + b"\x01\0\0\0\0"
+        path.write_bytes(header + zlib.crc32(header[12:29]).to_bytes(4) + b"\0\0\0\0IEND\xaeB`\x82")
+    elif kind == "I29-directory":
+        path.mkdir()
+    return path
+
+
+BAD_IMAGES = {
+    "I01-empty": "empty file",
+    "I02-truncated": "truncated",
+    "I04-html": "not an image (starts with '<html>",
+    "I18-bomb": "more pixels than the limit of 64 million",
+    "I29-directory": "is a directory",
+    "missing": "no such file",
+}
+
+
+@pytest.mark.parametrize(("kind", "cause"), BAD_IMAGES.items(), ids=list(BAD_IMAGES))
+def test_one_bad_image_ends_with_3_and_one_line(run: Run, photo: Path, tmp_path: Path, kind: str, cause: str) -> None:
+    path = bad_image(kind, tmp_path, photo)
+    code, out, err = run("overlay", path, *TINY)
+    assert (code, out) == (3, "")
+    assert err.startswith(f"visattn: error: {path}: ")
+    assert cause in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("*attention*"))
+
+
+def test_I01_one_bad_image_among_good_ones_ends_with_1_and_the_others_are_done(run: Run, photo: Path, tmp_path: Path) -> None:
+    code, out, err = run("overlay", bad_image("I01-empty", tmp_path, photo), photo, *TINY, "-o", "maps")
+    assert (code, out) == (1, "maps/dog.attention.png\n")
+    assert "empty file" in err
+
+
+def test_I03_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
+    renamed = tmp_path / "really_png.jpg"
+    renamed.write_bytes(photo.read_bytes())
+    assert run("overlay", renamed, *TINY)[:2] == (0, "really_png.attention.png\n")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_I05_every_exif_orientation_gives_the_same_overlay(run: Run, photo: Path, tmp_path: Path, orientation: int) -> None:
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # orientation -> the Transpose whose inverse the viewer applies
+    stored: Image.Image = Image.open(photo)
+    if orientation > 1:
+        stored = stored.transpose(Image.Transpose(undo[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "turned.png", exif=exif)
+    assert run("overlay", photo, *TINY, "-o", "a.png")[0] == run("overlay", "turned.png", *TINY, "-o", "b.png")[0] == 0
+    assert np.array_equal(np.asarray(Image.open("a.png")), np.asarray(Image.open("b.png")))
+
+
+@pytest.mark.parametrize("mode", ["P", "I;16", "LA", "RGBA"], ids=["I08-P", "I09-I16", "I12-LA", "I12-RGBA"])
+def test_every_mode_of_photo_works(run: Run, tmp_path: Path, mode: str) -> None:
+    grey = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
+    colour = Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGBA")
+    image = {
+        "P": lambda: colour.quantize(),
+        "I;16": lambda: Image.fromarray(grey),
+        "LA": lambda: colour.convert("LA"),
+        "RGBA": lambda: colour,
+    }[mode]()
+    path = tmp_path / "odd.png"
+    if mode == "P":
+        image.info["transparency"] = 3
+    image.save(path)
+    assert run("overlay", path, *TINY)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["a b.png", "it's #1?%20.png", "line\nbreak.png", "tab\t.png", "‮txt.png", "😀.png", "x" * 240 + ".png"]
+)
+def test_I23_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Path, tmp_path: Path, name: str) -> None:
+    odd = tmp_path / name
+    odd.write_bytes(photo.read_bytes())
+    code, out, err = run("overlay", odd, *TINY, "-o", "out.png")
+    assert (code, out) == (0, "out.png\n")
+    assert all(line.startswith("visattn: ") for line in err.splitlines())
+    assert "‮" not in err
+
+
+def test_I23_leading_dash_works_behind_the_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "-x.png").write_bytes(photo.read_bytes())
+    assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.attention.png\n")
+
+
+def test_I24_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(photo.read_bytes())
+    command = [sys.executable.encode(), b"-m", b"visattn", b"overlay", b"bad\xff.png", *(option.encode() for option in TINY)]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / os.fsdecode(b"bad\xff.attention.png")).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (("--opacty", "1"), "No such option '--opacty'. Did you mean '--opacity'?"),
+        (("--opacity", "2"), "opacity must be a number from 0 to 1, got 2.0"),
+        (("--opacity", "nan"), "opacity must be a number from 0 to 1, got nan"),
+        (("--opacity", "much"), "'much' is not a valid float"),
+        (("--method", "rolout"), "unknown method 'rolout'; did you mean 'rollout'?"),
+        (("--method", "rollout", "--layer", "3"), "method 'rollout' has no parameter 'layer'"),
+        (("--colormap", "infern"), "unknown colormap 'infern'; did you mean 'inferno'?"),
+        (("--query", "register:0"), "the model has no token 'register:0'; its prefix tokens: cls"),
+        (("--query", "pixel:900,1"), "lies outside the photo of 90 x 60 pixels"),
+        (("--layer", "77"), "layer must lie in [-12, 11], got 77"),
+    ],
+)
+def test_C01_wrong_usage_ends_with_2_and_writes_nothing(
+    run: Run, photo: Path, tmp_path: Path, options: tuple[str, ...], cause: str
+) -> None:
+    code, out, err = run("overlay", photo, *TINY, *options)
+    assert (code, out) == (2, "")
+    assert cause in err
+    assert err.strip().count("\n") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
+
+
+def test_C01_unknown_command(run: Run) -> None:
+    code, _, err = run("overlya")
+    assert code == 2
+    assert "overlya" in err
+
+
+def test_C02_an_existing_output_is_refused_and_untouched(run: Run, photo: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_text("mine")
+    code, _, err = run("overlay", photo, *TINY, "-o", "out.png")
+    assert code == 2
+    assert err == "visattn: error: out.png: exists already; pass --overwrite to replace it or choose another -o/--output\n"
+    assert (tmp_path / "out.png").read_text() == "mine"
+    assert run("overlay", photo, *TINY, "-o", "out.png", "--overwrite")[0] == 0
+
+
+def test_C03_the_input_is_never_the_output(run: Run, photo: Path) -> None:
+    before = photo.read_bytes()
+    code, _, err = run("overlay", photo, *TINY, "-o", photo, "--overwrite")
+    assert code == 2
+    assert "the output is the input itself" in err
+    assert photo.read_bytes() == before
+
+
+def test_C04_the_output_folder_is_made(run: Run, photo: Path) -> None:
+    assert run("overlay", photo, *TINY, "-o", "new/deeper/out.png")[:2] == (0, "new/deeper/out.png\n")
+
+
+def test_C04_a_file_in_place_of_the_folder_is_told_before_the_model_loads(run: Run, photo: Path) -> None:
+    code, _, err = run("overlay", photo, "--model", "no_such_model", "-o", "dog.png/out.png")
+    assert code == 2
+    assert "dog.png is a file, not a folder" in err
+
+
+def test_C11_a_broken_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m visattn list --json | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert done.returncode in (0, 141)
+
+
+def test_M01_an_unknown_model_gets_the_nearest_names(run: Run, photo: Path) -> None:
+    code, _, err = run("overlay", photo, "--model", "vit_bas_patch16_224")
+    assert code == 4
+    assert "unknown model 'vit_bas_patch16_224'; did you mean: vit_base_patch16_224" in err
+
+
+def test_M02_without_hub_and_cache_the_cause_and_the_fix_come_at_once(
+    photo: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    started = time.perf_counter()
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = python("-m", "visattn", "overlay", str(photo), "-o", str(tmp_path / "out.png"), environment=nowhere)
+    record_property("figure", ("overlay without hub and cache ends, seconds", time.perf_counter() - started, 10))
+    assert done.returncode == 4
+    assert "the hub cannot be reached" in done.stderr
+    assert "--weights none" in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+
+
+CHECKPOINTS = {
+    "M08-empty": (b"", "empty file"),
+    "M08-html": (b"<!DOCTYPE html><html>", "not a checkpoint, starts with '<!DOCTYPE html>'"),
+    "M08-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a git-lfs pointer"),
+    "M08-noise": (b"\x00\x01\x02\x03" * 100, "truncated or not a"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize(("content", "cause"), CHECKPOINTS.values(), ids=list(CHECKPOINTS))
+def test_M08_a_damaged_checkpoint_is_named(
+    run: Run, photo: Path, tmp_path: Path, content: bytes, cause: str, suffix: str
+) -> None:
+    file = tmp_path / f"weights{suffix}"
+    file.write_bytes(content)
+    code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", file)
+    assert code == 4
+    assert f"{file}: " in err
+    assert cause in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_M08_a_truncated_checkpoint_is_named(run: Run, photo: Path, tmp_path: Path, suffix: str, share: float) -> None:
+    tensors = {"weight": torch.zeros(64, 64)}
+    file = tmp_path / f"weights{suffix}"
+    safetensors.torch.save_file(tensors, file) if suffix == ".safetensors" else torch.save(tensors, file)
+    content = file.read_bytes()
+    file.write_bytes(content[: max(1, int(len(content) * share))])
+    code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", file)
+    assert code == 4
+    assert "truncated or not a" in err
+
+
+def test_M06_a_pickle_that_runs_code_is_refused_and_not_run(run: Run, photo: Path, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'canary'}",)
+
+    torch.save({"weight": Payload()}, tmp_path / "weights.pth")
+    code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", tmp_path / "weights.pth")
+    assert code == 4
+    assert "refused, it needs code to load" in err
+    assert not (tmp_path / "canary").exists()
+
+
+def tiny_weights() -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {name: value.clone() for name, value in timm.create_model("vit_tiny_patch16_224").state_dict().items()}
+
+
+def test_M10_a_weight_that_is_nan_is_named(run: Run, photo: Path, tmp_path: Path) -> None:
+    weights = tiny_weights()
+    weights["blocks.3.attn.qkv.weight"][5, 7] = torch.nan
+    safetensors.torch.save_file(weights, tmp_path / "w.safetensors")
+    code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", tmp_path / "w.safetensors")
+    assert code == 4
+    assert "blocks.3.attn.qkv.weight has 1 NaN or infinite values" in err
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(run: Run, photo: Path, tmp_path: Path) -> None:
+    weights = tiny_weights()
+    del weights["blocks.0.norm1.weight"]
+    safetensors.torch.save_file(weights, tmp_path / "w.safetensors")
+    code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", tmp_path / "w.safetensors")
+    assert code == 4
+    assert "does not fit the model" in err
+    assert "blocks.0.norm1.weight" in err
+
+
+def test_a_checkpoint_file_gives_the_pictures_of_its_weights(run: Run, photo: Path, tmp_path: Path) -> None:
+    safetensors.torch.save_file(tiny_weights(), tmp_path / "w.safetensors")
+    assert run("overlay", photo, *TINY, "--weights", tmp_path / "w.safetensors", "-o", "a.png")[0] == 0
+    assert run("overlay", photo, *TINY, "-o", "b.png")[0] == 0  # seed 0 gives the same weights
+    assert Image.open("a.png").tobytes() == Image.open("b.png").tobytes()
+
+
+def test_M13_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
+    code, _, err = run("overlay", photo, "--model", "resnet18", "--weights", "none", "--method", "rollout")
+    assert code == 4
+    assert "ResNet has no attention layers" in err
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "cait_xxs24_224"])
+def test_M14_a_model_whose_tokens_are_not_known_is_refused(run: Run, photo: Path, name: str) -> None:
+    code, _, err = run("overlay", photo, "--model", name, "--weights", "none")
+    assert code == 4
+    assert "where its tokens lie on the image is not known yet" in err
+
+
+def test_M16_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo: Path) -> None:
+    _, out, _ = run(
+        "overlay",
+        photo,
+        "--model",
+        "vit_tiny_patch16_224",
+        "--weights",
+        "none",
+        "--img-size",
+        "70",
+        "--resize",
+        "model",
+        "--json",
+    )
+    assert json.loads(out)[0]["provenance"]["geometry"]["input"] == [64, 64]
+
+
+def test_A01_a_map_with_nan_is_refused_with_its_count(run: Run, photo: Path, tmp_path: Path) -> None:
+    values = np.zeros((60, 90), np.float32)
+    values[3, 4:7] = np.nan
+    np.save(tmp_path / "m.npy", values)
+    code, out, err = run("overlay", photo, "--map", "m.npy")
+    assert (code, out) == (4, "")
+    assert "3 of 5400 map values are NaN or infinite" in err
+    assert not (tmp_path / "dog.map.png").exists()
+
+
+@pytest.mark.filterwarnings("always")
+def test_A02_a_constant_map_is_the_photo_and_a_warning(photo: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "m.npy", np.full((60, 90), 0.25, np.float32))
+    done = python("-m", "visattn", "overlay", str(photo), "--map", str(tmp_path / "m.npy"), "-o", str(tmp_path / "out.png"))
+    assert done.returncode == 0
+    assert "visattn: warning: the map is constant (0.25); nothing to show." in done.stderr
+    assert Image.open(tmp_path / "out.png").tobytes() == Image.open(photo).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float64", "int64", "bool"])
+def test_A10_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path: Path, dtype: str) -> None:
+    values = np.zeros((60, 90), dtype)
+    values[10:20, 10:20] = 1
+    np.save(tmp_path / "m.npy", values)
+    code, out, _ = run("overlay", photo, "--map", "m.npy", "--opacity", "1")
+    picture = np.asarray(Image.open(out.strip()))
+    assert code == 0
+    assert picture[15, 15].tolist() == [252, 255, 164]  # inferno's last and first colours
+    assert picture[40, 40].tolist() == [0, 0, 4]

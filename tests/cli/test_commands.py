@@ -1,0 +1,163 @@
+"""The commands, run as a user runs them; the model is small and random, its pictures say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from visattn.cli._main import COMMANDS, _run
+
+Run = Callable[..., tuple[int, str, str]]
+TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in an empty folder: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        code = _run([str(argument) for argument in arguments], debug=False)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """A landscape photo of noise."""
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    path = tmp_path / "dog.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def python(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def test_help_names_every_command_without_torch() -> None:
+    code = "import sys; from visattn.cli import main\n"
+    code += "try: main(['--help'])\nexcept SystemExit: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = python("-c", code)
+    assert done.stdout.splitlines()[-1] == "False False"
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_each_command(run: Run, name: str) -> None:
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert out.startswith("Usage: visattn")
+
+
+def test_overlay_writes_a_picture_of_the_photos_size_that_knows_how_it_was_made(run: Run, photo: Path) -> None:
+    code, out, err = run("overlay", photo, *TINY)
+    assert (code, out) == (0, "dog.attention.png\n")
+    with Image.open("dog.attention.png") as picture:
+        assert picture.size == (90, 60)
+        facts = json.loads(picture.info["visattn"])
+    assert facts["random"] is True
+    assert facts["weights"] == "random, seed 0"
+    assert facts["geometry"]["photo"] == [60, 90]
+    assert facts["normalization"] == "minmax"
+    assert facts["value_range"][0] < facts["value_range"][1]
+    assert "the weights are random" in err
+
+
+def test_overlay_json_holds_the_provenance_on_stdout_alone(run: Run, photo: Path) -> None:
+    code, out, _ = run("overlay", photo, *TINY, "--method", "rollout", "--json")
+    (entry,) = json.loads(out)
+    assert code == 0
+    assert entry["output"] == "dog.rollout.png"
+    assert entry["provenance"]["method"] == "rollout"
+    assert entry["provenance"]["parameters"]["query"] == "cls"
+
+
+def test_overlay_opacity_zero_is_the_photo(run: Run, photo: Path) -> None:
+    assert run("overlay", photo, *TINY, "--opacity", "0", "-o", "same.png")[0] == 0
+    assert Image.open("same.png").tobytes() == Image.open(photo).tobytes()
+
+
+def test_overlay_pixel_query_becomes_its_patch(run: Run, photo: Path) -> None:
+    _, out, _ = run("overlay", photo, *TINY, "--method", "similarity", "--query", "pixel:89,0", "--json")
+    facts = json.loads(out)[0]["provenance"]
+    across = facts["geometry"]["input"][1] // 16
+    assert facts["parameters"]["query"] == f"patch:0,{across - 1}"
+
+
+def test_overlay_several_photos_into_a_folder_never_two_alike(run: Run, photo: Path, tmp_path: Path) -> None:
+    Image.open(photo).save(tmp_path / "dog.jpg")
+    code, out, _ = run("overlay", photo, tmp_path / "dog.jpg", *TINY, "-o", "maps")
+    assert code == 0
+    assert out.splitlines() == ["maps/dog.png.attention.png", "maps/dog.jpg.attention.png"]
+
+
+def test_saved_map_draws_the_same_picture(run: Run, photo: Path) -> None:
+    assert run("overlay", photo, *TINY, "--method", "rollout", "--save-map", "m.npz", "-o", "a.png")[0] == 0
+    assert run("overlay", photo, "--map", "m.npz", "-o", "b.png")[0] == 0
+    assert Image.open("a.png").tobytes() == Image.open("b.png").tobytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--layer", "all"), ("--query", "patch:1,2", "--layers"), ("--layer", "3", "--head", "1", "--matrix")],
+    ids=["last-layer", "wall", "one-query-through-layers", "matrix"],
+)
+def test_heads_writes_a_page(run: Run, photo: Path, options: tuple[str, ...]) -> None:
+    code, out, _ = run("heads", photo, *TINY, *options)
+    assert code == 0
+    with Image.open(out.strip()) as page:
+        assert min(page.size) > 200
+        assert len(page.convert("RGB").getcolors(1 << 24) or []) > 100
+
+
+def test_inspect_tells_layers_and_methods(run: Run) -> None:
+    code, out, _ = run("inspect", "vit_tiny_patch16_224", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert len(facts["layers"]) == 12
+    assert facts["layers"][0] == {
+        "layer": "blocks.0.attn",
+        "kind": "self",
+        "heads": 3,
+        "queries": 197,
+        "keys": 197,
+        "grid": "14 x 14",
+        "prefix": "cls",
+    }
+    assert {row["method"]: row["applies"] for row in facts["methods"]}["rollout"] == "yes"
+
+
+def test_list_finds_models_by_pattern(run: Run) -> None:
+    code, out, _ = run("list", "*dinov2*")
+    assert code == 0
+    assert "vit_small_patch14_dinov2.lvd142m" in out.splitlines()
+
+
+def test_list_methods_and_colormaps(run: Run) -> None:
+    assert "rollout" in run("list", "--methods")[1]
+    assert run("list", "--colormaps")[1].splitlines()[0] == "inferno"
+
+
+def test_doctor_finds_what_is_needed(run: Run) -> None:
+    code, out, _ = run("doctor", "--json")
+    states = {row["check"]: row["state"] for row in json.loads(out)}
+    assert code == 0
+    assert states["opencv"] == states["torch"] == states["cache"] == "ok"
