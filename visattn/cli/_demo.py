@@ -13,7 +13,7 @@ from visattn.cli._options import DEFAULT_MODEL, talk_options
 from visattn.cli._talk import note, result
 from visattn.provenance import Provenance
 
-_PROBES = {
+PROBES = {
     "astronaut": (224, 110),
     "coffee": (300, 170),
     "rocket": (322, 250),
@@ -40,7 +40,7 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
     written: list[tuple[Path, Provenance]] = []
     for name, target in targets.items():
         at = time.perf_counter()
-        page, provenance = demo_page(model, photo_path(name), _PROBES[name])
+        page, provenance = demo_page(model, photo_path(name), PROBES[name])
         written.append((write_whole(target, render.to_png(page, provenance)), provenance))
         note(quiet, f"{target}: {time.perf_counter() - at:.1f} s", *(f"{name}: warning: {text}" for text in provenance.warnings))
     note(quiet, f"{len(written)} pages in {time.perf_counter() - started:.1f} s; for your own photo: {_command(weights)}")
