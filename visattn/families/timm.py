@@ -55,17 +55,16 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
         known = timm.list_models() + timm.list_models(pretrained=True)
         near = ", ".join(suggest(name, known)) or "none is near; see visattn list"
         raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _build(name, img_size)
-    config: dict[str, Any] = model.pretrained_cfg
-    tag = f"{config.get('architecture', name)}.{config['tag']}" if config.get("tag") else name
     if weights == "none":
-        return model.eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True)
-    file = hub_file(tag, config.get("hf_hub_id")) if weights == "auto" else Path(weights)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _build(name, img_size).eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True)
+    config = timm.get_pretrained_cfg(name)
+    tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
+    file = _published(tag, config) if weights == "auto" else Path(weights)
     tensors = read_checkpoint(file)
     check_finite(tensors, printable(str(file)))
-    classes = int(config["num_classes"]) if weights == "auto" else classes_in(tensors, model)
+    classes = config.num_classes if weights == "auto" else classes_in(tensors, config and config.classifier)
     with loading(printable(str(file))):
         model = _build(name, img_size, file=str(file), classes=classes)
     source = tag if weights == "auto" else printable(file.name)
@@ -203,4 +202,8 @@ def reach_hub(name: str) -> str:
     Raises:
         WeightsError: If they are not cached and the hub cannot be reached.
     """
-    return f"{name}: {hub_file(name, timm.get_pretrained_cfg(name).hf_hub_id, download=False)}"
+    return f"{name}: {_published(name, timm.get_pretrained_cfg(name), download=False)}"
+
+
+def _published(name: str, config: Any, download: bool = True) -> Path:  # noqa: ANN401 - timm's PretrainedCfg
+    return hub_file(name, config and config.hf_hub_id, config and config.hf_hub_filename, download=download)

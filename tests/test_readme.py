@@ -1,0 +1,60 @@
+"""README and docs: their Python runs, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import visattn
+from visattn import data
+from visattn.cli._main import COMMANDS, _run
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+COMMAND_LINES = sorted({line for page in PAGES for line in re.findall(r"`(visattn [a-z][^`]*)`", page.read_text())})
+
+
+@pytest.fixture
+def offline(dinov2: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with dog.jpg, and the hub's weights replaced by those at hand."""
+    shutil.copy(data.photo_path("rocket"), tmp_path / "dog.jpg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(visattn, "load_model", lambda name, **_: dinov2, raising=False)
+    monkeypatch.setattr("visattn._pipeline.load_model", lambda name, **_: dinov2)
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_each_python_block_of_the_readme_draws_its_picture(block: str, tmp_path: Path) -> None:
+    exec(compile(block, "README.md", "exec"), {"visattn": visattn})
+    assert (tmp_path / "dog.png").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if not link.startswith("https:")]
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_commands_in_the_docs_have_the_options_they_show(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(line)
+    assert words[1] in COMMANDS or words[1].isupper()
+    if words[1] in COMMANDS:
+        assert _run([words[1], "--help"], debug=False) == 0
+        shown = capsys.readouterr().out
+        assert not [word for word in words if word.startswith("--") and word.split("=")[0] not in shown]
+
+
+def test_the_first_screen_has_the_two_commands_and_three_lines_of_python() -> None:
+    first = (ROOT / "README.md").read_text().split("\n## ")[0]
+    assert "make demo" in first
+    assert "make test" in first
+    assert len(BLOCKS[0].strip().splitlines()) == 3
