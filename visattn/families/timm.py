@@ -26,7 +26,15 @@ from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
 _FLAT = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
-_MODULES = ("vision_transformer", "deit", "eva", "beit", "vision_transformer_relpos")  # the files of timm that define them
+_MODULES = (
+    "vision_transformer",
+    "vision_transformer_hybrid",
+    "vitamin",
+    "deit",
+    "eva",
+    "beit",
+    "vision_transformer_relpos",
+)  # the files of timm that define them
 _SEVERAL_CALLS = ("DiffAttention", "DiffParallelScalingBlock", "ParallelThingsBlock")  # not one attention a block
 
 
@@ -152,7 +160,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         std=tuple(config["std"]),
         interpolation=config["interpolation"],
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
-        channels=int(getattr(stem, "proj", nn.Conv2d(3, 1, 1)).in_channels) if hasattr(stem, "proj") else 3,
+        channels=next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3),
         transform=timm.data.create_transform(**config, is_training=False).transforms,
     )
 
@@ -175,7 +183,8 @@ def _readout(model: Any, prefix: tuple[str, ...]) -> str:  # noqa: ANN401
         return "pool"
     if "distillation" in prefix:
         return "cls+distillation"
-    return "cls" if model.global_pool in ("token", "") and "cls" in prefix else "mean"
+    headless = not getattr(model, "num_classes", 0)  # then how it would pool says nothing: the class token stands for the image
+    return "cls" if "cls" in prefix and (headless or model.global_pool in ("token", "")) else "mean"
 
 
 def _output_weight(owner: Any) -> Tensor | None:  # noqa: ANN401
