@@ -202,7 +202,8 @@ def _refusal(model: nn.Module) -> str:
 
 def names(pattern: str = "*") -> list[str]:
     """Models with published weights whose tokens can be put back on the image, by name pattern."""
-    return [name for module in _MODULES for name in timm.list_models(pattern, module=module, pretrained=True)]
+    found = [name for module in _MODULES for name in timm.list_models(pattern, module=module, pretrained=True)]
+    return [name for name in found if not name.startswith(("vit_dwee", "vit_dpwee"))]  # differential attention
 
 
 def reach_hub(name: str) -> str:
