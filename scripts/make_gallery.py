@@ -49,7 +49,10 @@ def main() -> None:
             _save("matrix", matrix_figure(weights, record.keys.prefix, title="coffee.png, blocks.5.attn, head 2"))
             query = answer(recording, prepared, "attention", {"layer": "all", "query": f"pixel:{x},{y}"})
             layers = query.map.mean("head")
-            _save("layers", contact_sheet(prepared.photo, layers, prepared.geometry, points=[(y, x)], title="one patch through 12 layers"))
+            _save(
+                "layers",
+                contact_sheet(prepared.photo, layers, prepared.geometry, points=[(y, x)], title="one patch through 12 layers"),
+            )
     titles = ["photo", "one head", "60% of its mass", "patch features", "like the ringed patch", "rollout, sinks ringed"]
     _save("strip", sheet(rows, panel=240, column_labels=titles))
     for name in data.PHOTOS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -27,20 +28,24 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
         OutputError: If `path` is an input, a folder, exists without `overwrite`, or its folder cannot be made.
     """
     name = printable(str(path))
-    for source in inputs:
-        if path == source or (path.exists() and source.exists() and path.samefile(source)):
-            raise OutputError(f"{name}: the output is the input itself; choose another -o/--output")
-    if path.is_dir():
-        raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
-    if path.exists() and not overwrite:
-        raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
     try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()  # exists() would take a name that cannot be for one that is not there
+        for source in inputs:
+            if path == source or (path.exists() and source.exists() and path.samefile(source)):
+                raise OutputError(f"{name}: the output is the input itself; choose another -o/--output")
+        if path.is_dir():
+            raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
+        if path.exists() and not overwrite:
+            raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-"):
             pass
+    except OutputError:
+        raise
     except (FileExistsError, NotADirectoryError) as error:
         raise OutputError(f"{name}: {printable(str(path.parent))} is a file, not a folder; choose another folder") from error
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         refused = _explain(error, path)
         raise refused from error
     return path
@@ -86,11 +91,11 @@ def write_whole(path: Path, data: bytes) -> Path:
     return path
 
 
-def _explain(error: OSError, path: Path) -> VisattnError:
+def _explain(error: OSError | ValueError, path: Path) -> VisattnError:
     name = printable(str(path))
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"{name}: disk full; free some space or choose another -o/--output")
-    cause = (error.strerror or str(error)).lower()
+    cause = (getattr(error, "strerror", None) or str(error)).lower()
     return OutputError(f"{name}: cannot be written ({cause}); choose a folder that can be written")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _INK, _PAPER, _FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
 _GAP, _MARGIN = 8, 18
+_TALLEST = 10  # panel heights in panel widths
 
 
 @dataclass(frozen=True)
@@ -159,18 +160,18 @@ def contact_sheet(
         between(mass, 0, 1, "mass")
     whole = as_photo(photo)
     height = max(1, round(whole.height * panel / whole.width))
-    small, place = (
-        whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC),
-        geometry,
-    )
     place = geometry.resized((height, panel))
+    if height > _TALLEST * panel:
+        raise OptionError(f"a photo of {whole.width} x {whole.height} pixels is too narrow for a sheet. Use visattn overlay.")
     named = [name for name in (rows, columns) if name]
     for name in (*named, *shared):
         one_of(name, attention_map.axes, "axis")
-    if set(named) != set(attention_map.axes) and not (not named and len(attention_map.axes) == 1):
+    wrapped = not named and len(attention_map.axes) == 1
+    if not attention_map.axes or not (wrapped or sorted(named) == sorted(attention_map.axes)):
         raise OptionError(
             f"a contact sheet shows every axis: {attention_map.axes} must be named as rows and columns, got {named}."
         )
+    small = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
     heat = attention_map.to_heatmap(place, interpolation)
     masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
     scales = _scales(heat, normalize, shared)
@@ -248,14 +249,14 @@ def matrix_figure(
         weights = np.nanmean(blocks, axis=(1, 3)).astype(np.float32)
         notes = (f"each pixel is the mean of {shrink} x {shrink} weights", *notes)
     enlarge = max(1, side // max(weights.shape))
-    high = float(np.percentile(weights, 99.5))
+    low, high = float(weights.min()), float(np.percentile(weights, 99.5))
+    high = high if high > low else float(weights.max())
     picture = (
         render.colorize(np.minimum(weights, high), colormap="viridis")
         if weights.min() < high
         else Image.new("RGB", weights.shape[::-1])
     )
     picture = picture.resize((picture.width * enlarge, picture.height * enlarge), Image.Resampling.NEAREST)
-    low = float(weights.min())
     ticks = (f"{low:.2g}", f"{(low + high) / 2:.2g}", f">= {high:.2g}")
     order = f"{', '.join(prefix)}, then patches in raster order" if prefix else "patches in raster order"
     notes = (f"rows: queries, top to bottom; columns: keys, left to right; both {order}", *notes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,13 +15,9 @@ def to_json(data: Any) -> str:  # noqa: ANN401 - any JSON value
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV with a header; a cell that a spreadsheet would run as a formula gets a leading quote."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"'{value}" if str(value)[:1] in "=+@" else value for key, value in row.items()})
-    return stream.getvalue()
+    """Rows as CSV with a header; a text that a spreadsheet would run as a formula gets a leading quote."""
+    lines = [list(rows[0]), *(row.values() for row in rows)] if rows else []
+    return "".join(",".join(map(_csv_cell, line)) + "\n" for line in lines)
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
@@ -31,7 +25,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     head = list(rows[0])
-    lines = [head, ["---"] * len(head), *([_cell(row[key]) for key in head] for row in rows)]
+    lines = [head, ["---"] * len(head), *([_cell(row[key]).replace("|", "\\|") for key in head] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -50,4 +44,11 @@ def to_text(rows: Sequence[Row]) -> str:
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
+    return "" if value is None else str(value).replace("\n", " ")
+
+
+def _csv_cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        text = f"'{text}"
+    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\r\n') else text

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from visattn._checks import printable
+from visattn._checks import between, printable
 from visattn.errors import ImageError
 
 if TYPE_CHECKING:
@@ -26,9 +26,18 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
 MAX_PIXELS = 64_000_000
+LARGEST = 178_956_970  # above this Pillow refuses by itself
 BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
 _FACTS = "visattn"
-_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"II*\0", b"MM\0*")  # a known format that does not open is damaged
+_SIGNATURES = (
+    b"\x89PNG",
+    b"\xff\xd8\xff",
+    b"RIFF",
+    b"GIF8",
+    b"II*\0",
+    b"MM\0*",
+    b"BM",
+)  # a known format that does not open is damaged
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,17 @@ def load_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_
 
     Args:
         source: A path, or the content of a file.
-        max_pixels: Largest allowed width x height, checked before decoding.
+        max_pixels: Largest allowed width x height, checked before decoding; at most `LARGEST`.
 
     Returns:
         An RGB image; its `facts` travel with it and with its copies.
 
     Raises:
+        OptionError: If `max_pixels` is above `LARGEST`.
         ImageError: If it is no file, no image, damaged, too large or of a kind that is not supported; the message names the file,
             the cause and what to do.
     """
+    between(max_pixels, 1, LARGEST, "max_pixels")
     if isinstance(source, bytes):
         name, data = "image", source
     else:
@@ -70,11 +81,11 @@ def load_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_
     if not data:
         raise ImageError(f"{name}: empty file; check the download or the copy")
     try:
-        photo, notes = _decode(name, data, max_pixels)
-    except ImageError:
-        raise
+        photo, notes = _decode(data, max_pixels)
+    except ImageError as error:
+        raise ImageError(f"{name}: {error}") from error
     except (Exception, MemoryError) as error:  # Pillow raises OSError, SyntaxError, ValueError, RuntimeError and more
-        raise ImageError(f"{name}: {_cause(error, data)}") from error
+        raise ImageError(f"{name}: {_cause(error, data, max_pixels)}") from error
     photo.info = {_FACTS: ImageFacts(Path(name).name, hashlib.sha256(data).hexdigest(), tuple(notes))}
     return photo
 
@@ -99,7 +110,8 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
     if isinstance(image, Image.Image):
         return image if image.mode == "RGB" else _to_rgb(image, [])
     if hasattr(image, "detach"):
-        image = image.detach().cpu().numpy()
+        image = image.detach().cpu()
+        image = (image.float() if image.is_floating_point() else image).numpy()  # numpy has no bfloat16
     array = np.asarray(image)
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
@@ -141,18 +153,19 @@ def _read(path: Path) -> bytes:
         raise ImageError(f"{name}: {cause}; check the path") from error
     except PermissionError as error:
         raise ImageError(f"{name}: permission denied; check the file's mode") from error
-    except OSError as error:
-        raise ImageError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the path") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        cause = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ImageError(f"{name}: cannot be read ({cause}); check the path") from error
 
 
-def _decode(name: str, data: bytes, max_pixels: int) -> tuple[Image.Image, list[str]]:
+def _decode(data: bytes, max_pixels: int) -> tuple[Image.Image, list[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # broken metadata; sizes are checked here, not by Pillow's own warning
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         if width * height > max_pixels:
             raise ImageError(
-                f"{name}: {width} x {height} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down, or raise "
+                f"{width} x {height} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down, or raise "
                 "the limit (--max-pixels, load_image(max_pixels=))"
             )
         notes = []
@@ -191,20 +204,23 @@ def _wide_grey(image: Image.Image, notes: list[str]) -> Image.Image:
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
-def _cause(error: BaseException, data: bytes) -> str:
+def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError):
         return "out of memory while decoding; scale it down"
-    if isinstance(error, Image.DecompressionBombError):  # beyond 179 million pixels Pillow refuses before we see the size
-        return "more pixels than the limit of 64 million; scale it down"
+    if isinstance(error, Image.DecompressionBombError):  # Pillow has a limit of its own, and tells the size only in words
+        pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
+        return f"{pixels} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down"
     if isinstance(error, UnidentifiedImageError) and data.startswith(_SIGNATURES):
         return "truncated (image data ends early) or damaged; fetch or copy it again"
     if isinstance(error, UnidentifiedImageError):
-        start = printable(data[:24].decode("utf-8", "replace").strip())
-        text_like = data[:64].decode("utf-8", "replace").isprintable() or data[:1] in b"<{#"
+        words = data[:64].decode("utf-8", "ignore").split()
+        text_like = bool(words) and "".join(words).isprintable()
+        start = " ".join(words)[:24]
         found = f"starts with '{start}'" if text_like else "no known format"
         return f"not an image ({found}); allowed are {', '.join(FORMATS)}"
-    if "truncated" in text or "broken data stream" in text or "incomplete" in text or "eof" in text:
+    short = data[:4] == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(data)  # WebP says how long it should be
+    if short or "truncated" in text or "broken data stream" in text or "incomplete" in text or "eof" in text:
         return "truncated (image data ends early); fetch or copy it again"
     if "conversion" in text and "not supported" in text:
         return f"unsupported colour mode ({error}); convert it to RGB"

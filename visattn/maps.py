@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,12 +143,11 @@ class AttentionMap:
         if len(self.layout.grid) != 2:
             raise MapError(f"a heatmap needs a grid of rows and columns, got {self.layout.grid}.")
         box = self.layout.box
-        if (
-            box.bottom - geometry.input[0] > box.height / self.layout.grid[0]
-            or box.right - geometry.input[1] > box.width / self.layout.grid[1]
-        ):
+        patch = box.height / self.layout.grid[0], box.width / self.layout.grid[1]
+        if abs(box.bottom - geometry.input[0]) >= patch[0] or abs(box.right - geometry.input[1]) >= patch[1]:
+            size = " x ".join(map(str, geometry.input))
             raise MapError(
-                f"the map covers {box.bottom:g} x {box.right:g} input pixels, the geometry has {geometry.input}. Use the photo's own."
+                f"the map covers {box.bottom:g} x {box.right:g} input pixels, the geometry {size}. Use the photo's own."
             )
         grid = self.values.detach().float().cpu().numpy()
         seen = geometry.seen(box)
@@ -211,6 +211,11 @@ class Heatmap:
     marks: tuple[tuple[float, float], ...] = ()
 
     @property
+    def normalized(self) -> bool:
+        """Whether `normalize` has scaled the values to [0, 1] already."""
+        return self.provenance.normalization is not None
+
+    @property
     def signed(self) -> bool:
         """Whether zero is a value of its own, so that colours must diverge from it."""
         return self.meaning in SIGNED
@@ -251,10 +256,12 @@ def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = Fa
 
     Raises:
         OptionError: If `how` is unknown.
-        MapError: If values lie outside [0, 1] under `none`.
+        MapError: If values are not finite, or lie outside [0, 1] under `none`.
     """
     one_of(how, ("auto", "minmax", "none", "percentile", "symmetric"), "normalization")
     low, high = float(grid.min()), float(grid.max())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")
     if how == "none":
         if low < 0 or high > 1:
             raise MapError(
@@ -265,7 +272,8 @@ def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = Fa
         bound = max(abs(low), abs(high))
         return -bound, bound
     if how == "percentile":
-        low, high = (float(edge) for edge in np.percentile(grid, _PERCENTILE))
+        inner = tuple(float(edge) for edge in np.percentile(grid, _PERCENTILE))
+        low, high = inner if inner[0] < inner[1] else (low, high)  # one peak on a flat ground is no constant map
     return low, high
 
 
@@ -366,7 +374,7 @@ def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
         "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
     }
     stream = io.BytesIO()
-    np.savez_compressed(stream, values=attention_map.values.cpu().numpy(), facts=np.array(json.dumps(facts)))
+    np.savez_compressed(stream, values=attention_map.values.detach().float().cpu().numpy(), facts=np.array(json.dumps(facts)))
     return stream.getvalue()
 
 
@@ -384,12 +392,14 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
     """
     name = printable(os.fspath(path))
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            if loaded.ndim != 2 or loaded.dtype.kind not in "uifb":
-                raise MapError(f"{name}: a map must be an array (rows, columns) of numbers, got {loaded.dtype} {loaded.shape}.")
-            return loaded.astype(np.float32)
-        with loaded:
+        with Path(path).open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                if loaded.ndim != 2 or loaded.dtype.kind not in "uifb":
+                    raise MapError(
+                        f"{name}: a map must be an array (rows, columns) of numbers, got {loaded.dtype} {loaded.shape}."
+                    )
+                return loaded.astype(np.float32)
             facts, values = json.loads(str(loaded["facts"])), torch.from_numpy(loaded["values"])
         provenance = Provenance.from_dict(facts["provenance"])
         parts = facts["layout"]
@@ -401,7 +411,7 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         return AttentionMap(values, tuple(facts["axes"]), layout, labels, facts["meaning"], provenance), geometry
     except MapError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # numpy, zip and JSON raise many kinds on damaged files
         raise MapError(
             f"{name}: not a map ({printable(str(error))[:120]}); make one with --save-map, or pass an .npy array."
         ) from error

@@ -20,7 +20,7 @@ from visattn._checks import between, one_of
 from visattn._cv2 import cv2
 from visattn._tables import to_json
 from visattn._types import Blend, Normalization
-from visattn.errors import MapError, ShapeError, VisattnWarning
+from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
 from visattn.images import as_photo
 from visattn.maps import Heatmap, value_range
@@ -49,7 +49,8 @@ def overlay(
     Args:
         photo: The photo, as `as_photo` takes it.
         heat: A `Heatmap` of one panel, or an `(height, width)` array of the photo's size, of any numeric dtype.
-        normalize: How values become 0 to 1, see `visattn.maps.value_range`. A heatmap's scale is taken from its grid.
+        normalize: How values become 0 to 1, see `visattn.maps.value_range`; `auto` leaves a heatmap that `normalize` has scaled.
+            A heatmap's scale is taken from its grid.
         opacity: 0 gives the photo's bytes, 1 the colour map.
         blend: `constant` mixes every pixel alike; `value` lets high values cover and low ones show the photo.
         colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed, by default.
@@ -71,9 +72,12 @@ def overlay(
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
+    if normalize == "auto" and isinstance(heat, Heatmap) and heat.normalized:
+        normalize = "none"
     low, high = value_range(grid, normalize, signed)
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")
+    if seen.height == 0 or seen.width == 0:
+        warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=2)
+        return picture.copy()
     if low == high:
         warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=2)
         return picture.copy()
@@ -109,7 +113,8 @@ def overlay(
 
 def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Image.Image:  # noqa: ANN401
     """The colours of a heatmap alone, black where the model did not see; see `overlay`."""
-    shape = (heat.values if isinstance(heat, Heatmap) else np.asarray(heat)).shape
+    values = heat.values if isinstance(heat, Heatmap) else heat
+    shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
     return overlay(Image.new("RGB", shape[:-3:-1]), heat, normalize=normalize, opacity=1, colormap=colormap)
 
 
@@ -191,8 +196,10 @@ def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] 
     rows, columns = slice(int(heat.seen.top), int(heat.seen.bottom)), slice(int(heat.seen.left), int(heat.seen.right))
     for channel, (values, grid) in enumerate(zip(heat.values, heat.grid, strict=True)):
         low, high = ranges[channel] if ranges is not None else value_range(grid, "percentile")
-        scaled = (values[rows, columns] - low) * (255 / max(high - low, 1e-30))
-        array[rows, columns, channel] = scaled.clip(0, 255).round()
+        if high > low:
+            array[rows, columns, channel] = ((values[rows, columns] - low) * (255 / (high - low))).clip(0, 255).round()
+        else:
+            array[rows, columns, channel] = 0
     return Image.fromarray(array)
 
 
@@ -215,7 +222,9 @@ def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[
                 f"overlay draws one panel, the heatmap has the axes {heat.axes}. Choose with .at() or use contact_sheet."
             )
     else:
-        array = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
+        if hasattr(heat, "detach"):
+            heat = heat.detach().cpu().float()  # numpy has no bfloat16
+        array = np.asarray(heat)
         if array.dtype.kind not in "uifb":
             raise ShapeError(f"a heatmap must hold numbers, got {array.dtype}. Pass an (H, W) array.")
         values = array if array.dtype == np.float32 else array.astype(np.float32)

@@ -30,7 +30,11 @@ from visattn.provenance import Provenance
 @click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
 @picture_options
 @click.option(
-    "--max-pixels", type=click.IntRange(1), default=64_000_000, show_default=True, help="Largest photo that is decoded."
+    "--max-pixels",
+    type=click.IntRange(1, 178_956_970),
+    default=64_000_000,
+    show_default=True,
+    help="Largest photo that is decoded.",
 )
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
 @click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map (.npz).")

@@ -1,0 +1,60 @@
+"""What the parts of the benchmark share: the model, the pixels, the three things that are run, and the clock."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+import visattn
+from visattn import data, methods
+
+
+def load() -> nn.Module:
+    """DINOv2 ViT-S/14 with its real weights."""
+    return visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
+
+
+def pixels(model: nn.Module, side: int) -> Tensor:
+    """A real photo, squeezed to a square, as the model wants it."""
+    square = visattn.load_image(data.photo_path("coffee")).resize((side, side))
+    return visattn.prepare(square, model, resize="fit", img_size=side).pixels
+
+
+def plain(model: nn.Module, image: Tensor) -> object:
+    """The forward pass and nothing else."""
+    with torch.inference_mode():
+        return model(image)
+
+
+def rollout(model: nn.Module, image: Tensor) -> visattn.Recording:
+    """The forward pass under capture, then rollout through all layers."""
+    with torch.inference_mode():
+        with visattn.capture(model) as recording:
+            model(image)
+        methods.rollout(recording)
+    return recording
+
+
+def heads(model: nn.Module, image: Tensor) -> visattn.Recording:
+    """The forward pass under capture, then each head of the last layer."""
+    with torch.inference_mode():
+        with visattn.capture(model) as recording:
+            model(image)
+        methods.attention(recording)
+    return recording
+
+
+def medians(runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int) -> dict[str, float]:
+    """Median seconds of each run; all are run in turn (A B C A B C ...), so that a slow spell hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(warmup + rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}

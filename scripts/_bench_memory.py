@@ -1,0 +1,49 @@
+"""Peak memory of one run in this process alone, as JSON: `_bench_memory.py plain|rollout SIDE`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import torch
+from _bench_common import load, pixels, plain, rollout
+
+
+def status(field: str) -> int:
+    """A size of this process in bytes: `VmRSS` is resident now, `VmHWM` its peak (`ru_maxrss` may be the parent's)."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"_bench_memory: error: /proc/self/status has no {field}; memory is measured on Linux only.")
+    return int(found[1]) * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak start again from what is resident now, where the kernel allows it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        print("_bench_memory: the peak could not be reset; growth includes loading", file=sys.stderr)
+
+
+def main(run: str, side: int) -> dict[str, int]:
+    """Bytes: peak of the whole process, growth over the loaded model, and all queries and keys that were kept."""
+    torch.set_num_threads(2)
+    model = load()
+    image = pixels(model, side)
+    before = status("VmHWM")
+    forget_peak()
+    loaded = status("VmRSS")
+    kept = 0
+    if run == "plain":
+        plain(model, image)
+    else:
+        recording = rollout(model, image)
+        kept = sum(tensor.nbytes for record in recording for tensor in (record.operator.query, record.operator.key))  # type: ignore[attr-defined]
+    peak = status("VmHWM")
+    return {"peak": max(before, peak), "growth": peak - loaded, "kept": kept}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,69 @@
+"""Time of one overlay, ours and the peers' in one process, as JSON; runs in the peers' environment that `benchmark.py` makes.
+
+Each is called as its own documentation calls it, and what it wants as input is made beforehand: the peers get their float
+arrays and masks for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from _bench_common import medians
+from PIL import Image
+
+import visattn
+from visattn import colormaps, data
+from visattn._cv2 import cv2
+from visattn.geometry import Box, Geometry
+
+WIDTH, HEIGHT, GRID = 1024, 768, 37
+ROUNDS, WARMUP = 60, 10
+
+
+def attention_map() -> visattn.AttentionMap:
+    """A smooth map of a 518-pixel input with 14-pixel patches."""
+    y, x = torch.meshgrid(torch.linspace(-2, 2, GRID), torch.linspace(-2, 2, GRID), indexing="ij")
+    box = Box(0, 0, 14 * GRID, 14 * GRID)
+    return visattn.AttentionMap(
+        torch.exp(-y * y - x * x), (), visattn.TokenLayout("tokens", ("cls",), (GRID, GRID), box), {}, "attention"
+    )
+
+
+def main() -> dict[str, Any]:
+    """Median seconds by name, and the versions of the peers."""
+    show_cam_on_image = import_module("pytorch_grad_cam.utils.image").show_cam_on_image
+    overlay_mask = import_module("torchcam.utils").overlay_mask
+    photo = visattn.load_image(data.photo_path("coffee")).resize((WIDTH, HEIGHT))
+    geometry = Geometry((HEIGHT, WIDTH), (14 * GRID, 14 * GRID), Box(0, 0, HEIGHT, WIDTH))
+    heat = attention_map().to_heatmap(geometry)
+    array = np.array(photo)
+    grid = np.ascontiguousarray(heat.grid)
+    table = np.ascontiguousarray(colormaps.table("inferno")[:, None])
+    scaled = np.float32(array) / 255
+    mask = (heat.values - heat.values.min()) / (heat.values.max() - heat.values.min())
+    picture = Image.fromarray((grid - grid.min()) / (grid.max() - grid.min()))
+
+    def bare() -> object:
+        large = cv2.resize(grid, (WIDTH, HEIGHT))
+        colour = cv2.applyColorMap(cv2.convertScaleAbs(large, alpha=255), table)
+        return cv2.addWeighted(colour, 0.5, array, 0.5, 0)
+
+    runs = {
+        "OpenCV": bare,
+        "visattn": lambda: visattn.overlay(photo, heat),
+        "grad-cam": lambda: show_cam_on_image(scaled, mask, use_rgb=True),
+        "torch-cam": lambda: overlay_mask(photo, picture, alpha=0.5),
+    }
+    return {
+        "seconds": medians(runs, ROUNDS, WARMUP),
+        "versions": {"grad-cam": version("grad-cam"), "torch-cam": version("torchcam"), "matplotlib": version("matplotlib")},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

@@ -1,0 +1,239 @@
+"""Speed and memory against the plain forward pass, and the overlay against its peers; exit status 1 if a bound is exceeded.
+
+`benchmark.py [--only time|memory|overlay] [--quick] [--write-docs]`. Memory and the peers are measured in processes of their own
+(`_bench_memory.py`, `_bench_overlay.py`), the peers in an environment of their own (`.bench/peers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from visattn._tables import Row, to_markdown, to_text
+from visattn.errors import VisattnError
+
+ROOT = Path(__file__).parents[1]
+PEERS = ROOT / ".bench" / "peers"
+DOCS = ROOT / "docs" / "benchmarks.md"
+PARTS = {
+    "time": "Time against the plain forward pass",
+    "memory": "Memory against the plain forward pass",
+    "overlay": "Overlay against its peers",
+}
+
+THREADS = 2
+ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 3}  # side in pixels: timed rounds
+ROLLOUT = {224: 1.2, 518: 1.35, 1036: 1.55, 1778: 1.8}  # times the plain forward
+HEADS = {224: 1.08, 518: 1.05, 1036: 1.05, 1778: 1.05}
+PROCESSES = 3  # for each peak at 1036 px
+PEAK_RATIO = 1.3
+KEPT, SPARE = 1.15, 64e6  # growth may exceed the plain forward's by 1.15 x queries and keys + 64 MB
+PEAK_1778 = 3e9
+OVERLAY_RATIO = 1.8  # times the bare OpenCV calls
+PEER_RATIO = 3.0  # times visattn
+
+_PEERS = ("grad-cam==1.5.7", "torchcam==0.5.0")  # installed without their dependencies, which would bring a second PyTorch
+_THEIR_NEEDS = ("matplotlib", "scikit-learn", "ttach")  # what importing them needs beyond what is shared
+
+
+class NotMeasured(Exception):
+    """A part of the benchmark could not run; the message says why and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts; 0: every bound kept, 1: a bound exceeded, 2: a part could not be measured."""
+    parser = argparse.ArgumentParser(description="Speed and memory of visattn, each with its bound.")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--quick", action="store_true", help="leave out 1778 px (some minutes)")
+    parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
+    options = parser.parse_args(arguments)
+    if options.write_docs and (options.only or options.quick):
+        parser.error("--write-docs needs the whole run. Leave out --only and --quick.")
+    print("\n".join(protocol()), flush=True)
+    measured: dict[str, list[Row]] = {}
+    missing = False
+    for part in [options.only] if options.only else PARTS:
+        print(f"\n{PARTS[part]}", flush=True)
+        try:
+            rows = list({"time": time_rows, "memory": memory_rows, "overlay": overlay_rows}[part](options.quick))
+        except (NotMeasured, VisattnError) as error:
+            print(f"benchmark: error: {part}: {error}", file=sys.stderr)
+            missing = True
+            continue
+        measured[part] = rows
+        print(to_text(rows), end="", flush=True)
+    entries = [entry for rows in measured.values() for entry in rows if entry["bound"]]
+    over = sum(entry["verdict"] == "over" for entry in entries)
+    print(f"\n{over} of {len(entries)} bounds exceeded")
+    if options.write_docs and not missing:
+        DOCS.parent.mkdir(exist_ok=True)
+        DOCS.write_text(document(measured), encoding="utf-8")
+        print(f"wrote {DOCS.relative_to(ROOT)}")
+    return 2 if missing else int(bool(over))
+
+
+def protocol() -> list[str]:
+    """The machine and how things are measured, a line each."""
+    names = ("visattn", "torch", "timm", "opencv-python", "pillow", "numpy")
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    cpu = found[1].strip() if found else platform.machine()
+    return [
+        f"Machine: {cpu}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
+        f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
+        "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1; a real photo squeezed to a square.",
+        "Time: one process, one warm-up round, then the runs in turn (A B C A B C ...); medians. Ratios are of one such series.",
+        f"Memory: a fresh process each, its own peak of resident memory (VmHWM); at 1036 px the median of {PROCESSES}, run in turn.",
+        "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
+    ]
+
+
+def row(head: Row, measured: str, value: float, bound: float, limit: str) -> Row:
+    """A row with its bound and verdict; `limit` starts with `<=` or `>=`."""
+    kept = value >= bound if limit.startswith(">=") else value <= bound
+    return {**head, "measured": measured, "bound": limit, "verdict": "ok" if kept else "over"}
+
+
+def time_rows(quick: bool) -> Iterator[Row]:
+    """Plain forward, capture with rollout, and capture with the heads of the last layer, at each size."""
+    import _bench_common as common
+    import torch
+
+    torch.set_num_threads(THREADS)
+    model = common.load()
+    for side, rounds in sizes(quick).items():
+        progress(f"{side} px, {rounds} rounds")
+        pixels = common.pixels(model, side)
+        runs = {"plain forward": common.plain, "rollout": common.rollout, "last-layer heads": common.heads}
+        seconds = common.medians({name: partial(run, model, pixels) for name, run in runs.items()}, rounds, warmup=1)
+        for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
+            head = {"px": side, "tokens": (side // 14) ** 2 + 1, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
+            if not bounds:
+                yield {**head, "measured": None, "bound": None, "verdict": None}
+                continue
+            ratio = seconds[name] / seconds["plain forward"]
+            yield row(head, f"{ratio:.3f} x plain", ratio, bounds[side], f"<= {bounds[side]:g} x")
+
+
+def memory_rows(quick: bool) -> Iterator[Row]:
+    """Peaks of fresh processes, and the growth over the loaded model."""
+    series: dict[str, list[dict[str, int]]] = {"plain": [], "rollout": []}
+    for turn in range(PROCESSES):
+        progress(f"1036 px, processes {turn + 1} of {PROCESSES}")
+        for name, sizes_of in series.items():
+            sizes_of.append(run_json(sys.executable, "_bench_memory.py", name, "1036"))
+    (peak, growth), (peak_rollout, growth_rollout) = (
+        [median(one[key] for one in series[name]) for key in ("peak", "growth")] for name in ("plain", "rollout")
+    )
+    kept = series["rollout"][0]["kept"]
+    ratio = peak_rollout / peak
+    text = f"{megabytes(peak_rollout)} / {megabytes(peak)} MB = {ratio:.3f} x"
+    yield row({"px": 1036, "what": "peak of rollout / peak of plain forward"}, text, ratio, PEAK_RATIO, f"<= {PEAK_RATIO:g} x")
+    bound = growth + KEPT * kept + SPARE
+    limit = f"<= {megabytes(growth)} + {KEPT:g} x {megabytes(kept)} + {megabytes(SPARE)} = {megabytes(bound)} MB"
+    what = "growth of rollout <= growth of plain + 1.15 x queries and keys + 64 MB"
+    yield row({"px": 1036, "what": what}, f"{megabytes(growth_rollout)} MB", growth_rollout, bound, limit)
+    if not quick:
+        progress("1778 px")
+        largest = run_json(sys.executable, "_bench_memory.py", "rollout", "1778")["peak"]
+        head = {"px": 1778, "what": "peak of rollout"}
+        yield row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB")
+
+
+def overlay_rows(quick: bool) -> Iterator[Row]:
+    """One overlay of a 37 x 37 map on a 1024 x 768 photo."""
+    found = run_json(str(peers_python()), "_bench_overlay.py")
+    seconds, versions = found["seconds"], found["versions"]
+    ours = seconds["visattn"]
+    head = {"run": "bare OpenCV calls, array to array", "ms": f"{seconds['OpenCV'] * 1e3:.2f}"}
+    yield {**head, "measured": None, "bound": None, "verdict": None}
+    ratio = ours / seconds["OpenCV"]
+    head = {"run": "visattn.overlay, picture to picture", "ms": f"{ours * 1e3:.2f}"}
+    yield row(head, f"{ratio:.2f} x OpenCV", ratio, OVERLAY_RATIO, f"<= {OVERLAY_RATIO:g} x")
+    for name, call in (("grad-cam", "show_cam_on_image, array to array"), ("torch-cam", "overlay_mask, picture to picture")):
+        ratio = seconds[name] / ours
+        head = {"run": f"{name} {versions[name]} {call}", "ms": f"{seconds[name] * 1e3:.2f}"}
+        yield row(head, f"{ratio:.2f} x visattn", ratio, PEER_RATIO, f">= {PEER_RATIO:g} x")
+
+
+def peers_python() -> Path:
+    """The interpreter of the peers' environment, made on first use; PyTorch, OpenCV and visattn are shared with ours.
+
+    Raises:
+        NotMeasured: If the peers cannot be installed.
+    """
+    python = PEERS / "bin" / "python"
+    ready = PEERS / ".ready"
+    wanted = "\n".join((*_PEERS, *_THEIR_NEEDS, sys.version))
+    if ready.exists() and ready.read_text() == wanted:
+        return python
+    progress("installing the peers into .bench/peers (some 170 MB)")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "15"]
+    steps = [[sys.executable, "-m", "venv", "--clear", str(PEERS)], [*pip, *_THEIR_NEEDS], [*pip, "--no-deps", *_PEERS]]
+    for number, step in enumerate(steps):
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            reason = (done.stderr.strip() or done.stdout.strip() or "no reason given").splitlines()[-1]
+            raise NotMeasured(
+                f"the peers {' and '.join(_PEERS)} cannot be installed ({reason}). Run this once where a package index can be "
+                "reached; the other parts need none: --only time, --only memory."
+            )
+        if number == 0:
+            site = next((PEERS / "lib").glob("python*/site-packages"))
+            (site / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
+    ready.write_text(wanted)
+    return python
+
+
+def run_json(python: str, script: str, *arguments: str) -> dict[str, Any]:
+    """What a script of this folder prints, run in a process of its own.
+
+    Raises:
+        NotMeasured: If it fails.
+    """
+    done = subprocess.run(
+        [python, str(Path(__file__).with_name(script)), *arguments], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise NotMeasured(f"{script} {' '.join(arguments)} ended with status {done.returncode}; its message is above.")
+    return dict(json.loads(done.stdout))
+
+
+def document(measured: dict[str, list[Row]]) -> str:
+    """The page of the docs: protocol and tables."""
+    parts = [f"## {PARTS[part]}\n\n{to_markdown(rows)}" for part, rows in measured.items()]
+    intro = (
+        "Written by `scripts/benchmark.py --write-docs`; `make bench` measures the same anew and fails if a bound is exceeded."
+    )
+    return "\n".join(["# Benchmarks\n", f"{intro}\n", *(f"- {line}" for line in protocol()), "", *parts])
+
+
+def sizes(quick: bool) -> dict[int, int]:
+    """Sides in pixels and the rounds of each."""
+    return {side: rounds for side, rounds in ROUNDS.items() if not (quick and side == 1778)}
+
+
+def megabytes(count: float) -> str:
+    """Bytes as millions."""
+    return f"{count / 1e6:.0f}"
+
+
+def progress(text: str) -> None:
+    """Say on stderr what takes time."""
+    print(f"  ... {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,645 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import visattn
+from tests import oracles, tiny
+from tests.conftest import Figures, Seen
+from visattn import data, models
+from visattn._pipeline import look
+from visattn.errors import CaptureError, LayoutError, NoAttentionCaptured, UnsupportedModel
+from visattn.operators import SoftmaxOperator
+from visattn.records import AttentionRecord, Recording
+
+every_model = pytest.mark.parametrize("name", list(tiny.MODELS))
+real = pytest.mark.real
+SIZES = {"224 px, 257 tokens": 224, "518 px, 1370 tokens": 518}
+every_size = pytest.mark.parametrize("size", SIZES.values(), ids=list(SIZES))
+
+
+def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Recording]:
+    """Output and recording of one forward."""
+    with torch.no_grad(), visattn.capture(model, **options) as recording:
+        out = model(x)
+    return out, recording
+
+
+def softmax_operator(record: AttentionRecord) -> SoftmaxOperator:
+    assert isinstance(record.operator, SoftmaxOperator)
+    return record.operator
+
+
+def photo_at(seen: Seen, size: int) -> Tensor:
+    """The astronaut at another size."""
+    return F.interpolate(seen("astronaut")[0].pixels, (size, size), mode="bilinear", antialias=True)
+
+
+def write_out(model: nn.Module) -> None:
+    """Put a model of timm on its eager branch."""
+    attentions: list[Any] = [module for module in model.modules() if hasattr(module, "fused_attn")]
+    for module in attentions:
+        module.fused_attn = False
+
+
+def outputs_of(model: nn.Module) -> dict[str, Tensor]:
+    """What each module gives in the next forward, by name."""
+    outputs: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
+    return outputs
+
+
+# exactness on the real model
+
+
+def worst_rows(record: AttentionRecord, dtype: torch.dtype) -> float:
+    """Largest difference of any entry from float64 of the same query and key, head by head."""
+    operator = softmax_operator(record)
+    judged = operator.to(dtype)
+    worst = 0.0
+    exact = [oracles.head_matrix(q, k) for q, k in zip(operator.query[0, :, 0], operator.key[0, :, 0], strict=True)]
+    for tile in judged.tiles(256):
+        for head, matrix in enumerate(exact):
+            worst = max(worst, float((tile.weights[0, head].double() - matrix[tile.queries]).abs().max()))
+    return worst
+
+
+@real
+@pytest.mark.parametrize("layer", range(12))
+def test_rows_of_dinov2_equal_float64_softmax_of_its_query_and_key(layer: int, seen: Seen, figures: Figures) -> None:
+    record = seen("astronaut")[1][layer]
+    assert record.operator.shape == (1, 6, 1370, 1370)
+    default, double = worst_rows(record, torch.float32), worst_rows(record, torch.float64)
+    figures(f"capture at 518 px, layer {layer:2}: rows against float64, default", default, "<= 5e-5")
+    figures(f"capture at 518 px, layer {layer:2}: rows against float64, float64 mode", double, "<= 1e-6")
+    assert default <= 5e-5
+    assert double <= 1e-6
+
+
+@pytest.fixture(scope="module")
+def eager() -> nn.Module:
+    """DINOv2 on timm's own branch that writes its attention out."""
+    model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
+    write_out(model)
+    return model
+
+
+@contextmanager
+def weights_of_eager(model: nn.Module, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Hand each layer's weights to `receive` as timm's eager branch passes them on."""
+    blocks: Any = model.blocks
+    handles = []
+    for i, block in enumerate(blocks):
+        handles.append(block.attn.attn_drop.register_forward_pre_hook(lambda _, args, i=i: receive(i, args[0])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@real
+def test_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, figures: Figures) -> None:
+    prepared, recording = seen("astronaut")
+    worst = {}
+
+    def compare(layer: int, weights: Tensor) -> None:
+        worst[layer] = max(
+            float((weights[:, :, tile.queries] - tile.weights).abs().max()) for tile in recording[layer].operator.tiles()
+        )
+
+    with torch.no_grad(), weights_of_eager(eager, compare):
+        eager(prepared.pixels)
+    figures("capture at 518 px: rows against timm's eager branch, worst of 12 layers", max(worst.values()), "<= 5e-5")
+    assert sorted(worst) == list(range(12))
+    assert max(worst.values()) <= 5e-5
+
+
+@real
+def test_rows_of_dinov2_equal_the_model_written_out(seen: Seen, dinov2: nn.Module, figures: Figures) -> None:
+    prepared, recording = seen("astronaut")
+    plain = models.VisionTransformer((518, 518), 14)
+    plain.load_state_dict(dinov2.state_dict())
+    with torch.no_grad():
+        tokens, weights = plain.eval()(prepared.pixels)
+    worst = max(
+        float((expected[:, :, tile.queries] - tile.weights).abs().max())
+        for record, expected in zip(recording, weights, strict=True)
+        for tile in record.operator.tiles()
+    )
+    figures("capture at 518 px: rows against visattn.models.VisionTransformer", worst, "<= 5e-5")
+    assert worst <= 5e-5
+    torch.testing.assert_close(recording.features[-1].value, tokens, atol=2e-3, rtol=1e-3)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "inference mode": torch.inference_mode,
+    "no grad": torch.no_grad,
+    "grad": nullcontext,
+}
+
+
+@real
+@every_size
+@pytest.mark.parametrize("mode", list(MODES))
+def test_output_of_dinov2_is_the_same_bit_for_bit(size: int, mode: str, seen: Seen, dinov2: nn.Module) -> None:
+    x = photo_at(seen, size)
+    with MODES[mode]():
+        plain = dinov2(x)
+        with visattn.capture(dinov2) as recording:
+            captured = dinov2(x)
+    assert torch.equal(plain, captured)
+    assert captured.requires_grad == (mode == "grad")
+    assert len(recording) == 12
+    assert not any(softmax_operator(record).query.requires_grad for record in recording)
+
+
+@every_size
+def test_log_sum_exp_is_read_above_512_tokens_only(size: int) -> None:
+    side = size // 14 * 16
+    _, recording = run(tiny.vit(img_size=(side, side)), tiny.pixels(size=(side, side)))
+    assert all((softmax_operator(record).lse is not None) == (size == 518) for record in recording)
+
+
+@pytest.mark.parametrize("sharp", [1, 4], ids=["peaky", "nearly one-hot"])
+def test_rows_with_the_kernels_log_sum_exp_equal_float64(sharp: int) -> None:
+    model = tiny.vit(img_size=(23 * 16, 24 * 16))
+    with torch.no_grad():
+        model.get_parameter("blocks.1.attn.qkv.weight").mul_(sharp)
+    _, recording = run(model, tiny.pixels(size=(23 * 16, 24 * 16)))
+    assert softmax_operator(recording[1]).lse is not None
+    assert worst_rows(recording[1], torch.float32) <= 5e-5
+
+
+@pytest.mark.parametrize("side", [2, 24], ids=["short", "long"])
+@pytest.mark.parametrize("options", [{}, {"qk_norm": True}], ids=["plain", "query and key norm"])
+def test_rows_of_a_model_under_autocast_sum_to_one(side: int, options: dict[str, Any]) -> None:
+    size = (side * 16, (side + 1) * 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, recording = run(tiny.vit(img_size=size, **options), tiny.pixels(size=size))
+    np.testing.assert_allclose(recording[1].operator.dense().sum(-1), 1, atol=1e-5)
+
+
+# tiny models: exactness, names and places
+
+
+class Kernel:
+    """Stands in for the attention function: notes the weights that its arguments mean, in float64, and calls through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.weights: list[Tensor] = []
+        self._real = F.scaled_dot_product_attention
+        monkeypatch.setattr(F, "scaled_dot_product_attention", self)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        bias = None
+        if attn_mask is not None:
+            shape = (*query.shape[:3], key.shape[2])
+            bias = np.broadcast_to(oracles.array(attn_mask), shape)[:, :, None]
+        scale = options.get("scale") or query.shape[-1] ** -0.5
+        weights = oracles.block_weights(oracles.array(query)[:, :, None], oracles.array(key)[:, :, None], bias, scale)
+        self.weights.append(torch.from_numpy(weights[:, :, 0]))
+        return self._real(query, key, value, attn_mask=attn_mask, **options)
+
+
+@every_model
+@pytest.mark.parametrize("batch", [1, 3], ids=["one image", "three images"])
+def test_weights_equal_nested_loops_over_the_kernels_arguments(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = tiny.MODELS[name].build(), tiny.pixels(batch)
+    _, recording = run(model, x)
+    with torch.no_grad():
+        kernel = Kernel(monkeypatch)
+        model(x)
+    assert len(kernel.weights) == len(recording) >= 2
+    assert all(
+        np.allclose(record.operator.dense(), expected, atol=5e-6)
+        for record, expected in zip(recording, kernel.weights, strict=True)
+    )
+
+
+@every_model
+def test_attention_of_the_tiny_models_is_far_from_uniform(name: str) -> None:
+    _, recording = run(tiny.MODELS[name].build(), tiny.pixels())
+    assert min(float(record.operator.dense().max()) for record in recording.select(kind="self")) > 0.5
+
+
+@pytest.mark.parametrize("name", ["cls", "cls and 4 registers", "beit with relative positions", "eva with rope"])
+def test_weights_equal_timms_eager_branch(name: str) -> None:
+    model, x = tiny.MODELS[name].build(), tiny.pixels(3)
+    _, recording = run(model, x)
+    seen: dict[int, Tensor] = {}
+    write_out(model)
+    with torch.no_grad(), weights_of_eager(model, seen.__setitem__):
+        model(x)
+    torch.testing.assert_close([record.operator.dense() for record in recording], [seen[0], seen[1]], atol=5e-6, rtol=1e-4)
+
+
+@every_model
+def test_prefix_tokens_and_grid_are_named(name: str) -> None:
+    _, recording = run(tiny.MODELS[name].build(), tiny.pixels(2))
+    records = recording.select(kind="self")
+    assert records.layers == ["blocks.0.attn", "blocks.1.attn"]
+    assert {record.keys for record in records} == {tiny.layout(tiny.MODELS[name].prefix)}
+    assert {record.queries for record in records} == {tiny.layout(tiny.MODELS[name].prefix)}
+    assert recording.input_size == tiny.INPUT
+
+
+@pytest.mark.parametrize("name", ["map pooling", "map pooling beside cls"])
+def test_pooling_head_attends_from_its_own_query_to_the_patches(name: str) -> None:
+    _, recording = run(tiny.MODELS[name].build(), tiny.pixels(2))
+    pool = recording[-1]
+    assert (pool.layer, pool.kind, recording.readout) == ("attn_pool", "pool", "pool")
+    assert (pool.queries.prefix, pool.queries.grid) == (("query0",), ())
+    assert (pool.keys.prefix, pool.keys.grid) == ((), tiny.GRID)
+
+
+@pytest.mark.parametrize(
+    ("name", "readout"),
+    [
+        ("cls", "cls"),
+        ("no prefix", "mean"),
+        ("registers only", "mean"),
+        ("cls and distillation", "cls+distillation"),
+        ("eva with rope", "mean"),
+    ],
+)
+def test_readout_is_what_the_model_classifies_from(name: str, readout: str) -> None:
+    assert run(tiny.MODELS[name].build(), tiny.pixels())[1].readout == readout
+
+
+@every_model
+def test_output_of_tiny_models_is_the_same_bit_for_bit(name: str) -> None:
+    model, x = tiny.MODELS[name].build(), tiny.pixels(3)
+    with torch.no_grad():
+        plain = model(x)
+    assert torch.equal(run(model, x)[0], plain)
+
+
+def test_gradients_are_the_same_bit_for_bit() -> None:
+    gradients = []
+    for context in (nullcontext, visattn.capture):
+        model = tiny.vit()
+        with context(model):
+            model(tiny.pixels(2)).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(a is not None and b is not None and torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("size", [(80, 112), (64, 32)], ids=["5 x 7", "4 x 2"])
+def test_other_input_sizes_have_their_own_grid(size: tuple[int, int]) -> None:
+    _, recording = run(tiny.vit(dynamic_img_size=True), tiny.pixels(size=size))
+    assert recording[0].keys.grid == (size[0] // 16, size[1] // 16)
+    assert list(recording[0].keys.box) == [0, 0, *size]
+    assert recording.input_size == size
+
+
+def test_two_forwards_are_kept_apart() -> None:
+    model = tiny.vit(dynamic_img_size=True)
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(tiny.pixels(2))
+        model(tiny.pixels(1, (80, 112)))
+    assert recording.forwards == [0, 1]
+    assert [record.keys.grid for record in recording.select(forward=0)] == [(2, 3)] * 2
+    assert [record.keys.grid for record in recording.select(forward=-1)] == [(5, 7)] * 2
+    assert [record.call for record in recording] == [0] * 4
+    alone = run(model, tiny.pixels(1, (80, 112)))[1]
+    assert torch.equal(recording.select(forward=1)[1].operator.dense(), alone[1].operator.dense())
+
+
+@pytest.mark.parametrize(
+    ("features", "layers"),
+    [("last", ["norm"]), ("all", ["blocks.0", "blocks.1", "norm"]), ("none", [])],
+    ids=["last", "all", "none"],
+)
+def test_chosen_features_are_the_modules_outputs(features: Any, layers: list[str]) -> None:
+    model = tiny.vit(reg_tokens=4)
+    outputs = outputs_of(model)
+    _, recording = run(model, tiny.pixels(2), features=features)
+    assert [feature.layer for feature in recording.features] == layers
+    assert all(torch.equal(feature.value, outputs[feature.layer]) for feature in recording.features)
+    assert all(feature.layout == recording[0].keys for feature in recording.features)
+
+
+def test_values_and_projection_give_the_attentions_output() -> None:
+    model = tiny.vit()
+    outputs = outputs_of(model)
+    _, recording = run(model, tiny.pixels(2), values=True)
+    record = recording[0]
+    assert record.value is not None
+    assert record.output_weight is not None
+    gathered = (record.operator @ record.value).transpose(1, 2).flatten(2)
+    expected = gathered @ record.output_weight.T + model.get_parameter("blocks.0.attn.proj.bias")
+    torch.testing.assert_close(outputs["blocks.0.attn"], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_values_are_not_kept_unless_asked_for() -> None:
+    assert all(record.value is None for record in run(tiny.vit(), tiny.pixels())[1])
+
+
+@every_model
+def test_kept_tensors_own_their_memory(name: str) -> None:
+    _, recording = run(tiny.MODELS[name].build(), tiny.pixels(2), values=True, features="all")
+    kept = [x for r in recording for x in (softmax_operator(r).query, softmax_operator(r).key, r.value) if x is not None]
+    kept += [feature.value for feature in recording.features]
+    assert [x.untyped_storage().nbytes() for x in kept] == [x.numel() * x.element_size() for x in kept]
+
+
+def test_recording_is_not_changed_by_later_forwards() -> None:
+    model = tiny.vit()
+    _, recording = run(model, tiny.pixels())
+    before = recording[0].operator.dense()
+    with torch.no_grad():
+        model(tiny.pixels(seed=1))
+    assert len(recording) == 2
+    assert torch.equal(recording[0].operator.dense(), before)
+
+
+def test_training_mode_records_weights_before_dropout() -> None:
+    model = tiny.vit(attn_drop_rate=0.5).train()
+    _, recording = run(model, tiny.pixels())
+    np.testing.assert_allclose(recording[0].operator.dense().sum(-1), 1, atol=1e-6)
+
+
+# nothing is left behind
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+
+
+def traces(model: nn.Module) -> dict[str, Any]:
+    """All that a capture could have changed."""
+    return {
+        "hooks": {name: [len(getattr(module, hook)) for hook in _HOOKS] for name, module in model.named_modules()},
+        "training": {name: module.training for name, module in model.named_modules()},
+        "fused": {name: getattr(module, "fused_attn", None) for name, module in model.named_modules()},
+        "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
+        "forwards": {name: "forward" in vars(module) for name, module in model.named_modules()},
+        "requires_grad": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
+        "grad": {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()},
+        "state": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
+        "kernel": F.scaled_dot_product_attention,
+    }
+
+
+def marked() -> nn.Module:
+    """A model in a state worth restoring: part training, part frozen, gradients, a hook of its own."""
+    model = tiny.vit()
+    model(tiny.pixels()).sum().backward()
+    model.get_submodule("blocks.1").train()
+    model.get_parameter("head.weight").requires_grad_(False)
+    model.get_submodule("norm").register_forward_hook(lambda *_: None)
+    return model
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+def leave_normally(model: nn.Module) -> None:
+    with visattn.capture(model, values=True, features="all"):
+        model(tiny.pixels())
+
+
+def leave_by_the_body(model: nn.Module) -> None:
+    with visattn.capture(model):
+        model(tiny.pixels())
+        raise Broken
+
+
+def leave_by_the_forward(model: nn.Module) -> None:
+    def fail(*_: object) -> None:
+        raise Broken
+
+    handle = model.get_submodule("blocks.1.mlp").register_forward_hook(fail)
+    try:
+        with visattn.capture(model):
+            model(tiny.pixels())
+    finally:
+        handle.remove()
+
+
+def leave_without_a_forward(model: nn.Module) -> None:
+    with visattn.capture(model):
+        pass
+
+
+def leave_by_a_wrong_input(model: nn.Module) -> None:
+    with visattn.capture(model):
+        model(torch.zeros(1, 3, 5, 5))
+
+
+EXITS: dict[str, tuple[Callable[[nn.Module], None], type[BaseException] | None]] = {
+    "normal": (leave_normally, None),
+    "the body raises": (leave_by_the_body, Broken),
+    "the forward raises": (leave_by_the_forward, Broken),
+    "the input does not fit": (leave_by_a_wrong_input, AssertionError),
+    "the model was not run": (leave_without_a_forward, CaptureError),
+}
+
+
+@pytest.mark.parametrize("way", list(EXITS))
+@pytest.mark.parametrize("what", list(traces(nn.Identity())))
+def test_capture_leaves_the_model_as_it_was(way: str, what: str) -> None:
+    act, error = EXITS[way]
+    model = marked()
+    before = traces(model)[what]
+    with nullcontext() if error is None else pytest.raises(error):
+        act(model)
+    assert traces(model)[what] == before
+
+
+@pytest.mark.parametrize("way", ["the body raises", "the forward raises"])
+def test_model_records_again_after_an_error(way: str) -> None:
+    act, error = EXITS[way]
+    model = tiny.vit()
+    assert error is not None
+    with pytest.raises(error):
+        act(model)
+    assert len(run(model, tiny.pixels())[1]) == 2
+
+
+def test_look_restores_training_flags() -> None:
+    model = marked()
+    before = traces(model)["training"]
+    look(model, visattn.prepare(visattn.load_image(data.photo_path("coffee")), model))
+    assert traces(model)["training"] == before
+
+
+def test_explain_restores_training_flags_and_runs_in_evaluation_mode() -> None:
+    model = tiny.vit(pos_drop_rate=0.9).train()
+    first, second = (visattn.explain(model, data.photo_path("coffee")).map.values for _ in range(2))
+    assert all(module.training for module in model.modules())
+    assert torch.equal(first, second)
+
+
+def test_explain_restores_training_flags_when_the_forward_fails() -> None:
+    model = tiny.vit().train()
+
+    def fail(*_: object) -> None:
+        raise Broken
+
+    model.get_submodule("blocks.1").register_forward_hook(fail)
+    with pytest.raises(Broken):
+        visattn.explain(model, data.photo_path("coffee"))
+    assert all(module.training for module in model.modules())
+
+
+# several captures
+
+
+def test_nested_captures_of_one_model_both_record() -> None:
+    model = tiny.vit()
+    with torch.no_grad(), visattn.capture(model) as outer:
+        model(tiny.pixels())
+        with visattn.capture(model) as inner:
+            model(tiny.pixels(seed=1))
+    assert (len(outer), len(inner)) == (4, 2)
+    assert outer.forwards == [0, 1]
+    assert torch.equal(outer[3].operator.dense(), inner[1].operator.dense())
+
+
+def test_nested_captures_of_two_models_record_their_own() -> None:
+    first, second = tiny.vit(), tiny.vit(1, depth=3)
+    with torch.no_grad(), visattn.capture(first) as outer, visattn.capture(second) as inner:
+        first(tiny.pixels())
+        second(tiny.pixels())
+    assert outer.layers == ["blocks.0.attn", "blocks.1.attn"]
+    assert inner.layers == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
+    assert torch.equal(outer[0].operator.dense(), run(first, tiny.pixels())[1][0].operator.dense())
+
+
+def test_another_model_run_inside_is_not_recorded() -> None:
+    model, other = tiny.vit(), tiny.vit(1)
+    with torch.no_grad(), visattn.capture(model) as recording:
+        other(tiny.pixels())
+        model(tiny.pixels())
+        other(tiny.pixels())
+    assert len(recording) == 2
+    assert torch.equal(recording[1].operator.dense(), run(model, tiny.pixels())[1][1].operator.dense())
+
+
+def test_attention_of_the_body_itself_is_not_recorded() -> None:
+    model = tiny.vit()
+    with torch.no_grad(), visattn.capture(model) as recording:
+        F.scaled_dot_product_attention(*torch.randn(3, 1, 2, 7, 8))
+        model(tiny.pixels())
+    assert len(recording) == 2
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one model", "a model each"])
+def test_three_threads_record_their_own_forwards(shared: bool) -> None:
+    models_of = [tiny.vit(0 if shared else i) for i in range(3)]
+    used = [models_of[0] if shared else model for model in models_of]
+    expected = [run(models_of[i], tiny.pixels(seed=i))[1][1].operator.dense() for i in range(3)]
+    found: dict[int, list[Recording]] = {0: [], 1: [], 2: []}
+    ready = threading.Barrier(3)
+
+    def work(i: int) -> None:
+        ready.wait()
+        found[i] = [run(used[i], tiny.pixels(seed=i))[1] for _ in range(8)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(recordings) for recordings in found.values()] == [8, 8, 8]
+    assert {len(recording) for recordings in found.values() for recording in recordings} == {2}
+    assert all(torch.equal(recording[1].operator.dense(), expected[i]) for i in found for recording in found[i])
+    assert not used[0].get_submodule("patch_embed")._forward_pre_hooks
+
+
+# refusals
+
+
+def test_eager_attention_is_refused_with_the_remedy() -> None:
+    model = tiny.vit()
+    write_out(model)
+    with pytest.raises(
+        NoAttentionCaptured, match=r"2 layers .* without the fused kernel \(first: blocks\.0\.attn\).*fused_attn = True"
+    ):
+        run(model, tiny.pixels())
+
+
+def test_model_without_layers_captures_nothing() -> None:
+    with pytest.raises(NoAttentionCaptured, match="no layer of VisionTransformer called the fused softmax attention"):
+        run(tiny.vit(depth=0), tiny.pixels())
+
+
+def test_model_must_be_run() -> None:
+    with pytest.raises(CaptureError, match="the model was not run inside the capture"), visattn.capture(tiny.vit()):
+        pass
+
+
+def test_part_of_a_model_is_refused() -> None:
+    model = tiny.vit()
+    with pytest.raises(CaptureError, match=r"blocks\.0\.attn ran before the model saw an image"), visattn.capture(model):
+        model.get_submodule("blocks")(torch.zeros(1, 7, 32))
+
+
+@pytest.mark.parametrize("features", ["last", "all", "none"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_nan_in_the_weights_names_the_layer(layer: int, features: Any) -> None:
+    model = tiny.vit()
+    with torch.no_grad():
+        model.get_parameter(f"blocks.{layer}.attn.qkv.weight")[3, 5] = torch.nan
+    with pytest.raises(CaptureError, match=rf"blocks\.{layer}\.attn: \d+ of \d+ query values are NaN"):
+        run(model, tiny.pixels(), features=features)
+
+
+def test_nan_behind_the_last_attention_is_found() -> None:
+    model = tiny.vit()
+    with torch.no_grad():
+        model.get_parameter("blocks.1.mlp.fc2.weight")[0, 0] = torch.inf
+    with pytest.raises(CaptureError, match=r"norm: \d+ .*token values are NaN or infinite"):
+        run(model, tiny.pixels())
+
+
+def test_nan_in_the_pooling_head_is_found() -> None:
+    model = tiny.vit(class_token=False, global_pool="map")
+    with torch.no_grad():
+        model.get_parameter("attn_pool.q.weight")[0, 0] = torch.nan
+    with pytest.raises(CaptureError, match=r"attn_pool: \d+ of \d+ query values are NaN"):
+        run(model, tiny.pixels())
+
+
+def run_twice(model: nn.Module, first: Tensor, second: Tensor) -> None:
+    with torch.no_grad(), visattn.capture(model):
+        model(first)
+        model(second)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["second forward", "first forward"])
+def test_nan_in_any_forward_is_found(order: tuple[int, int]) -> None:
+    inputs = tiny.pixels(), tiny.pixels() * torch.nan
+    model = tiny.vit()
+    with pytest.raises(CaptureError, match="NaN"):
+        run_twice(model, inputs[order[0]], inputs[order[1]])
+
+
+def test_dropped_patches_are_refused() -> None:
+    model = tiny.vit(patch_drop_rate=0.5).train()
+    with pytest.raises(
+        LayoutError, match="attends from 4 to 4 tokens, but an input of 32 x 48 gives 1 prefix tokens and a grid of 2 x 3"
+    ):
+        run(model, tiny.pixels())
+
+
+def test_token_dropped_between_blocks_is_refused() -> None:
+    model = tiny.vit()
+    model.get_submodule("blocks.0").register_forward_hook(lambda _, __, tokens: tokens[:, :-1])
+    with pytest.raises(LayoutError, match=r"attends from 6 to 6 tokens.*Tokens were dropped or merged"):
+        run(model, tiny.pixels())
+
+
+def test_model_of_no_known_library_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="Linear is of none of the known libraries: timm"):
+        visattn.capture(nn.Linear(2, 2))

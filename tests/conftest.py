@@ -1,0 +1,79 @@
+"""What tests share: one real model, one recording of each photo, and the table of measured figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+import visattn
+from visattn import data
+from visattn._pipeline import look
+from visattn._prepare import Prepared
+from visattn.records import Recording
+
+Figures = Callable[[str, float, str], None]
+Seen = Callable[[str], tuple[Prepared, Recording]]
+
+_FIGURE = "figure"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread a process: where other processes share the cores, threads that wait for each other take five times as long."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """Each test starts from the same random state and leaves the global one alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """Note a measured figure and its bound; the run ends with a table of all."""
+
+    def note(name: str, value: float, bound: str) -> None:
+        request.node.user_properties.append((_FIGURE, [name, f"{value:.3g}", bound]))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the figures; they travel with the reports, so workers of xdist send theirs too."""
+    rows = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, value in report.user_properties
+        if name == _FIGURE and isinstance(value, (list, tuple))
+    ]
+    if rows:
+        terminalreporter.section("figures")
+        widths = [max(len(str(row[i])) for row in rows) for i in range(2)]
+        for name, value, bound in sorted(map(tuple, rows)):
+            terminalreporter.write_line(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {bound}")
+
+
+@pytest.fixture(scope="session")
+def dinov2() -> nn.Module:
+    """The real DINOv2 ViT-S/14; takes any size."""
+    return visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
+
+
+@pytest.fixture(scope="session")
+def seen(dinov2: nn.Module) -> Seen:
+    """A photo by name, whole, as DINOv2 wants it, and what it recorded."""
+
+    @cache
+    def of(name: str) -> tuple[Prepared, Recording]:
+        prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), dinov2, resize="fit")
+        return prepared, look(dinov2, prepared)
+
+    return of

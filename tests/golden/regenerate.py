@@ -1,0 +1,65 @@
+"""Write `sinks.json` anew: the sinks of DINOv2 on the photos, by a float64 forward of timm's eager branch.
+
+Nothing of the capture, the operators or the methods is used: the model is timm's, in double precision; its attention weights are
+taken where it computes them. Run `python -m tests.golden.regenerate` (about a minute) after the weights or a photo changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from torch import Tensor
+
+from tests import oracles
+from visattn import data
+
+PATCH, SIDE, PREFIX = 14, 518, 1
+THRESHOLD = 20.0
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def pixels(photo: Image.Image) -> Tensor:
+    """The whole photo at 518 x 518 pixels' area, both sides whole patches."""
+    stretch = math.sqrt(SIDE * SIDE / (photo.width * photo.height))
+    width, height = (round(side * stretch / PATCH) * PATCH for side in photo.size)
+    resized = photo.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    values = (np.asarray(resized, dtype=np.float64) / 255 - MEAN) / DEVIATION
+    return torch.from_numpy(values.transpose(2, 0, 1))[None]
+
+
+def main() -> None:
+    model: Any = timm.create_model(data.OFFLINE_MODEL, dynamic_img_size=True)
+    model.load_state_dict(safetensors.torch.load_file(data.offline_weights()))
+    model = model.eval().double()
+    scores: list[list[float]] = []
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_pre_hook(lambda _, args: scores.append(oracles.column_scores(list(args[0][0]))))
+    golden = {}
+    for name in data.PHOTOS:
+        scores.clear()
+        x = pixels(Image.open(data.photo_path(name)))
+        with torch.no_grad():
+            model(x)
+        columns = x.shape[-1] // PATCH
+        found = []
+        for token in range(PREFIX, len(scores[0])):
+            best = max(range(len(scores)), key=lambda layer, token=token: scores[layer][token])  # type: ignore[misc]
+            if scores[best][token] > THRESHOLD:
+                row, column = divmod(token - PREFIX, columns)
+                score = round(scores[best][token], 1)
+                found.append({"row": row, "column": column, "score": score, "layer": f"blocks.{best}.attn"})
+        golden[name] = sorted(found, key=lambda sink: -sink["score"])  # type: ignore[operator]
+    Path(__file__).with_name("sinks.json").write_text(json.dumps(golden, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import oracles, tiny
+from tests.conftest import Figures, Seen
+from visattn import data, methods
+from visattn.errors import OptionError
+from visattn.methods import diagnostics
+from visattn.operators import MatrixOperator, SoftmaxOperator
+from visattn.records import Recording
+
+GOLDEN: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parents[1] / "golden" / "sinks.json").read_text())
+GRID = (9, 13)
+PREFIX = ("cls", "register0")
+FIRST, TOKENS = len(PREFIX), len(PREFIX) + 9 * 13
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A recording, and which of its tokens are sinks."""
+
+    recording: Recording
+    sinks: frozenset[int]
+
+
+def planted(seed: int, count: int) -> Planted:
+    """Two layers with `count` sinks, each drawing 22 to 30 % from every query in one of them, and decoys that are none.
+
+    Decoys: a register that draws as much as a sink; a patch that draws 9 times its share from every query; an object's patch that
+    a tenth of the queries give nearly all to.
+    """
+    rng = np.random.default_rng(seed)
+    patches = FIRST + rng.permutation(TOKENS - FIRST)
+    sinks, mild, loved, lovers = patches[:count], patches[3], patches[4], patches[5:17]
+    made = Recording()
+    for layer in range(2):
+        generator = torch.Generator().manual_seed(2 * seed + layer)
+        query, key = (torch.randn(1, 2, TOKENS, 8, generator=generator) * 0.4 for _ in range(2))
+        drawn = {int(sink): rng.uniform(0.22, 0.30) for i, sink in enumerate(sinks) if i % 2 == layer or count == 1}
+        drawn |= {1: 0.2, int(mild): 9 / TOKENS}
+        query[..., 0], key[..., 0] = 4, 0  # every query asks for the first channel
+        query[..., 1], key[..., 1] = 0, 0
+        background = (query[0, 0, :, 2:] @ key[0, 0, :, 2:].mT * 8**-0.5).exp().sum(-1).mean()
+        for token, share in drawn.items():
+            weight = share / (1 - sum(drawn.values())) * float(background)
+            key[..., token, :] = 0
+            key[..., token, 0] = math.log(weight) * 8**0.5 / 4
+        query[..., torch.from_numpy(lovers), 1] = 6  # a few queries ask for the second channel
+        key[..., loved, 1] = 6
+        place = tiny.layout(PREFIX, GRID)
+        made.records.append(tiny.record(SoftmaxOperator(query, key), place, layer=f"blocks.{layer}.attn"))
+    return Planted(made, frozenset(int(sink) for sink in sinks))
+
+
+def found_in(recording: Recording, image: int = 0) -> frozenset[int]:
+    return frozenset(FIRST + sink.row * GRID[1] + sink.column for sink in diagnostics.sinks(recording)[image])
+
+
+def test_planted_sinks_are_found_and_decoys_are_not(figures: Figures) -> None:
+    cases = [planted(seed, seed % 4) for seed in range(40)]
+    hits = [(found_in(case.recording), case.sinks) for case in cases]
+    right = sum(len(found & true) for found, true in hits)
+    precision = right / sum(len(found) for found, _ in hits)
+    recall = right / sum(len(true) for _, true in hits)
+    figures("sinks planted in 40 recordings: precision", precision, ">= 0.95")
+    figures("sinks planted in 40 recordings: recall", recall, ">= 0.95")
+    assert sum(len(true) for _, true in hits) == 60
+    assert precision >= 0.95
+    assert recall >= 0.95
+
+
+def test_decoys_are_tempting() -> None:
+    made = planted(4, 0).recording  # no sink
+    scores = diagnostics.column_scores(made)[0].amax(0)
+    assert scores[1] > diagnostics.THRESHOLD  # the register
+    assert int((scores[FIRST:] > 7).sum()) == 2  # the mild patch and the object
+    assert found_in(made) == frozenset()
+
+
+def test_one_sharp_peak_of_the_class_token_is_no_sink() -> None:
+    query, key = tiny.operands(TOKENS, sharpness=0.3)
+    bias = torch.zeros(1, 1, TOKENS, TOKENS)
+    bias[..., 0, FIRST + 60] = 20
+    made = Recording(records=[tiny.record(SoftmaxOperator(query, key, bias), tiny.layout(PREFIX, GRID))])
+    assert methods.attention(made, head=0).values.max() > 0.99
+    assert found_in(made) == frozenset()
+
+
+@pytest.mark.parametrize("uniform", [0.0, 3.0], ids=["uniform", "random"])
+def test_attention_without_sinks_has_none(uniform: float) -> None:
+    made = Recording(records=[tiny.record(SoftmaxOperator(*tiny.operands(TOKENS, sharpness=uniform)), tiny.layout(PREFIX, GRID))])
+    assert found_in(made) == frozenset()
+
+
+def test_column_scores_equal_nested_loops() -> None:
+    made = tiny.recording(batch=2, layers=3, heads=3, grid=(5, 7))
+    expected = [[oracles.column_scores(list(tiny.matrices(record)[i])) for record in made] for i in range(2)]
+    np.testing.assert_allclose(diagnostics.column_scores(made), expected, rtol=2e-5)
+
+
+def test_column_scores_of_uniform_attention_are_one() -> None:
+    made = Recording(records=[tiny.record(MatrixOperator(torch.full((1, 2, 7, 7), 1 / 7)), tiny.layout())])
+    torch.testing.assert_close(diagnostics.column_scores(made), torch.ones(1, 1, 7))
+
+
+def test_column_scores_average_to_one() -> None:
+    scores = diagnostics.column_scores(planted(3, 3).recording)
+    torch.testing.assert_close(scores.mean(-1), torch.ones(1, 2), atol=1e-5, rtol=0)
+
+
+def test_sinks_are_sorted_and_name_their_layer() -> None:
+    case = planted(7, 3)
+    scores = diagnostics.column_scores(case.recording)[0]
+    found = diagnostics.sinks(case.recording)[0]
+    assert [sink.score for sink in found] == sorted((sink.score for sink in found), reverse=True)
+    tokens = [FIRST + sink.row * GRID[1] + sink.column for sink in found]
+    assert [sink.layer for sink in found] == [f"blocks.{int(scores[:, token].argmax())}.attn" for token in tokens]
+    assert [sink.score for sink in found] == pytest.approx(scores[:, tokens].amax(0).tolist(), abs=0.006)
+    assert {sink.layer for sink in found} == {"blocks.0.attn", "blocks.1.attn"}
+
+
+def test_threshold_is_a_choice() -> None:
+    case = planted(4, 0)
+    assert len(diagnostics.sinks(case.recording, threshold=7)[0]) == 2
+    assert diagnostics.sinks(case.recording, threshold=math.inf)[0] == ()
+
+
+def test_each_image_of_a_batch_is_judged_alone() -> None:
+    cases = [planted(seed, count) for seed, count in ((1, 1), (2, 0))]
+    first, second = (case.recording[0].operator for case in cases)
+    assert isinstance(first, SoftmaxOperator)
+    assert isinstance(second, SoftmaxOperator)
+    query, key = torch.cat([first.query, second.query]), torch.cat([first.key, second.key])
+    joint = SoftmaxOperator(query[:, :, 0], key[:, :, 0])
+    made = Recording(records=[tiny.record(joint, tiny.layout(PREFIX, GRID))])
+    assert [found_in(made, image) for image in (0, 1)] == [cases[0].sinks, frozenset()]
+
+
+def test_warning_names_every_sink() -> None:
+    found = diagnostics.sinks(planted(3, 3).recording)[0]
+    text = diagnostics.warning(found)
+    assert text is not None
+    assert text.startswith("3 sinks: ")
+    assert all(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" in text for sink in found)
+
+
+def test_warning_of_one_sink_is_in_the_singular() -> None:
+    text = diagnostics.warning(diagnostics.sinks(planted(1, 1).recording)[0])
+    assert text is not None
+    assert text.startswith("1 sink: ")
+
+
+def test_nothing_is_warned_of_without_sinks() -> None:
+    assert diagnostics.warning(()) is None
+
+
+def test_recording_without_self_attention_is_refused() -> None:
+    with pytest.raises(OptionError, match="there is no self-attention"):
+        diagnostics.sinks(Recording())
+
+
+# DINOv2
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("photo", list(data.PHOTOS))
+def test_sinks_of_dinov2_are_those_of_a_float64_forward(photo: str, seen: Seen) -> None:
+    found = diagnostics.sinks(seen(photo)[1])[0]
+    expected = GOLDEN[photo]
+    assert [(sink.row, sink.column, sink.layer) for sink in found] == [(s["row"], s["column"], s["layer"]) for s in expected]
+    assert [sink.score for sink in found] == pytest.approx([sink["score"] for sink in expected], rel=0.01)
+
+
+def largest_share(values: torch.Tensor, count: int = 3) -> float:
+    """Share of the sum that the largest patches hold."""
+    return float(values.flatten().topk(count).values.sum() / values.sum())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("photo", [name for name in data.PHOTOS if GOLDEN[name]])
+def test_dropping_sinks_cuts_the_brightest_patches(photo: str, seen: Seen, figures: Figures) -> None:
+    recording = seen(photo)[1]
+    kept, dropped = (largest_share(methods.rollout(recording, sinks=how).values) for how in ("keep", "drop"))
+    figures(f"rollout of {photo}: share of the 3 brightest patches, sinks kept", kept, "")
+    figures(f"rollout of {photo}: share of the 3 brightest patches, sinks dropped", dropped, "")
+    figures(f"rollout of {photo}: dropping {len(GOLDEN[photo])} sinks cuts that share by", kept / dropped, ">= 3")
+    assert kept / dropped >= 3

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from visattn._files import cache_folder, check_output, write_whole
+from visattn.errors import OutputError, ResourceError
+
+NEW, OLD = b"new" * 1000, b"old"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 300 KiB."""
+    yield from mounted(tmp_path / "small", "size=300k")
+
+
+@pytest.fixture
+def frozen_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk that nobody can write, not even root."""
+    yield from mounted(tmp_path / "frozen", "size=64k,ro")
+
+
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount command here")
+    if done.returncode:
+        pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+# ---- check_output -----------------------------------------------------------------------------------------------------------------
+
+
+def test_new_file_is_allowed_and_not_made(tmp_path: Path) -> None:
+    assert check_output(tmp_path / "out.png") == tmp_path / "out.png"
+    assert names(tmp_path) == []
+
+
+def test_C02_existing_output_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_bytes(OLD)
+    with pytest.raises(OutputError, match=r"out\.png: exists already; pass --overwrite to replace it or choose another"):
+        check_output(tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes() == OLD
+
+
+def test_C02_existing_output_is_allowed_with_overwrite(tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_bytes(OLD)
+    check_output(tmp_path / "out.png", overwrite=True)
+    assert (tmp_path / "out.png").read_bytes() == OLD
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("way", ["same", "symlink", "hard link", "other spelling", "link to the folder"])
+def test_C03_output_that_is_the_input_is_refused(way: str, overwrite: bool, tmp_path: Path) -> None:
+    source = tmp_path / "photo.png"
+    source.write_bytes(OLD)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "twin").symlink_to(tmp_path)
+    (tmp_path / "soft.png").symlink_to(source)
+    (tmp_path / "hard.png").hardlink_to(source)
+    output = {
+        "same": source,
+        "symlink": tmp_path / "soft.png",
+        "hard link": tmp_path / "hard.png",
+        "other spelling": tmp_path / "sub" / ".." / "photo.png",
+        "link to the folder": tmp_path / "twin" / "photo.png",
+    }[way]
+    with pytest.raises(OutputError, match="the output is the input itself; choose another -o/--output"):
+        check_output(output, overwrite=overwrite, inputs=[tmp_path / "other.png", source])
+    assert source.read_bytes() == OLD
+
+
+def test_C03_input_that_is_a_link_to_the_output_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real.png").write_bytes(OLD)
+    (tmp_path / "link.png").symlink_to("real.png")
+    with pytest.raises(OutputError, match="the output is the input itself"):
+        check_output(tmp_path / "real.png", overwrite=True, inputs=[tmp_path / "link.png"])
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_C04_folder_as_output_is_refused(overwrite: bool, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"is a folder; name a file in it, for example .*/out\.png"):
+        check_output(tmp_path, overwrite=overwrite)
+
+
+def test_C04_missing_folder_is_made(tmp_path: Path) -> None:
+    check_output(tmp_path / "a" / "b" / "out.png")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("below", ["out.png", "deeper/out.png"])
+def test_C04_file_where_the_folder_should_be_is_refused(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(OLD)
+    with pytest.raises(OutputError, match="is a file, not a folder; choose another folder"):
+        check_output(tmp_path / "file" / below)
+    assert (tmp_path / "file").read_bytes() == OLD
+
+
+def test_C04_disk_that_cannot_be_written_is_refused(frozen_disk: Path) -> None:
+    with pytest.raises(OutputError, match=r"out\.png: cannot be written \(read-only file system\); choose a folder that can be"):
+        check_output(frozen_disk / "out.png")
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that others reach; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture
+def ordinary_user(public_folder: Path) -> Iterator[None]:
+    """Root may write everywhere: for one test be somebody else."""
+    del public_folder  # is cleared away by root again
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o000], ids=["readable", "closed"])
+def test_C04_folder_of_somebody_else_is_refused(mode: int, public_folder: Path, request: pytest.FixtureRequest) -> None:
+    folder = public_folder / "locked"
+    folder.mkdir()
+    folder.chmod(mode)
+    request.getfixturevalue("ordinary_user")
+    with pytest.raises(OutputError, match=r"cannot be written \(permission denied\)"):
+        check_output(folder / "out.png")
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".png", "a\0b.png"], ids=["too long", "NUL"])
+def test_impossible_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        check_output(tmp_path / name)
+
+
+def test_check_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_bytes(OLD)
+    check_output(tmp_path / "out.png", overwrite=True, inputs=[tmp_path / "in.png"])
+    assert names(tmp_path) == ["out.png"]
+
+
+@pytest.mark.parametrize(
+    "name", ["line\nbreak.png", os.fsdecode(b"bad\xff.png"), "\u202egnp.exe"], ids=["newline", "bytes", "rtl"]
+)
+def test_I23_odd_name_is_shown_on_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(OLD)
+    with pytest.raises(OutputError) as caught:
+        check_output(tmp_path / name)
+    assert str(caught.value).isprintable()
+
+
+# ---- write_whole ------------------------------------------------------------------------------------------------------------------
+
+
+def test_content_is_written_and_nothing_else(tmp_path: Path) -> None:
+    assert write_whole(tmp_path / "out.png", NEW) == tmp_path / "out.png"
+    assert (tmp_path / "out.png").read_bytes() == NEW
+    assert names(tmp_path) == ["out.png"]
+
+
+def test_old_content_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_bytes(OLD)
+    write_whole(tmp_path / "out.png", NEW)
+    assert (tmp_path / "out.png").read_bytes() == NEW
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 251 + ".png", os.fsdecode(b"bad\xff.png"), "-rf.png", "line\nbreak.png"],
+    ids=["255 bytes", "bytes", "dash", "newline"],
+)
+def test_I23_I24_odd_name_is_written(name: str, tmp_path: Path) -> None:
+    write_whole(tmp_path / name, NEW)
+    assert names(tmp_path) == [name]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o000, 0o666)], ids=oct)
+def test_mode_follows_the_umask(mask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        write_whole(tmp_path / "out.png", NEW)
+        assert os.umask(mask) == mask  # and leaves it as it was
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out.png").stat().st_mode & 0o777 == mode
+
+
+def test_link_is_replaced_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(OLD)
+    (tmp_path / "out.png").symlink_to("photo.png")
+    write_whole(tmp_path / "out.png", NEW)
+    assert (tmp_path / "photo.png").read_bytes() == OLD
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (errno.ENOSPC, ResourceError, r"out\.png: disk full; free some space"),
+        (errno.EDQUOT, ResourceError, r"out\.png: disk full; free some space"),
+        (errno.EIO, OutputError, r"out\.png: cannot be written \(input/output error\); choose a folder"),
+    ],
+    ids=["disk full", "quota", "broken disk"],
+)
+def test_failure_leaves_the_old_content_and_no_stump(
+    number: int, error: type[OSError], message: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "out.png").write_bytes(OLD)
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(error, match=message):
+        write_whole(tmp_path / "out.png", NEW)
+    assert (tmp_path / "out.png").read_bytes() == OLD
+    assert names(tmp_path) == ["out.png"]
+
+
+def test_interrupt_leaves_the_old_content_and_no_stump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> NoReturn:
+        raise KeyboardInterrupt
+
+    (tmp_path / "out.png").write_bytes(OLD)
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "out.png", NEW)
+    assert (tmp_path / "out.png").read_bytes() == OLD
+    assert names(tmp_path) == ["out.png"]
+
+
+def test_C05_full_disk_is_a_resource_error_and_leaves_the_old_content(small_disk: Path) -> None:
+    (small_disk / "out.png").write_bytes(OLD)
+    with pytest.raises(ResourceError, match=re.escape("out.png: disk full; free some space or choose another -o/--output")):
+        write_whole(small_disk / "out.png", bytes(400_000))
+    assert (small_disk / "out.png").read_bytes() == OLD
+    assert names(small_disk) == ["out.png"]
+
+
+def test_C05_files_before_the_disk_was_full_are_whole(small_disk: Path) -> None:
+    write_whole(small_disk / "first.png", bytes(200_000))
+    with pytest.raises(ResourceError):
+        write_whole(small_disk / "second.png", bytes(200_000))
+    assert names(small_disk) == ["first.png"]
+    assert (small_disk / "first.png").stat().st_size == 200_000
+
+
+def test_C04_missing_folder_is_an_output_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot be written \(no such file or directory\)"):
+        write_whole(tmp_path / "gone" / "out.png", NEW)
+
+
+def test_C04_folder_in_the_way_is_an_output_error_and_leaves_no_stump(tmp_path: Path) -> None:
+    (tmp_path / "out.png").mkdir()
+    with pytest.raises(OutputError, match=r"cannot be written \(is a directory\)"):
+        write_whole(tmp_path / "out.png", NEW)
+    assert names(tmp_path) == ["out.png"]
+
+
+# ---- cache_folder -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"VISATTN_CACHE": "/chosen", "XDG_CACHE_HOME": "/xdg", "HOME": "/home/u"}, "/chosen"),
+        ({"XDG_CACHE_HOME": "/xdg", "HOME": "/home/u"}, "/xdg/visattn"),
+        ({"HOME": "/home/u"}, "/home/u/.cache/visattn"),
+    ],
+    ids=["VISATTN_CACHE", "XDG_CACHE_HOME", "HOME"],
+)
+def test_cache_is_where_the_environment_says(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VISATTN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(expected)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from visattn.geometry import Box, Geometry
+from visattn.provenance import Provenance, Sink, versions
+
+FULL = Provenance(
+    model="vit_tiny",
+    weights="hub",
+    weights_sha256="ab" * 32,
+    random=True,
+    image="duck.png",
+    image_sha256="cd" * 32,
+    geometry=Geometry((10, 20), (32, 48), Box(0.5, 0, 9.5, 20), "the whole photo"),
+    method="rollout",
+    parameters={"fusion": "mean", "discard": 0.9, "layers": [0, 1]},
+    target="class 3",
+    normalization="minmax, one scale over head",
+    value_range=(0.001, 0.25),
+    sinks=((Sink(0, 1, 12.5, "blocks.1"), Sink(1, 0, 9.0, "blocks.0")), ()),
+    notes=("a", "b"),
+    warnings=("c",),
+    versions={"torch": "2"},
+)
+
+
+@pytest.mark.parametrize("provenance", [Provenance(), FULL], ids=["empty", "full"])
+def test_provenance_survives_json(provenance: Provenance) -> None:
+    assert Provenance.from_dict(json.loads(json.dumps(provenance.to_dict()))) == provenance
+
+
+def test_every_fact_is_written() -> None:
+    assert set(FULL.to_dict()) == set(vars(FULL))
+
+
+def test_facts_are_set_in_a_copy() -> None:
+    changed = FULL.but(method="attention", value_range=(0.0, 1.0))
+    assert (changed.method, changed.value_range) == ("attention", (0.0, 1.0))
+    assert (FULL.method, FULL.value_range) == ("rollout", (0.001, 0.25))
+
+
+def test_notes_and_warnings_are_added_in_order_and_none_twice() -> None:
+    changed = FULL.but(notes=("d", "a", "d"), warnings=("c", "e"))
+    assert (changed.notes, changed.warnings) == (("a", "b", "d"), ("c", "e"))
+
+
+def test_unknown_fact_is_refused() -> None:
+    with pytest.raises(TypeError, match="modle"):
+        Provenance().but(modle="x")
+
+
+@pytest.mark.parametrize("data", [{"modle": "x"}, {"geometry": {"photo": [1, 2]}}, {"sinks": [[[1]]]}], ids=str)
+def test_wrong_facts_are_refused(data: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, KeyError)):
+        Provenance.from_dict(data)
+
+
+@pytest.mark.parametrize("name", ["torch", "timm", "numpy", "pillow"])
+def test_versions_are_those_installed(name: str) -> None:
+    assert versions()[name] == metadata.version(name)
+
+
+def test_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "timm":
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert "timm" not in versions()
+    assert versions()["torch"] == "1.0"
+
+
+def test_versions_of_two_provenances_are_not_one_dictionary() -> None:
+    first = Provenance()
+    first.versions["torch"] = "changed"
+    assert Provenance().versions["torch"] != "changed"
