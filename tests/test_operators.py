@@ -49,8 +49,8 @@ def case(
     full = None
     if bias is not None:
         added = oracles.array(bias)
-        if query.ndim == 4 and added.ndim == 4:
-            added = added[:, :, None]
+        if query.ndim == 4:
+            added = added.reshape((1,) * (4 - added.ndim) + added.shape)[:, :, None]
         full = np.broadcast_to(added, (*q.shape[:4], k.shape[3]))
     weights = oracles.block_weights(q, k, full, query.shape[-1] ** -0.5 if scale is None else scale)
     rows = np.arange(tokens[0])[None] if query_index is None else query_index.numpy()
@@ -446,6 +446,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"an index must be \(blocks, tokens\) = \(1, 5\), got \(1, 3\)",
     ),
     "bias of other size": (lambda: SoftmaxOperator(q, k, noise(1, 1, 9, 9)), ShapeError, "bias must"),
+    "bias with too many axes": (lambda: SoftmaxOperator(q, k, noise(1, 1, 1, 3, 5)), ShapeError, "bias must"),
     "half precision": (lambda: SoftmaxOperator(q, k, dtype=torch.float16), OptionError, "dtype must be .* got torch.float16"),
     "half precision later": (lambda: SoftmaxOperator(q, k).to(torch.bfloat16), OptionError, "dtype must be"),
     "half precision of weights": (lambda: MatrixOperator(k).to(torch.float16), OptionError, "dtype must be"),

@@ -255,6 +255,12 @@ def test_A02_constant_heatmap_gives_the_photo_and_a_warning(value: float) -> Non
         assert overlay(noise(), heatmap(np.full((2, 3), value))).tobytes() == noise().tobytes()
 
 
+def test_A02_constant_heatmap_is_still_constant_when_normalized() -> None:
+    with pytest.warns(VisattnWarning, match="the map is constant"):
+        picture = overlay(noise(), normalize(heatmap(np.full((2, 3), 0.2))))
+    assert picture.tobytes() == noise().tobytes()
+
+
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0), (0.2, 51), (1.0, 255)])
 def test_A02_constant_map_under_none_is_drawn(value: float, level: int) -> None:
     got = np.asarray(overlay(noise(), np.full((HEIGHT, WIDTH), value), normalize="none", opacity=1))

@@ -195,14 +195,11 @@ def answer(recording: Recording, prepared: Prepared, method: str, parameters: di
         parameters["query"] = pixel_to_patch(query, recording, geometry)
         notes += (f"query {query} is {parameters['query']}",)
     result = chosen.function(recording, **parameters)
-    warnings = result.provenance.warnings
     if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:
-        found = diagnostics.sinks(recording)
-        warnings += tuple(text for text in map(diagnostics.warning, found[image : image + 1]) if text)
-        result = replace(result, provenance=replace(result.provenance, sinks=found))
+        result = replace(result, provenance=replace(result.provenance, sinks=diagnostics.sinks(recording)))
     source = facts(photo)
     provenance = result.provenance.but(
-        image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + notes, warnings=warnings
+        image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + notes
     )
     return Explanation(photo, geometry, replace(result, provenance=provenance).at(batch=image))
 

@@ -23,7 +23,7 @@ from visattn._checks import between, one_of, printable
 from visattn._types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
-from visattn.provenance import Provenance
+from visattn.provenance import Provenance, sink_warning
 from visattn.records import TokenLayout
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class AttentionMap:
                 raise OptionError(f"{name} must lie in [{-size}, {size - 1}], got {i}.")
             provenance = result.provenance
             if name == "batch" and provenance.sinks:
-                provenance = replace(provenance, sinks=(provenance.sinks[i],))
+                found = provenance.sinks[i]
+                kept = provenance.parameters.get("sinks", "keep") == "keep"
+                provenance = provenance.but(sinks=(found,), warnings=sink_warning(found) if kept else ())
             result = result._without(axis, result.values.select(axis, i), provenance)
         return result
 

@@ -90,6 +90,17 @@ class Provenance:
         return cls(**data)
 
 
+def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
+    """One sentence about the sinks of an image, or nothing."""
+    if not found:
+        return ()
+    places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
+    return (
+        f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, drawn from all queries alike; "
+        "a bright spot there need not mean an object",
+    )
+
+
 def versions() -> dict[str, str]:
     """Installed versions of the libraries that decide the numbers."""
     names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")

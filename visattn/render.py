@@ -72,7 +72,7 @@ def overlay(
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
-    if normalize == "auto" and isinstance(heat, Heatmap) and heat.normalized:
+    if normalize == "auto" and isinstance(heat, Heatmap) and heat.normalized and grid.min() < grid.max():
         normalize = "none"
     low, high = value_range(grid, normalize, signed)
     if seen.height == 0 or seen.width == 0:

@@ -557,6 +557,19 @@ def test_three_threads_record_their_own_forwards(shared: bool) -> None:
     assert not used[0].get_submodule("patch_embed")._forward_pre_hooks
 
 
+def test_forward_of_the_same_model_in_another_thread_is_not_recorded() -> None:
+    model = tiny.vit()
+    elsewhere = threading.Thread(target=model, args=(tiny.pixels(seed=1),))
+    with torch.no_grad(), visattn.capture(model, features="all") as recording:
+        elsewhere.start()
+        elsewhere.join()
+        model(tiny.pixels())
+    alone = run(model, tiny.pixels(), features="all")[1]
+    assert recording.forwards == [0]
+    assert (len(recording), len(recording.features)) == (len(alone), len(alone.features))
+    assert torch.equal(recording.features[0].value, alone.features[0].value)
+
+
 # refusals
 
 

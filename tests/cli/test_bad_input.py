@@ -44,7 +44,7 @@ BAD_IMAGES = {
     "I01-empty": "empty file",
     "I02-truncated": "truncated",
     "I04-html": "not an image (starts with '<html>",
-    "I18-bomb": "more pixels than the limit of 64 million",
+    "I18-bomb": "900000000 pixels are more than the limit of 64 million",
     "I29-directory": "is a directory",
     "missing": "no such file",
 }

@@ -248,13 +248,13 @@ def test_treated_sinks_get_nothing_from_others(treatment: Any) -> None:
 
 
 def test_kept_sinks_are_warned_of() -> None:
-    warnings = methods.rollout(sinking()).provenance.warnings
+    warnings = methods.rollout(sinking()).at(batch=0).provenance.warnings
     assert len(warnings) == 1
     assert "2 sinks: patch 0,9 (" in warnings[0]
 
 
 def test_dropped_sinks_are_not_warned_of_but_written_down() -> None:
-    provenance = methods.rollout(sinking(), sinks="drop").provenance
+    provenance = methods.rollout(sinking(), sinks="drop").at(batch=0).provenance
     assert provenance.warnings == ()
     assert {(sink.row, sink.column) for sink in provenance.sinks[0]} == {(0, 9), (3, 1)}
 

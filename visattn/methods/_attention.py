@@ -82,6 +82,8 @@ def attention(
 
 def _records(recording: Recording, layer: int | str, query: Query) -> list[AttentionRecord]:
     spatial = [record for record in recording if record.keys.grid and record.kind != "channel"]
+    if not spatial:
+        raise OptionError("no attention over tokens on a grid was recorded. Use inspect to see what the model has.")
     pooling = [record for record in spatial if record.kind == "pool"]
     if pooling and layer == -1 and query == "auto":  # the model reads its image out there
         return pooling[-1:]

@@ -13,7 +13,7 @@ from visattn.maps import AttentionMap
 from visattn.methods import diagnostics
 from visattn.methods._query import Query, weights_of
 from visattn.methods._select import chain, described
-from visattn.operators import Operator, SoftmaxOperator
+from visattn.operators import Operator
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
@@ -58,6 +58,7 @@ def rollout(
     """
     one_of(fusion, ("mean", "max", "min"), "fusion")
     one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
+    one_of(implementation, ("tiles", "reversed"), "implementation")
     between(residual, 0, 1, "residual")
     records = chain(recording)
     if not 0 <= start_layer < len(records):
@@ -75,11 +76,9 @@ def rollout(
             step = _fused_step(record.operator.to(dtype), r[:, :, 0], fusion, sinks, found, layout)
             r = residual * r + (1 - residual) * step[:, :, None]
     patches = r[:, 0, 0, len(layout.prefix) :].float()
-    warnings = tuple(text for text in map(diagnostics.warning, found) if text) if sinks == "keep" else ()
     provenance = described(
         recording,
         "rollout",
-        warnings=warnings,
         fusion=fusion,
         residual=residual,
         start_layer=start_layer,
@@ -103,15 +102,11 @@ def _mean(
     scores = []
     for record in reversed(records):
         operator = record.operator.to(dtype)
-        pulled = _pull(operator, torch.cat([r, uniform], dim=2), implementation).mean(1, keepdim=True)
+        pulled = operator.pull(torch.cat([r, uniform], dim=2), implementation).mean(1, keepdim=True)
         scores.append(pulled[:, 0, 1] * tokens)
         if record in records[start:]:
             r = residual * r + (1 - residual) * pulled[:, :, :1]
     return r, diagnostics.from_scores(torch.stack(scores[::-1], dim=1), records)
-
-
-def _pull(operator: Operator, r: Tensor, implementation: Literal["tiles", "reversed"]) -> Tensor:
-    return operator.pull(r, implementation) if isinstance(operator, SoftmaxOperator) else r @ operator
 
 
 def _fused_step(

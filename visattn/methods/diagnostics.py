@@ -67,17 +67,6 @@ def from_scores(scores: Tensor, records: Sequence[AttentionRecord], threshold: f
     return tuple(found)
 
 
-def warning(found: Sequence[Sink]) -> str | None:
-    """One sentence about the sinks of an image, or None."""
-    if not found:
-        return None
-    places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
-    return (
-        f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, drawn from all queries alike; "
-        "a bright spot there need not mean an object"
-    )
-
-
 def _score(record: AttentionRecord) -> Tensor:
     queries, keys = record.operator.shape[2:]
     uniform = torch.full((1, 1, 1, queries), 1 / queries, device=record.operator.device)

@@ -58,10 +58,13 @@ class SoftmaxOperator(Operator):
             )
         if query.ndim == 5 and query_index is None:
             raise ShapeError("blocks (5 axes) need query_index and key_index, which say where each token belongs. Pass both.")
+        if bias is not None:
+            bias = bias.reshape(*(1,) * (query.ndim - bias.ndim), *bias.shape)
+            if any(have not in (1, want) for have, want in zip(bias.shape, (*query.shape[:-1], key.shape[-2]), strict=True)):
+                raise ShapeError(f"bias must broadcast to {(*query.shape[:-1], key.shape[-2])}, got {tuple(bias.shape)}.")
         if query.ndim == 4:
             query, key = query[:, :, None], key[:, :, None]
-            bias = bias if bias is None else bias[:, :, None] if bias.ndim == 4 else bias.expand(1, 1, 1, *bias.shape)
-            lse = lse if lse is None else lse[:, :, None]
+            bias, lse = (tensor if tensor is None else tensor[:, :, None] for tensor in (bias, lse))
         self.query, self.key, self.bias, self.lse, self.dtype = query, key, bias, lse, computing(dtype)
         self.scale = query.shape[-1] ** -0.5 if scale is None else scale
         self.query_index, self.key_index = query_index, key_index
