@@ -108,7 +108,7 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
         ImageError: If the shape or the range is another.
     """
     if isinstance(image, Image.Image):
-        return image if image.mode == "RGB" else _to_rgb(image, [])
+        return _to_rgb(image, [])
     if hasattr(image, "detach"):
         image = image.detach().cpu()
         image = (image.float() if image.is_floating_point() else image).numpy()  # numpy has no bfloat16

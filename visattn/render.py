@@ -29,6 +29,7 @@ from visattn.provenance import Provenance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 _MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
 
@@ -78,7 +79,7 @@ def overlay(
     if seen.height == 0 or seen.width == 0:
         warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=2)
         return picture.copy()
-    if low == high:
+    if high - low < _FLAT:
         warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=2)
         return picture.copy()
     if opacity == 0 and not contours:
@@ -101,14 +102,14 @@ def overlay(
         whole = base.copy()
         whole[rows, columns] = mixed
         mixed = whole
-    picture = Image.fromarray(mixed)
+    drawn = Image.fromarray(mixed)
     for level in contours:
         mask = np.zeros(base.shape[:2], bool)
         mask[rows, columns] = values >= low + level * (high - low)
-        picture = outline(picture, mask)
-    if marks and isinstance(heat, Heatmap) and heat.marks and 0 < opacity < 1:
-        picture = ring(picture, heat.marks)
-    return picture
+        drawn = outline(drawn, mask)
+    if marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
+        drawn = ring(drawn, heat.marks)
+    return _only(seen, drawn, picture)
 
 
 def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Image.Image:  # noqa: ANN401
@@ -139,7 +140,8 @@ def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Im
     width = _stroke(picture)
     cv2.drawContours(array, lines, -1, _BLACK, 3 * width, cv2.LINE_AA)
     cv2.drawContours(array, lines, -1, _WHITE, width, cv2.LINE_AA)
-    return Image.fromarray(array)
+    seen = mask.seen if isinstance(mask, Heatmap) else Box(0, 0, picture.height, picture.width)
+    return _only(seen, Image.fromarray(array), picture)
 
 
 def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # noqa: ANN401
@@ -165,6 +167,8 @@ def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # 
 
 def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tuple[int, int, int] = _MARK) -> Image.Image:
     """Ring points `(y, x)` of a picture, as sinks are marked."""
+    if not points:
+        return picture
     array = np.array(picture)
     width = _stroke(picture)
     radius = max(4, round(max(picture.size) / 60))
@@ -235,6 +239,16 @@ def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[
             "Bring a map to pixels with map.to_heatmap(geometry)."
         )
     return values, grid, seen
+
+
+def _only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Image:
+    """`drawn` where the model saw, `before` elsewhere: lines have a width and would reach over the edge."""
+    if seen == (0, 0, before.height, before.width):
+        return drawn
+    corner = int(seen.left), int(seen.top)
+    whole = before.copy()
+    whole.paste(drawn.crop((*corner, int(seen.right), int(seen.bottom))), corner)
+    return whole
 
 
 def _stroke(picture: Image.Image) -> int:

@@ -402,3 +402,13 @@ def test_fused_rollout_of_dinov2_equals_the_dense_product(fusion: Any, seen: See
     worst = float(error.abs().max() / expected.max())
     figures(f"rollout at 140 x 210 px, fusion {fusion}: worst error over largest value", worst, "<= 1e-5")
     assert worst <= 1e-5
+
+
+def test_heads_that_agree_nowhere_leave_the_token_itself() -> None:
+    """Two heads, each of which looks at another half: their minimum is empty, and no mass is lost."""
+    first = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1]])
+    weights = torch.stack([first, first.roll(2, dims=1)])[None]
+    layout = tiny.layout((), (2, 2))
+    made = replace(tiny.recording(), records=[tiny.record(MatrixOperator(weights), layout)])
+    values = methods.rollout(made, fusion="min", query="patch:0,1").values[0]
+    assert values.flatten().tolist() == [0, 1, 0, 0]

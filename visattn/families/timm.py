@@ -35,7 +35,12 @@ _MODULES = (
     "beit",
     "vision_transformer_relpos",
 )  # the files of timm that define them
-_SEVERAL_CALLS = ("DiffAttention", "DiffParallelScalingBlock", "ParallelThingsBlock")  # not one attention a block
+_UNKNOWN_PARTS = (
+    "DiffAttention",
+    "DiffParallelScalingBlock",
+    "ParallelThingsBlock",
+    "AttentionPoolPrr",
+)  # not one attention a block
 
 
 def owns(model: nn.Module) -> bool:
@@ -100,11 +105,9 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
     """
     if not isinstance(model, _FLAT):
         raise UnsupportedModel(_refusal(model))
-    odd = next((type(module).__name__ for module in model.modules() if type(module).__name__ in _SEVERAL_CALLS), None)
+    odd = next((type(module).__name__ for module in model.modules() if type(module).__name__ in _UNKNOWN_PARTS), None)
     if odd:
-        raise UnsupportedModel(
-            f"{type(model).__name__} with {odd}: a block has several attentions, whose mixture is not known yet."
-        )
+        raise UnsupportedModel(f"{type(model).__name__} with {odd}: how its attentions mix is not known yet.")
     prefix = _prefix(model)
 
     def layout(input_size: tuple[int, int]) -> TokenLayout:

@@ -40,7 +40,7 @@ def rollout(
         residual: Weight of the residual path in [0, 1]; 0.5 is the paper's.
         start_layer: First layer that takes part.
         sinks: `keep`; `drop`: no token attends to a sink, rows are divided by what is left; `redistribute`: what a token gives to
-            sinks goes to all other patches alike.
+            sinks goes to all other patches alike. A row that nothing is left of becomes the token itself.
         query: The token that is explained; `auto` is what the model itself reads out.
         implementation: How `r @ A` is computed under `mean` and `keep`; see `visattn.operators.Operator.pull`.
         dtype: float64 computes in double precision.
@@ -129,6 +129,8 @@ def _fused_step(
             rows = rows.masked_fill(here, 0)
             if sinks == "redistribute":
                 rows = rows + lost * open_patches[:, None, tile.keys] / open_patches.sum(-1)[:, None, None]
-        rows = rows / rows.sum(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+        total = rows.sum(-1, keepdim=True)
+        rows = rows / total.clamp_min(torch.finfo(rows.dtype).tiny)
         out.index_add_(2, tile.keys, r[..., tile.queries] @ rows)
+        out[..., tile.queries] += r[..., tile.queries] * (total == 0).mT  # a token that has nobody left to attend to keeps itself
     return out

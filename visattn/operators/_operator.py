@@ -63,7 +63,12 @@ class Operator(ABC):
 
         Returns:
             Tiles whose rows cover every query once.
+
+        Raises:
+            OptionError: If `rows` is not positive.
         """
+        if rows < 1:
+            raise OptionError(f"rows must be at least 1, got {rows}.")
         return self._tiles(rows, scratch=False)
 
     def _tiles(self, rows: int = ROWS, scratch: bool = True) -> Iterator[Tile]:

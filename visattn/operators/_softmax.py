@@ -121,6 +121,8 @@ class SoftmaxOperator(Operator):
         if implementation != "reversed":
             raise OptionError(f"implementation must be 'tiles' or 'reversed', got {implementation!r}.")
         r = self._checked(r, self.shape[2], axis=3, name="r").to(self.dtype)
+        if self.scale == 0:
+            raise OptionError("implementation='reversed' divides by the scale, which is 0. Use 'tiles'.")
         dim = self.query.shape[-1]
         with exact(self.device):
             return torch.cat([self._pull_reversed(part) for part in torch.split(r, dim, dim=2)], dim=2)
