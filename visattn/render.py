@@ -243,7 +243,7 @@ def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[
 
 def _only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Image:
     """`drawn` where the model saw, `before` elsewhere: lines have a width and would reach over the edge."""
-    if seen == (0, 0, before.height, before.width):
+    if seen == Box(0, 0, before.height, before.width):
         return drawn
     corner = int(seen.left), int(seen.top)
     whole = before.copy()
