@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -275,8 +275,6 @@ def _scales(heat: Heatmap, how: Normalization, shared: Sequence[str]) -> dict[tu
 
 
 def _scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
-    from dataclasses import replace
-
     span = max(high - low, 1e-30)
     return replace(heat, values=((heat.values - low) / span).clip(0, 1), grid=((heat.grid - low) / span).clip(0, 1))
 

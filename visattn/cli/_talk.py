@@ -28,8 +28,6 @@ def describe(quiet: bool, provenance: Provenance) -> None:
     )
     for text in provenance.warnings:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
-    if provenance.random:
-        click.echo("visattn: warning: the weights are random; the picture shows nothing about a trained model", err=True)
 
 
 def _scale(provenance: Provenance) -> list[str]:

@@ -71,7 +71,9 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
     if weights == "none":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return _build(name, img_size).eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True)
+            model = _build(name, img_size)
+        warning = "the weights are random; the picture shows nothing about a trained model"
+        return model.eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
     config = timm.get_pretrained_cfg(name)
     tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
     file = _published(tag, config) if weights == "auto" else Path(weights)
