@@ -28,6 +28,7 @@ def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Featur
     recording = Recording(readout=anatomy.readout, provenance=anatomy.provenance)
     thread = threading.get_ident()
     calls: Counter[str] = Counter()
+    sums: list[Tensor] = []
     forward = -1
 
     def start(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -40,6 +41,9 @@ def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Featur
     def receive(layer: str, owner: nn.Module, operator: SoftmaxOperator, value: Tensor) -> None:
         if forward < 0:
             raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
+        sums.append(
+            operator.query.sum(dtype=torch.float32) + operator.key.sum(dtype=torch.float32)
+        )  # now, while they are in cache
         kind, queries, keys = anatomy.place(owner, *operator.shape[2:], recording.input_size)
         recording.records.append(
             AttentionRecord(
@@ -75,7 +79,7 @@ def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Featur
         raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
     if not recording.records:
         raise NoAttentionCaptured(_why_nothing(model))
-    _check_finite(recording)
+    _check_finite(recording, sums)
 
 
 def _why_nothing(model: nn.Module) -> str:
@@ -88,19 +92,18 @@ def _why_nothing(model: nn.Module) -> str:
     return f"no attention captured: no layer of {type(model).__name__} called the fused softmax attention."
 
 
-def _check_finite(recording: Recording) -> None:
-    """Look at what the kernels were given: some turn a row of NaN into zeros, so the model's output does not tell."""
-    for item in recording.records:
+def _check_finite(recording: Recording, sums: list[Tensor]) -> None:
+    """Refuse NaN in what the kernels were given: some turn a row of NaN into zeros, so the model's output does not tell."""
+    for item, total in zip(recording.records, sums, strict=True):
         operator = item.operator
         assert isinstance(operator, SoftmaxOperator)  # noqa: S101 - receive() makes no other
-        for name, tensor in (("query", operator.query), ("key", operator.key)):
-            _refuse_nan(f"{item.layer}: {{}} of {tensor.numel()} {name} values", tensor)
+        if not bool(total.isfinite()):
+            for name, tensor in (("query", operator.query), ("key", operator.key)):
+                _refuse_nan(f"{item.layer}: {{}} of {tensor.numel()} {name} values", tensor)
     for feature in recording.features:
         _refuse_nan(f"{feature.layer}: {{}} of {feature.value.numel()} token values", feature.value)
 
 
 def _refuse_nan(what: str, tensor: Tensor) -> None:
-    if bool(tensor.sum(dtype=torch.float32).isfinite()):  # one pass, and no copy, where all is well
-        return
     if bad := int((~tensor.isfinite()).sum()):
         raise CaptureError(f"{what.format(bad)} are NaN or infinite. Check the weights and the input.")
