@@ -73,7 +73,7 @@ class _Call:
         self.rows = query.shape[-2]
 
     def operator(self, lse: Tensor | None) -> SoftmaxOperator:
-        return SoftmaxOperator(own(self.query), own(self.key), self._bias(), self.scale, lse=lse)
+        return SoftmaxOperator(own(self.query), own(self.key), self._bias(), self.scale, lse=lse if lse is None else own(lse))
 
     def _bias(self) -> Tensor | None:
         mask = self.mask

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from visattn.errors import OptionError, ShapeError
 
+_SMALL = 1_000_000  # weights that one tile may hold in any case: a short sequence is one tile
 ROWS = 128  # query rows of a tile: the softmax of 6 heads x 128 x 5477 keys is 17 MB
 
 
@@ -141,7 +142,7 @@ class Operator(ABC):
         r = self._checked(r, queries, axis=3, name="r").to(self.dtype)
         out = torch.zeros(batch, heads, r.shape[2], keys, dtype=self.dtype, device=self.device)
         with exact(self.device):
-            for tile in self._tiles():
+            for tile in self._tiles(max(ROWS, _SMALL // (batch * heads * keys))):
                 part = r[..., tile.queries].expand(batch, heads, -1, -1) @ tile.weights
                 if self.key_index is None:
                     out += part
