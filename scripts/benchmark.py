@@ -34,7 +34,7 @@ PARTS = {
 }
 
 THREADS = 2
-ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 3}  # side in pixels: timed rounds
+ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
 ROLLOUT = {224: 1.2, 518: 1.35, 1036: 1.55, 1778: 1.8}  # times the plain forward
 HEADS = {224: 1.08, 518: 1.05, 1036: 1.05, 1778: 1.05}
 PROCESSES = 3  # for each peak at 1036 px

@@ -107,7 +107,8 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
     """
     if not isinstance(model, _FLAT):
         raise UnsupportedModel(_refusal(model))
-    odd = next((type(module).__name__ for module in model.modules() if type(module).__name__ in _UNKNOWN_PARTS), None)
+    parts = [*model.blocks, *(getattr(block, "attn", None) for block in model.blocks), getattr(model, "attn_pool", None)]
+    odd = next((type(part).__name__ for part in parts if type(part).__name__ in _UNKNOWN_PARTS), None)
     if odd:
         raise UnsupportedModel(f"{type(model).__name__} with {odd}: how its attentions mix is not known yet.")
     prefix = _prefix(model)
