@@ -93,7 +93,7 @@ def overlay(
     levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
     colour = cv2.applyColorMap(levels, colours[:, None])
     if blend == "constant":
-        mixed = cv2.addWeighted(colour, opacity, inner, 1 - opacity, 0)
+        mixed = cv2.addWeighted(colour, opacity, inner, 1 - opacity, 0, colour)  # in place: fresh pages cost more than the sum
     else:
         share = levels.astype(np.float32) / 255
         share = opacity * (np.abs(2 * share - 1) if signed else share)
