@@ -466,21 +466,21 @@ def test_model_records_again_after_an_error(way: str) -> None:
     assert len(run(model, tiny.pixels())[1]) == 2
 
 
-def test_look_restores_training_flags() -> None:
+def test_M21_look_restores_training_flags() -> None:
     model = marked()
     before = traces(model)["training"]
     look(model, visattn.prepare(visattn.load_image(data.photo_path("coffee")), model))
     assert traces(model)["training"] == before
 
 
-def test_explain_restores_training_flags_and_runs_in_evaluation_mode() -> None:
+def test_M21_explain_restores_training_flags_and_runs_in_evaluation_mode() -> None:
     model = tiny.vit(pos_drop_rate=0.9).train()
     first, second = (visattn.explain(model, data.photo_path("coffee")).map.values for _ in range(2))
     assert all(module.training for module in model.modules())
     assert torch.equal(first, second)
 
 
-def test_explain_restores_training_flags_when_the_forward_fails() -> None:
+def test_M21_explain_restores_training_flags_when_the_forward_fails() -> None:
     model = tiny.vit().train()
 
     def fail(*_: object) -> None:
