@@ -1,7 +1,7 @@
 """Speed and memory against the plain forward pass, and the overlay against its peers; exit status 1 if a bound is exceeded.
 
-`benchmark.py [--only time|memory|overlay] [--quick] [--write-docs]`. Memory and the peers are measured in processes of their own
-(`_bench_memory.py`, `_bench_overlay.py`), the peers in an environment of their own (`.bench/peers`).
+`benchmark.py [--only time|memory|overlay] [--quick] [--write-docs]`. Each part is measured in processes of its own (`_bench_time.py`,
+`_bench_memory.py`, `_bench_overlay.py`), the peers in an environment of their own (`.bench/peers`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -36,6 +35,10 @@ PARTS = {
 THREADS = 2
 ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
 ROLLOUT = {224: 1.2, 518: 1.35, 1036: 1.55, 1778: 1.8}  # times the plain forward
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "keeps": {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"},  # glibc gives no page back to the system
+    "default": {},
+}
 HEADS = {224: 1.08, 518: 1.05, 1036: 1.05, 1778: 1.05}
 PROCESSES = 3  # for each peak at 1036 px
 PEAK_RATIO = 1.3
@@ -94,7 +97,10 @@ def protocol() -> list[str]:
         f"Machine: {cpu}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
         "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1; a real photo squeezed to a square.",
-        "Time: one process, one warm-up round, then the runs in turn (A B C A B C ...); medians. Ratios are of one such series.",
+        "Time: a process for each size, one warm-up round, then the runs in turn (A B C A B C ...); medians; ratios of one series.",
+        "Allocator: `keeps` is glibc told to keep what is freed ("
+        + " ".join(f"{name}={value}" for name, value in ALLOCATORS["keeps"].items())
+        + "), for all runs alike; by default it gives pages back and takes them anew, which costs most where most was kept.",
         f"Memory: a fresh process each, its own peak of resident memory (VmHWM); at 1036 px the median of {PROCESSES}, run in turn.",
         "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
     ]
@@ -107,24 +113,20 @@ def row(head: Row, measured: str, value: float, bound: float, limit: str) -> Row
 
 
 def time_rows(quick: bool) -> Iterator[Row]:
-    """Plain forward, capture with rollout, and capture with the heads of the last layer, at each size."""
-    import _bench_common as common
-    import torch
-
-    torch.set_num_threads(THREADS)
-    model = common.load()
-    for side, rounds in sizes(quick).items():
-        progress(f"{side} px, {rounds} rounds")
-        pixels = common.pixels(model, side)
-        runs = {"plain forward": common.plain, "rollout": common.rollout, "last-layer heads": common.heads}
-        seconds = common.medians({name: partial(run, model, pixels) for name, run in runs.items()}, rounds, warmup=1)
-        for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
-            head = {"px": side, "tokens": (side // 14) ** 2 + 1, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
-            if not bounds:
-                yield {**head, "measured": None, "bound": None, "verdict": None}
-                continue
-            ratio = seconds[name] / seconds["plain forward"]
-            yield row(head, f"{ratio:.3f} x plain", ratio, bounds[side], f"<= {bounds[side]:g} x")
+    """Plain forward, capture with rollout, and capture with the heads of the last layer, at each size and with each allocator."""
+    for allocator, settings in ALLOCATORS.items():
+        for side, rounds in sizes(quick or allocator == "default").items():
+            progress(f"{side} px, {rounds} rounds, {allocator} allocator")
+            seconds = run_json(sys.executable, "_bench_time.py", str(side), str(rounds), settings=settings)
+            for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
+                tokens = (side // 14) ** 2 + 1
+                head = {"allocator": allocator, "px": side, "tokens": tokens, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
+                ratio = seconds[name] / seconds["plain forward"]
+                measured = f"{ratio:.3f} x plain" if bounds else None
+                if bounds and settings:
+                    yield row(head, f"{ratio:.3f} x plain", ratio, bounds[side], f"<= {bounds[side]:g} x")
+                else:
+                    yield {**head, "measured": measured, "bound": None, "verdict": None}
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
@@ -197,15 +199,14 @@ def peers_python() -> Path:
     return python
 
 
-def run_json(python: str, script: str, *arguments: str) -> dict[str, Any]:
+def run_json(python: str, script: str, *arguments: str, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What a script of this folder prints, run in a process of its own.
 
     Raises:
         NotMeasured: If it fails.
     """
-    done = subprocess.run(
-        [python, str(Path(__file__).with_name(script)), *arguments], stdout=subprocess.PIPE, text=True, check=False
-    )
+    command = [python, str(Path(__file__).with_name(script)), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, **(settings or {})})
     if done.returncode != 0:
         raise NotMeasured(f"{script} {' '.join(arguments)} ended with status {done.returncode}; its message is above.")
     return dict(json.loads(done.stdout))

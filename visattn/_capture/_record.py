@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -41,9 +42,7 @@ def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Featur
     def receive(layer: str, owner: nn.Module, operator: SoftmaxOperator, value: Tensor) -> None:
         if forward < 0:
             raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
-        sums.append(
-            operator.query.sum(dtype=torch.float32) + operator.key.sum(dtype=torch.float32)
-        )  # now, while they are in cache
+        sums.extend(part.sum(dtype=torch.float32) for part in (operator.query, operator.key))  # now, while they are in cache
         kind, queries, keys = anatomy.place(owner, *operator.shape[2:], recording.input_size)
         recording.records.append(
             AttentionRecord(
@@ -94,10 +93,10 @@ def _why_nothing(model: nn.Module) -> str:
 
 def _check_finite(recording: Recording, sums: list[Tensor]) -> None:
     """Refuse NaN in what the kernels were given: some turn a row of NaN into zeros, so the model's output does not tell."""
-    for item, total in zip(recording.records, sums, strict=True):
-        operator = item.operator
-        assert isinstance(operator, SoftmaxOperator)  # noqa: S101 - receive() makes no other
-        if not bool(total.isfinite()):
+    if not all(math.isfinite(float(total)) for total in sums):
+        for item in recording.records:
+            operator = item.operator
+            assert isinstance(operator, SoftmaxOperator)  # noqa: S101 - receive() makes no other
             for name, tensor in (("query", operator.query), ("key", operator.key)):
                 _refuse_nan(f"{item.layer}: {{}} of {tensor.numel()} {name} values", tensor)
     for feature in recording.features:
@@ -105,5 +104,7 @@ def _check_finite(recording: Recording, sums: list[Tensor]) -> None:
 
 
 def _refuse_nan(what: str, tensor: Tensor) -> None:
+    if math.isfinite(float(tensor.sum(dtype=torch.float32))):  # one pass where all is well
+        return
     if bad := int((~tensor.isfinite()).sum()):
         raise CaptureError(f"{what.format(bad)} are NaN or infinite. Check the weights and the input.")

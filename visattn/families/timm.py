@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
         raise UnsupportedModel(f"{type(model).__name__} with {odd}: how its attentions mix is not known yet.")
     prefix = _prefix(model)
 
+    @cache
     def layout(input_size: tuple[int, int]) -> TokenLayout:
         stem: Any = model.patch_embed
         rows, columns = stem.dynamic_feat_size(input_size)

@@ -73,7 +73,7 @@ def attention(
     patches = stacked[..., len(layout.prefix) :]
     notes: tuple[str, ...] = ()
     if layout.prefix:
-        share = float((stacked.sum(-1) - patches.sum(-1)).mean() / stacked.sum(-1).mean())
+        share = 1 - float(patches.sum() / stacked.sum())
         notes = (f"{share:.0%} of the attention goes to the prefix tokens ({', '.join(layout.prefix)}) and is not drawn",)
     names = "all" if layer == "all" else records[0].layer
     provenance = described(recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", query=chosen[0])

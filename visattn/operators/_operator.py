@@ -78,16 +78,21 @@ class Operator(ABC):
 
     def _raw_tiles(self, rows: int, scratch: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
         """Tiles with padded columns still in `weights`; the last item says which columns are real (None: all)."""
-        blocks = self.query_index.shape[0] if self.query_index is not None else 1
-        for block in range(blocks):
+        if self.query_index is None or self.key_index is None:
+            chosen: slice | Tensor
+            weights = self._block(0, scratch)
+            queries, keys = (torch.arange(count, device=self.device) for count in self.shape[2:])
+            for start in range(0, len(queries), rows):
+                chosen = slice(start, start + rows)
+                yield queries[chosen], keys, weights(chosen), None
+            return
+        for block, (queries, keys) in enumerate(zip(self.query_index, self.key_index, strict=True)):
             weights = self._block(block, scratch)
-            queries = torch.arange(self.shape[2], device=self.device) if self.query_index is None else self.query_index[block]
-            keys = torch.arange(self.shape[3], device=self.device) if self.key_index is None else self.key_index[block]
             real = (keys >= 0).nonzero().flatten()
             padded = len(real) < len(keys)
             for start in range(0, len(queries), rows):
                 part = queries[start : start + rows]
-                chosen: slice | Tensor = slice(start, start + rows)
+                chosen = slice(start, start + rows)
                 if bool((part < 0).any()):
                     chosen = (part >= 0).nonzero().flatten() + start
                     part = queries[chosen]

@@ -14,7 +14,8 @@ from visattn.errors import OptionError, ShapeError
 from visattn.operators._fused import fused_attention
 from visattn.operators._operator import Operator, computing, exact, token_counts
 
-_TILE = 128, 1024  # queries x keys: of 6 heads 3 MB, which caches hold
+_TILE = 192, 768  # queries x keys: of 6 heads 3.5 MB, which caches hold
+_LOG2_E = math.log2(math.e)  # PyTorch's exp2 takes a third of the time of its exp
 
 
 class SoftmaxOperator(Operator):
@@ -104,7 +105,7 @@ class SoftmaxOperator(Operator):
                 if bias is not None:
                     scores += bias[:, :, rows] if bias.shape[2] > 1 else bias
                 if known is not None:
-                    return scores.sub_(known[:, :, block, rows, None]).exp_()
+                    return scores.sub_(known[:, :, block, rows, None]).mul_(_LOG2_E).exp2_()
                 if bias is None:
                     return scores.softmax(-1)
                 masked = scores.amax(-1, keepdim=True) == -math.inf
@@ -135,20 +136,20 @@ class SoftmaxOperator(Operator):
     def _pull_known(self, r: Tensor, lse: Tensor) -> Tensor:
         """With the log-sum-exp known no row must be whole: tiles stay in the cache, and it is one more term of the product.
 
-        `A = exp([scale * Q, -lse] [K, 1]^T)`
+        `A = exp([scale * Q, -lse] [K, 1]^T)`, as a power of 2.
         """
         batch, heads, rows, columns = self.shape
         r = self._checked(r, rows, axis=3, name="r").to(self.dtype).expand(batch, heads, -1, -1).flatten(0, 1)
         out = torch.zeros(batch * heads, r.shape[1], columns, dtype=self.dtype, device=self.device)
         with exact(self.device):
-            query = torch.cat([self.query[:, :, 0] * self.scale, -lse[..., None]], -1).flatten(0, 1)
+            query = torch.cat([self.query[:, :, 0] * (self.scale * _LOG2_E), lse[..., None] * -_LOG2_E], -1).flatten(0, 1)
             key = self.key[:, :, 0].flatten(0, 1)
             key = torch.cat([key, torch.ones_like(key[..., :1])], -1).transpose(1, 2)
             buffer = torch.empty(batch * heads * _TILE[0] * _TILE[1], dtype=self.dtype, device=self.device)
             for part, some in zip(torch.split(query, _TILE[0], 1), torch.split(r, _TILE[0], 2), strict=True):
                 for keys, sums in zip(torch.split(key, _TILE[1], 2), torch.split(out, _TILE[1], 2), strict=True):
                     tile = buffer[: part.shape[0] * part.shape[1] * keys.shape[2]].view(*part.shape[:2], -1)
-                    torch.bmm(part, keys, out=tile).exp_()
+                    torch.bmm(part, keys, out=tile).exp2_()
                     sums += torch.bmm(some, tile)
         return out.view(batch, heads, -1, columns)
 
