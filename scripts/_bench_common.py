@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import visattn
 from visattn import data, methods
 
+LAST = "blocks.11.*"
+
 
 def load() -> nn.Module:
     """DINOv2 ViT-S/14 with its real weights."""
@@ -40,9 +42,9 @@ def rollout(model: nn.Module, image: Tensor) -> visattn.Recording:
 
 
 def heads(model: nn.Module, image: Tensor) -> visattn.Recording:
-    """The forward pass under capture, then each head of the last layer."""
+    """The forward pass under capture of the last layer, then each of its heads."""
     with torch.inference_mode():
-        with visattn.capture(model) as recording:
+        with visattn.capture(model, layers=LAST) as recording:
             model(image)
         methods.attention(recording)
     return recording

@@ -98,6 +98,7 @@ def protocol() -> list[str]:
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
         "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1; a real photo squeezed to a square.",
         "Time: a process for each size, one warm-up round, then the runs in turn (A B C A B C ...); medians; ratios of one series.",
+        'Runs: `rollout` captures every layer; `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
         "Allocator: `keeps` is glibc told to keep what is freed ("
         + " ".join(f"{name}={value}" for name, value in ALLOCATORS["keeps"].items())
         + "), for all runs alike; by default it gives pages back and takes them anew, which costs most where most was kept.",

@@ -15,6 +15,7 @@ from tests import oracles
 from tests.conftest import Figures
 from visattn.errors import OptionError, ShapeError
 from visattn.operators import MatrixOperator, Operator, SoftmaxOperator, SumOperator
+from visattn.operators._operator import ROWS
 
 INF = math.inf
 BATCH, HEADS, DIM = 2, 2, 8
@@ -273,6 +274,16 @@ def test_leaked_is_what_went_to_padding(name: str) -> None:
 
 def test_padded_windows_do_leak() -> None:
     assert windowed().leaked.max() > 0.3
+
+
+def test_padding_in_the_first_tile_leaves_room_for_the_tiles_after() -> None:
+    tokens = ROWS + 40
+    index = torch.cat([torch.full((7,), -1), torch.arange(tokens)])[None]
+    query, key = noise(1, 1, 1, tokens + 7, DIM, seed=1), noise(1, 1, 1, tokens + 7, DIM, seed=2)
+    judged = case(query, key, None, None, index, index, tokens=(tokens, tokens))
+    x = noise(1, 1, tokens, 2, seed=7)
+    np.testing.assert_allclose(judged.operator @ x, oracles.gathered(judged.dense, oracles.array(x)), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(judged.operator.leaked(), judged.leaked, **EXACT)
 
 
 def test_rows_masked_whole_are_zero_and_others_sum_to_one() -> None:

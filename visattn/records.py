@@ -147,6 +147,7 @@ class Recording(Sequence[AttentionRecord]):
         features: Feature records likewise.
         input_size: `(height, width)` of the model's input.
         readout: The query that stands for the whole image in this model: `cls`, `cls+distillation`, `mean` or `pool`.
+        captured: Glob of the layers whose attention was kept; `*` is all of them.
         provenance: The model and its weights.
     """
 
@@ -154,6 +155,7 @@ class Recording(Sequence[AttentionRecord]):
     features: list[FeatureRecord] = field(default_factory=list)
     input_size: tuple[int, int] = (0, 0)
     readout: str = "cls"
+    captured: str = "*"
     provenance: Provenance = field(default_factory=Provenance)
 
     @overload

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import visattn
 from tests import oracles, tiny
 from tests.conftest import Figures, Seen
-from visattn import data, models
+from visattn import data, methods, models
 from visattn._pipeline import look
-from visattn.errors import CaptureError, LayoutError, NoAttentionCaptured, UnsupportedModel
+from visattn.errors import CaptureError, LayoutError, NoAttentionCaptured, OptionError, UnsupportedModel
 from visattn.operators import SoftmaxOperator
 from visattn.records import AttentionRecord, Recording
 
@@ -656,3 +656,26 @@ def test_token_dropped_between_blocks_is_refused() -> None:
 def test_model_of_no_known_library_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="Linear is of none of the known libraries: timm"):
         visattn.capture(nn.Linear(2, 2))
+
+
+# some layers only
+
+
+def test_chosen_layers_are_recorded_as_in_a_whole_capture() -> None:
+    model = tiny.vit()
+    whole_out, whole = run(model, tiny.pixels())
+    out, recording = run(model, tiny.pixels(), layers="blocks.1.*")
+    assert recording.layers == ["blocks.1.attn"]
+    assert torch.equal(out, whole_out)
+    torch.testing.assert_close(recording[0].operator.dense(), whole[1].operator.dense(), rtol=0, atol=0)
+
+
+def test_part_of_the_layers_is_not_multiplied() -> None:
+    _, recording = run(tiny.vit(), tiny.pixels(), layers="blocks.1.*")
+    with pytest.raises(OptionError, match=r"only the layers blocks\.1\.\* were captured.*Capture without layers="):
+        methods.rollout(recording)
+
+
+def test_layers_that_match_nothing_name_what_there_is() -> None:
+    with pytest.raises(NoAttentionCaptured, match=r"'blocks\.7\.\*'; the model's are blocks\.0\.attn, blocks\.1\.attn"):
+        run(tiny.vit(), tiny.pixels(), layers="blocks.7.*")

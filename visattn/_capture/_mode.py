@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ Receive = Callable[[str, nn.Module, SoftmaxOperator, Tensor], None]
 class CaptureMode(TorchFunctionMode):
     """Hands each attention call of one model to `receive`; results stay bit-identical, the kernel stays the model's own."""
 
-    def __init__(self, model: nn.Module, receive: Receive) -> None:
-        """Prepare; nothing is put on the model."""
+    def __init__(self, model: nn.Module, receive: Receive, layers: str = "*") -> None:
+        """Prepare to see the layers whose names match the glob; nothing is put on the model."""
         super().__init__()
-        self._owners, self._receive = Owners(model), receive
+        self._owners, self._receive, self._layers = Owners(model), receive, layers
+        self.passed_by: dict[str, None] = {}  # names of other layers, in order
 
     def __torch_function__(
         self,
@@ -39,6 +41,9 @@ class CaptureMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         owner = self._owners.current()
         if owner is None:
+            return func(*args, **(kwargs or {}))
+        if not fnmatchcase(owner[0], self._layers):
+            self.passed_by[owner[0]] = None
             return func(*args, **(kwargs or {}))
         call = _Call(*args, **(kwargs or {}))
         reader = LogSumExpReader()  # type: ignore[no-untyped-call]
@@ -65,7 +70,7 @@ class _Call:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        self.query, self.key, self.value = (tensor.detach() for tensor in (query, key, value))
+        self.query, self.key, self.value = query, key, value
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
             self.key, self.value = (tensor.repeat_interleave(groups, -3) for tensor in (self.key, self.value))

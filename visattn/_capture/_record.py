@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from visattn._capture._anatomy import Anatomy
 from visattn._capture._mode import CaptureMode, own
+from visattn._checks import printable
 from visattn.errors import CaptureError, NoAttentionCaptured, UnsupportedModel
 from visattn.operators import SoftmaxOperator
 from visattn.records import AttentionRecord, FeatureRecord, Recording
@@ -22,11 +23,11 @@ Features = Literal["last", "all", "none"]
 
 
 @contextmanager
-def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Features) -> Iterator[Recording]:
+def record(model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
-    recording = Recording(readout=anatomy.readout, provenance=anatomy.provenance)
+    recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
     thread = threading.get_ident()
     calls: Counter[str] = Counter()
     sums: list[Tensor] = []
@@ -72,16 +73,18 @@ def record(model: nn.Module, anatomy: Anatomy, *, values: bool, features: Featur
         chosen = list(anatomy.tokens.items())
         for name, module in {"last": chosen[-1:], "all": chosen, "none": []}[features]:
             stack.callback(module.register_forward_hook(keep(name)).remove)
-        stack.enter_context(CaptureMode(model, receive))
+        mode = stack.enter_context(CaptureMode(model, receive, layers))
         yield recording
     if forward < 0:
         raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
     if not recording.records:
-        raise NoAttentionCaptured(_why_nothing(model))
+        raise NoAttentionCaptured(_why_nothing(model, layers, list(mode.passed_by)))
     _check_finite(recording, sums)
 
 
-def _why_nothing(model: nn.Module) -> str:
+def _why_nothing(model: nn.Module, layers: str, passed_by: list[str]) -> str:
+    if passed_by:
+        return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
     eager = [name for name, module in model.named_modules() if getattr(module, "fused_attn", None) is False]
     if eager:
         return (

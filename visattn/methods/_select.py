@@ -36,6 +36,8 @@ def chain(recording: Recording) -> list[AttentionRecord]:
 
 def chain_refusal(recording: Recording) -> str | None:
     """Why the self-attention of a recording does not compose, or None."""
+    if recording.captured != "*":
+        return f"only the layers {recording.captured} were captured, so layers cannot be multiplied. Capture without layers=."
     records = [record for record in recording if record.kind == "self"]
     if not records:
         return "there is no self-attention to multiply. Use method 'attention'."
