@@ -148,7 +148,8 @@ class Operator(ABC):
         out = torch.zeros(batch, heads, r.shape[2], keys, dtype=self.dtype, device=self.device)
         with exact(self.device):
             for tile in self._tiles(max(ROWS, _SMALL // (batch * heads * keys))):
-                part = r[..., tile.queries].expand(batch, heads, -1, -1) @ tile.weights
+                whole = self.query_index is None and len(tile.queries) == queries
+                part = (r if whole else r[..., tile.queries]).expand(batch, heads, -1, -1) @ tile.weights
                 if self.key_index is None:
                     out += part
                 else:
@@ -197,8 +198,10 @@ class Operator(ABC):
 def exact(device: torch.device) -> contextlib.ExitStack:
     """No autograd, and no autocast: weights rebuilt in bfloat16 move by 3e-3."""
     stack = contextlib.ExitStack()
-    stack.enter_context(torch.no_grad())
-    stack.enter_context(torch.autocast(device.type, enabled=False))
+    if torch.is_grad_enabled():
+        stack.enter_context(torch.no_grad())
+    if torch.is_autocast_enabled(device.type):
+        stack.enter_context(torch.autocast(device.type, enabled=False))
     return stack
 
 
