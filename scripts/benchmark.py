@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -35,8 +35,9 @@ PARTS = {
 THREADS = 2
 ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
 ROLLOUT = {224: 1.2, 518: 1.35, 1036: 1.55, 1778: 1.8}  # times the plain forward
-ALLOCATORS: dict[str, dict[str, str]] = {
-    "keeps": {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"},  # glibc gives no page back to the system
+ALLOCATORS: dict[str, dict[str, str]] = {  # settings of glibc's malloc, for a whole process
+    "keeps": {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"},
+    "apart": {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
     "default": {},
 }
 HEADS = {224: 1.08, 518: 1.05, 1036: 1.05, 1778: 1.05}
@@ -62,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="leave out 1778 px (some minutes)")
     parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
     options = parser.parse_args(arguments)
-    if options.write_docs and (options.only or options.quick):
-        parser.error("--write-docs needs the whole run. Leave out --only and --quick.")
+    if options.write_docs and options.quick:
+        parser.error("--write-docs needs every size. Leave out --quick.")
     print("\n".join(protocol()), flush=True)
     measured: dict[str, list[Row]] = {}
     missing = False
@@ -99,12 +100,17 @@ def protocol() -> list[str]:
         "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1; a real photo squeezed to a square.",
         "Time: a process for each size, one warm-up round, then the runs in turn (A B C A B C ...); medians; ratios of one series.",
         'Runs: `rollout` captures every layer; `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
-        "Allocator: `keeps` is glibc told to keep what is freed ("
-        + " ".join(f"{name}={value}" for name, value in ALLOCATORS["keeps"].items())
-        + "), for all runs alike; by default it gives pages back and takes them anew, which costs most where most was kept.",
+        f"Allocator: `keeps` gives nothing back to the system ({settings('keeps')}), so that the time of taking it anew is left out; "
+        f"`apart` ({settings('apart')}) gives each large tensor back at once, so that a peak is of what lives and not of holes in the "
+        "heap. Both are set for plain forward and visattn alike; `default` is shown beside them and varies much from run to run.",
         f"Memory: a fresh process each, its own peak of resident memory (VmHWM); at 1036 px the median of {PROCESSES}, run in turn.",
         "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
     ]
+
+
+def settings(allocator: str) -> str:
+    """An allocator's environment, as one types it."""
+    return " ".join(f"{name}={value}" for name, value in ALLOCATORS[allocator].items())
 
 
 def row(head: Row, measured: str, value: float, bound: float, limit: str) -> Row:
@@ -113,46 +119,54 @@ def row(head: Row, measured: str, value: float, bound: float, limit: str) -> Row
     return {**head, "measured": measured, "bound": limit, "verdict": "ok" if kept else "over"}
 
 
+def unbounded(head: Row, measured: str | None = None) -> Row:
+    """A row that nothing is promised of."""
+    return {**head, "measured": measured, "bound": None, "verdict": None}
+
+
 def time_rows(quick: bool) -> Iterator[Row]:
     """Plain forward, capture with rollout, and capture with the heads of the last layer, at each size and with each allocator."""
-    for allocator, settings in ALLOCATORS.items():
+    for allocator in ("keeps", "default"):
         for side, rounds in sizes(quick or allocator == "default").items():
             progress(f"{side} px, {rounds} rounds, {allocator} allocator")
-            seconds = run_json(sys.executable, "_bench_time.py", str(side), str(rounds), settings=settings)
+            seconds = run_json(sys.executable, "_bench_time.py", str(side), str(rounds), allocator=allocator)
             for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
                 tokens = (side // 14) ** 2 + 1
                 head = {"allocator": allocator, "px": side, "tokens": tokens, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
                 ratio = seconds[name] / seconds["plain forward"]
                 measured = f"{ratio:.3f} x plain" if bounds else None
-                if bounds and settings:
-                    yield row(head, f"{ratio:.3f} x plain", ratio, bounds[side], f"<= {bounds[side]:g} x")
+                if measured is None or allocator == "default":
+                    yield unbounded(head, measured)
                 else:
-                    yield {**head, "measured": measured, "bound": None, "verdict": None}
+                    yield row(head, measured, ratio, bounds[side], f"<= {bounds[side]:g} x")
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
     """Peaks of fresh processes, and the growth over the loaded model."""
-    series: dict[str, list[dict[str, int]]] = {"plain": [], "rollout": []}
-    for turn in range(PROCESSES):
-        progress(f"1036 px, processes {turn + 1} of {PROCESSES}")
-        for name, sizes_of in series.items():
-            sizes_of.append(run_json(sys.executable, "_bench_memory.py", name, "1036"))
-    (peak, growth), (peak_rollout, growth_rollout) = (
-        [median(one[key] for one in series[name]) for key in ("peak", "growth")] for name in ("plain", "rollout")
-    )
-    kept = series["rollout"][0]["kept"]
-    ratio = peak_rollout / peak
-    text = f"{megabytes(peak_rollout)} / {megabytes(peak)} MB = {ratio:.3f} x"
-    yield row({"px": 1036, "what": "peak of rollout / peak of plain forward"}, text, ratio, PEAK_RATIO, f"<= {PEAK_RATIO:g} x")
-    bound = growth + KEPT * kept + SPARE
-    limit = f"<= {megabytes(growth)} + {KEPT:g} x {megabytes(kept)} + {megabytes(SPARE)} = {megabytes(bound)} MB"
-    what = "growth of rollout <= growth of plain + 1.15 x queries and keys + 64 MB"
-    yield row({"px": 1036, "what": what}, f"{megabytes(growth_rollout)} MB", growth_rollout, bound, limit)
-    if not quick:
-        progress("1778 px")
-        largest = run_json(sys.executable, "_bench_memory.py", "rollout", "1778")["peak"]
-        head = {"px": 1778, "what": "peak of rollout"}
-        yield row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB")
+    for allocator in ("apart", "default"):
+        series: dict[str, list[dict[str, int]]] = {"plain": [], "rollout": []}
+        for turn in range(PROCESSES):
+            progress(f"1036 px, processes {turn + 1} of {PROCESSES}, {allocator} allocator")
+            for name, sizes_of in series.items():
+                sizes_of.append(run_json(sys.executable, "_bench_memory.py", name, "1036", allocator=allocator))
+        (peak, growth), (peak_rollout, growth_rollout) = (
+            [median(one[key] for one in series[name]) for key in ("peak", "growth")] for name in ("plain", "rollout")
+        )
+        kept = series["rollout"][0]["kept"]
+        ratio = peak_rollout / peak
+        text = f"{megabytes(peak_rollout)} / {megabytes(peak)} MB = {ratio:.3f} x"
+        head = {"allocator": allocator, "px": 1036, "what": "peak of rollout / peak of plain forward"}
+        rows = [row(head, text, ratio, PEAK_RATIO, f"<= {PEAK_RATIO:g} x")]
+        bound = growth + KEPT * kept + SPARE
+        limit = f"<= {megabytes(growth)} + {KEPT:g} x {megabytes(kept)} + {megabytes(SPARE)} = {megabytes(bound)} MB"
+        head = head | {"what": "growth of rollout <= growth of plain + 1.15 x queries and keys + 64 MB"}
+        rows.append(row(head, f"{megabytes(growth_rollout)} MB", growth_rollout, bound, limit))
+        if not quick:
+            progress(f"1778 px, {allocator} allocator")
+            largest = run_json(sys.executable, "_bench_memory.py", "rollout", "1778", allocator=allocator)["peak"]
+            head = head | {"px": 1778, "what": "peak of rollout"}
+            rows.append(row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB"))
+        yield from rows if allocator != "default" else ({**entry, "bound": None, "verdict": None} for entry in rows)
 
 
 def overlay_rows(quick: bool) -> Iterator[Row]:
@@ -160,8 +174,7 @@ def overlay_rows(quick: bool) -> Iterator[Row]:
     found = run_json(str(peers_python()), "_bench_overlay.py")
     seconds, versions = found["seconds"], found["versions"]
     ours = seconds["visattn"]
-    head = {"run": "bare OpenCV calls, array to array", "ms": f"{seconds['OpenCV'] * 1e3:.2f}"}
-    yield {**head, "measured": None, "bound": None, "verdict": None}
+    yield unbounded({"run": "bare OpenCV calls, array to array", "ms": f"{seconds['OpenCV'] * 1e3:.2f}"})
     ratio = ours / seconds["OpenCV"]
     head = {"run": "visattn.overlay, picture to picture", "ms": f"{ours * 1e3:.2f}"}
     yield row(head, f"{ratio:.2f} x OpenCV", ratio, OVERLAY_RATIO, f"<= {OVERLAY_RATIO:g} x")
@@ -200,26 +213,30 @@ def peers_python() -> Path:
     return python
 
 
-def run_json(python: str, script: str, *arguments: str, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+def run_json(python: str, script: str, *arguments: str, allocator: str = "default") -> dict[str, Any]:
     """What a script of this folder prints, run in a process of its own.
 
     Raises:
         NotMeasured: If it fails.
     """
     command = [python, str(Path(__file__).with_name(script)), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, **(settings or {})})
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | ALLOCATORS[allocator])
     if done.returncode != 0:
         raise NotMeasured(f"{script} {' '.join(arguments)} ended with status {done.returncode}; its message is above.")
     return dict(json.loads(done.stdout))
 
 
 def document(measured: dict[str, list[Row]]) -> str:
-    """The page of the docs: protocol and tables."""
-    parts = [f"## {PARTS[part]}\n\n{to_markdown(rows)}" for part, rows in measured.items()]
+    """The page of the docs: protocol and tables; a part that was not measured now stays as it stands."""
+    before = DOCS.read_text(encoding="utf-8") if DOCS.exists() else ""
+    standing = dict(re.findall(r"^## (.+)\n\n((?:\|.*\n)+)", before, re.MULTILINE))
+    tables = {title: to_markdown(measured[part]) if part in measured else standing.get(title) for part, title in PARTS.items()}
     intro = (
-        "Written by `scripts/benchmark.py --write-docs`; `make bench` measures the same anew and fails if a bound is exceeded."
+        "Written by `scripts/benchmark.py --write-docs`, each table by one run; `make bench` measures the same anew and fails if a "
+        "bound is exceeded."
     )
-    return "\n".join(["# Benchmarks\n", f"{intro}\n", *(f"- {line}" for line in protocol()), "", *parts])
+    sections = [f"## {title}\n\n{table}" for title, table in tables.items() if table]
+    return "\n".join(["# Benchmarks\n", f"{intro}\n", *(f"- {line}" for line in protocol()), "", *sections])
 
 
 def sizes(quick: bool) -> dict[int, int]:
