@@ -12,11 +12,13 @@ from torch import Tensor, nn
 import visattn
 from visattn import data, methods
 
+THREADS = 2
 LAST = "blocks.11.*"
 
 
 def load() -> nn.Module:
-    """DINOv2 ViT-S/14 with its real weights."""
+    """DINOv2 ViT-S/14 with its real weights, to be run on `THREADS` threads."""
+    torch.set_num_threads(THREADS)
     return visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
 
 

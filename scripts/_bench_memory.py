@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 
-import torch
 from _bench_common import load, pixels, plain, rollout
 
 
@@ -29,7 +28,6 @@ def forget_peak() -> None:
 
 def main(run: str, side: int) -> dict[str, int]:
     """Bytes: peak of the whole process, growth over the loaded model, and all queries and keys that were kept."""
-    torch.set_num_threads(2)
     model = load()
     image = pixels(model, side)
     before = status("VmHWM")

@@ -6,13 +6,11 @@ import json
 import sys
 from functools import partial
 
-import torch
 from _bench_common import heads, load, medians, pixels, plain, rollout
 
 
 def main(side: int, rounds: int) -> dict[str, float]:
     """Seconds by the name of the run."""
-    torch.set_num_threads(2)
     model = load()
     image = pixels(model, side)
     runs = {"plain forward": plain, "rollout": rollout, "last-layer heads": heads}

@@ -32,7 +32,7 @@ PARTS = {
     "overlay": "Overlay against its peers",
 }
 
-THREADS = 2
+THREADS = 2  # as in _bench_common, which imports torch
 ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
 ROLLOUT = {224: 1.2, 518: 1.35, 1036: 1.55, 1778: 1.8}  # times the plain forward
 ALLOCATORS: dict[str, dict[str, str]] = {  # settings of glibc's malloc, for a whole process
