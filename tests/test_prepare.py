@@ -313,9 +313,10 @@ def test_M17_model_of_other_channels_is_refused(resize: Literal["model", "fit"],
         prepare(noise(9, 9), small_vit(in_chans=channels), resize=resize)
 
 
-def test_model_of_no_known_library_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="Linear is of none of the known libraries: timm"):
-        prepare(noise(9, 9), nn.Linear(3, 3))
+def test_model_of_your_own_gets_224_pixels_and_the_statistics_of_imagenet() -> None:
+    prepared = prepare(noise(300, 200), nn.Sequential(nn.Conv2d(3, 4, 16, 16)))
+    assert tuple(prepared.pixels.shape) == (1, 3, 224, 224)
+    assert input_spec(nn.Sequential(nn.Conv2d(3, 4, 16, 16))).mean == (0.485, 0.456, 0.406)
 
 
 def test_M16_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> None:

@@ -192,9 +192,10 @@ def answer(recording: Recording, prepared: Prepared, method: str, parameters: di
     notes: tuple[str, ...] = () if method != "auto" else (f"method {name} was chosen; it does not depend on a class",)
     query = parameters.get("query")
     if isinstance(query, str) and query.startswith("pixel:"):
-        parameters["query"] = pixel_to_patch(query, recording, geometry)
-        notes += (f"query {query} is {parameters['query']}",)
+        parameters["query"] = pixel_to_input(query, recording, geometry)
     result = chosen.function(recording, **parameters)
+    if isinstance(query, str) and query.startswith("pixel:"):
+        notes += (f"query {query} is {result.provenance.parameters['query']}",)
     if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:
         result = replace(result, provenance=replace(result.provenance, sinks=diagnostics.sinks(recording)))
     source = facts(photo)
@@ -204,8 +205,8 @@ def answer(recording: Recording, prepared: Prepared, method: str, parameters: di
     return Explanation(photo, geometry, replace(result, provenance=provenance).at(batch=image))
 
 
-def pixel_to_patch(query: str, recording: Recording, geometry: Geometry) -> str:
-    """`pixel:X,Y` of the upright photo as `patch:ROW,COL`.
+def pixel_to_input(query: str, recording: Recording, geometry: Geometry) -> str:
+    """`pixel:X,Y` of the upright photo as `input:Y,X` of the model's input.
 
     Raises:
         OptionError: If it is no pixel of the photo that the model saw.
@@ -214,6 +215,8 @@ def pixel_to_patch(query: str, recording: Recording, geometry: Geometry) -> str:
         x, y = (float(part) for part in query.removeprefix("pixel:").split(","))
     except ValueError as error:
         raise OptionError(f"a pixel query must be pixel:X,Y with numbers, got '{query}'.") from error
-    layout = next(record.queries for record in recording if len(record.queries.grid) == 2)
-    row, column = geometry.patch_at(y, x, (layout.grid[0], layout.grid[1]), layout.box)
-    return f"patch:{row},{column}"
+    layouts = [record.keys for record in recording] + [feature.layout for feature in recording.features if feature.layout]
+    layout = next(layout for layout in layouts if len(layout.grid) == 2)
+    geometry.patch_at(y, x, (layout.grid[0], layout.grid[1]), layout.box)  # says what is wrong with a pixel outside
+    at = geometry.to_input(y, x)
+    return f"input:{at[0]:g},{at[1]:g}"

@@ -5,10 +5,11 @@ In: what `capture` met. Out: a `Recording`, the only thing that methods read. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import Any, NamedTuple, overload
 
+import torch
 from torch import Tensor
 
 from visattn._types import Kind, Role
@@ -58,10 +59,29 @@ class TokenLayout:
             )
         return len(self.prefix) + row * self.grid[1] + column
 
+    def token_at(self, y: float, x: float) -> int:
+        """The token of the grid cell that covers a pixel of the model's input.
+
+        Raises:
+            OptionError: If none does.
+        """
+        rows, columns = self.grid if len(self.grid) == 2 else (0, 0)
+        row, column = (y - self.box.top) / self.box.height * rows, (x - self.box.left) / self.box.width * columns
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise OptionError(f"no token covers the input pixel {y:g},{x:g}; the grid covers {tuple(self.box)}.")
+        return self.patch(int(row), int(column))
+
     def cell(self, token: int) -> tuple[int, int] | None:
         """Row and column of a grid token of an image; None for a prefix token."""
         index = token - len(self.prefix)
         return None if index < 0 else divmod(index, self.grid[-1])
+
+
+class Source(NamedTuple):
+    """A tensor of the model's graph, and what becomes of its gradient."""
+
+    tensor: Tensor
+    gradient: Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,13 +92,17 @@ class AttentionRecord:
         layer: Dotted name of the module that made the call.
         call: Which call of that module in this forward.
         forward: Which forward pass of the recording.
-        kind: `self`, `cross`, `pool` (a few learned queries) or `channel` (no tokens).
+        kind: `self`; `cross` (keys are other tokens than queries: pooled, or of another branch); `pool` (a few learned queries);
+            `channel` (no tokens); `unplaced` (where the tokens lie is not known, see `reason`).
         operator: `A`, of shape `(B, heads, Q, K)`.
         queries: Layout of the Q tokens.
         keys: Layout of the K tokens.
         value: `(B, heads, K, d)`, where kept.
         output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once.
         probability: Whether rows are distributions (non-negative, sum 1).
+        follows: Layer and call of the attention whose result flowed into this one last; None for the first, or if not followed.
+        reason: Why it cannot be put on the image; None where it can.
+        source: What gradients are made from, where `capture(model, gradients=True)` kept it.
     """
 
     layer: str
@@ -91,6 +115,9 @@ class AttentionRecord:
     value: Tensor | None = None
     output_weight: Tensor | None = None
     probability: bool = True
+    follows: tuple[str, int] | None = None
+    reason: str | None = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         """Check that the layouts count the operator's tokens.
@@ -117,6 +144,7 @@ class FeatureRecord:
         value: The activation, detached.
         gradient: Its gradient, where one was asked for.
         layout: Where the tokens lie, for `tokens`.
+        source: The activation in the model's graph, where `capture(model, gradients=True)` kept it.
     """
 
     layer: str
@@ -125,6 +153,7 @@ class FeatureRecord:
     value: Tensor
     gradient: Tensor | None = None
     layout: TokenLayout | None = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         """Check that the layout counts the tokens.
@@ -219,6 +248,42 @@ class Recording(Sequence[AttentionRecord]):
             names = list(dict.fromkeys(record.layer for record in records))
             chosen = {_layer_name(item, names) for item in ([layer] if isinstance(layer, (int, str)) else layer)}
             records = [record for record in records if record.layer in chosen]
+        return replace(self, records=records, features=features)
+
+    def gradients(self, score: Tensor) -> Recording:
+        """The same recording with the gradient of a score: `dA` of every record, by tile, and of every feature.
+
+        Args:
+            score: A number that the model computed inside the capture, such as `logits[0, 3]`; `(B,)` or more are summed. Several
+                scores take one call each. Parameters' own gradients are not touched.
+
+        Returns:
+            A new recording. What the score does not depend on has gradient zero.
+
+        Raises:
+            OptionError: If gradients were not kept, or the score does not depend on what was recorded.
+        """
+        items: list[AttentionRecord | FeatureRecord] = [*self.records, *self.features]
+        sources = [item.source for item in items if item.source is not None]
+        if not items or len(sources) < len(items):
+            raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
+        elsewhere = "the score does not depend on the recorded forward. Pass a value of the model's own output."
+        if not score.requires_grad:
+            raise OptionError(elsewhere)
+        found = torch.autograd.grad(score.sum(), [source.tensor for source in sources], retain_graph=True, allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise OptionError(elsewhere)
+        filled = [
+            source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)
+            for source, gradient in zip(sources, found, strict=True)
+        ]
+        records = [
+            replace(record, operator=record.operator.with_gradient(gradient))
+            for record, gradient in zip(self.records, filled, strict=False)
+        ]
+        features = [
+            replace(feature, gradient=gradient) for feature, gradient in zip(self.features, filled[len(records) :], strict=True)
+        ]
         return replace(self, records=records, features=features)
 
     def _forward(self, forward: int) -> int:

@@ -16,8 +16,8 @@ from tests import oracles, tiny
 from tests.conftest import Figures, Seen
 from visattn import data, methods, models
 from visattn._pipeline import look
-from visattn.errors import CaptureError, LayoutError, NoAttentionCaptured, OptionError, UnsupportedModel
-from visattn.operators import SoftmaxOperator
+from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
+from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.records import AttentionRecord, Recording
 
 every_model = pytest.mark.parametrize("name", list(tiny.MODELS))
@@ -573,17 +573,18 @@ def test_forward_of_the_same_model_in_another_thread_is_not_recorded() -> None:
 # refusals
 
 
-def test_eager_attention_is_refused_with_the_remedy() -> None:
-    model = tiny.vit()
-    write_out(model)
-    with pytest.raises(
-        NoAttentionCaptured, match=r"2 layers .* without the fused kernel \(first: blocks\.0\.attn\).*fused_attn = True"
-    ):
-        run(model, tiny.pixels())
+def test_attention_that_is_written_out_is_captured_as_the_fused_one() -> None:
+    model, eager = tiny.vit(), tiny.vit()
+    write_out(eager)
+    (_, fused), (_, plain) = run(model, tiny.pixels()), run(eager, tiny.pixels())
+    for one, other in zip(fused, plain, strict=True):
+        assert isinstance(other.operator, MatrixOperator)
+        assert (one.queries, one.keys, one.kind, other.probability) == (other.queries, other.keys, other.kind, True)
+        torch.testing.assert_close(other.operator.dense(), one.operator.dense(), rtol=0, atol=1e-5)
 
 
 def test_model_without_layers_captures_nothing() -> None:
-    with pytest.raises(NoAttentionCaptured, match="no layer of VisionTransformer called the fused softmax attention"):
+    with pytest.raises(NoAttentionCaptured, match="no layer of VisionTransformer multiplied a softmax with values"):
         run(tiny.vit(depth=0), tiny.pixels())
 
 
@@ -638,24 +639,31 @@ def test_nan_in_any_forward_is_found(order: tuple[int, int]) -> None:
         run_twice(model, inputs[order[0]], inputs[order[1]])
 
 
-def test_dropped_patches_are_refused() -> None:
+def test_dropped_patches_are_not_put_on_the_image() -> None:
     model = tiny.vit(patch_drop_rate=0.5).train()
-    with pytest.raises(
-        LayoutError, match="attends from 4 to 4 tokens, but an input of 32 x 48 gives 1 prefix tokens and a grid of 2 x 3"
-    ):
+    _, recording = run(model, tiny.pixels(seed=3))
+    assert {record.kind for record in recording} == {"unplaced"}
+    with pytest.raises(OptionError, match=r"blocks\.0\.attn: only 3 of 6 places take part; a map would have holes"):
+        visattn.methods.attention(recording)
+
+
+def test_dropped_patches_are_chosen_anew_in_each_forward() -> None:
+    """Data chose them, so nothing of the first forward may be used in the second."""
+    model = tiny.vit(patch_drop_rate=0.5).train()
+    for seed in range(4):
+        torch.manual_seed(seed)
         run(model, tiny.pixels())
+    model.patch_drop = nn.Identity()
+    assert {record.kind for record in run(model, tiny.pixels())[1]} == {"self"}
 
 
-def test_token_dropped_between_blocks_is_refused() -> None:
+def test_token_dropped_between_blocks_is_not_put_on_the_image() -> None:
     model = tiny.vit()
     model.get_submodule("blocks.0").register_forward_hook(lambda _, __, tokens: tokens[:, :-1])
-    with pytest.raises(LayoutError, match=r"attends from 6 to 6 tokens.*Tokens were dropped or merged"):
-        run(model, tiny.pixels())
-
-
-def test_model_of_no_known_library_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="Linear is of none of the known libraries: timm"):
-        visattn.capture(nn.Linear(2, 2))
+    _, recording = run(model, tiny.pixels())
+    assert [record.kind for record in recording] == ["self", "unplaced"]
+    with pytest.raises(OptionError, match=r"blocks\.1\.attn: only 5 of 6 places take part"):
+        visattn.methods.rollout(recording)
 
 
 # some layers only

@@ -294,14 +294,43 @@ def test_a_checkpoint_file_gives_the_pictures_of_its_weights(run: Run, photo: Pa
 def test_M13_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "resnet18", "--weights", "none", "--method", "rollout")
     assert code == 4
-    assert "ResNet has no attention layers" in err
+    assert "no attention captured: no layer of ResNet multiplied a softmax with values" in err
 
 
-@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "cait_xxs24_224"])
-def test_M14_a_model_whose_tokens_are_not_known_is_refused(run: Run, photo: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("swin_tiny_patch4_window7_224", "attend over different tokens"),
+        ("pvt_v2_b0", "its keys are other tokens"),
+        ("cait_xxs24_224", "attention rows do not sum to 1"),
+        ("xcit_nano_12_p16_224", "there is no self-attention to multiply"),
+        ("lambda_resnet26t", "no weight belongs to a pair of tokens"),
+    ],
+)
+def test_M14_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path, name: str, reason: str) -> None:
+    code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "rollout")
+    assert code == 2
+    assert reason in err
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("edgenext_xx_small", "channels attend to channels in this model"),
+        ("lambda_resnet26t", "its softmax runs over the keys alone"),
+    ],
+)
+def test_M14_attention_without_a_place_is_not_drawn(run: Run, photo: Path, name: str, reason: str) -> None:
+    code, _, err = run("overlay", photo, "--model", name, "--weights", "none")
+    assert code == 2
+    assert reason in err
+
+
+@pytest.mark.parametrize("name", ["efficientvit_b0", "mobilevitv2_050", "swiftformer_xs"])
+def test_M14_attention_without_a_matrix_is_refused_by_name(run: Run, photo: Path, name: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none")
     assert code == 4
-    assert "where its tokens lie on the image is not known yet" in err
+    assert "weigh tokens without a query x key matrix" in err
 
 
 def test_M16_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo: Path) -> None:

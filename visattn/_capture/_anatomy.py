@@ -19,20 +19,18 @@ class Anatomy:
     """Facts about one model.
 
     Attributes:
-        stem: The module that receives the pixels `(B, C, H, W)`.
-        tokens: Modules whose output is the tokens `(B, N, D)`, by dotted name, in order.
-        place: `(owner, q, k, input size) -> (kind, queries, keys)`: where the tokens of a call lie; raises `LayoutError` where
-            that is not known.
-        layout: `input size -> layout` of the tokens that `tokens` give.
-        output_weight: `owner -> (D, heads * d)` weight of the projection that follows the heads at once, or None.
+        tokens: Modules whose output is the tokens, by dotted name, in order.
         readout: The query that stands for the whole image: `cls`, `cls+distillation`, `mean` or `pool`.
         provenance: The model's name and its weights.
+        output_weight: `owner -> (D, heads * d)` weight of the projection that follows the heads at once, or None.
+        answers_at_keys: Whether query `i` of a window of this owner is answered at its token `i`, wherever the query came from.
+        place: `(owner, q, k, input size) -> (kind, queries, keys)`, for a model whose tokens are not to be followed; raises
+            `LayoutError` where the place is not known.
     """
 
-    stem: nn.Module
     tokens: Mapping[str, nn.Module]
-    place: Callable[[nn.Module, int, int, tuple[int, int]], Placement]
-    layout: Callable[[tuple[int, int]], TokenLayout]
-    output_weight: Callable[[nn.Module], Tensor | None]
     readout: str
     provenance: Provenance = field(default_factory=Provenance)
+    output_weight: Callable[[nn.Module], Tensor | None] = lambda _: None
+    answers_at_keys: Callable[[nn.Module], bool] = lambda _: False
+    place: Callable[[nn.Module, int, int, tuple[int, int]], Placement] | None = None

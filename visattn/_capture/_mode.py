@@ -1,9 +1,13 @@
-"""The interception: sees every `scaled_dot_product_attention` of a forward, calls it through and keeps its operands."""
+"""The interception: sees every attention of a forward, calls it through and hands its operands on.
+
+Fused calls are seen as such; attention that is written out as a softmax followed by a product with values; and
+`nn.MultiheadAttention`, which hands itself over to a mode as a whole, is entered.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,28 +15,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from visattn._capture._call import Call, FusedCall, ProductCall
+from visattn._capture._follow import Follower
 from visattn._capture._owner import Owners
-from visattn.operators import SoftmaxOperator
+from visattn._capture._softmax import SoftmaxTrace
 from visattn.operators._fused import LogSumExpReader
 
 _LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own
+_FUSED = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
 
 # glibc keeps as much freed memory as twice the largest block that it has mapped and freed: without this one, never touched, it gives
 # the pages of a dropped recording back and takes them anew for the next one.
 torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
-# (owner's name, owner, operator, value)
-Receive = Callable[[str, nn.Module, SoftmaxOperator, Tensor], None]
+Receive = Callable[[str, nn.Module, Call, Tensor], None]  # owner's name, owner, call, the result that the model goes on with
 
 
 class CaptureMode(TorchFunctionMode):
     """Hands each attention call of one model to `receive`; results stay bit-identical, the kernel stays the model's own."""
 
-    def __init__(self, model: nn.Module, receive: Receive, layers: str = "*") -> None:
-        """Prepare to see the layers whose names match the glob; nothing is put on the model."""
+    def __init__(self, model: nn.Module, receive: Receive) -> None:
+        """Prepare to see the calls; nothing is put on the model."""
         super().__init__()
-        self._owners, self._receive, self._layers = Owners(model), receive, layers
-        self.passed_by: dict[str, None] = {}  # names of other layers, in order
+        self._owners, self._receive = Owners(model), receive
+        self._softmax = SoftmaxTrace(self._permuted)
+        self.follower: Follower | None = None  # who follows the tokens of the running forward, where somebody must
 
     def __torch_function__(
         self,
@@ -41,30 +48,41 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        owner = self._owners.current()
-        if owner is None:
-            return func(*args, **(kwargs or {}))
-        if not fnmatchcase(owner[0], self._layers):
-            self.passed_by[owner[0]] = None
-            return func(*args, **(kwargs or {}))
-        call = _Call(*args, **(kwargs or {}))
-        reader = LogSumExpReader()  # type: ignore[no-untyped-call]
-        if call.rows > _LONG:
-            with reader:
-                out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _multi_head_attention(*args, **kwargs)
+        if func in _FUSED:
+            owner = self._owners.current()
+            if owner is None:
+                return func(*args, **kwargs)
+            call: Call = _fused(func, args, kwargs)
+            out = call.out
+            if self.follower is not None:
+                self.follower.see(func, args, kwargs, out)
         else:
-            out = func(*args, **(kwargs or {}))
-        self._receive(*owner, call.operator(reader.lse), call.value)
+            out = func(*args, **kwargs)
+            if self.follower is not None:
+                self.follower.see(func, args, kwargs, out)
+            product = self._softmax.follow(func, args, kwargs, out)
+            owner = self._owners.current() if product else None
+            if product is None or owner is None:
+                return out
+            call = ProductCall(*product)
+        self._receive(*owner, call, out)
         return out
 
+    def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
+        turned = tensor.permute(tuple(axes))
+        if self.follower is not None:
+            self.follower.see(torch.permute, (tensor, axes), {}, turned)
+        return turned
 
-class _Call:
-    """The arguments of one call, under the names of the function's signature."""
 
-    def __init__(
-        self,
+def _fused(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCall:
+    """Run a fused call; above some length with the kernel's log-sum-exp."""
+
+    def named(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -73,28 +91,27 @@ class _Call:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> None:
-        self.query, self.key, self.value = query, key, value
+    ) -> FusedCall:
+        reader = LogSumExpReader()  # type: ignore[no-untyped-call]
+        if query.shape[-2] > _LONG:
+            with reader:
+                out = func(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
-            self.key, self.value = (tensor.repeat_interleave(groups, -3) for tensor in (self.key, self.value))
-        self.mask, self.is_causal, self.scale = attn_mask, is_causal, scale
-        self.rows = query.shape[-2]
+            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+        return FusedCall(value, out, query, key, attn_mask, is_causal, scale, reader.lse)
 
-    def operator(self, lse: Tensor | None) -> SoftmaxOperator:
-        return SoftmaxOperator(own(self.query), own(self.key), self._bias(), self.scale, lse=lse if lse is None else own(lse))
-
-    def _bias(self) -> Tensor | None:
-        mask = self.mask
-        if self.is_causal:
-            mask = torch.ones(self.rows, self.key.shape[-2], dtype=torch.bool, device=self.query.device).tril()
-        if mask is None:
-            return None
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
-        return own(mask.detach()).reshape(*(1,) * (4 - mask.ndim), *mask.shape)
+    return named(*args, **kwargs)
 
 
-def own(tensor: Tensor) -> Tensor:
-    """`tensor` in memory of its own: a view would keep the whole joint query-key-value tensor alive."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+def _entered(function: FunctionType) -> Callable[..., Any]:
+    """The same function, which no longer hands itself over to a mode as a whole; its inner calls still do."""
+    inside = {**function.__globals__, "has_torch_function": lambda _: False}
+    clone = FunctionType(function.__code__, inside, function.__name__, function.__defaults__, function.__closure__)
+    clone.__kwdefaults__ = function.__kwdefaults__
+    return clone
+
+
+_multi_head_attention = _entered(F.multi_head_attention_forward)  # type: ignore[arg-type]

@@ -1,113 +1,242 @@
-"""One capture from start to end: hooks for the pixels' size and the tokens, the interception for the attention."""
+"""One capture from start to end: hooks for the pixels and the features, the interception for the attention."""
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn._capture._anatomy import Anatomy
-from visattn._capture._mode import CaptureMode, own
+from visattn._capture._arrange import Arrangement, arrange_tokens
+from visattn._capture._call import Call, own
+from visattn._capture._finite import Sums, sums_to_one
+from visattn._capture._follow import Follower
+from visattn._capture._locate import by_rule, locate
+from visattn._capture._mode import CaptureMode
+from visattn._capture._remember import Way, remember, sizes_of, way_of
 from visattn._checks import printable
 from visattn.errors import CaptureError, NoAttentionCaptured, UnsupportedModel
-from visattn.operators import SoftmaxOperator
-from visattn.records import AttentionRecord, FeatureRecord, Recording
+from visattn.records import AttentionRecord, FeatureRecord, Recording, Source
 
-Features = Literal["last", "all", "none"]
+Features = str | Sequence[str]  # last, all, none, or globs of module names
 
 
 @contextmanager
-def record(model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features) -> Iterator[Recording]:
+def record(
+    model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features, gradients: bool
+) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
-    recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
-    thread = threading.get_ident()
-    calls: Counter[str] = Counter()
-    sums: list[Tensor] = []
-    forward = -1
+    tokens, activations = _chosen(model, anatomy, features)
+    with ExitStack() as stack:
+        session = _Session(model, anatomy, layers, values, gradients)
+        stack.callback(model.register_forward_pre_hook(session.enter, with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(session.leave, always_call=True).remove)
+        for child in model.children():
+            stack.callback(child.register_forward_pre_hook(session.enter_part).remove)
+        for name, module in tokens.items():
+            stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
+        for name, module in activations.items():
+            stack.callback(module.register_forward_hook(session.keep_activation(name)).remove)
+        if any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) for module in model.modules()):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(session.mode)
+        yield session.recording
+    session.finish()
 
-    def start(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        nonlocal forward
-        if threading.get_ident() == thread:
-            forward += 1
-            calls.clear()
-            recording.input_size = int(args[0].shape[-2]), int(args[0].shape[-1])
 
-    def receive(layer: str, owner: nn.Module, operator: SoftmaxOperator, value: Tensor) -> None:
-        if forward < 0:
+def _chosen(model: nn.Module, anatomy: Anatomy, features: Features) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Modules whose tokens are kept, and modules whose activations are."""
+    known = dict(anatomy.tokens)
+    if features in ("last", "all", "none"):
+        return ({} if features == "none" else dict(list(known.items())[-1:]) if features == "last" else known), {}
+    patterns = [features] if isinstance(features, str) else list(features)
+    found = {
+        name: module for name, module in model.named_modules() if any(fnmatchcase(name, pattern) for pattern in patterns) and name
+    }
+    if not found:
+        raise CaptureError(f"no module's name matches {printable(', '.join(patterns))!r}. See model.named_modules().")
+    return {}, found
+
+
+class _Session:
+    """The state between the start and the end of a capture."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, layers: str, values: bool, gradients: bool) -> None:
+        self.recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
+        self.mode = CaptureMode(model, self.receive)
+        self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
+        self._thread = threading.get_ident()
+        self._calls: Counter[str] = Counter()
+        self._sums = Sums()
+        self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
+        self._forward, self._inside = -1, False
+        self._pixels: Tensor | None = None
+        self._known: Way | None = None  # from an earlier forward
+        self._way = Way()  # of this one
+
+    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """A forward of the whole model begins."""
+        if threading.get_ident() != self._thread:
+            return None
+        pixels = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4), None)
+        if pixels is None:
+            raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
+        self._inside = True
+        given = self._watched(pixels)
+        self._start(given)
+        if given is pixels:
+            return None
+        return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
+
+    def enter_part(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A part runs; if the model as a whole does not, it may be the first, as in `model.forward_features(pixels)`."""
+        if self._inside or threading.get_ident() != self._thread or not args or self._anatomy.place is not None:
+            return
+        new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
+        if new and (self.mode.follower is None or self.mode.follower.of(args[0]) is None):
+            self._start(args[0], recall=False)
+
+    def _start(self, pixels: Tensor, recall: bool = True) -> None:
+        self._forward += 1
+        self._calls.clear()
+        self.recording.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
+        self._pixels, self._way, self._known, self.mode.follower = pixels, Way(), None, None
+        if self._anatomy.place is None:
+            self._known = way_of(self._model, pixels) if recall else None
+            self.mode.follower = Follower(self._model, pixels) if self._known is None else None
+
+    def _watched(self, pixels: Tensor) -> Tensor:
+        """Pixels that need gradients where nothing else would: with frozen parameters."""
+        if not self._gradients:
+            return pixels
+        if not torch.is_grad_enabled():
+            raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
+        needed = pixels.requires_grad or any(parameter.requires_grad for parameter in self._model.parameters())
+        return pixels if needed else pixels.detach().requires_grad_()
+
+    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:  # noqa: ANN401
+        """A forward of the whole model ends."""
+        if threading.get_ident() != self._thread:
+            return
+        self._inside = False
+        follower, self.mode.follower = self.mode.follower, None
+        if follower is not None and not follower.chosen_by_data and self._pixels is not None:
+            remember(self._model, self._pixels, self._way)
+        self._pixels = None
+
+    def receive(self, layer: str, owner: nn.Module, call: Call, out: Tensor) -> None:
+        """An attention call was made."""
+        if self._forward < 0:
             raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
-        sums.extend(part.sum(dtype=torch.float32) for part in (operator.query, operator.key))  # now, while they are in cache
-        kind, queries, keys = anatomy.place(owner, *operator.shape[2:], recording.input_size)
-        recording.records.append(
+        number = self._calls[layer]
+        self._calls[layer] += 1
+        arrangement, follows = self._arranged(layer, number, owner, call, out)
+        if not fnmatchcase(layer, self._layers):
+            self._passed_by[layer] = None
+            return
+        operator = call.operator(arrangement)
+        self._sums.add(operator)
+        self.recording.records.append(
             AttentionRecord(
                 layer=layer,
-                call=calls[layer],
-                forward=forward,
-                kind=kind,
+                call=number,
+                forward=self._forward,
+                kind=arrangement.kind,
                 operator=operator,
-                queries=queries,
-                keys=keys,
-                value=own(value) if values else None,
-                output_weight=anatomy.output_weight(owner),
+                queries=arrangement.queries,
+                keys=arrangement.keys,
+                value=call.values(arrangement) if self._values else None,
+                output_weight=self._anatomy.output_weight(owner),
+                probability=sums_to_one(operator),
+                follows=follows,
+                reason=arrangement.reason,
+                source=call.source(arrangement) if self._gradients else None,
             )
         )
-        calls[layer] += 1
 
-    def keep(layer: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        def hook(_module: nn.Module, _args: object, tokens: Tensor) -> None:
-            if threading.get_ident() == thread and forward >= 0:
-                layout = anatomy.layout(recording.input_size)
-                recording.features.append(FeatureRecord(layer, forward, "tokens", own(tokens), layout=layout))
+    def _arranged(
+        self, layer: str, number: int, owner: nn.Module, call: Call, out: Tensor
+    ) -> tuple[Arrangement, tuple[str, int] | None]:
+        if self._anatomy.place is not None:
+            return by_rule(self._anatomy.place(owner, call.rows, call.columns, self.recording.input_size), call), None
+        follower = self.mode.follower
+        if follower is None:
+            assert self._known is not None  # noqa: S101 - one of the two is there
+            return self._known.recall(layer, number, call)
+        arrangement, follows = locate(follower, call, self._anatomy.answers_at_keys(owner))
+        if arrangement.kind != "channel":  # that mixes no tokens
+            follower.passed(out, layer, number)
+        self._way.calls[layer, number] = sizes_of(call), arrangement, follows
+        return arrangement, follows
+
+    def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
+        """A hook that keeps the tokens that a module gives."""
+
+        def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
+            if threading.get_ident() != self._thread or self._forward < 0 or not isinstance(output, Tensor):
+                return
+            number = self._calls[f"tokens of {layer}"]
+            self._calls[f"tokens of {layer}"] += 1
+            follower = self.mode.follower
+            if follower is not None:
+                places = follower.of(output)
+                self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
+            tokens = (self._known or self._way).tokens.get((layer, number))
+            if tokens is not None:
+                value = own(tokens.take(output))
+                self.recording.features.append(
+                    FeatureRecord(
+                        layer, self._forward, "tokens", value, layout=tokens.layout, source=self._source(output, tokens.take)
+                    )
+                )
 
         return hook
 
-    with ExitStack() as stack:
-        stack.callback(anatomy.stem.register_forward_pre_hook(start).remove)
-        chosen = list(anatomy.tokens.items())
-        for name, module in {"last": chosen[-1:], "all": chosen, "none": []}[features]:
-            stack.callback(module.register_forward_hook(keep(name)).remove)
-        mode = stack.enter_context(CaptureMode(model, receive, layers))
-        yield recording
-    if forward < 0:
-        raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
-    if not recording.records:
-        raise NoAttentionCaptured(_why_nothing(model, layers, list(mode.passed_by)))
-    _check_finite(recording, sums)
+    def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
+        """A hook that keeps what a module gives."""
+
+        def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
+            output = output[0] if isinstance(output, (tuple, list)) and output else output
+            if threading.get_ident() == self._thread and self._forward >= 0 and isinstance(output, Tensor):
+                self.recording.features.append(
+                    FeatureRecord(
+                        layer, self._forward, "activation", own(output), source=self._source(output, torch.Tensor.detach)
+                    )
+                )
+
+        return hook
+
+    def _source(self, output: Tensor, take: Callable[[Tensor], Tensor]) -> Source | None:
+        return Source(output, take) if self._gradients else None
+
+    def finish(self) -> None:
+        """Refuse a recording that is empty or not finite."""
+        if self._forward < 0:
+            raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
+        if not self.recording.records and not any(f.role == "activation" for f in self.recording.features):
+            raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by)))
+        self._sums.check(self.recording)
 
 
 def _why_nothing(model: nn.Module, layers: str, passed_by: list[str]) -> str:
     if passed_by:
         return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
-    eager = [name for name, module in model.named_modules() if getattr(module, "fused_attn", None) is False]
-    if eager:
-        return (
-            f"no attention captured: {len(eager)} layers compute it without the fused kernel (first: {eager[0]}). Set "
-            "module.fused_attn = True on them; the result is the same."
-        )
-    return f"no attention captured: no layer of {type(model).__name__} called the fused softmax attention."
+    return f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{_kinds_without_matrix(model)}."
 
 
-def _check_finite(recording: Recording, sums: list[Tensor]) -> None:
-    """Refuse NaN in what the kernels were given: some turn a row of NaN into zeros, so the model's output does not tell."""
-    if not all(math.isfinite(float(total)) for total in sums):
-        for item in recording.records:
-            operator = item.operator
-            assert isinstance(operator, SoftmaxOperator)  # noqa: S101 - receive() makes no other
-            for name, tensor in (("query", operator.query), ("key", operator.key)):
-                _refuse_nan(f"{item.layer}: {{}} of {tensor.numel()} {name} values", tensor)
-    for feature in recording.features:
-        _refuse_nan(f"{feature.layer}: {{}} of {feature.value.numel()} token values", feature.value)
-
-
-def _refuse_nan(what: str, tensor: Tensor) -> None:
-    if math.isfinite(float(tensor.sum(dtype=torch.float32))):  # one pass where all is well
-        return
-    if bad := int((~tensor.isfinite()).sum()):
-        raise CaptureError(f"{what.format(bad)} are NaN or infinite. Check the weights and the input.")
+def _kinds_without_matrix(model: nn.Module) -> str:
+    """Layers that are called attention but make no matrix: linear, additive and bilinear ones, and channel gates."""
+    kinds = dict.fromkeys(
+        type(module).__name__
+        for module in model.modules()
+        if any(part in type(module).__name__ for part in ("Att", "MSA", "MLA"))
+    )
+    return f"; its {', '.join(kinds)} weigh tokens without a query x key matrix" if kinds else ""

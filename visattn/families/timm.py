@@ -1,52 +1,34 @@
-"""timm: loading by name, how pixels are prepared, and where the tokens of its flat vision transformers lie."""
+"""timm: loading by name, how pixels are prepared, and what stands for the whole image."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import timm
 import timm.data
 import torch
-from timm.layers import AttentionPoolLatent
-from timm.models.beit import Beit
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
-from visattn._capture import Anatomy, Placement
+from visattn._capture import Anatomy
 from visattn._checks import printable, suggest
-from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._spec import InputSpec
 from visattn.families._weights import check_finite, classes_in, digest, hub_file, loading, read_checkpoint
-from visattn.geometry import Box
 from visattn.provenance import Provenance
-from visattn.records import TokenLayout
 
-_FLAT = (VisionTransformer, Eva, Beit, VisionTransformerRelPos)
-_MODULES = (
-    "vision_transformer",
-    "vision_transformer_hybrid",
-    "vitamin",
-    "deit",
-    "eva",
-    "beit",
-    "vision_transformer_relpos",
-)  # the files of timm that define them
-_UNKNOWN_PARTS = (
-    "DiffAttention",
-    "DiffParallelScalingBlock",
-    "ParallelThingsBlock",
-    "AttentionPoolPrr",
-)  # not one attention a block
+# the files of timm whose models put attention over the image (docs/coverage.md)
+_MODULES = """
+    beit byoanet cait convit cpubone crossvit csatv2 davit deepseek_vit deit efficientformer efficientformer_v2 efficientvit_msra eva
+    fastvit gcvit gemma4_vit hiera hieradet_sam2 iformer levit lowformer maxxvit metaformer mobilenetv5 mobilevit mvitv2 naflexvit nest
+    nextvit pit pvt_v2 qwen3_vit shvit swin_transformer swin_transformer_v2 swin_transformer_v2_cr tiny_vit tnt twins visformer
+    vision_transformer vision_transformer_hybrid vision_transformer_relpos vision_transformer_sam vitamin volo xcit
+"""
 
 
 def owns(model: nn.Module) -> bool:
     """Whether `model` is one of timm's."""
-    return type(model).__module__.startswith("timm.") or isinstance(model, _FLAT)
+    return any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
 
 
 def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
@@ -101,44 +83,21 @@ def _build(name: str, img_size: int | None, file: str | None = None, classes: in
 
 
 def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
-    """Facts for `capture` about a flat vision transformer of timm.
+    """Facts for `capture` about a model of timm; where its tokens lie is followed from the pixels."""
+    named = dict(model.named_children())
+    parts = next((named[name] for name in ("blocks", "stages", "layers", "levels") if name in named), None)
+    tokens: dict[str, nn.Module] = {}
+    if isinstance(parts, (nn.Sequential, nn.ModuleList)):
+        where = next(name for name, part in named.items() if part is parts)
+        tokens = {f"{where}.{i}": part for i, part in enumerate(parts)}
+    if isinstance(named.get("norm"), nn.Module) and not isinstance(named["norm"], nn.Identity):
+        tokens["norm"] = named["norm"]
+    return Anatomy(tokens, _readout(model), provenance, _output_weight, _answers_at_keys)
 
-    Raises:
-        UnsupportedModel: If the model is not one, or mixes several attentions in a block.
-    """
-    if not isinstance(model, _FLAT):
-        raise UnsupportedModel(_refusal(model))
-    parts = [*model.blocks, *(getattr(block, "attn", None) for block in model.blocks), getattr(model, "attn_pool", None)]
-    odd = next((type(part).__name__ for part in parts if type(part).__name__ in _UNKNOWN_PARTS), None)
-    if odd:
-        raise UnsupportedModel(f"{type(model).__name__} with {odd}: how its attentions mix is not known yet.")
-    prefix = _prefix(model)
 
-    @cache
-    def layout(input_size: tuple[int, int]) -> TokenLayout:
-        stem: Any = model.patch_embed
-        rows, columns = stem.dynamic_feat_size(input_size)
-        stride = stem.feat_ratio(as_scalar=False)
-        box = Box(0, 0, rows * stride[0], columns * stride[1])
-        return TokenLayout("tokens", prefix, (rows, columns), box)
-
-    def place(owner: nn.Module, queries: int, keys: int, input_size: tuple[int, int]) -> Placement:
-        tokens = layout(input_size)
-        if isinstance(owner, AttentionPoolLatent):
-            if keys == tokens.cells:  # pools the patches only
-                tokens = replace(tokens, space="patches", prefix=())
-            learned = tuple(f"query{i}" for i in range(queries))
-            return "pool", TokenLayout("pool", learned, (), tokens.box), tokens
-        if not queries == keys == len(tokens):
-            raise LayoutError(
-                f"{type(owner).__name__} attends from {queries} to {keys} tokens, but an input of {input_size[0]} x "
-                f"{input_size[1]} gives {len(prefix)} prefix tokens and a grid of {tokens.grid[0]} x {tokens.grid[1]}. "
-                "Tokens were dropped or merged; a map would be shifted."
-            )
-        return "self", tokens, tokens
-
-    tokens = {f"blocks.{i}": block for i, block in enumerate(model.blocks)} | {"norm": model.norm}
-    return Anatomy(model.patch_embed, tokens, place, layout, _output_weight, _readout(model, prefix), provenance)
+def _answers_at_keys(owner: nn.Module) -> bool:
+    """GCViT asks one set of global queries in every window; the answers go to the window's own tokens."""
+    return type(owner).__name__ == "WindowAttentionGlobal"
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
@@ -173,26 +132,14 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     )
 
 
-def _prefix(model: Any) -> tuple[str, ...]:  # noqa: ANN401 - attributes differ by class
-    """Names of the tokens before the patches, in timm's order: class, distillation, registers."""
-    names = ["cls"] if getattr(model, "cls_token", None) is not None else []
-    names += ["distillation"] if getattr(model, "dist_token", None) is not None else []
-    registers = int(model.num_prefix_tokens) - len(names)
-    stored = getattr(model, "reg_token", None)
-    if registers != (0 if stored is None else stored.shape[1]):
-        raise LayoutError(
-            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, of which only {names} are known by name."
-        )
-    return tuple(names + [f"register{i}" for i in range(registers)])
-
-
-def _readout(model: Any, prefix: tuple[str, ...]) -> str:  # noqa: ANN401
+def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class
     if getattr(model, "attn_pool", None) is not None:
         return "pool"
-    if "distillation" in prefix:
+    if getattr(model, "dist_token", None) is not None:
         return "cls+distillation"
     headless = not getattr(model, "num_classes", 0)  # then how it would pool says nothing: the class token stands for the image
-    return "cls" if "cls" in prefix and (headless or model.global_pool in ("token", "")) else "mean"
+    pooled = getattr(model, "global_pool", "token")
+    return "cls" if headless or pooled in ("token", "") else "mean"
 
 
 def _output_weight(owner: Any) -> Tensor | None:  # noqa: ANN401
@@ -200,18 +147,9 @@ def _output_weight(owner: Any) -> Tensor | None:  # noqa: ANN401
     return owner.proj.weight.detach() if direct and isinstance(getattr(owner, "proj", None), nn.Linear) else None
 
 
-def _refusal(model: nn.Module) -> str:
-    name = type(model).__name__
-    attentive = [n for n, module in model.named_modules() if "attn" in n.lower() or "attention" in type(module).__name__.lower()]
-    if not attentive:
-        return f"{name} has no attention layers. Choose a vision transformer (visattn list 'vit*')."
-    return f"{name}: where its tokens lie on the image is not known yet; flat vision transformers are (visattn list)."
-
-
 def names(pattern: str = "*") -> list[str]:
     """Models with published weights whose tokens can be put back on the image, by name pattern."""
-    found = [name for module in _MODULES for name in timm.list_models(pattern, module=module, pretrained=True)]
-    return [name for name in found if not name.startswith(("vit_dwee", "vit_dpwee"))]  # differential attention
+    return [name for module in _MODULES.split() for name in timm.list_models(pattern, module=module, pretrained=True)]
 
 
 def reach_hub(name: str) -> str:

@@ -11,7 +11,7 @@ from visattn._types import Fusion
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods._query import Query, weights_of
-from visattn.methods._select import described, one_forward
+from visattn.methods._select import described, one_forward, spatial_refusal
 from visattn.records import AttentionRecord, Recording
 
 
@@ -22,6 +22,7 @@ def attention(
     head: int | Literal["all"] = "all",
     fusion: Fusion | None = None,
     query: Query = "auto",
+    call: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
     """Attention of a query over the patches: `sum_i query_i A[i, patch]`, nothing else done to it.
@@ -32,6 +33,7 @@ def attention(
         head: One head or `all`.
         fusion: How heads are merged: `mean`, `max`, `min`; None keeps them apart.
         query: See `visattn.methods.QUERY_SPELLINGS`; `auto` is what the model itself reads out.
+        call: Which call, of a layer that calls its attention several times.
         dtype: float64 computes the softmax in double precision.
 
     Returns:
@@ -39,7 +41,7 @@ def attention(
         less what went to prefix tokens (stated in the notes).
 
     Raises:
-        OptionError: If a layer, head, fusion or query does not exist.
+        OptionError: If a layer, head, fusion, query or call does not exist, or the layers attend over different tokens.
 
     Reference:
         Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021, arXiv:2104.14294 (last layer, class
@@ -47,7 +49,7 @@ def attention(
     """
     if fusion is not None:
         one_of(fusion, ("mean", "max", "min"), "fusion")
-    records = _records(one_forward(recording), layer, query)
+    records = _records(one_forward(recording), layer, query, call)
     rows, chosen = zip(*(_row(record, query, recording.readout, dtype) for record in records), strict=True)
     stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
     labels = {"layer": tuple(record.layer for record in records)}
@@ -75,24 +77,38 @@ def attention(
     if layout.prefix:
         share = 1 - float(patches.sum() / stacked.sum())
         notes = (f"{share:.0%} of the attention goes to the prefix tokens ({', '.join(layout.prefix)}) and is not drawn",)
+    if any(record.operator.key_index is not None and bool((record.operator.key_index < 0).any()) for record in records):
+        share = 1 - float(stacked.sum() / stacked[..., 0].numel())
+        notes += (f"{share:.0%} of the attention goes to padding and is not drawn",)
+    calls = sum(record.layer == records[0].layer and record.forward == records[0].forward for record in recording)
+    if calls > 1:
+        notes += (f"{records[0].layer} calls its attention {calls} times; this is call {call}",)
     names = "all" if layer == "all" else records[0].layer
     provenance = described(recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", query=chosen[0])
     return AttentionMap(patches.reshape(*patches.shape[:-1], *layout.grid), tuple(axes), layout, labels, "attention", provenance)
 
 
-def _records(recording: Recording, layer: int | str, query: Query) -> list[AttentionRecord]:
-    spatial = [record for record in recording if record.keys.grid and record.kind != "channel"]
-    if not spatial:
-        raise OptionError("no attention over tokens on a grid was recorded. Use inspect to see what the model has.")
+def _records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:
+    if reason := spatial_refusal(recording):
+        raise OptionError(f"{reason} Use inspect to see what the model has.")
+    spatial = replace(recording, records=[record for record in recording if record.keys.grid])
     pooling = [record for record in spatial if record.kind == "pool"]
     if pooling and layer == -1 and query == "auto":  # the model reads its image out there
         return pooling[-1:]
-    chosen = replace(recording, records=[record for record in spatial if record.kind != "pool"] or spatial)
-    if layer != "all":
-        chosen = (
-            chosen.select(layer=layer) if not isinstance(layer, str) else replace(recording, records=spatial).select(layer=layer)
+    if not isinstance(layer, str) or layer == "all":
+        rows = [record for record in spatial if record.kind != "pool"]
+        spatial = replace(spatial, records=rows or spatial.records)
+    chosen = list(spatial if layer == "all" else spatial.select(layer=layer))
+    found = [record for record in chosen if record.call == call]
+    if not found:
+        count = len(chosen)
+        raise OptionError(f"call must lie in [0, {count - 1}], got {call}: {chosen[0].layer} calls its attention {count} times.")
+    odd = next((record for record in found if record.keys != found[0].keys or record.queries != found[0].queries), None)
+    if odd is not None:
+        raise OptionError(
+            f"{found[0].layer} and {odd.layer} attend over different tokens, so they are not one page. Choose one layer."
         )
-    return list(chosen)[:1] if layer != "all" else list(chosen)
+    return found
 
 
 def _row(record: AttentionRecord, query: Query, readout: str, dtype: torch.dtype) -> tuple[Tensor, str]:

@@ -10,15 +10,15 @@ from visattn.records import TokenLayout
 
 Query = str | Tensor
 
-SPELLINGS = "auto, cls, mean, patch:ROW,COL, register:N or distillation"
+SPELLINGS = "auto, cls, mean, patch:ROW,COL, input:Y,X, register:N or distillation"
 
 
 def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
     """The weight of each query token.
 
     Args:
-        query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `patch:ROW,COL`, `register:N`,
-            `distillation`, or a vector of weights.
+        query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `patch:ROW,COL`, `input:Y,X` (a pixel of the
+            model's input), `register:N`, `distillation`, or a vector of weights.
         layout: Layout of the query tokens.
         readout: The model's own readout, for `auto`.
         device: Where the result lives.
@@ -34,7 +34,7 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
         if query.shape[-1] != len(layout) or query.ndim > 2:
             raise ShapeError(f"query weights must be (Q,) or (B, Q) with Q = {len(layout)} tokens, got {tuple(query.shape)}.")
         return query.to(device, torch.float32).reshape(-1, 1, 1, len(layout)), "weights"
-    chosen = _automatic(layout, readout) if query == "auto" else query
+    chosen = _automatic(layout, readout) if query == "auto" else named(query, layout)
     weights = torch.zeros(1, 1, 1, len(layout), device=device)
     if chosen == "mean":
         patches = slice(len(layout.prefix), None) if layout.cells else slice(None)
@@ -43,6 +43,23 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
         for name in chosen.split("+"):
             weights[..., token_of(name, layout)] = 1
     return weights / weights.sum(), chosen
+
+
+def named(query: str, layout: TokenLayout) -> str:
+    """A query with `input:Y,X` told as the patch that covers this pixel.
+
+    Raises:
+        OptionError: If no patch does.
+    """
+    if not query.startswith("input:"):
+        return query
+    try:
+        y, x = (float(part) for part in query.removeprefix("input:").split(","))
+    except ValueError as error:
+        raise OptionError(f"an input query must be input:Y,X with numbers, got '{query}'.") from error
+    cell = layout.cell(layout.token_at(y, x))
+    assert cell is not None  # noqa: S101 - token_at gives patches
+    return f"patch:{cell[0]},{cell[1]}"
 
 
 def token_of(query: str, layout: TokenLayout) -> int:

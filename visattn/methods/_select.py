@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from visattn.errors import OptionError
 from visattn.provenance import Provenance
-from visattn.records import AttentionRecord, FeatureRecord, Recording
+from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
 
 
 def one_forward(recording: Recording) -> Recording:
@@ -36,17 +36,43 @@ def chain(recording: Recording) -> list[AttentionRecord]:
 
 def chain_refusal(recording: Recording) -> str | None:
     """Why the self-attention of a recording does not compose, or None."""
+    instead = "so layers cannot be multiplied. Use method 'attention'."
     if recording.captured != "*":
         return f"only the layers {recording.captured} were captured, so layers cannot be multiplied. Capture without layers=."
+    other = next((record for record in recording if record.kind in ("cross", "unplaced")), None)
+    if other is not None:
+        why = other.reason or f"its keys are other tokens ({_size(other.keys)}) than its queries ({_size(other.queries)})"
+        return f"{other.layer}: {why}, {instead}"
     records = [record for record in recording if record.kind == "self"]
     if not records:
         return "there is no self-attention to multiply. Use method 'attention'."
     for before, after in pairwise(records):
         if before.queries != after.keys:
-            return f"{before.layer} and {after.layer} attend over different tokens, so they cannot be multiplied. Use method 'attention'."
+            names = f"{before.layer} ({_size(before.queries)}) and {after.layer} ({_size(after.keys)})"
+            return f"{names} attend over different tokens, {instead}"
+        if after.call:
+            return f"{after.layer} calls its attention several times, {instead}"
+        if after.follows is not None and after.follows != (before.layer, before.call):
+            return f"{after.layer} does not follow {before.layer} but {after.follows[0]}, {instead}"
     if not all(record.probability for record in records):
-        return "attention rows do not sum to 1 in this model, so they cannot be multiplied. Use method 'attention'."
+        return f"attention rows do not sum to 1 in this model, {instead}"
     return None
+
+
+def _size(layout: TokenLayout) -> str:
+    return " x ".join(map(str, layout.grid)) or f"{len(layout)} tokens"
+
+
+def spatial_refusal(recording: Recording) -> str | None:
+    """Why no attention of a recording can be drawn on the image, or None."""
+    if any(record.keys.grid for record in recording):
+        return None
+    for record in recording:
+        if record.reason:
+            return f"{record.layer}: {record.reason}."
+    if any(record.kind == "channel" for record in recording):
+        return "channels attend to channels in this model; that has no place on the image."
+    return "no attention over tokens on a grid was recorded."
 
 
 def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:

@@ -8,7 +8,7 @@ from torch import Tensor
 from visattn._checks import one_of
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
-from visattn.methods._query import token_of
+from visattn.methods._query import named, token_of
 from visattn.methods._select import described, one_forward, tokens_of
 from visattn.operators import SoftmaxOperator
 from visattn.records import Recording, TokenLayout
@@ -37,7 +37,7 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
     if not 0 <= image < len(vectors):
         raise OptionError(f"image must lie in [0, {len(vectors) - 1}], got {image}.")
     unit = F.normalize(vectors.double(), dim=-1)
-    chosen = "cls" if query == "auto" and "cls" in layout.prefix else query
+    chosen = "cls" if query == "auto" and "cls" in layout.prefix else named(query, layout)
     cosine = unit @ unit[image, token_of(chosen, layout)]  # (B, N)
     patches = cosine[:, len(layout.prefix) :].clamp(-1, 1).float()
     provenance = described(recording, "similarity", query=chosen, of=of, layer=name, image=image)

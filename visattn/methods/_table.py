@@ -9,7 +9,7 @@ from visattn.maps import AttentionMap
 from visattn.methods._attention import attention
 from visattn.methods._pca import pca
 from visattn.methods._rollout import rollout
-from visattn.methods._select import chain_refusal
+from visattn.methods._select import chain_refusal, spatial_refusal
 from visattn.methods._similarity import similarity
 from visattn.records import Recording
 
@@ -37,16 +37,12 @@ class Method:
     aliases: tuple[str, ...] = ()
 
 
-def _attention_refusal(recording: Recording) -> str | None:
-    return None if any(record.keys.grid for record in recording) else "no attention over tokens on a grid was recorded."
-
-
 def _features_refusal(recording: Recording) -> str | None:
     return None if any(feature.role == "tokens" for feature in recording.features) else "no token features were recorded."
 
 
 METHODS: dict[str, Method] = {
-    "attention": Method(attention, frozenset({"attention"}), False, _attention_refusal, True, ("raw",)),
+    "attention": Method(attention, frozenset({"attention"}), False, spatial_refusal, True, ("raw",)),
     "similarity": Method(similarity, frozenset({"features"}), False, _features_refusal),
     "pca": Method(pca, frozenset({"features"}), False, _features_refusal),
     "rollout": Method(rollout, frozenset({"attention"}), False, chain_refusal, True),

@@ -7,7 +7,18 @@ the canonical order each one is, and -1 marks padding.
 """
 
 from visattn.operators._explicit import MatrixOperator, SumOperator
+from visattn.operators._gradient import Gradient, MatrixGradient, OuterGradient
 from visattn.operators._operator import ROWS, Operator, Tile
 from visattn.operators._softmax import SoftmaxOperator
 
-__all__ = ["ROWS", "MatrixOperator", "Operator", "SoftmaxOperator", "SumOperator", "Tile"]
+__all__ = [
+    "ROWS",
+    "Gradient",
+    "MatrixGradient",
+    "MatrixOperator",
+    "Operator",
+    "OuterGradient",
+    "SoftmaxOperator",
+    "SumOperator",
+    "Tile",
+]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from visattn.errors import OptionError, ShapeError
+from visattn.operators._gradient import Gradient
 
 _SMALL = 1_000_000  # weights that one tile may hold in any case: a short sequence is one tile
 ROWS = 128  # query rows of a tile: the softmax of 6 heads x 128 x 5477 keys is 17 MB
@@ -33,8 +35,10 @@ class Operator(ABC):
         query_index: `(blocks, q)` token of each row, or None for one block in canonical order; -1 is padding.
         key_index: `(blocks, k)` token of each column, likewise.
         dtype: Type in which weights are computed; float32 or float64.
+        gradient: The gradient of a score with respect to `A`, where it was asked for.
     """
 
+    gradient: Gradient | None = None
     shape: tuple[int, int, int, int]
     query_index: Tensor | None
     key_index: Tensor | None
@@ -50,6 +54,12 @@ class Operator(ABC):
     @abstractmethod
     def to(self, dtype: torch.dtype) -> Operator:
         """The same operator computing in `dtype` (float32 or float64)."""
+
+    def with_gradient(self, gradient: Gradient) -> Self:
+        """The same operator, whose tiles also give the gradient."""
+        changed = copy.copy(self)
+        changed.gradient = gradient
+        return changed
 
     @property
     @abstractmethod
@@ -73,18 +83,23 @@ class Operator(ABC):
         return self._tiles(rows, scratch=False)
 
     def _tiles(self, rows: int = ROWS, scratch: bool = True) -> Iterator[Tile]:
-        for queries, keys, weights, real in self._raw_tiles(rows, scratch):
-            yield Tile(queries, keys, weights if real is None else weights[..., real])
+        for queries, keys, weights, real, (block, chosen) in self._raw_tiles(rows, scratch):
+            grad = None if self.gradient is None else self.gradient.rows(block, chosen).to(self.dtype)
+            if real is not None:
+                weights, grad = weights[..., real], None if grad is None else grad[..., real]
+            yield Tile(queries, keys, weights, grad)
 
-    def _raw_tiles(self, rows: int, scratch: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """Tiles with padded columns still in `weights`; the last item says which columns are real (None: all)."""
+    def _raw_tiles(
+        self, rows: int, scratch: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, slice | Tensor]]]:
+        """Tiles with padded columns still in `weights`; behind it which are real (None: all), and the block and its rows."""
         if self.query_index is None or self.key_index is None:
             chosen: slice | Tensor
             weights = self._block(0, scratch)
             queries, keys = (torch.arange(count, device=self.device) for count in self.shape[2:])
             for start in range(0, len(queries), rows):
                 chosen = slice(start, start + rows)
-                yield queries[chosen], keys, weights(chosen), None
+                yield queries[chosen], keys, weights(chosen), None, (0, chosen)
             return
         for block, (queries, keys) in enumerate(zip(self.query_index, self.key_index, strict=True)):
             weights = self._block(block, scratch)
@@ -97,7 +112,7 @@ class Operator(ABC):
                     chosen = (part >= 0).nonzero().flatten() + start
                     part = queries[chosen]
                 if len(part):
-                    yield part, keys[real] if padded else keys, weights(chosen), real if padded else None
+                    yield part, keys[real] if padded else keys, weights(chosen), real if padded else None, (block, chosen)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """`A @ x`: what each query gathers.
@@ -182,7 +197,7 @@ class Operator(ABC):
         """The part of each query's attention that went to padding: `(B, heads, Q)`, zero without padding."""
         out = torch.zeros(self.shape[:3], dtype=self.dtype, device=self.device)
         if self.key_index is not None and bool((self.key_index < 0).any()):
-            for queries, _, weights, real in self._raw_tiles(ROWS, scratch=True):
+            for queries, _, weights, real, _ in self._raw_tiles(ROWS, scratch=True):
                 if real is not None:
                     out[:, :, queries] = weights.sum(-1) - weights[..., real].sum(-1)
         return out

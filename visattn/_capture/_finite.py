@@ -1,0 +1,64 @@
+"""NaN in what was captured: some kernels turn a row of it into zeros, so the model's output does not tell."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from visattn.errors import CaptureError
+from visattn.operators import MatrixOperator, Operator, SoftmaxOperator
+from visattn.records import Recording
+
+
+class Sums:
+    """Sums of the operands, taken while they are in the cache; NaN shows in them."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._sums: list[Tensor] = []
+
+    def add(self, operator: Operator) -> None:
+        """Sum a new operator's operands."""
+        self._sums.extend(part.sum(dtype=torch.float32) for part in _operands(operator).values())
+
+    def check(self, recording: Recording) -> None:
+        """Refuse NaN and infinite values.
+
+        Raises:
+            CaptureError: If there are any; the message names the layer and how many.
+        """
+        if not all(math.isfinite(float(total)) for total in self._sums):
+            for item in recording.records:
+                for name, tensor in _operands(item.operator).items():
+                    _refuse(f"{item.layer}: {{}} of {tensor.numel()} {name} values", tensor)
+        names = {"tokens": "token"}
+        for feature in recording.features:
+            _refuse(
+                f"{feature.layer}: {{}} of {feature.value.numel()} {names.get(feature.role, feature.role)} values", feature.value
+            )
+
+
+def _refuse(what: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=torch.float32))):  # one pass where all is well
+        return
+    if bad := int((~tensor.isfinite()).sum()):
+        raise CaptureError(f"{what.format(bad)} are NaN or infinite. Check the weights and the input.")
+
+
+def _operands(operator: Operator) -> dict[str, Tensor]:
+    """What was taken from the model."""
+    if isinstance(operator, SoftmaxOperator):
+        return {"query": operator.query, "key": operator.key}
+    assert isinstance(operator, MatrixOperator)  # noqa: S101 - the interception makes no other
+    return {"weight": operator.weights}
+
+
+def sums_to_one(operator: Operator) -> bool:
+    """Whether rows are distributions; talking heads and gates give signed mixtures."""
+    if not isinstance(operator, MatrixOperator):
+        return True
+    weights = operator.weights
+    slack = max(1e-4, 4 * torch.finfo(weights.dtype).eps)
+    return bool((weights >= 0).all()) and bool(((weights.sum(-1, dtype=torch.float32) - 1).abs() < slack).all())

@@ -1,0 +1,119 @@
+"""Attention that a model writes out: a softmax, perhaps mixed between heads, and then a product with the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_aten = torch.ops.aten
+_SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, _aten.softmax.int, _aten._softmax.default})
+_PRODUCT = frozenset(
+    {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, _aten.matmul.default, _aten.bmm.default}
+)
+_SCALING = frozenset(
+    getattr(place, name)
+    for place in (torch, Tensor)
+    for name in ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "div_", "__itruediv__")
+    if hasattr(place, name)
+)
+# what may lie between: dropout, casts, views, the mixing of heads and gates
+_BETWEEN = _SCALING | frozenset(
+    getattr(place, name)
+    for place in (F, torch, Tensor)
+    for name in (
+        "dropout", "to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone", "detach",
+        "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand",
+        "linear", "conv2d", "batch_norm", "masked_fill", "nan_to_num",
+        "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "sub_", "__isub__",
+    )
+    if hasattr(place, name)
+)  # fmt: skip
+
+
+class Product(NamedTuple):
+    """Weights times values, as views whose last axes are `(K, d)`, `(Q, d)` and `(Q, K)`.
+
+    `weights` is `operand.permute(axes)`; the operand is the tensor that the model multiplied.
+    """
+
+    value: Tensor
+    out: Tensor
+    weights: Tensor
+    operand: Tensor
+    axes: Sequence[int]
+
+
+class SoftmaxTrace:
+    """Follows the result of each softmax until it is multiplied with values.
+
+    What counts is the operand of that product, not the softmax's own result: talking heads and gates lie between.
+    """
+
+    def __init__(self, permute: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
+        """Start with nothing to follow; `permute` makes the views in which operands are given back."""
+        self._permute = permute
+        self._followed: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+
+    def follow(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out: Any,  # noqa: ANN401
+    ) -> Product | None:
+        """The product, if this call was one."""
+        if func in _SOFTMAX:
+            if out.ndim > 2:  # a pair of numbers is a gate
+                self._followed[out] = None
+        elif not self._followed:
+            return None
+        elif func in _PRODUCT:
+            left, right = (*args, *kwargs.values())[:2]
+            if left in self._followed and right.ndim > 2:
+                return Product(right, out, left, left, range(left.ndim))
+            if right in self._followed and left.ndim > 2:  # values first: V^T A^T
+                axes = [*range(right.ndim - 2), right.ndim - 1, right.ndim - 2]
+                return Product(self._permute(left, axes), self._permute(out, axes), self._permute(right, axes), right, axes)
+        elif func is torch.einsum:
+            return self._einsum(args, out)
+        elif func in _BETWEEN and isinstance(out, Tensor):
+            followed = [x for x in args if isinstance(x, Tensor) and x in self._followed]
+            if followed and not (func in _SCALING and self._gated(args, out)):
+                self._followed[out] = None
+        return None
+
+    def _gated(self, args: Sequence[Any], out: Tensor) -> bool:
+        """Whether weights met another tensor number by number: that is a gate made of data, no attention any more."""
+        return any(isinstance(x, Tensor) and x not in self._followed and x.numel() == out.numel() > 1 for x in args)
+
+    def _einsum(self, args: Sequence[Any], out: Tensor) -> Product | None:
+        """An einsum as a product: what is kept of the weights alone are queries, what is summed are keys."""
+        operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+        names, _, result = args[0].replace(" ", "").partition("->")
+        letters = names.split(",")
+        side = next((i for i, x in enumerate(operands) if x in self._followed), None)
+        if side is None or len(operands) != 2 or "." in names:
+            return None
+        (weights, w), (value, v) = ((operands[i], letters[i]) for i in (side, 1 - side))
+        lead = [x for x in w if x in v and x in result]
+        rows, keys = ([x for x in w if x not in lead and (x in v) == shared] for shared in (False, True))
+        channels = [x for x in v if x not in w]
+        if not len(rows) == len(keys) == len(channels) == 1 or rows[0] not in result or channels[0] not in result:
+            return None
+
+        def order(have: str, want: list[str]) -> list[int]:
+            return [have.index(x) for x in want]
+
+        axes = order(w, lead + rows + keys)
+        return Product(
+            self._permute(value, order(v, lead + keys + channels)),
+            self._permute(out, order(result, lead + rows + channels)),
+            self._permute(weights, axes),
+            weights,
+            axes,
+        )

@@ -1,0 +1,133 @@
+"""Models of your own: any module that attends over an image, from Python or from a file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm.data
+from torch import nn
+
+from visattn._capture import Anatomy, Placement
+from visattn._checks import printable, suggest
+from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.families._spec import InputSpec
+from visattn.geometry import Box
+from visattn.provenance import Provenance
+from visattn.records import TokenLayout
+
+SIZE = 224  # pixels, where a model does not say
+
+
+def owns(_model: nn.Module) -> bool:
+    """Any model: this family stands last."""
+    return True
+
+
+def load(name: str) -> tuple[nn.Module, Provenance]:
+    """Build a model by `file.py:factory`, a function of that file that takes no arguments.
+
+    Returns:
+        The model in evaluation mode, and its name.
+
+    Raises:
+        UnsupportedModel: If the file cannot be run, or the factory is missing or gives no module.
+    """
+    file, _, factory = name.rpartition(":")
+    path, shown = Path(file), printable(name)
+    if not path.is_file():
+        raise UnsupportedModel(f"{shown}: no such file; pass path/to/file.py:factory.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # noqa: S101 - it ends in .py
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the file's own
+        raise UnsupportedModel(f"{shown}: the file fails: {type(error).__name__}: {error}; run it by itself.") from error
+    make = getattr(module, factory, None)
+    if not callable(make):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = ", ".join(suggest(factory, known) or known[:5]) or "none"
+        raise UnsupportedModel(f"{shown}: the file has no function '{printable(factory)}'; it has: {near}.")
+    try:
+        model = make()
+    except Exception as error:  # the factory's own
+        raise UnsupportedModel(
+            f"{shown}: {factory}() fails: {type(error).__name__}: {error}; it is called without arguments."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(f"{shown}: {factory}() gives a {type(model).__name__}; return a torch.nn.Module.")
+    return model.eval(), Provenance(model=f"{path.name}:{factory}", weights="given by the file")
+
+
+def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
+    """Facts for `capture` about any module; where its tokens lie is followed from the pixels."""
+    return Anatomy({}, "cls", provenance)
+
+
+def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], provenance: Provenance) -> Anatomy:
+    """Facts about a module whose tokens are, as the caller says, a prefix and then a grid over the whole input.
+
+    Args:
+        model: The module that receives the pixels.
+        grid: `(rows, columns)` of patches.
+        prefix: Names of the tokens before the patches, or their number: `cls`, then `register0` and so on.
+        provenance: Facts about the weights.
+
+    Raises:
+        OptionError: If the grid is not two positive numbers, or the prefix is negative or names a token twice.
+    """
+    if len(grid) != 2 or min(grid) < 1:
+        raise OptionError(f"grid must be (rows, columns), both at least 1, got {tuple(grid)}.")
+    if isinstance(prefix, int):
+        if prefix < 0:
+            raise OptionError(f"prefix must be a number of tokens or their names, got {prefix}.")
+        prefix = ("cls", *(f"register{i}" for i in range(prefix - 1)))[:prefix]
+    names = tuple(prefix)
+    if len(set(names)) < len(names):
+        raise OptionError(f"prefix must name each token once, got {', '.join(names)}.")
+    rows, columns = grid
+
+    def place(owner: nn.Module, queries: int, keys: int, input_size: tuple[int, int]) -> Placement:
+        height, width = input_size
+        if height * columns != width * rows and height * rows == width * columns:
+            raise LayoutError(
+                f"a grid of {rows} x {columns} over an input of {height} x {width} pixels: rows and columns seem exchanged. "
+                f"Pass grid=({columns}, {rows})."
+            )
+        tokens = TokenLayout("tokens", names, (rows, columns), Box(0, 0, height, width))
+        patches = TokenLayout("patches", (), tokens.grid, tokens.box)
+        found = next((known for known in (tokens, patches) if keys == len(known)), None)
+        if found is None:
+            raise LayoutError(
+                f"{type(owner).__name__} attends to {keys} tokens, but prefix and grid give {len(names)} + {rows} x {columns}. "
+                "Pass the grid= and prefix= of this layer, leave it out with layers=, or leave grid out: then tokens are followed."
+            )
+        if queries == keys:
+            return "self", found, found
+        learned = names if queries == len(names) else tuple(f"query{i}" for i in range(queries))
+        return "pool", TokenLayout("pool", learned, (), tokens.box), found
+
+    return Anatomy({}, "cls" if "cls" in names else "mean", provenance, place=place)
+
+
+def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
+    """How pixels are prepared for a model that does not say: ImageNet's mean and deviation, its own image size or 224."""
+    given: Any = next((value for name in ("img_size", "image_size") if (value := getattr(model, name, None)) is not None), SIZE)
+    size = (img_size, img_size) if img_size else (given, given) if isinstance(given, int) else tuple(given)[-2:]
+    config = timm.data.resolve_data_config({"input_size": (3, *size), "crop_pct": 1.0})
+    transform: Callable[..., Any] = timm.data.create_transform(**config, is_training=False)
+    return InputSpec(
+        size=size,
+        dynamic=False,
+        stride=(1, 1),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        classifier=True,
+        channels=next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3),
+        transform=transform.transforms,  # type: ignore[attr-defined]
+    )

@@ -1,0 +1,40 @@
+"""The gradient of a score with respect to attention weights, block by block."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class Gradient(ABC):
+    """`dA`, of the shape of the weights of an operator's blocks."""
+
+    @abstractmethod
+    def rows(self, block: int, rows: slice | Tensor) -> Tensor:
+        """`(B, heads, rows, k)` of one block, padding included."""
+
+
+class OuterGradient(Gradient):
+    """`dA = dO V^T`: what the weights of a fused call would have had, from the gradient of its result."""
+
+    def __init__(self, out: Tensor, value: Tensor) -> None:
+        """Keep `dO` `(B, heads, [blocks,] q, d)` and `V` `(B, heads, [blocks,] k, d)`."""
+        self._out, self._value = (x[:, :, None] if x.ndim == 4 else x for x in (out, value))
+
+    def rows(self, block: int, rows: slice | Tensor) -> Tensor:
+        """See `Gradient.rows`."""
+        out, value = self._out[:, :, block, rows], self._value[:, :, block]
+        return out.to(value.dtype) @ value.mT
+
+
+class MatrixGradient(Gradient):
+    """A gradient that is there in full."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        """Keep it, `(B, heads, [blocks,] q, k)`."""
+        self._gradient = gradient[:, :, None] if gradient.ndim == 4 else gradient
+
+    def rows(self, block: int, rows: slice | Tensor) -> Tensor:
+        """See `Gradient.rows`."""
+        return self._gradient[:, :, block, rows]
