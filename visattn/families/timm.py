@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -160,17 +161,23 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
             f"{type(model).__name__} takes {size[0]} x {size[1]} pixels only, got {img_size}. Load it with load_model(img_size={img_size})."
         )
     config["input_size"] = (3, *size)
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     return InputSpec(
         size=size,
         dynamic=dynamic,
         stride=tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
+        mean=_per_channel(config["mean"], channels),
+        std=_per_channel(config["std"], channels),
         interpolation=config["interpolation"],
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
-        channels=next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3),
+        channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
     )
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One value for each channel; their mean where the configuration is for another number of channels."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 def _prefix(model: Any) -> tuple[str, ...]:  # noqa: ANN401 - attributes differ by class
