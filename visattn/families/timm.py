@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import timm
 import timm.data
 import torch
 from timm.layers import AttentionPoolLatent
+from timm.models import _builder
 from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 from visattn._capture import Anatomy, Placement
 from visattn._checks import printable, suggest
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
 from visattn.families._spec import InputSpec
-from visattn.families._weights import check_finite, classes_in, digest, hub_file, loading, read_checkpoint
+from visattn.families._weights import check_finite, digest, hub_file, read_checkpoint
 from visattn.geometry import Box
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
@@ -79,26 +82,77 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
     config = timm.get_pretrained_cfg(name)
     tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
     file = _published(tag, config) if weights == "auto" else Path(weights)
-    tensors = read_checkpoint(file)
-    check_finite(tensors, printable(str(file)))
-    classes = config.num_classes if weights == "auto" else classes_in(tensors, config and config.classifier)
-    with loading(printable(str(file))):
-        model = _build(name, img_size, file=str(file), classes=classes)
+    shown = printable(str(file))
+    outline, translate, lenient = _outline(name)
+    shapes = shapes_of(outline)
+    tensors, notes = unwrap(read_checkpoint(file), shapes, shown)
+    tensors, cast = as_float32(tensors, shown)
+    check_finite(tensors, shown)
+    options, adapted = ({}, ()) if weights == "auto" else _like(tensors, shapes, config)
+    model = _build(name, img_size, **options)
+    changed = fill(model, tensors, shown, translate, lenient)
     source = tag if weights == "auto" else printable(file.name)
-    return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file))
+    notes += cast + adapted + changed
+    return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes)
 
 
-def _build(name: str, img_size: int | None, file: str | None = None, classes: int | None = None) -> Any:  # noqa: ANN401 - its attributes differ
+def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any) -> tuple[dict[str, int], tuple[str, ...]]:  # noqa: ANN401
+    """How a model is built for the head and the stem of a checkpoint, and notes where that is not as published."""
+    if config is None or not any(key in shapes for key in tensors):  # another library's names: timm translates them for its own
+        return {}, ()
+    classes, channels = classes_in(tensors, config.classifier), channels_in(tensors, config.first_conv)
+    options, notes = {"num_classes": classes}, []
+    if not classes and config.num_classes > 0:
+        notes.append("the checkpoint has no classification head; the model is built without one")
+    if channels != 3:
+        options["in_chans"] = channels
+        notes.append(f"the model takes {channels} channel{'s' * (channels > 1)}, as the checkpoint's first layer does")
+    return options, tuple(notes)
+
+
+def _build(name: str, img_size: int | None, **options: int) -> Any:  # noqa: ANN401 - its attributes differ
     """A model that takes any input size where its class can, else one built for `img_size`."""
-    options: dict[str, Any] = {}
-    if file is not None:  # timm's own loading: it renames and resamples what older checkpoints need
-        cfg = {"file": file, "num_classes": classes, "hf_hub_id": None, "url": ""}
-        options = {"pretrained": True, "num_classes": classes, "pretrained_cfg_overlay": cfg}
     try:
         return timm.create_model(name, dynamic_img_size=True, **options)
     except TypeError:
         size = {} if img_size is None else {"img_size": img_size}
         return timm.create_model(name, **size, **options)
+
+
+_taking = threading.Lock()
+
+
+def _outline(name: str) -> tuple[nn.Module, Translate | None, bool]:
+    """A model without values, timm's translation of older checkpoints for it, and whether timm allows tensors too many.
+
+    The translation is known only to the function that builds the model, which hands it to `load_pretrained`; there it is taken, and
+    nothing is loaded. What other threads load meanwhile is loaded.
+    """
+    taken: dict[str, Any] = {}
+    mine = threading.get_ident()
+    with _taking:
+        original: Callable[..., None] = _builder.load_pretrained
+
+        def take(*given: Any, **facts: Any) -> None:  # noqa: ANN401
+            if threading.get_ident() == mine:
+                taken.update(facts)
+            else:
+                original(*given, **facts)
+
+        _builder.load_pretrained = take
+        try:
+            model: nn.Module = _without_values(name)
+        finally:
+            _builder.load_pretrained = original
+    return model, taken.get("filter_fn"), not taken.get("strict", True)
+
+
+def _without_values(name: str) -> Any:  # noqa: ANN401
+    try:
+        with torch.device("meta"):
+            return timm.create_model(name, pretrained=True)
+    except RuntimeError:  # older versions of timm compute with values while they build
+        return timm.create_model(name, pretrained=True)
 
 
 def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
