@@ -306,11 +306,32 @@ def test_unknown_resize_is_refused() -> None:
         prepare(noise(9, 9), small_vit(), resize="fitt")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("resize", ["model", "fit"])
 def test_M17_model_of_other_channels_is_refused(resize: Literal["model", "fit"], channels: int) -> None:
-    with pytest.raises(UnsupportedModel, match=f"the model takes {channels} channels, a photo has 3"):
+    with pytest.raises(UnsupportedModel, match=f"takes {channels} channels, a photo has three. Pass your own pixels") as caught:
         prepare(noise(9, 9), small_vit(in_chans=channels), resize=resize)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("resize", ["model", "fit"])
+def test_M17_model_of_one_channel_sees_the_luminance(resize: Literal["model", "fit"]) -> None:
+    photo = Image.new("RGB", (64, 64), (200, 100, 20))
+    prepared = prepare(photo, small_vit(in_chans=1, crop_pct=1.0), resize=resize)
+    luminance = (0.299 * 200 + 0.587 * 100 + 0.114 * 20) / 255
+    assert prepared.pixels.shape == (1, 1, 64, 64)
+    assert torch.allclose(prepared.pixels, torch.tensor((luminance - 0.4) / 0.25), atol=0.5 / 255 / 0.25)
+    assert prepared.photo.mode == "RGB"
+    assert "it saw the photo's luminance" in prepared.notes[0]
+
+
+def test_M17_model_of_one_channel_is_normalised_by_its_own_mean() -> None:
+    model = small_vit(in_chans=1, mean=(0.1,), std=(0.5,), classes=0)
+    assert torch.allclose(prepare(Image.new("RGB", (64, 64), "white"), model).pixels, torch.tensor(0.9 / 0.5))
+
+
+def test_model_of_three_channels_needs_no_note() -> None:
+    assert prepare(noise(9, 9), small_vit()).notes == ()
 
 
 def test_model_of_your_own_gets_224_pixels_and_the_statistics_of_imagenet() -> None:

@@ -200,7 +200,7 @@ def answer(recording: Recording, prepared: Prepared, method: str, parameters: di
         result = replace(result, provenance=replace(result.provenance, sinks=diagnostics.sinks(recording)))
     source = facts(photo)
     provenance = result.provenance.but(
-        image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + notes
+        image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + prepared.notes + notes
     )
     return Explanation(photo, geometry, replace(result, provenance=provenance).at(batch=image))
 

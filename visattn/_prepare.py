@@ -3,6 +3,8 @@
 Three rules. `model`: the model's own evaluation transform, step by step. `fit`: the whole photo; where the model takes any size,
 the height x width nearest its own area with each side a whole number of patches, else squashed to its one size. `auto`: `model` for
 a classifier, `fit` for a headless model.
+
+A model of one channel sees the photo's luminance, ITU-R 601; any other number but three is refused.
 """
 
 from __future__ import annotations
@@ -25,20 +27,24 @@ from visattn.families import InputSpec, input_spec
 from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
 
+_LUMINANCE = "the model takes one channel: it saw the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """One photo or a batch, ready for the model.
 
     Attributes:
-        pixels: `(B, 3, H, W)` normalised, on the model's device.
+        pixels: `(B, C, H, W)` normalised, on the model's device; C is 3, or 1 for a model of one channel.
         photos: The upright RGB photos.
         geometries: Where each input lies on its photo.
+        notes: What was done to the photos beside that.
     """
 
     pixels: Tensor
     photos: tuple[Image.Image, ...]
     geometries: tuple[Geometry, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def photo(self) -> Image.Image:
@@ -79,7 +85,7 @@ def prepare(photo: Image.Image, model: nn.Module, *, resize: Resize = "auto", im
     Raises:
         OptionError: If `resize` is unknown or the model does not take `img_size`.
         ImageError: If the photo is too narrow to become one patch.
-        UnsupportedModel: If no family knows the model, or it does not take RGB.
+        UnsupportedModel: If no family knows the model, or it takes neither one channel nor three.
     """
     return prepare_batch([photo], model, resize=resize, img_size=img_size)
 
@@ -99,19 +105,22 @@ def prepare_batch(
         img_size: See `prepare`.
 
     Returns:
-        Pixels `(B, 3, H, W)`, photos and geometries.
+        Pixels `(B, C, H, W)`, photos and geometries.
 
     Raises:
         OptionError: If `resize` is unknown or the model does not take `img_size`.
         ImageError: If a photo is too narrow, or there is none.
-        UnsupportedModel: If no family knows the model, or it does not take RGB.
+        UnsupportedModel: If no family knows the model, or it takes neither one channel nor three.
     """
     one_of(resize, ("auto", "fit", "model"), "resize")
     if not photos:
         raise ImageError("no photos were given; nothing to do")
     spec = input_spec(model, img_size)
-    if spec.channels != 3:
-        raise UnsupportedModel(f"the model takes {spec.channels} channels, a photo has 3. Choose a model for RGB.")
+    if spec.channels not in (1, 3):
+        raise UnsupportedModel(
+            f"the model takes {spec.channels} channels, a photo has three. Pass your own pixels (B, {spec.channels}, H, W) to the model "
+            "under visattn.capture."
+        )
     pictures = [as_photo(photo) for photo in photos]
     if resize == "model" or (resize == "auto" and spec.classifier):
         seen = [_by_transform(photo, spec) for photo in pictures]
@@ -121,7 +130,8 @@ def prepare_batch(
     images, geometries = zip(*seen, strict=True)
     pixels = torch.stack([_normalised(image, spec) for image in images])
     device = next(model.parameters()).device
-    return Prepared(pixels.to(device), tuple(pictures), geometries)
+    notes = (_LUMINANCE,) if spec.channels == 1 else ()
+    return Prepared(pixels.to(device), tuple(pictures), geometries, notes)
 
 
 def _fitting_size(photos: Sequence[Image.Image], spec: InputSpec) -> tuple[int, int]:
@@ -169,7 +179,8 @@ def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
 
 
 def _normalised(image: Image.Image, spec: InputSpec) -> Tensor:
-    array = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+    seen = np.array(image if spec.channels == 3 else image.convert("L"))
+    array = torch.from_numpy(seen.reshape(*seen.shape[:2], spec.channels)).permute(2, 0, 1).float() / 255
     mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
     return (array - mean) / std
 

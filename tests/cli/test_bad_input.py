@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -274,14 +275,64 @@ def test_M10_a_weight_that_is_nan_is_named(run: Run, photo: Path, tmp_path: Path
     assert "blocks.3.attn.qkv.weight has 1 NaN or infinite values" in err
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_first_difference(run: Run, photo: Path, tmp_path: Path) -> None:
+def wrong_weights(kind: str) -> dict[str, torch.Tensor]:
     weights = tiny_weights()
-    del weights["blocks.0.norm1.weight"]
-    safetensors.torch.save_file(weights, tmp_path / "w.safetensors")
-    code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", tmp_path / "w.safetensors")
-    assert code == 4
-    assert "does not fit the model" in err
-    assert "blocks.0.norm1.weight" in err
+    if kind == "M03":
+        weights["blocks.4.norm1.weight"] = torch.zeros(100)
+    elif kind == "M04":
+        weights["stray"] = weights.pop("blocks.0.norm1.weight")
+    elif kind == "M17":
+        weights["patch_embed.proj.weight"] = torch.zeros(192, 4, 16, 16)
+    return weights
+
+
+MISFITS = {
+    "M03": "w.safetensors: does not fit the model: blocks.4.norm1.weight: checkpoint 100, model 192; choose",
+    "M04": "w.safetensors: does not fit the model: 1 missing: blocks.0.norm1.weight; 1 unexpected: stray; choose",
+    "M17": "the model takes 4 channels, a photo has three. Pass your own pixels (B, 4, H, W) to the model",
+}
+
+
+@pytest.mark.parametrize(("kind", "cause"), MISFITS.items(), ids=list(MISFITS))
+def test_a_checkpoint_that_does_not_fit_is_one_line(run: Run, photo: Path, tmp_path: Path, kind: str, cause: str) -> None:
+    safetensors.torch.save_file(wrong_weights(kind), tmp_path / "w.safetensors")
+    code, out, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", "w.safetensors")
+    assert (code, out) == (4, "")
+    assert err.startswith(f"visattn: error: {cause}")
+    assert err.count("\n") == 1
+
+
+def test_M05_M11_M17_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path, tmp_path: Path) -> None:
+    weights = tiny_weights()
+    weights["patch_embed.proj.weight"] = weights["patch_embed.proj.weight"].sum(1, keepdim=True)
+    halves = {f"module.{key}": value.half() for key, value in weights.items()}
+    torch.save({"epoch": 3, "state_dict": halves, "state_dict_ema": halves}, tmp_path / "w.pth")
+    code, _, err = run("overlay", photo, *TINY, "--weights", tmp_path / "w.pth")
+    assert code == 0
+    for said in (
+        "the weights are those under 'state_dict_ema' of the checkpoint; 'state_dict' left aside",
+        "the prefix 'module.' of the checkpoint's names was removed",
+        "weights stored as float16 were cast to float32",
+        "it saw the photo's luminance",
+    ):
+        assert re.search(f"^visattn: dog.png: .*{re.escape(said)}", err, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("device", "cause"),
+    [
+        pytest.param(
+            "cuda",
+            "device 'cuda' must be one that works on this machine. Choose from: cpu.",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+        ("gpu", "unknown device 'gpu'. Choose cpu, or cuda or cuda:N for a GPU."),
+    ],
+)
+def test_M12_a_device_that_is_not_there_is_one_line(run: Run, photo: Path, tmp_path: Path, device: str, cause: str) -> None:
+    code, out, err = run("overlay", photo, *TINY, "--device", device)
+    assert (code, out, err) == (2, "", f"visattn: error: {cause}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 
 
 def test_a_checkpoint_file_gives_the_pictures_of_its_weights(run: Run, photo: Path, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from visattn._capture import record
+from visattn._checks import printable
 from visattn.errors import OptionError
 from visattn.families import custom, timm
 from visattn.families._spec import InputSpec
@@ -33,23 +35,25 @@ def load_model(
     Args:
         name: For example `vit_small_patch14_dinov2.lvd142m`, or a file of yours and the function in it that makes the model.
         weights: `auto`: the local cache, then the hub; `none`: random weights; else a safetensors file, or a checkpoint that loads
-            without running code.
+            without running code. It must have every tensor of the model; the number of classes and of input channels is its own.
         seed: Seed of random weights.
         img_size: Input side in pixels to build for, where the model takes one size only.
-        device: Where the model lives.
+        device: Where the model lives: `cpu`, `cuda`, `cuda:1`, ...
 
     Returns:
         The model; where its weights came from is remembered for the provenance.
 
     Raises:
+        OptionError: If there is no such device on this machine.
         UnsupportedModel: If there is no such model.
         WeightsError: If weights are unreachable, damaged or of another model.
     """
+    place = _device(device)
     if name.rpartition(":")[0].endswith(".py"):
         model, provenance = custom.load(name)
     else:
         model, provenance = timm.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
-    model = model.to(device)
+    model = model.to(place)
     _loaded[model] = provenance
     return model
 
@@ -110,6 +114,21 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     """
     spec: InputSpec = _family_of(model).input_spec(model, img_size)
     return spec
+
+
+def _device(name: str) -> torch.device:
+    """A device that works, tried before weights are fetched."""
+    try:
+        place = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"unknown device '{printable(name)}'. Choose cpu, or cuda or cuda:N for a GPU.") from error
+    try:
+        torch.zeros(1, device=place).cpu()
+    except (RuntimeError, AssertionError, ImportError) as error:  # which of them depends on how torch was built
+        count = torch.cuda.device_count()
+        there = f"cpu, {', '.join(f'cuda:{i}' for i in range(count))}" if count else "cpu"
+        raise OptionError(f"device '{place}' must be one that works on this machine. Choose from: {there}.") from error
+    return place
 
 
 def _family_of(model: nn.Module) -> ModuleType:

@@ -15,8 +15,8 @@ class InputSpec:
         size: `(height, width)` the model was built for.
         dynamic: Whether it takes any size whose sides are multiples of `stride`.
         stride: Input pixels per token, `(vertical, horizontal)`.
-        mean: Mean of each channel, of pixels in [0, 1].
-        std: Standard deviation of each channel.
+        mean: Mean of each of its channels, of pixels in [0, 1].
+        std: Standard deviation of each of its channels.
         interpolation: Name of the resampling filter.
         classifier: Whether it has a classification head.
         channels: Number of input channels.

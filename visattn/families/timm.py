@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
 import timm.data
 import torch
+from timm.models import _builder
 from torch import Tensor, nn
 
 from visattn._capture import Anatomy
 from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
+from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
 from visattn.families._spec import InputSpec
-from visattn.families._weights import check_finite, classes_in, digest, hub_file, loading, read_checkpoint
+from visattn.families._weights import check_finite, digest, hub_file, read_checkpoint
 from visattn.provenance import Provenance
 
 # the files of timm whose models put attention over the image (docs/coverage.md)
@@ -60,26 +65,80 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
     config = timm.get_pretrained_cfg(name)
     tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
     file = _published(tag, config) if weights == "auto" else Path(weights)
-    tensors = read_checkpoint(file)
-    check_finite(tensors, printable(str(file)))
-    classes = config.num_classes if weights == "auto" else classes_in(tensors, config and config.classifier)
-    with loading(printable(str(file))):
-        model = _build(name, img_size, file=str(file), classes=classes)
+    shown = printable(str(file))
+    outline, translate, lenient = _outline(name)
+    shapes = shapes_of(outline)
+    tensors, notes = unwrap(read_checkpoint(file), shapes, shown)
+    tensors, cast = as_float32(tensors, shown)
+    check_finite(tensors, shown)
+    options, adapted = ({}, ()) if weights == "auto" else _like(tensors, shapes, config)
+    model = _build(name, img_size, **options)
+    changed = fill(model, tensors, shown, translate, lenient)
     source = tag if weights == "auto" else printable(file.name)
-    return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file))
+    notes += cast + adapted + changed
+    return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes)
 
 
-def _build(name: str, img_size: int | None, file: str | None = None, classes: int | None = None) -> Any:  # noqa: ANN401 - its attributes differ
+def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any) -> tuple[dict[str, int], tuple[str, ...]]:  # noqa: ANN401
+    """How a model is built for the head and the stem of a checkpoint, and notes where that is not as published."""
+    if config is None or not any(key in shapes for key in tensors):  # another library's names: timm translates them for its own
+        return {}, ()
+    classes, channels = classes_in(tensors, config.classifier), channels_in(tensors, config.first_conv)
+    options, notes = {"num_classes": classes}, []
+    if not classes and config.num_classes > 0:
+        notes.append("the checkpoint has no classification head; the model is built without one")
+    if channels != 3:
+        options["in_chans"] = channels
+        notes.append(f"the model takes {channels} channel{'s' * (channels > 1)}, as the checkpoint's first layer does")
+    return options, tuple(notes)
+
+
+def _build(name: str, img_size: int | None, **options: int) -> Any:  # noqa: ANN401 - its attributes differ
     """A model that takes any input size where its class can, else one built for `img_size`."""
-    options: dict[str, Any] = {}
-    if file is not None:  # timm's own loading: it renames and resamples what older checkpoints need
-        cfg = {"file": file, "num_classes": classes, "hf_hub_id": None, "url": ""}
-        options = {"pretrained": True, "num_classes": classes, "pretrained_cfg_overlay": cfg}
     try:
         return timm.create_model(name, dynamic_img_size=True, **options)
     except TypeError:
         size = {} if img_size is None else {"img_size": img_size}
         return timm.create_model(name, **size, **options)
+
+
+_taking = threading.Lock()
+
+
+def _outline(name: str) -> tuple[nn.Module, Translate | None, bool]:
+    """A model without values, timm's translation of older checkpoints for it, and whether timm allows tensors too many.
+
+    The translation is known only to the function that builds the model, which hands it to `load_pretrained`; there it is taken, and
+    nothing is loaded. What other threads load meanwhile is loaded.
+    """
+    taken: dict[str, Any] = {}
+    mine = threading.get_ident()
+    with _taking:
+        original: Callable[..., None] = _builder.load_pretrained
+
+        def take(*given: Any, **facts: Any) -> None:  # noqa: ANN401
+            if threading.get_ident() == mine:
+                taken.update(facts)
+            else:
+                original(*given, **facts)
+
+        _builder.load_pretrained = take
+        try:
+            model: nn.Module = _without_values(name)
+        finally:
+            _builder.load_pretrained = original
+    translate = taken.get("filter_fn")
+    if translate is not None and len(inspect.signature(translate).parameters) == 1:  # some do without the model
+        return model, lambda tensors, _: translate(tensors), not taken.get("strict", True)
+    return model, translate, not taken.get("strict", True)
+
+
+def _without_values(name: str) -> Any:  # noqa: ANN401
+    try:
+        with torch.device("meta"):
+            return timm.create_model(name, pretrained=True)
+    except RuntimeError:  # older versions of timm compute with values while they build
+        return timm.create_model(name, pretrained=True)
 
 
 def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
@@ -119,17 +178,23 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
             f"{type(model).__name__} takes {size[0]} x {size[1]} pixels only, got {img_size}. Load it with load_model(img_size={img_size})."
         )
     config["input_size"] = (3, *size)
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     return InputSpec(
         size=size,
         dynamic=dynamic,
         stride=tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
+        mean=_per_channel(config["mean"], channels),
+        std=_per_channel(config["std"], channels),
         interpolation=config["interpolation"],
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
-        channels=next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3),
+        channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
     )
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One value for each channel; their mean where the configuration is for another number of channels."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class

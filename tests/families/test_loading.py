@@ -1,0 +1,418 @@
+"""Checkpoints of one's own: what is unwrapped, cast or resampled is told; what does not fit is one line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from visattn import capture, load_model, prepare
+from visattn._pipeline import explain
+from visattn.errors import OptionError, UnsupportedModel, WeightsError
+from visattn.families import _provenance_of, timm as family
+from visattn.families._checkpoint import fill
+
+MODEL = "test_vit"  # 6 blocks of width 64, input 160, patch 16
+Weights = dict[str, Tensor]
+Save = Callable[[Any], Path]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    def call(content: Any, suffix: str = ".pth") -> Path:
+        torch.save(content, tmp_path / f"weights{suffix}")
+        return tmp_path / f"weights{suffix}"
+
+    return call
+
+
+def weights(name: str = MODEL, seed: int = 3, **options: Any) -> Weights:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return {key: value.clone() for key, value in timm.create_model(name, **options).state_dict().items()}
+
+
+def notes(model: nn.Module) -> tuple[str, ...]:
+    return _provenance_of(model).notes
+
+
+def same(model: nn.Module, expected: Weights) -> bool:
+    own = model.state_dict()
+    return own.keys() == expected.keys() and all(torch.equal(own[key], value) for key, value in expected.items())
+
+
+def refusal(file: Path, name: str = MODEL) -> str:
+    with pytest.raises(WeightsError, match="does not fit the model") as caught:
+        load_model(name, weights=file)
+    line = str(caught.value)
+    assert line.startswith(f"{file}: does not fit the model: ")
+    assert line.endswith("; choose the model that it was trained as (--model), or save model.state_dict() of the whole model.")
+    assert "\n" not in line
+    return line
+
+
+def test_M01_an_unknown_name_gets_the_nearest_names() -> None:
+    with pytest.raises(UnsupportedModel, match="unknown model 'vit_tinny_patch16_224'; did you mean: vit_tiny_patch16_224"):
+        load_model("vit_tinny_patch16_224")
+
+
+# ---- M03: shapes ------------------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "head": ("head.weight", (5, 100), "head.weight: checkpoint 5x100, model 5x64;"),
+    "bias of the head": ("head.bias", (5,), "head.bias: checkpoint 5, model 1000;"),
+    "attention": ("blocks.2.attn.qkv.weight", (96, 64), "blocks.2.attn.qkv.weight: checkpoint 96x64, model 192x64;"),
+    "class token": ("cls_token", (64,), "cls_token: checkpoint 64, model 1x1x64;"),
+    "stem": ("patch_embed.proj.weight", (32, 3, 16, 16), "patch_embed.proj.weight: checkpoint 32x3x16x16, model 64x3x16x16;"),
+    "no square of positions": ("pos_embed", (1, 51, 64), "pos_embed: checkpoint 1x51x64, model 1x101x64;"),
+    "one number": ("norm.weight", (), "norm.weight: checkpoint one number, model 64;"),
+}
+
+
+@pytest.mark.parametrize(("key", "shape", "told"), WRONG.values(), ids=list(WRONG))
+def test_M03_a_wrong_shape_is_told_with_both_shapes(save: Save, key: str, shape: tuple[int, ...], told: str) -> None:
+    wrong = weights()
+    wrong[key] = torch.zeros(shape)
+    line = refusal(save(wrong))
+    assert (
+        f"{told} choose" in line or f"{told[:-1]} (and 1 more of another shape); choose" in line
+    )  # the head's bias goes with it
+
+
+def test_M03_another_width_is_told_with_the_first_tensor_and_the_count(save: Save) -> None:
+    line = refusal(save(weights("vit_tiny_patch16_224", depth=6)))
+    assert re.search(r"\w: checkpoint 1x1x192, model 1x1x64 \(and \d+ more of another shape\); ", line)
+
+
+def test_M03_a_head_under_another_name_is_told(save: Save) -> None:
+    renamed = {key.replace("head.", "classifier."): value for key, value in weights(num_classes=5).items()}
+    assert "model: 2 unexpected: classifier.weight, classifier.bias; choose" in refusal(save(renamed))
+
+
+def test_M03_the_number_of_classes_is_the_checkpoints(save: Save) -> None:
+    expected = weights(num_classes=5)
+    model = load_model(MODEL, weights=save(expected))
+    assert same(model, expected)
+    assert notes(model) == ()
+
+
+def test_M03_a_checkpoint_without_head_gives_a_model_without_head_and_says_so(save: Save) -> None:
+    expected = weights(num_classes=0)
+    model = load_model(MODEL, weights=save(expected))
+    assert same(model, expected)
+    assert notes(model) == ("the checkpoint has no classification head; the model is built without one",)
+
+
+def test_integers_are_not_taken_for_weights(save: Save) -> None:
+    quantised = weights()
+    quantised["norm.weight"] = torch.ones(64, dtype=torch.int8)
+    with pytest.raises(WeightsError, match=r"norm.weight must hold floating-point numbers, got int8; save the weights as they"):
+        load_model(MODEL, weights=save(quantised))
+
+
+# ---- M04: names -------------------------------------------------------------------------------------------------------------------
+
+
+def test_M04_missing_and_unexpected_names_are_counted_and_the_first_five_listed(save: Save) -> None:
+    odd = weights()
+    gone = [key for key in odd if key.startswith("blocks.1.")]
+    for key in gone:
+        del odd[key]
+    odd |= {f"extra.{i}": torch.zeros(1) for i in range(7)}
+    line = refusal(save(odd))
+    assert f"model: {len(gone)} missing: {', '.join(gone[:5])}, ...; " in line
+    assert "; 7 unexpected: extra.0, extra.1, extra.2, extra.3, extra.4, ...; choose" in line
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_M04_a_single_name_is_enough_to_refuse(save: Save, change: str, prefix: str) -> None:
+    odd = {prefix + key: value for key, value in weights().items()}
+    if change == "missing":
+        del odd[f"{prefix}norm.bias"]
+    else:
+        odd["stray\x1b[31m"] = torch.zeros(1)
+    told = {"missing": "1 missing: norm.bias; ", "unexpected": r"1 unexpected: stray\x1b[31m; "}[change]
+    assert f"model: {told}choose" in refusal(save(odd))
+
+
+def test_M04_weights_of_another_library_are_refused_as_a_whole(save: Save) -> None:
+    line = refusal(save({"embeddings.cls_token": torch.zeros(1, 1, 64), "encoder.layer.0.norm1.weight": torch.zeros(64)}))
+    assert "80 missing: cls_token, pos_embed, " in line
+    assert "2 unexpected: embeddings.cls_token, encoder.layer.0.norm1.weight; " in line
+
+
+def test_M04_what_timm_may_leave_out_is_told_and_what_is_missing_is_not_left_out(save: Save) -> None:
+    """For SigLIP without its pooling head timm drops that head's weights; it would also accept a checkpoint with holes."""
+    name = "vit_base_patch16_siglip_gap_224"
+    small: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2}
+    own = weights(name, **small)
+    pool = {"attn_pool.latent": torch.zeros(1, 1, 24)}
+    model = timm.create_model(name, **small)
+    translate, lenient = family._outline(name)[1:]
+    assert lenient
+    told = fill(model, own | pool, "w.pth", translate, lenient)
+    assert told == ("1 tensors of the checkpoint are not used by this model: attn_pool.latent",)
+    assert same(model, own)
+    del own["norm.weight"]
+    with pytest.raises(WeightsError, match=r"1 missing: norm.weight;"):
+        fill(model, own, "w.pth", translate, lenient)
+
+
+# ---- M05: wrappings ---------------------------------------------------------------------------------------------------------------
+
+PREFIXES = ["module.", "_orig_mod.", "model.", "backbone.", "encoder.", "student.", "teacher."]
+
+
+@pytest.mark.parametrize(
+    "prefix", [*PREFIXES, "module._orig_mod.", "_orig_mod.module.", "teacher.backbone.", "module.model.encoder."]
+)
+@pytest.mark.parametrize("classes", [1000, 5, 0])
+def test_M05_a_prefix_is_removed_and_told(save: Save, prefix: str, classes: int) -> None:
+    expected = weights(num_classes=classes)
+    model = load_model(MODEL, weights=save({prefix + key: value for key, value in expected.items()}))
+    assert same(model, expected)
+    assert notes(model)[0] == f"the prefix '{prefix}' of the checkpoint's names was removed"
+
+
+def test_M05_a_prefix_of_safetensors_is_removed(tmp_path: Path) -> None:
+    expected = weights()
+    safetensors.torch.save_file({"module." + key: value for key, value in expected.items()}, tmp_path / "w.safetensors")
+    assert same(load_model(MODEL, weights=tmp_path / "w.safetensors"), expected)
+
+
+NESTS = ["state_dict", "model", "model_state_dict", "teacher", "student", "state_dict_ema", "model_ema", "ema"]
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_M05_a_training_checkpoint_gives_its_weights_and_the_rest_is_ignored(save: Save, nest: str) -> None:
+    expected = weights(num_classes=5)
+    rest = {
+        "epoch": 7,
+        "args": argparse.Namespace(lr=0.1, name="run"),
+        "optimizer": {"state": {0: {"exp_avg": torch.full((3,), torch.nan)}}, "param_groups": [{"lr": 0.1}]},
+        "arch": "test_vit",
+        "encoder": "none",
+    }
+    model = load_model(MODEL, weights=save({**rest, nest: {"module." + key: value for key, value in expected.items()}}))
+    assert same(model, expected)
+    assert notes(model) == (
+        f"the weights are those under '{nest}' of the checkpoint",
+        "the prefix 'module.' of the checkpoint's names was removed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "other"),
+    [
+        ("teacher", "student"),
+        ("state_dict_ema", "state_dict"),
+        ("model_ema", "model"),
+        ("ema", "model_state_dict"),
+        ("model", "student"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_M05_of_two_that_fit_the_averaged_one_is_taken_in_any_order(save: Save, kept: str, other: str, first: bool) -> None:
+    expected = weights(seed=1)
+    both = {kept: expected, other: weights(seed=2)}
+    model = load_model(MODEL, weights=save(both if first else dict(reversed(both.items()))))
+    assert same(model, expected)
+    assert notes(model) == (f"the weights are those under '{kept}' of the checkpoint; '{other}' left aside",)
+
+
+def test_M05_a_teacher_of_another_width_is_not_taken(save: Save) -> None:
+    expected = weights()
+    teacher = weights("vit_tiny_patch16_224", depth=6)
+    model = load_model(MODEL, weights=save({"teacher": teacher, "model": expected}))
+    assert same(model, expected)
+
+
+def test_M05_nested_twice(save: Save) -> None:
+    expected = weights()
+    model = load_model(MODEL, weights=save({"state_dict": {"model": expected}}))
+    assert same(model, expected)
+    assert notes(model) == ("the weights are those under 'state_dict.model' of the checkpoint",)
+
+
+def test_M05_a_backbone_in_something_larger_is_taken_and_the_rest_told(save: Save) -> None:
+    expected = weights(num_classes=0)
+    larger = {f"module.backbone.{key}": value for key, value in expected.items()}
+    larger |= {f"module.head.mlp.{i}.weight": torch.zeros(2, 2) for i in range(7)}
+    model = load_model(MODEL, weights=save({"teacher": larger}))
+    assert same(model, expected)
+    listed = ", ".join(f"module.head.mlp.{i}.weight" for i in range(5))
+    assert f"7 tensors of the checkpoint that are not under 'module.backbone.' were left aside: {listed}, ..." in notes(model)
+
+
+def test_M05_the_models_own_head_beside_a_backbone_is_kept(save: Save) -> None:
+    expected = weights(num_classes=5)
+    lightning = {key if key.startswith("head.") else f"backbone.{key}": value for key, value in expected.items()}
+    model = load_model(MODEL, weights=save(lightning))
+    assert same(model, expected)
+    assert len(notes(model)) == 1
+
+
+def test_M05_a_prefix_that_does_not_help_stays(save: Save) -> None:
+    strange = {f"model.{key}x": value for key, value in weights().items()}
+    assert "80 unexpected: model.cls_tokenx, " in refusal(save(strange))
+
+
+def test_M05_a_few_names_in_common_are_no_reason_to_remove_a_prefix(save: Save) -> None:
+    line = refusal(
+        save({"encoder.norm.weight": torch.zeros(64), "encoder.layer.0.weight": torch.zeros(64), "pooler": torch.zeros(1)})
+    )
+    assert "3 unexpected: encoder.norm.weight, encoder.layer.0.weight, pooler; " in line
+
+
+@pytest.mark.parametrize("content", [{"epoch": 3}, [torch.zeros(3)], {"state_dict": {"epoch": 3}}, torch.zeros(3), {}, 3])
+def test_a_file_without_a_dictionary_of_tensors_is_refused(save: Save, content: Any) -> None:
+    with pytest.raises(WeightsError, match=r"weights.pth: is not a dictionary of tensors; save model.state_dict\(\)"):
+        load_model(MODEL, weights=save(content))
+
+
+# ---- what timm does to older checkpoints ------------------------------------------------------------------------------------------
+
+
+def test_position_embeddings_of_another_size_are_resampled_as_timm_does_and_told(save: Save, tmp_path: Path) -> None:
+    larger = weights(img_size=224, num_classes=5)
+    file = save({"state_dict": {f"module.{key}": value for key, value in larger.items()}})
+    model = load_model(MODEL, weights=file)
+    torch.save(larger, tmp_path / "plain.pth")
+    overlay = {"file": str(tmp_path / "plain.pth"), "num_classes": 5, "hf_hub_id": None, "url": ""}
+    reference = timm.create_model(MODEL, pretrained=True, num_classes=5, pretrained_cfg_overlay=overlay, dynamic_img_size=True)
+    assert same(model, reference.state_dict())
+    assert "pos_embed was resampled from 1x197x64 to 1x101x64" in notes(model)
+
+
+def test_older_names_are_translated_as_timm_does(save: Save) -> None:
+    expected = weights("deit3_small_patch16_224", embed_dim=24, depth=1, num_heads=2)
+    older = {re.sub(r"ls([12])\.gamma", r"gamma_\1", key): value for key, value in expected.items()}
+    assert older.keys() != expected.keys()
+    model = timm.create_model("deit3_small_patch16_224", embed_dim=24, depth=1, num_heads=2)
+    fill(model, older, "w.pth", family._outline("deit3_small_patch16_224")[1])
+    assert same(model, expected)
+
+
+def test_timms_own_loading_is_as_before(save: Save) -> None:
+    expected = weights()
+    file = save(expected)
+    load_model(MODEL, weights=file)
+    overlay = {"file": str(file), "hf_hub_id": None, "url": ""}
+    assert same(timm.create_model(MODEL, pretrained=True, pretrained_cfg_overlay=overlay), expected)
+
+
+# ---- M07, M11, M12: numbers and devices -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=["float16", "bfloat16", "float64"])
+def test_M11_other_precisions_are_cast_to_float32_and_told(save: Save, dtype: torch.dtype) -> None:
+    stored = {key: value.to(dtype) for key, value in weights().items()}
+    model = load_model(MODEL, weights=save(stored))
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
+    assert same(model, {key: value.float() for key, value in stored.items()})
+    assert notes(model) == (f"weights stored as {str(dtype)[6:]} were cast to float32",)
+
+
+def test_M11_half_precision_is_cast_before_anything_is_computed(save: Save) -> None:
+    halves = {key: value.half() for key, value in weights(img_size=224).items()}
+    first = load_model(MODEL, weights=save({key: value.float() for key, value in halves.items()})).state_dict()
+    assert same(load_model(MODEL, weights=save(halves)), first)
+
+
+ODD = {
+    "sparse": lambda value: value.to_sparse(),
+    "complex": lambda value: value.to(torch.complex64),
+    "without values": lambda value: value.to("meta"),
+    "larger than what is stored of it": lambda value: value[:, :1].clone().expand(-1, 2**40),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")
+@pytest.mark.parametrize(("kind", "make"), ODD.items(), ids=list(ODD))
+def test_M07_a_tensor_that_is_not_plain_is_named(save: Save, kind: str, make: Callable[[Tensor], Tensor]) -> None:
+    odd = weights()
+    odd["head.weight"] = make(odd["head.weight"])
+    with pytest.raises(WeightsError, match=f"weights.pth: head.weight is {kind}; save plain float tensors"):
+        load_model(MODEL, weights=save(odd))
+
+
+def test_M12_a_checkpoint_of_a_gpu_loads_on_the_cpu(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = weights()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda _storage: "cuda:0")
+        file = save(expected)
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
+            torch.load(file, weights_only=True)
+    model = load_model(MODEL, weights=file)
+    assert same(model, expected)
+    assert {value.device.type for value in model.state_dict().values()} == {"cpu"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_M12_a_gpu_that_is_not_there_is_told_before_anything_is_loaded(device: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=rf"^device '{device}' must be one that works on this machine. Choose from: cpu.$"):
+        load_model(MODEL, weights=tmp_path / "not there.pth", device=device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:x", "cpu\n"])
+def test_M12_an_unknown_device_is_told(device: str) -> None:
+    with pytest.raises(OptionError, match=r"^unknown device '.*'. Choose cpu, or cuda or cuda:N for a GPU.$") as caught:
+        load_model(MODEL, weights="none", device=device)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["meta", "vulkan"])
+def test_M12_a_device_without_numbers_is_refused(device: str) -> None:
+    with pytest.raises(OptionError, match=f"device '{device}' must be one that works on this machine"):
+        load_model(MODEL, weights="none", device=device)
+
+
+# ---- M17: channels ----------------------------------------------------------------------------------------------------------------
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
+
+
+def test_M17_a_checkpoint_of_one_channel_sees_the_luminance_and_says_so(save: Save) -> None:
+    expected = weights(in_chans=1, num_classes=5)
+    model = load_model(MODEL, weights=save(expected))
+    assert same(model, expected)
+    assert notes(model) == ("the model takes 1 channel, as the checkpoint's first layer does",)
+    grey = np.asarray(PHOTO, float) @ (0.299, 0.587, 0.114)
+    prepared = prepare(PHOTO, model, resize="fit")
+    assert prepared.pixels.shape[1] == 1
+    mean, std = np.mean(model.pretrained_cfg["mean"]), np.mean(model.pretrained_cfg["std"])  # type: ignore[index]
+    assert float(prepared.pixels.mean()) == pytest.approx((grey.mean() / 255 - mean) / std, abs=0.02)
+    found = explain(model, PHOTO)
+    assert any("it saw the photo's luminance" in note for note in found.provenance.notes)
+
+
+def test_M17_a_checkpoint_of_four_channels_loads_but_takes_no_photo(save: Save) -> None:
+    expected = weights(in_chans=4)
+    model = load_model(MODEL, weights=save(expected))
+    assert same(model, expected)
+    assert notes(model) == ("the model takes 4 channels, as the checkpoint's first layer does",)
+    with pytest.raises(UnsupportedModel, match=r"takes 4 channels, a photo has three. Pass your own pixels \(B, 4, H, W\)"):
+        prepare(PHOTO, model)
+    with torch.inference_mode(), capture(model) as recording:
+        model(torch.zeros(1, 4, 160, 160))
+    assert len(recording) == 6
+
+
+def test_a_model_whose_translation_takes_no_model_loads(tmp_path: Path) -> None:
+    """timm's filters for RegNet and VGG take the tensors alone."""
+    own = timm.create_model("regnetx_002")
+    torch.save(own.state_dict(), tmp_path / "regnet.pth")
+    assert same(load_model("regnetx_002", weights=tmp_path / "regnet.pth"), own.state_dict())
