@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
     from visattn._sheets import contact_sheet as contact_sheet
     from visattn.errors import VisattnError as VisattnError
-    from visattn.families import capture as capture, load_model as load_model
+    from visattn.families import capture as capture, intervene as intervene, load_model as load_model
     from visattn.images import load_image as load_image
     from visattn.maps import AttentionMap as AttentionMap, Heatmap as Heatmap, normalize as normalize
     from visattn.records import (
@@ -42,6 +42,7 @@ _NAMES = {
     "colorize": "render",
     "contact_sheet": "_sheets",
     "explain": "_pipeline",
+    "intervene": "families",
     "load_image": "images",
     "load_model": "families",
     "normalize": "maps",

@@ -1,6 +1,7 @@
 """Recording a forward pass: nothing is changed on the model, and what is hung on it inside the `with` is taken off after."""
 
 from visattn._capture._anatomy import Anatomy, Placement
+from visattn._capture._intervene import Attended, Edit, intervene, masked, permuted, scaled
 from visattn._capture._record import record
 
-__all__ = ["Anatomy", "Placement", "record"]
+__all__ = ["Anatomy", "Attended", "Edit", "Placement", "intervene", "masked", "permuted", "record", "scaled"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from visattn._capture._arrange import Arrangement
+from visattn._capture._softmax import Product
 from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator, OuterGradient, SoftmaxOperator
 from visattn.records import Source
 
@@ -18,56 +19,66 @@ def own(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-@dataclass(eq=False)
-class Call:
+class Call(ABC):
     """What every call has.
 
     Attributes:
         value: `(*lead, k, d)` values that the weights mix.
-        out: `(*lead, q, d)` their mixture.
+        lead: The axes before tokens.
+        rows: Number of queries in a group.
+        columns: Number of keys in a group.
+        out: What the model goes on with, once that is known.
     """
 
-    value: Tensor
-    out: Tensor
+    out: Tensor | None = None
 
-    @property
-    def lead(self) -> Sequence[int]:
-        """The axes before tokens."""
-        return self.out.shape[:-2]
+    def __init__(self, value: Tensor, lead: Sequence[int], rows: int) -> None:
+        """Note the sizes."""
+        self.value, self.lead, self.rows, self.columns = value, lead, rows, value.shape[-2]
 
-    @property
-    def rows(self) -> int:
-        """Number of queries in a group."""
-        return self.out.shape[-2]
-
-    @property
-    def columns(self) -> int:
-        """Number of keys in a group."""
-        return self.value.shape[-2]
-
+    @abstractmethod
     def operator(self, arrangement: Arrangement) -> Operator:
         """The weights, in the order of `arrangement`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def source(self, arrangement: Arrangement) -> Source:
         """What gradients of the weights are made from."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def weigh(self) -> Tensor:
+        """The weights written out, `(*lead, q, k)`, in the model's graph."""
+
+    @abstractmethod
+    def mix(self, weights: Tensor) -> Tensor:
+        """What the model goes on with, of such weights."""
 
     def values(self, arrangement: Arrangement) -> Tensor:
-        """The values likewise."""
+        """The values in the order of `arrangement`."""
         return own(arrangement.take(self.value.expand(*self.lead, *self.value.shape[-2:])))
 
 
-@dataclass(eq=False)
 class FusedCall(Call):
     """A call of `scaled_dot_product_attention`."""
 
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    is_causal: bool
-    scale: float | None
-    lse: Tensor | None
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,  # weights are taken before dropout
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        """Take the arguments of the function."""
+        if enable_gqa:
+            groups = query.shape[-3] // key.shape[-3]
+            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+        lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))  # type: ignore[no-untyped-call]
+        super().__init__(value, lead, query.shape[-2])
+        self.query, self.key, self.mask, self.is_causal, self.scale = query, key, attn_mask, is_causal, scale
+        self.lse: Tensor | None = None
 
     def operator(self, arrangement: Arrangement) -> SoftmaxOperator:
         """The weights from query and key."""
@@ -86,8 +97,23 @@ class FusedCall(Call):
 
     def source(self, arrangement: Arrangement) -> Source:
         """`dA = dO V^T`, with `dO` the gradient of the result."""
+        assert self.out is not None  # noqa: S101 - the call was made
         value = self.values(arrangement)
         return Source(self.out, lambda gradient: OuterGradient(arrangement.take(gradient), value))
+
+    def weigh(self) -> Tensor:
+        """A float32 softmax; a row that is masked whole has no weights."""
+        wide = torch.promote_types(self.query.dtype, torch.float32)
+        scale = self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = (self.query.to(wide) * scale) @ self.key.to(wide).mT
+        bias = self._bias()
+        if bias is not None:
+            scores = scores + bias
+        return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+
+    def mix(self, weights: Tensor) -> Tensor:
+        """In the type of the values."""
+        return weights.to(self.value.dtype) @ self.value
 
     def _bias(self) -> Tensor | None:
         mask = self.mask
@@ -98,13 +124,14 @@ class FusedCall(Call):
         return mask
 
 
-@dataclass(eq=False)
 class ProductCall(Call):
     """A product of weights with values; the weights went through a softmax."""
 
-    weights: Tensor
-    operand: Tensor
-    axes: Sequence[int]
+    def __init__(self, product: Product) -> None:
+        """Take the operands."""
+        lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (product.value, product.weights)))  # type: ignore[no-untyped-call]
+        super().__init__(product.value, lead, product.weights.shape[-2])
+        self.weights, self._product = product.weights, product
 
     def operator(self, arrangement: Arrangement) -> MatrixOperator:
         """The weights as they were multiplied."""
@@ -113,10 +140,19 @@ class ProductCall(Call):
 
     def source(self, arrangement: Arrangement) -> Source:
         """The gradient of the weights themselves."""
-        axes, lead = tuple(self.axes), self.lead
+        axes, lead = tuple(self._product.axes), self.lead
 
         def arranged(gradient: Tensor) -> Gradient:
             gradient = gradient.permute(axes)
             return MatrixGradient(arrangement.take(gradient.expand(*lead, *gradient.shape[-2:])))
 
-        return Source(self.operand, arranged)
+        return Source(self._product.operand, arranged)
+
+    def weigh(self) -> Tensor:
+        """As they are."""
+        return self.weights.expand(*self.lead, *self.weights.shape[-2:])
+
+    def mix(self, weights: Tensor) -> Tensor:
+        """In the axes of the model's own product."""
+        axes = self._product.out_axes
+        return (weights.to(self.value.dtype) @ self.value).permute([list(axes).index(i) for i in range(len(axes))])

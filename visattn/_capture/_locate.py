@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from visattn._capture._anatomy import Placement
@@ -11,19 +12,22 @@ from visattn._capture._follow import Follower, later
 from visattn.errors import LayoutError
 
 
-def by_rule(placement: Placement, call: Call) -> Arrangement:
-    """The arrangement of a call whose tokens are placed by a rule.
+def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
+    """The arrangement of a call whose tokens are placed by a rule; heads may be folded into the batch.
 
     Raises:
-        LayoutError: If the operands are not `(B, heads, tokens, d)`.
+        LayoutError: If the operands are cut into windows.
     """
     kind, queries, keys = placement
-    if len(call.lead) != 2:
-        raise LayoutError(
-            f"operands must be (B, heads, tokens, d) to be placed by grid and prefix, got {(*call.lead, call.rows)} + (d,). "
-            "Leave grid out: then tokens are followed; or leave the layer out with layers=."
-        )
-    return Arrangement(kind, queries, keys)
+    if len(call.lead) == 2:
+        return Arrangement(kind, queries, keys)
+    groups = torch.Size(call.lead).numel()
+    if len(call.lead) == 1 and images and groups % images == 0:
+        return Arrangement(kind, queries, keys, torch.arange(groups).view(images, -1, 1))
+    raise LayoutError(
+        f"operands must be (B, heads, tokens, d) to be placed by grid and prefix, got {(*call.lead, call.rows)} + (d,). "
+        "Leave grid out: then tokens are followed; or leave the layer out with layers=."
+    )
 
 
 def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tuple[Arrangement, tuple[str, int] | None]:

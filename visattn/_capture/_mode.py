@@ -28,16 +28,20 @@ _FUSED = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_atte
 # the pages of a dropped recording back and takes them anew for the next one.
 torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
-Receive = Callable[[str, nn.Module, Call, Tensor], None]  # owner's name, owner, call, the result that the model goes on with
+Receive = Callable[[str, nn.Module, Call], None]  # owner's name, owner, a call that was made
+Replace = Callable[[str, nn.Module, Call], Tensor | None]  # the same, before it is made: what the model goes on with instead
 
 
 class CaptureMode(TorchFunctionMode):
-    """Hands each attention call of one model to `receive`; results stay bit-identical, the kernel stays the model's own."""
+    """Hands each attention call of one model to `receive`; results stay bit-identical, the kernel stays the model's own.
 
-    def __init__(self, model: nn.Module, receive: Receive) -> None:
+    Only where `replace` gives something does the model go on with that.
+    """
+
+    def __init__(self, model: nn.Module, receive: Receive, replace: Replace | None = None) -> None:
         """Prepare to see the calls; nothing is put on the model."""
         super().__init__()
-        self._owners, self._receive = Owners(model), receive
+        self._owners, self._receive, self._replace = Owners(model), receive, replace
         self._softmax = SoftmaxTrace(self._permuted)
         self.follower: Follower | None = None  # who follows the tokens of the running forward, where somebody must
 
@@ -52,25 +56,23 @@ class CaptureMode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head_attention(*args, **kwargs)
-        if func in _FUSED:
-            owner = self._owners.current()
-            if owner is None:
-                return func(*args, **kwargs)
-            call: Call = _fused(func, args, kwargs)
-            out = call.out
-            if self.follower is not None:
-                self.follower.see(func, args, kwargs, out)
-        else:
+        fused = func in _FUSED
+        product = None if fused else self._softmax.product(func, args, kwargs)
+        owner = self._owners.current() if fused or product else None
+        if owner is None:
             out = func(*args, **kwargs)
+            self._softmax.follow(func, args, out)
             if self.follower is not None:
                 self.follower.see(func, args, kwargs, out)
-            product = self._softmax.follow(func, args, kwargs, out)
-            owner = self._owners.current() if product else None
-            if product is None or owner is None:
-                return out
-            call = ProductCall(*product)
-        self._receive(*owner, call, out)
-        return out
+            return out
+        call = FusedCall(*args, **kwargs) if product is None else ProductCall(product)
+        call.out = self._replace(*owner, call) if self._replace is not None else None
+        if call.out is None:
+            call.out = _made(call, func, args, kwargs)
+        if self.follower is not None:
+            self.follower.see(func, args, kwargs, call.out)
+        self._receive(*owner, call)
+        return call.out
 
     def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         turned = tensor.permute(tuple(axes))
@@ -79,31 +81,16 @@ class CaptureMode(TorchFunctionMode):
         return turned
 
 
-def _fused(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCall:
-    """Run a fused call; above some length with the kernel's log-sum-exp."""
-
-    def named(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,  # weights are taken before dropout
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> FusedCall:
-        reader = LogSumExpReader()  # type: ignore[no-untyped-call]
-        if query.shape[-2] > _LONG:
-            with reader:
-                out = func(*args, **kwargs)
-        else:
-            out = func(*args, **kwargs)
-        if enable_gqa:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
-        return FusedCall(value, out, query, key, attn_mask, is_causal, scale, reader.lse)
-
-    return named(*args, **kwargs)
+def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Make a call; a long fused one with the kernel's log-sum-exp."""
+    if not isinstance(call, FusedCall) or call.rows <= _LONG:
+        made: Tensor = func(*args, **kwargs)
+        return made
+    reader = LogSumExpReader()  # type: ignore[no-untyped-call]
+    with reader:
+        made = func(*args, **kwargs)
+    call.lse = reader.lse
+    return made
 
 
 def _entered(function: FunctionType) -> Callable[..., Any]:

@@ -1,9 +1,7 @@
-"""One capture from start to end: hooks for the pixels and the features, the interception for the attention."""
+"""One capture from start to end."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -13,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from visattn._capture._anatomy import Anatomy
-from visattn._capture._arrange import Arrangement, arrange_tokens
 from visattn._capture._call import Call, own
 from visattn._capture._finite import Sums, sums_to_one
-from visattn._capture._follow import Follower
-from visattn._capture._locate import by_rule, locate
-from visattn._capture._mode import CaptureMode
-from visattn._capture._remember import Way, remember, sizes_of, way_of
+from visattn._capture._watch import Watch
 from visattn._checks import printable
-from visattn.errors import CaptureError, NoAttentionCaptured, UnsupportedModel
-from visattn.records import AttentionRecord, FeatureRecord, Recording, Source
+from visattn._types import Role
+from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
+from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout
 
 Features = str | Sequence[str]  # last, all, none, or globs of module names
 
@@ -32,22 +27,14 @@ def record(
     model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features, gradients: bool
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
     tokens, activations = _chosen(model, anatomy, features)
+    session = _Session(model, anatomy, layers, values, gradients)
     with ExitStack() as stack:
-        session = _Session(model, anatomy, layers, values, gradients)
-        stack.callback(model.register_forward_pre_hook(session.enter, with_kwargs=True).remove)
-        stack.callback(model.register_forward_hook(session.leave, always_call=True).remove)
-        for child in model.children():
-            stack.callback(child.register_forward_pre_hook(session.enter_part).remove)
         for name, module in tokens.items():
             stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
         for name, module in activations.items():
             stack.callback(module.register_forward_hook(session.keep_activation(name)).remove)
-        if any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) for module in model.modules()):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(session.mode)
+        stack.enter_context(session.watch.watching())
         yield session.recording
     session.finish()
 
@@ -58,97 +45,38 @@ def _chosen(model: nn.Module, anatomy: Anatomy, features: Features) -> tuple[dic
     if features in ("last", "all", "none"):
         return ({} if features == "none" else dict(list(known.items())[-1:]) if features == "last" else known), {}
     patterns = [features] if isinstance(features, str) else list(features)
-    found = {
-        name: module for name, module in model.named_modules() if any(fnmatchcase(name, pattern) for pattern in patterns) and name
-    }
+    found = {name: part for name, part in model.named_modules() if name and any(fnmatchcase(name, one) for one in patterns)}
     if not found:
-        raise CaptureError(f"no module's name matches {printable(', '.join(patterns))!r}. See model.named_modules().")
+        raise OptionError(f"no module's name matches {printable(', '.join(patterns))!r}. See model.named_modules().")
     return {}, found
 
 
 class _Session:
-    """The state between the start and the end of a capture."""
+    """The recording and what fills it."""
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, layers: str, values: bool, gradients: bool) -> None:
         self.recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
-        self.mode = CaptureMode(model, self.receive)
+        self.watch = Watch(model, anatomy, self._receive)
+        self.watch.needs_gradients = gradients
         self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
-        self._thread = threading.get_ident()
-        self._calls: Counter[str] = Counter()
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
-        self._forward, self._inside = -1, False
-        self._pixels: Tensor | None = None
-        self._known: Way | None = None  # from an earlier forward
-        self._way = Way()  # of this one
 
-    def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """A forward of the whole model begins."""
-        if threading.get_ident() != self._thread:
-            return None
-        pixels = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4), None)
-        if pixels is None:
-            raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
-        self._inside = True
-        given = self._watched(pixels)
-        self._start(given)
-        if given is pixels:
-            return None
-        return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
-
-    def enter_part(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A part runs; if the model as a whole does not, it may be the first, as in `model.forward_features(pixels)`."""
-        if self._inside or threading.get_ident() != self._thread or not args or self._anatomy.place is not None:
-            return
-        new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
-        if new and (self.mode.follower is None or self.mode.follower.of(args[0]) is None):
-            self._start(args[0], recall=False)
-
-    def _start(self, pixels: Tensor, recall: bool = True) -> None:
-        self._forward += 1
-        self._calls.clear()
-        self.recording.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        self._pixels, self._way, self._known, self.mode.follower = pixels, Way(), None, None
-        if self._anatomy.place is None:
-            self._known = way_of(self._model, pixels) if recall else None
-            self.mode.follower = Follower(self._model, pixels) if self._known is None else None
-
-    def _watched(self, pixels: Tensor) -> Tensor:
-        """Pixels that need gradients where nothing else would: with frozen parameters."""
-        if not self._gradients:
-            return pixels
-        if not torch.is_grad_enabled():
-            raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
-        needed = pixels.requires_grad or any(parameter.requires_grad for parameter in self._model.parameters())
-        return pixels if needed else pixels.detach().requires_grad_()
-
-    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:  # noqa: ANN401
-        """A forward of the whole model ends."""
-        if threading.get_ident() != self._thread:
-            return
-        self._inside = False
-        follower, self.mode.follower = self.mode.follower, None
-        if follower is not None and not follower.chosen_by_data and self._pixels is not None:
-            remember(self._model, self._pixels, self._way)
-        self._pixels = None
-
-    def receive(self, layer: str, owner: nn.Module, call: Call, out: Tensor) -> None:
-        """An attention call was made."""
-        if self._forward < 0:
-            raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
-        number = self._calls[layer]
-        self._calls[layer] += 1
-        arrangement, follows = self._arranged(layer, number, owner, call, out)
+    def _receive(self, layer: str, owner: nn.Module, call: Call) -> None:
+        number = self.watch.number(layer)
+        arrangement, follows = self.watch.arranged(layer, number, owner, call)
+        self.watch.passed(layer, number, arrangement.kind, call)
         if not fnmatchcase(layer, self._layers):
             self._passed_by[layer] = None
             return
         operator = call.operator(arrangement)
         self._sums.add(operator)
+        self.recording.input_size = self.watch.input_size
         self.recording.records.append(
             AttentionRecord(
                 layer=layer,
                 call=number,
-                forward=self._forward,
+                forward=self.watch.forward,
                 kind=arrangement.kind,
                 operator=operator,
                 queries=arrangement.queries,
@@ -162,41 +90,15 @@ class _Session:
             )
         )
 
-    def _arranged(
-        self, layer: str, number: int, owner: nn.Module, call: Call, out: Tensor
-    ) -> tuple[Arrangement, tuple[str, int] | None]:
-        if self._anatomy.place is not None:
-            return by_rule(self._anatomy.place(owner, call.rows, call.columns, self.recording.input_size), call), None
-        follower = self.mode.follower
-        if follower is None:
-            assert self._known is not None  # noqa: S101 - one of the two is there
-            return self._known.recall(layer, number, call)
-        arrangement, follows = locate(follower, call, self._anatomy.answers_at_keys(owner))
-        if arrangement.kind != "channel":  # that mixes no tokens
-            follower.passed(out, layer, number)
-        self._way.calls[layer, number] = sizes_of(call), arrangement, follows
-        return arrangement, follows
-
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         """A hook that keeps the tokens that a module gives."""
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
-            if threading.get_ident() != self._thread or self._forward < 0 or not isinstance(output, Tensor):
+            if not self.watch.running() or not isinstance(output, Tensor):
                 return
-            number = self._calls[f"tokens of {layer}"]
-            self._calls[f"tokens of {layer}"] += 1
-            follower = self.mode.follower
-            if follower is not None:
-                places = follower.of(output)
-                self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
-            tokens = (self._known or self._way).tokens.get((layer, number))
+            tokens = self.watch.tokens(layer, output)
             if tokens is not None:
-                value = own(tokens.take(output))
-                self.recording.features.append(
-                    FeatureRecord(
-                        layer, self._forward, "tokens", value, layout=tokens.layout, source=self._source(output, tokens.take)
-                    )
-                )
+                self._keep(layer, "tokens", output, tokens.take, tokens.layout)
 
         return hook
 
@@ -205,23 +107,25 @@ class _Session:
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
             output = output[0] if isinstance(output, (tuple, list)) and output else output
-            if threading.get_ident() == self._thread and self._forward >= 0 and isinstance(output, Tensor):
-                self.recording.features.append(
-                    FeatureRecord(
-                        layer, self._forward, "activation", own(output), source=self._source(output, torch.Tensor.detach)
-                    )
-                )
+            if self.watch.running() and isinstance(output, Tensor):
+                self._keep(layer, "activation", output, torch.Tensor.detach)
 
         return hook
 
-    def _source(self, output: Tensor, take: Callable[[Tensor], Tensor]) -> Source | None:
-        return Source(output, take) if self._gradients else None
+    def _keep(
+        self, layer: str, role: Role, output: Tensor, take: Callable[[Tensor], Tensor], layout: TokenLayout | None = None
+    ) -> None:
+        source = Source(output, take) if self._gradients else None
+        self.recording.input_size = self.watch.input_size
+        self.recording.features.append(
+            FeatureRecord(layer, self.watch.forward, role, own(take(output)), layout=layout, source=source)
+        )
 
     def finish(self) -> None:
         """Refuse a recording that is empty or not finite."""
-        if self._forward < 0:
+        if self.watch.forward < 0:
             raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
-        if not self.recording.records and not any(f.role == "activation" for f in self.recording.features):
+        if not self.recording.records and not any(feature.role == "activation" for feature in self.recording.features):
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by)))
         self._sums.check(self.recording)
 

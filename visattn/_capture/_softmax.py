@@ -28,7 +28,7 @@ _BETWEEN = _SCALING | frozenset(
     for name in (
         "dropout", "to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone", "detach",
         "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand",
-        "linear", "conv2d", "batch_norm", "masked_fill", "nan_to_num",
+        "linear", "conv2d", "batch_norm", "masked_fill", "nan_to_num", "where", "__getitem__",
         "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "sub_", "__isub__",
     )
     if hasattr(place, name)
@@ -36,16 +36,17 @@ _BETWEEN = _SCALING | frozenset(
 
 
 class Product(NamedTuple):
-    """Weights times values, as views whose last axes are `(K, d)`, `(Q, d)` and `(Q, K)`.
+    """Weights times values, as views whose last axes are `(Q, K)` and `(K, d)`.
 
-    `weights` is `operand.permute(axes)`; the operand is the tensor that the model multiplied.
+    `weights` is `operand.permute(axes)`, the operand being the tensor that the model multiplies; what it goes on with, permuted by
+    `out_axes`, is `(..., Q, d)`.
     """
 
     value: Tensor
-    out: Tensor
     weights: Tensor
     operand: Tensor
     axes: Sequence[int]
+    out_axes: Sequence[int]
 
 
 class SoftmaxTrace:
@@ -59,39 +60,38 @@ class SoftmaxTrace:
         self._permute = permute
         self._followed: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
 
-    def follow(
-        self,
-        func: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        out: Any,  # noqa: ANN401
-    ) -> Product | None:
-        """The product, if this call was one."""
+    def product(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
+        """The product with values that a call is about to make, if it is one."""
+        if not self._followed:
+            return None
+        if func in _PRODUCT:
+            left, right = (*args, *kwargs.values())[:2]
+            if left in self._followed and right.ndim > 2:
+                axes: Sequence[int] = range(max(left.ndim, right.ndim))
+                return Product(right, left, left, range(left.ndim), axes)
+            if right in self._followed and left.ndim > 2:  # values first: V^T A^T
+                axes = _turned(right.ndim)
+                out_axes = _turned(max(left.ndim, right.ndim))
+                return Product(self._permute(left, _turned(left.ndim)), self._permute(right, axes), right, axes, out_axes)
+        elif func is torch.einsum:
+            return self._einsum(args)
+        return None
+
+    def follow(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
+        """Take note of the result of a call."""
         if func in _SOFTMAX:
             if out.ndim > 2:  # a pair of numbers is a gate
                 self._followed[out] = None
-        elif not self._followed:
-            return None
-        elif func in _PRODUCT:
-            left, right = (*args, *kwargs.values())[:2]
-            if left in self._followed and right.ndim > 2:
-                return Product(right, out, left, left, range(left.ndim))
-            if right in self._followed and left.ndim > 2:  # values first: V^T A^T
-                axes = [*range(right.ndim - 2), right.ndim - 1, right.ndim - 2]
-                return Product(self._permute(left, axes), self._permute(out, axes), self._permute(right, axes), right, axes)
-        elif func is torch.einsum:
-            return self._einsum(args, out)
-        elif func in _BETWEEN and isinstance(out, Tensor):
+        elif self._followed and func in _BETWEEN and isinstance(out, Tensor):
             followed = [x for x in args if isinstance(x, Tensor) and x in self._followed]
             if followed and not (func in _SCALING and self._gated(args, out)):
                 self._followed[out] = None
-        return None
 
     def _gated(self, args: Sequence[Any], out: Tensor) -> bool:
         """Whether weights met another tensor number by number: that is a gate made of data, no attention any more."""
         return any(isinstance(x, Tensor) and x not in self._followed and x.numel() == out.numel() > 1 for x in args)
 
-    def _einsum(self, args: Sequence[Any], out: Tensor) -> Product | None:
+    def _einsum(self, args: Sequence[Any]) -> Product | None:
         """An einsum as a product: what is kept of the weights alone are queries, what is summed are keys."""
         operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
         names, _, result = args[0].replace(" ", "").partition("->")
@@ -110,10 +110,9 @@ class SoftmaxTrace:
             return [have.index(x) for x in want]
 
         axes = order(w, lead + rows + keys)
-        return Product(
-            self._permute(value, order(v, lead + keys + channels)),
-            self._permute(out, order(result, lead + rows + channels)),
-            self._permute(weights, axes),
-            weights,
-            axes,
-        )
+        value = self._permute(value, order(v, lead + keys + channels))
+        return Product(value, self._permute(weights, axes), weights, axes, order(result, lead + rows + channels))
+
+
+def _turned(axes: int) -> list[int]:
+    return [*range(axes - 2), axes - 1, axes - 2]

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from visattn._capture import record
+from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import printable
 from visattn.errors import OptionError
 from visattn.families import custom, timm
@@ -20,7 +20,7 @@ from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
 from visattn.records import Recording
 
-__all__ = ["FAMILIES", "InputSpec", "capture", "input_spec", "load_model"]
+__all__ = ["FAMILIES", "Attended", "InputSpec", "capture", "input_spec", "intervene", "load_model"]
 
 FAMILIES: dict[str, ModuleType] = {"timm": timm, "custom": custom}  # the first that owns a model answers for it
 
@@ -96,14 +96,61 @@ def capture(
         NoAttentionCaptured: On leaving, if no softmax attention ran, or none in `layers`.
         LayoutError: In the forward, if tokens are not as many as `prefix` and `grid`.
     """
-    provenance = _provenance_of(model)
-    if grid is not None:
-        anatomy = custom.told(model, grid, prefix, provenance)
-    elif prefix:
-        raise OptionError("prefix tells where tokens lie together with grid. Pass grid=(rows, columns) too.")
-    else:
-        anatomy = _family_of(model).anatomy(model, provenance)
+    anatomy = _anatomy(model, grid, prefix)
     return record(model, anatomy, layers=layers, values=values, features=features, gradients=gradients)
+
+
+def intervene(
+    model: nn.Module,
+    layer: str = "*",
+    *,
+    head: int | Sequence[int] | None = None,
+    scale: float | None = None,
+    mask: Sequence[int] = (),
+    drop: Sequence[int] = (),
+    permute: Sequence[int] | None = None,
+    edit: Edit | None = None,
+    grid: Sequence[int] | None = None,
+    prefix: int | Sequence[str] = 0,
+) -> AbstractContextManager[None]:
+    """Change the attention of a model inside a `with`, and nothing else: ask what a head or a token is for.
+
+    The attention of the chosen layers is written out as a matrix (a float32 softmax), edited, and multiplied with the values; other
+    layers keep their kernel. Tokens are numbered as in the layouts of a recording: the prefix, then the grid in raster order, in
+    windows too. Edits are done in the order `permute`, `mask`, `drop`, `scale`, `edit`; without any the layers are only written out,
+    which is the baseline to compare with. A capture around an intervention records the edited attention:
+    `with capture(model) as recording, intervene(model, ...): model(pixels)`.
+
+    Args:
+        model: Any model that `capture` takes.
+        layer: Name of the layers, as a glob: `blocks.3.attn`, `blocks.*`.
+        head: Only this head, or these.
+        scale: Weights are multiplied by it; 0 takes a head out.
+        mask: Key tokens that nobody can look at: their weight goes to the others in proportion, as if they were masked before the
+            softmax.
+        drop: Key tokens whose weight is lost: rows then sum to less than 1.
+        permute: Query `i` of each window gets the row of query `permute[i]`.
+        edit: Your own: a function of the weights `(B, heads, blocks, q, k)` and an `Attended` (layer, layouts, token numbers of rows
+            and columns) that returns weights of the same shape.
+        grid: See `capture`.
+        prefix: See `capture`.
+
+    Returns:
+        A context; the model is as before afterwards.
+
+    Raises:
+        OptionError: On leaving, if no layer matches; in the forward, if a head or token does not exist.
+        ShapeError: In the forward, if `edit` changes the shape.
+        CaptureError: On leaving, if the model was not run.
+        LayoutError: In the forward, if a chosen layer's tokens cannot be named.
+    """
+    edits = [permuted(permute)] if permute is not None else []
+    edits += [masked(mask, renormalize=True)] if len(mask) else []
+    edits += [masked(drop, renormalize=False)] if len(drop) else []
+    edits += [scaled(scale)] if scale is not None else []
+    edits += [edit] if edit is not None else []
+    heads = None if head is None else [head] if isinstance(head, int) else list(head)
+    return _intervene(model, _anatomy(model, grid, prefix), layer, heads, edits)
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
@@ -114,6 +161,16 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     """
     spec: InputSpec = _family_of(model).input_spec(model, img_size)
     return spec
+
+
+def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> Anatomy:
+    provenance = _provenance_of(model)
+    if grid is not None:
+        return custom.told(model, grid, prefix, provenance)
+    if prefix:
+        raise OptionError("prefix tells where tokens lie together with grid. Pass grid=(rows, columns) too.")
+    anatomy: Anatomy = _family_of(model).anatomy(model, provenance)
+    return anatomy
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,147 @@
+"""Watching the forwards of a model: when one begins, which call is made, where its tokens lie."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn._capture._anatomy import Anatomy
+from visattn._capture._arrange import Arrangement, Tokens, arrange_tokens
+from visattn._capture._call import Call
+from visattn._capture._follow import Follower
+from visattn._capture._locate import by_rule, locate
+from visattn._capture._mode import CaptureMode, Receive, Replace
+from visattn._capture._remember import Way, remember, sizes_of, way_of
+from visattn._types import Kind
+from visattn.errors import CaptureError, UnsupportedModel
+
+
+class Watch:
+    """What is known of the running forward; `receive` and `replace` are those of `CaptureMode`."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, receive: Receive, replace: Replace | None = None) -> None:
+        """Prepare to watch; nothing is put on the model."""
+        if isinstance(model, torch.jit.ScriptModule):
+            raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
+        self.forward, self.input_size = -1, (0, 0)
+        self.needs_gradients = False
+        self._model, self._anatomy = model, anatomy
+        self._mode = CaptureMode(model, receive, replace)
+        self._thread = threading.get_ident()
+        self._calls: Counter[str] = Counter()
+        self._inside = False
+        self._pixels: Tensor | None = None
+        self._known: Way | None = None  # from an earlier forward
+        self._way = Way()  # of this one
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See the forwards inside the `with`; all hooks are gone afterwards."""
+        model = self._model
+        with ExitStack() as stack:
+            stack.callback(model.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+            stack.callback(model.register_forward_hook(self._leave, always_call=True).remove)
+            for child in model.children():
+                stack.callback(child.register_forward_pre_hook(self._enter_part).remove)
+            if any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) for module in model.modules()):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(self._mode)
+            yield
+
+    def running(self) -> bool:
+        """Whether a forward of this thread was begun."""
+        return threading.get_ident() == self._thread and self.forward >= 0
+
+    def number(self, layer: str) -> int:
+        """Which call this is of a layer in the running forward.
+
+        Raises:
+            CaptureError: If no forward was begun.
+        """
+        if self.forward < 0:
+            raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
+        self._calls[layer] += 1
+        return self._calls[layer] - 1
+
+    def arranged(self, layer: str, number: int, owner: nn.Module, call: Call) -> tuple[Arrangement, tuple[str, int] | None]:
+        """Where a call's tokens lie, and the layer and call that it follows."""
+        if self._anatomy.place is not None:
+            placement = self._anatomy.place(owner, call.rows, call.columns, self.input_size)
+            return by_rule(placement, call, 0 if self._pixels is None else len(self._pixels)), None
+        follower = self._mode.follower
+        if follower is None:
+            assert self._known is not None  # noqa: S101 - one of the two is there
+            return self._known.recall(layer, number, call)
+        arrangement, follows = locate(follower, call, self._anatomy.answers_at_keys(owner))
+        self._way.calls[layer, number] = sizes_of(call), arrangement, follows
+        return arrangement, follows
+
+    def passed(self, layer: str, number: int, kind: Kind, call: Call) -> None:
+        """Take note that the call was made, for those that follow it; channels mix no tokens."""
+        if self._mode.follower is not None and kind != "channel" and call.out is not None:
+            self._mode.follower.passed(call.out, layer, number)
+
+    def tokens(self, layer: str, output: Tensor) -> Tokens | None:
+        """Where the tokens of a module's output lie."""
+        number = self.number(f"tokens of {layer}")
+        follower = self._mode.follower
+        if follower is not None:
+            places = follower.of(output)
+            self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
+        return (self._known or self._way).tokens.get((layer, number))
+
+    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """A forward of the whole model begins."""
+        if threading.get_ident() != self._thread:
+            return None
+        pixels = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4), None)
+        if pixels is None:
+            raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
+        self._inside = True
+        given = self._watched(pixels)
+        self._start(given)
+        if given is pixels:
+            return None
+        return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
+
+    def _enter_part(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A part runs; if the model as a whole does not, it may be the first, as in `model.forward_features(pixels)`."""
+        if self._inside or threading.get_ident() != self._thread or not args or self._anatomy.place is not None:
+            return
+        new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
+        if new and (self._mode.follower is None or self._mode.follower.of(args[0]) is None):
+            self._start(args[0], recall=False)
+
+    def _start(self, pixels: Tensor, recall: bool = True) -> None:
+        self.forward += 1
+        self._calls.clear()
+        self.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
+        self._pixels, self._way, self._known, self._mode.follower = pixels, Way(), None, None
+        if self._anatomy.place is None:
+            self._known = way_of(self._model, pixels) if recall else None
+            self._mode.follower = Follower(self._model, pixels) if self._known is None else None
+
+    def _watched(self, pixels: Tensor) -> Tensor:
+        """Pixels that need gradients where nothing else would: with frozen parameters."""
+        if not self.needs_gradients:
+            return pixels
+        if not torch.is_grad_enabled():
+            raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
+        needed = pixels.requires_grad or any(parameter.requires_grad for parameter in self._model.parameters())
+        return pixels if needed else pixels.detach().requires_grad_()
+
+    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:  # noqa: ANN401
+        """A forward of the whole model ends."""
+        if threading.get_ident() != self._thread:
+            return
+        self._inside = False
+        follower, self._mode.follower = self._mode.follower, None
+        if follower is not None and not follower.chosen_by_data and self._pixels is not None:
+            remember(self._model, self._pixels, self._way)
+        self._pixels = None
