@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ class Provenance:
     sinks: tuple[tuple[Sink, ...], ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=lambda: versions())
+    versions: dict[str, str] = field(default_factory=lambda: dict(versions()))
 
     def but(self, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **facts: Any) -> Provenance:  # noqa: ANN401
         """A copy with these facts set and these notes and warnings added, none twice."""
@@ -101,6 +102,7 @@ def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
     )
 
 
+@cache
 def versions() -> dict[str, str]:
     """Installed versions of the libraries that decide the numbers."""
     names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")

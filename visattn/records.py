@@ -15,7 +15,7 @@ from torch import Tensor
 from visattn._types import Kind, Role
 from visattn.errors import LayoutError, OptionError, ShapeError
 from visattn.geometry import Box
-from visattn.operators import Operator
+from visattn.operators import Operator, OuterGradient
 from visattn.provenance import Provenance
 
 
@@ -131,6 +131,25 @@ class AttentionRecord:
                 f"{self.layer}: the layout counts {expected[0]} queries and {expected[1]} keys, the model used "
                 f"{self.operator.shape[2]} and {self.operator.shape[3]}. The grid or the prefix tokens are not what was expected."
             )
+
+    def error(self) -> float:
+        """How far `A V` is from what the model's own kernel gave: the largest difference over the largest value.
+
+        Weights that the model wrote out are kept as they were: then it is 0.
+
+        Raises:
+            OptionError: If the recording was made without `gradients=True`, which keeps what the kernel gave.
+        """
+        if self.source is None:
+            raise OptionError("the kernel's own result was not kept. Use capture(model, gradients=True).")
+        kept = self.source.gradient(self.source.tensor.detach())
+        if not isinstance(kept, OuterGradient):
+            return 0.0
+        worst = 0.0
+        for block in range(kept.out.shape[2]):
+            weights = self.operator.block(block).to(kept.value.dtype)
+            worst = max(worst, float((weights @ kept.value[:, :, block] - kept.out[:, :, block]).abs().max()))
+        return worst / float(kept.out.abs().max())
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,16 +133,37 @@ def test_inspect_tells_layers_and_methods(run: Run) -> None:
     facts = json.loads(out)
     assert code == 0
     assert len(facts["layers"]) == 12
-    assert facts["layers"][0] == {
+    first = facts["layers"][0]
+    assert first.pop("error") < 1e-5
+    assert first == {
         "layer": "blocks.0.attn",
+        "call": 0,
         "kind": "self",
         "heads": 3,
         "queries": 197,
         "keys": 197,
-        "grid": "14 x 14",
-        "prefix": "cls",
+        "query_grid": [14, 14],
+        "grid": [14, 14],
+        "prefix": ["cls"],
+        "windows": 1,
+        "reason": None,
     }
     assert {row["method"]: row["applies"] for row in facts["methods"]}["rollout"] == "yes"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("swin_tiny_patch4_window7_224", ["56 x 56", "64 ", "rollout     layers.0.blocks.1.attn (56 x 56) and"]),
+        ("xcit_nano_12_p16_224", ["channel", "pool", "cls + 14 x 14", "rollout     there is no self-attention to multiply"]),
+        ("lambda_resnet26t", ["unplaced", "no weight belongs to a pair of tokens", "attention   stages.2.1.self_attn"]),
+    ],
+)
+def test_inspect_tells_kinds_and_why_a_method_does_not_apply(run: Run, name: str, shown: list[str]) -> None:
+    code, out, _ = run("inspect", name)
+    assert code == 0
+    for text in shown:
+        assert text in out
 
 
 def test_list_finds_models_by_pattern(run: Run) -> None:

@@ -35,20 +35,29 @@ def compact(codes: Tensor) -> Tensor:
 
 def equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape hold the same."""
+    if a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride():
+        return True
     for dim in range(a.ndim):
         if a.stride(dim) == b.stride(dim) == 0 and a.shape[dim] > 1:
             a, b = a.narrow(dim, 0, 1), b.narrow(dim, 0, 1)
     return a.shape == b.shape and bool((a == b).all())
 
 
+def same_along(codes: Tensor, dim: int) -> bool:
+    """Whether codes are the same all along an axis."""
+    if codes.stride(dim) == 0 or codes.shape[dim] == 1:
+        return True
+    codes = compact(codes)
+    return bool((codes == codes.narrow(dim, 0, 1)).all())
+
+
 def aligned(codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor | None:
     """Codes in the axes of an einsum's result; None if they vary along an axis that is summed over."""
     for dim in reversed(range(len(names))):
         if names[dim] not in result:
-            alike = codes.narrow(dim, 0, 1)
-            if not equal(alike.expand(codes.shape), codes):
+            if not same_along(codes, dim):
                 return None
-            codes = alike.squeeze(dim)
+            codes = codes.narrow(dim, 0, 1).squeeze(dim)
             names = names[:dim] + names[dim + 1 :]
     order = [names.index(letter) for letter in result if letter in names]
     codes = codes.permute(order)

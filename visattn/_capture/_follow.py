@@ -8,7 +8,7 @@ the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, flat, geometry_of, name_of, padded
+from visattn._capture._arrange import Arrangement
+from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, flat, geometry_of, name_of, padded, same_along
 from visattn._capture._operations import COMBINE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
 from visattn._capture._planes import Planes
 
@@ -61,6 +62,7 @@ class Follower:
         plane = self.planes.grid(rows, columns, self.planes.input)
         self._places[pixels] = Places(self.planes.codes(plane)[:, None].expand(pixels.shape))
         self._passed = 0
+        self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call, for others that have the same
         self.chosen_by_data = False
         self.lost: str | None = None  # the first operation behind which places were lost
 
@@ -201,7 +203,7 @@ class Follower:
         """Tokens that come from no pixel, put beside some that do: the class token, registers. Channels of no place take theirs."""
         codes = beside.codes
         alike = codes.narrow(dim, 0, 1)
-        if codes.shape[dim] > 1 and equal(alike.expand(codes.shape), codes):
+        if codes.shape[dim] > 1 and same_along(codes, dim):
             return Places(alike.expand(tensor.shape))
         name = self._names.get(tensor, "token")
         images = codes.flatten(1)[:, 0]
@@ -219,7 +221,7 @@ class Follower:
     def _through(self, codes: Tensor, dim: int, shape: torch.Size) -> Tensor | None:
         """Codes behind a layer that mixes all of `dim`."""
         alike = codes.narrow(dim, 0, 1)
-        if not equal(alike.expand(codes.shape), codes):
+        if not same_along(codes, dim):
             merged = self.planes.merge(codes, dim)
             if merged is None:
                 return None
@@ -232,7 +234,7 @@ class Follower:
         spatial = codes.ndim - 2 if name in ("interpolate", "upsample") else {"conv1d": 1, "conv3d": 3}.get(name, 2)
         channels = codes.ndim - spatial - 1
         alike = codes.narrow(channels, 0, 1)
-        one_place = equal(alike.expand(codes.shape), codes)
+        one_place = same_along(codes, channels)
         if codes.shape[channels + 1 :] == shape[channels + 1 :]:
             return codes if not name.startswith("conv") else alike.expand(shape) if one_place else None
         if spatial != 2 or codes.ndim != 4 or not one_place:
@@ -315,7 +317,7 @@ class Follower:
             if places is None or places.columns is not None:
                 continue
             alike = places.codes.narrow(dim, 0, 1)
-            if equal(alike.expand(places.codes.shape), places.codes) and alike.numel() > 1:
+            if same_along(places.codes, dim) and alike.numel() > 1:
                 return Places(alike.expand(out.shape), behind=behind)
         return None
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from visattn._capture._anatomy import Placement
 from visattn._capture._arrange import Arrangement, Unplaced, arrange, channels, unplaced
 from visattn._capture._call import Call, FusedCall, ProductCall
+from visattn._capture._codes import compact, same_along
 from visattn._capture._follow import Follower, later
 from visattn.errors import LayoutError
 
@@ -52,9 +53,18 @@ def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tup
             raise Unplaced(f"its tokens could not be followed from the pixels beyond {follower.lost or 'the input'}")
         if answers_at_keys and call.rows == call.columns:
             queries = keys
-        return arrange(follower.planes, None if isinstance(queries, _Channels) else queries, keys, call.lead, call.rows), behind
+        queries = None if isinstance(queries, _Channels) else queries
+        known = tuple(call.lead), call.rows, None if queries is None else _content(queries), _content(keys)
+        if known not in follower.arrangements:  # layers of one stage are arranged alike
+            follower.arrangements[known] = arrange(follower.planes, queries, keys, call.lead, call.rows)
+        return follower.arrangements[known], behind
     except Unplaced as why:
         return unplaced(call.lead, call.rows, call.columns, box, str(why)), behind
+
+
+def _content(codes: Tensor) -> tuple[object, ...]:
+    stored = compact(codes)
+    return tuple(codes.shape), tuple(stored.shape), stored.cpu().contiguous().numpy().tobytes()
 
 
 class _Channels:
@@ -66,10 +76,9 @@ def _of_vectors(follower: Follower, tensor: Tensor) -> Tensor | _Channels | None
     places = follower.of(tensor)
     if places is None or places.columns is not None:
         return None
-    codes = places.codes
-    if bool((codes == codes[..., :1]).all()):
-        return codes[..., 0]
-    return _Channels() if bool((codes == codes[..., :1, :]).all()) else None
+    if same_along(places.codes, -1):
+        return places.codes[..., 0]
+    return _Channels() if same_along(places.codes, -2) else None
 
 
 def _of_weights(follower: Follower, call: ProductCall) -> tuple[Tensor | None, Tensor | None]:

@@ -50,20 +50,20 @@ def sizes_of(call: Call) -> tuple[int, ...]:
     return (*call.lead, call.rows, call.columns)
 
 
-def way_of(model: nn.Module, pixels: Tensor) -> Way | None:
-    """What is known of forwards of this model with such pixels."""
-    return _known.get(model, {}).get(_key(model, pixels))
+def way_of(model: nn.Module, key: Hashable) -> Way | None:
+    """What is known of forwards of this model with this key."""
+    return _known.get(model, {}).get(key)
 
 
-def remember(model: nn.Module, pixels: Tensor, way: Way) -> None:
+def remember(model: nn.Module, key: Hashable, way: Way) -> None:
     """Keep it for the next forward."""
     ways = _known.setdefault(model, {})
     while len(ways) >= _KEPT:
         del ways[next(iter(ways))]
-    ways[_key(model, pixels)] = way
+    ways[key] = way
 
 
-def _key(model: nn.Module, pixels: Tensor) -> Hashable:
+def key_of(model: nn.Module, pixels: Tensor) -> Hashable:
     """Everything that a forward could depend on, but for data: modules, their settings, replaced methods, sizes."""
     facts: list[Hashable] = [tuple(pixels.shape), str(pixels.device), pixels.dtype]
     for module in model.modules():

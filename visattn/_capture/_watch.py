@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from visattn._capture._call import Call
 from visattn._capture._follow import Follower
 from visattn._capture._locate import by_rule, locate
 from visattn._capture._mode import CaptureMode, Receive, Replace
-from visattn._capture._remember import Way, remember, sizes_of, way_of
+from visattn._capture._remember import Way, key_of, remember, sizes_of, way_of
 from visattn._types import Kind
 from visattn.errors import CaptureError, UnsupportedModel
 
@@ -37,6 +37,7 @@ class Watch:
         self._calls: Counter[str] = Counter()
         self._inside = False
         self._pixels: Tensor | None = None
+        self._key: Hashable = None
         self._known: Way | None = None  # from an earlier forward
         self._way = Way()  # of this one
 
@@ -124,7 +125,8 @@ class Watch:
         self.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
         self._pixels, self._way, self._known, self._mode.follower = pixels, Way(), None, None
         if self._anatomy.place is None:
-            self._known = way_of(self._model, pixels) if recall else None
+            self._key = key_of(self._model, pixels) if recall else None
+            self._known = None if self._key is None else way_of(self._model, self._key)
             self._mode.follower = Follower(self._model, pixels) if self._known is None else None
 
     def _watched(self, pixels: Tensor) -> Tensor:
@@ -142,6 +144,6 @@ class Watch:
             return
         self._inside = False
         follower, self._mode.follower = self._mode.follower, None
-        if follower is not None and not follower.chosen_by_data and self._pixels is not None:
-            remember(self._model, self._pixels, self._way)
+        if follower is not None and not follower.chosen_by_data and self._key is not None:
+            remember(self._model, self._key, self._way)
         self._pixels = None

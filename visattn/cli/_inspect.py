@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from visattn._tables import to_json, to_text
 from visattn.cli._options import talk_options
+
+if TYPE_CHECKING:
+    from visattn.records import TokenLayout
 
 
 @click.command("inspect")
@@ -15,7 +18,10 @@ from visattn.cli._options import talk_options
 @click.option("--img-size", type=click.IntRange(1), help="Side in pixels that the model works at.")
 @talk_options
 def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool, debug: bool) -> None:
-    """Show what MODEL (a timm name) is made of. No weights are needed: one forward pass with random ones tells."""
+    """Show where the attention of MODEL is, and what can be done with it.
+
+    MODEL is a timm name, or file.py:factory. No weights are needed: one forward pass with random ones tells.
+    """
     import torch
 
     from visattn.families import capture, input_spec, load_model
@@ -23,17 +29,22 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
 
     net = load_model(model, weights="none", img_size=img_size)
     spec = input_spec(net, img_size)
-    with torch.inference_mode(), capture(net) as recording:
-        net(torch.zeros(1, spec.channels, *spec.size))
+    with capture(net, gradients=True) as recording:  # what the kernels gave is kept, to be compared
+        net(torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
     layers = [
         {
             "layer": record.layer,
+            "call": record.call,
             "kind": record.kind,
             "heads": record.operator.shape[1],
             "queries": record.operator.shape[2],
             "keys": record.operator.shape[3],
-            "grid": " x ".join(map(str, record.keys.grid)),
-            "prefix": _short(record.keys.prefix),
+            "query_grid": list(record.queries.grid),
+            "grid": list(record.keys.grid),
+            "prefix": list(record.keys.prefix) if record.kind in ("self", "cross", "pool") else [],
+            "windows": 1 if record.operator.query_index is None else len(record.operator.query_index),
+            "error": record.error(),
+            "reason": record.reason,
         }
         for record in recording
     ]
@@ -49,14 +60,30 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     if as_json:
         click.echo(to_json({**facts, "layers": layers, "methods": methods}))
         return
-    size = " x ".join(map(str, spec.size)) + (" (takes any multiple of the patch)" if spec.dynamic else " only")
+    size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
-    click.echo(f"{model}: input {size}, patch {' x '.join(map(str, spec.stride))}, {head}, reads out {recording.readout}\n")
-    click.echo(to_text(layers))
+    click.echo(f"{model}: input {size}, {head}, reads out {recording.readout}\n")
+    rows = [
+        {
+            "layer": record.layer + (f" #{record.call}" if record.call else ""),
+            "kind": record.kind,
+            "heads": layer["heads"],
+            "queries": _size(record.queries),
+            "keys": _size(record.keys),
+            "windows": layer["windows"],
+            "error": f"{layer['error']:.1e}",
+            "note": record.reason,
+        }
+        for record, layer in zip(recording, layers, strict=True)
+    ]
+    click.echo(to_text(rows))
     click.echo(to_text(methods).rstrip())
 
 
-def _short(prefix: tuple[str, ...]) -> str:
-    registers = sum(name.startswith("register") for name in prefix)
-    named = [name for name in prefix if not name.startswith("register")]
-    return ", ".join([*named, *([f"{registers} registers"] if registers else [])]) or "none"
+def _size(layout: TokenLayout) -> str:
+    registers = sum(name.startswith("register") for name in layout.prefix)
+    named = [name for name in layout.prefix if not name.startswith("register")]
+    parts = [*named, *([f"{registers} registers"] if registers else [])]
+    if len(parts) > 3:  # channels, or tokens that only have numbers
+        parts = [str(len(layout.prefix))]
+    return " + ".join([*parts, *([" x ".join(map(str, layout.grid))] if layout.grid else [])])

@@ -99,8 +99,8 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
                 f"Pass grid=({columns}, {rows})."
             )
         tokens = TokenLayout("tokens", names, (rows, columns), Box(0, 0, height, width))
-        patches = TokenLayout("patches", (), tokens.grid, tokens.box)
-        found = next((known for known in (tokens, patches) if keys == len(known)), None)
+        pooled = [TokenLayout("patches", (), tokens.grid, tokens.box)] if queries != keys else []  # without the prefix
+        found = next((known for known in (tokens, *pooled) if keys == len(known)), None)
         if found is None:
             raise LayoutError(
                 f"{type(owner).__name__} attends to {keys} tokens, but prefix and grid give {len(names)} + {rows} x {columns}. "

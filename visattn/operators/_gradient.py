@@ -20,11 +20,11 @@ class OuterGradient(Gradient):
 
     def __init__(self, out: Tensor, value: Tensor) -> None:
         """Keep `dO` `(B, heads, [blocks,] q, d)` and `V` `(B, heads, [blocks,] k, d)`."""
-        self._out, self._value = (x[:, :, None] if x.ndim == 4 else x for x in (out, value))
+        self.out, self.value = (x[:, :, None] if x.ndim == 4 else x for x in (out, value))
 
     def rows(self, block: int, rows: slice | Tensor) -> Tensor:
         """See `Gradient.rows`."""
-        out, value = self._out[:, :, block, rows], self._value[:, :, block]
+        out, value = self.out[:, :, block, rows], self.value[:, :, block]
         return out.to(value.dtype) @ value.mT
 
 

@@ -51,6 +51,10 @@ class Operator(ABC):
         With `scratch` the result may share memory with the one before: fresh pages cost more than the arithmetic.
         """
 
+    def block(self, number: int) -> Tensor:
+        """All weights of one block, `(B, heads, q, k)`, in the block's own order and with its padding."""
+        return self._block(number)(slice(None))
+
     @abstractmethod
     def to(self, dtype: torch.dtype) -> Operator:
         """The same operator computing in `dtype` (float32 or float64)."""

@@ -1,0 +1,188 @@
+"""What visattn sees of every attention in timm: one small model of each of its files, with random weights, sharpened.
+
+Prints a table, and with --write-docs puts it into docs/coverage.md. Exits 1 if a model's output changes under a capture, a dense softmax
+attention is missed, or weights times values are not what the model's own kernel gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from _coverage_models import MODELS, WITHOUT_MATRIX
+from timm.models._registry import _model_to_module
+from timm.utils.attention_extract import AttentionExtract
+from torch import Tensor, nn
+
+import visattn
+from visattn._tables import to_markdown, to_text
+from visattn.errors import NoAttentionCaptured
+from visattn.methods import METHODS
+from visattn.records import Recording
+
+DOCS = Path(__file__).parents[1] / "docs" / "coverage.md"
+BOUND = 1e-5
+ATTENTION = re.compile(r"attn|attention|mhsa|msa", re.IGNORECASE)
+PART = re.compile(
+    r"drop|norm|pool|proj|bias|rel_pos|softmax|scale|block|stage|layer|module|gate|conv|eca|se_|squeeze", re.IGNORECASE
+)
+
+
+def main() -> int:
+    """Run the sweep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="models of the list; all by default")
+    parser.add_argument("--write-docs", action="store_true", help="replace the table in docs/coverage.md")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    rows = []
+    for name, (size, arguments) in MODELS.items():
+        if not options.names or name in options.names:
+            started = time.perf_counter()
+            rows.append(examined(name, size, arguments))
+            print(f"{time.perf_counter() - started:6.1f} s  {name}", file=sys.stderr, flush=True)
+            gc.collect()
+    print(to_text(rows))
+    totals = summary(rows)
+    print(to_text(totals))
+    if options.write_docs:
+        text = DOCS.read_text()
+        for mark, table in (("models", to_markdown(rows)), ("totals", to_markdown(totals))):
+            text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{table}\n\2", text, flags=re.DOTALL)
+        DOCS.write_text(text)
+    return int(any(row["output"] != "same" or row["missed"] or float(row["error"] or 0) > BOUND for row in rows))
+
+
+def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    """One row."""
+    model = sharpened(name, arguments)
+    side = size or timm.get_pretrained_cfg(name).input_size[-1]
+    pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        plain = model(pixels)
+    row: dict[str, Any] = {"file": _model_to_module[name], "model": name}
+    try:
+        with visattn.capture(model, gradients=True) as recording:
+            out = model(pixels)
+    except NoAttentionCaptured:
+        missing = ", ".join(without_call(model, None)) or "none: no attention"
+        return row | dict.fromkeys(("calls", "kinds", "grid", "prefix"), "") | {
+            "error": "", "output": "same", "missed": "", "methods": "", "not on the image": missing, "AttentionExtract": "",
+        }  # fmt: skip
+    error = max(record.error() for record in recording)
+    kinds = Counter(kind_of(record) for record in recording)
+    reasons = dict.fromkeys(record.reason for record in recording if record.reason)
+    if not any(record.keys.grid for record in recording) and not reasons:
+        reasons = {"channels attend to channels": None}
+    grids = dict.fromkeys(" x ".join(map(str, record.keys.grid)) for record in recording if record.keys.grid)
+    prefixes = dict.fromkeys(short(record.keys.prefix) for record in recording if record.keys.grid)
+    left = [kind for kind in without_call(model, recording) if kind not in WITHOUT_MATRIX]
+    return row | {
+        "calls": len(recording),
+        "kinds": ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        "grid": ", ".join(grids),
+        "prefix": ", ".join(prefixes),
+        "error": f"{error:.1e}",
+        "output": "same" if same(plain, out) else "DIFFERENT",
+        "missed": ", ".join(left),
+        "methods": ", ".join(key for key, method in METHODS.items() if method.accepts(recording) is None),
+        "not on the image": "; ".join(filter(None, reasons)),
+        "AttentionExtract": f"{extracted(model, pixels)} of {len(recording)}",
+    }
+
+
+def sharpened(name: str, arguments: dict[str, Any]) -> nn.Module:
+    """A model whose attention is far from uniform and whose output is not constant."""
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model(name, **arguments)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.numel() > 1 and float(parameter.std()) < 1e-3 and float(parameter.abs().max()) <= 1e-2:
+                parameter.copy_(torch.randn(parameter.shape) * 0.02)
+            elif key.endswith(("qkv.weight", "q.weight", "k.weight", "q_proj.weight", "k_proj.weight")):
+                parameter.mul_(4)
+    return model.eval()
+
+
+def kind_of(record: visattn.AttentionRecord) -> str:
+    """Its kind, and whether it is cut into windows."""
+    index = record.operator.query_index
+    return f"{record.kind} in windows" if index is not None and len(index) > 1 else record.kind
+
+
+def short(prefix: tuple[str, ...]) -> str:
+    """Prefix tokens in a word or two."""
+    registers = sum(name.startswith("register") for name in prefix)
+    return (
+        " + ".join(
+            [*(name for name in prefix if not name.startswith("register")), *([f"{registers} registers"] if registers else [])]
+        )
+        or "none"
+    )
+
+
+def without_call(model: nn.Module, recording: Recording | None) -> list[str]:
+    """Classes of modules that are called attention and in which no attention was seen."""
+    seen = set(recording.layers if recording else [])
+    found: dict[str, None] = {}
+    for name, module in model.named_modules():
+        title = type(module).__name__
+        if not ATTENTION.search(title) or PART.search(title):
+            continue
+        if not any(layer == name or layer.startswith(f"{name}.") or name.startswith(f"{layer}.") for layer in seen):
+            found[title] = None
+    return list(found)
+
+
+def same(a: Any, b: Any) -> bool:  # noqa: ANN401
+    """Whether two outputs are the same bit for bit."""
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return all(same(a[key], b[key]) for key in a)
+    return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def extracted(model: nn.Module, pixels: Tensor) -> int:
+    """How many maps timm's own extractor gives, by the better of its two ways, as the model is."""
+    best = 0
+    for way in ("fx", "hook"):
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            best = max(best, sum(isinstance(x, Tensor) for x in AttentionExtract(model, method=way)(pixels).values()))
+    return best
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Totals of the table."""
+    attentive = [row for row in rows if row["calls"]]
+    mapped = [row for row in attentive if row["grid"]]
+    whole = [row for row in mapped if not row["not on the image"]]
+    complete = [row for row in attentive if int(row["AttentionExtract"].split()[0]) >= row["calls"]]
+    return [
+        {"what": "models", "number": len(rows)},
+        {"what": "with softmax attention over values", "number": len(attentive)},
+        {"what": "files of timm that define them", "number": len({row["file"] for row in attentive})},
+        {"what": "calls", "number": sum(row["calls"] for row in attentive)},
+        {"what": "models mapped to the image", "number": len(mapped)},
+        {"what": "of them with every layer", "number": len(whole)},
+        {"what": "models whose output changed", "number": sum(row["output"] != "same" for row in rows)},
+        {"what": "models with a dense attention missed", "number": sum(bool(row["missed"]) for row in rows)},
+        {"what": "largest error of A V", "number": max((float(row["error"]) for row in attentive), default=0)},
+        {"what": "models of which timm's AttentionExtract gives as many maps", "number": len(complete)},
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Models of nobody's library: their tokens are followed, or told by grid and prefix."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny
+from visattn import load_model, methods
+from visattn.errors import LayoutError, OptionError, UnsupportedModel
+
+
+class Attention(nn.Module):
+    """Queries, keys and values by einsum, as many tutorials write it."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, dim = x.shape
+        query, key, value = (part.reshape(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        scores = torch.einsum("bhid,bhjd->bhij", query, key) * dim**-0.5
+        mixed = torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), value)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))
+        return out
+
+
+class Own(nn.Module):
+    """Patches by reshape and a linear layer; a class token and two registers; einsum or `nn.MultiheadAttention`."""
+
+    def __init__(self, kind: str = "einsum", patch: int = 8, dim: int = 16, extra: int = 2) -> None:
+        super().__init__()
+        self.patch, self.embed = patch, nn.Linear(3 * patch * patch, dim)
+        self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.register_tokens = nn.Parameter(torch.randn(1, extra, dim))
+        self.kind = kind
+        make = (lambda: Attention(dim, 2)) if kind == "einsum" else (lambda: nn.MultiheadAttention(dim, 2, batch_first=True))
+        self.layers = nn.ModuleList(make() for _ in range(2))
+        self.head = nn.Linear(dim, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.shape
+        rows, columns = height // self.patch, width // self.patch
+        x = x.reshape(batch, channels, rows, self.patch, columns, self.patch)
+        x = self.embed(x.permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, -1))
+        x = torch.cat([self.cls_token.expand(batch, -1, -1), self.register_tokens.expand(batch, -1, -1), x], dim=1)
+        for layer in self.layers:
+            x = x + (layer(x) if self.kind == "einsum" else layer(x, x, x, need_weights=self.kind == "weights")[0])
+        logits: Tensor = self.head(x[:, 0])
+        return logits
+
+
+KINDS = ["einsum", "weights", "fused"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_an_own_model_are_followed(kind: str) -> None:
+    model, x = Own(kind).eval(), torch.randn(2, 3, 24, 40)
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(x)
+    assert [record.layer for record in recording] == ["layers.0", "layers.1"]
+    for record in recording:
+        assert record.kind == "self"
+        assert record.queries == record.keys
+        assert record.keys.prefix == ("cls", "register0", "register1")
+        assert (record.keys.grid, tuple(record.keys.box)) == ((3, 5), (0, 0, 24, 40))
+        assert record.operator.shape == (2, 2, 18, 18)
+    assert methods.rollout(recording).values.shape == (2, 3, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_told_grid_and_prefix_give_the_same(kind: str) -> None:
+    model, x = Own(kind).eval(), torch.randn(2, 3, 24, 40)
+    with torch.no_grad(), visattn.capture(model) as followed:
+        model(x)
+    with torch.no_grad(), visattn.capture(model, grid=(3, 5), prefix=3) as told:
+        model(x)
+    for one, other in zip(followed, told, strict=True):
+        assert (one.keys.grid, one.keys.prefix, one.keys.box) == (other.keys.grid, other.keys.prefix, other.keys.box)
+        assert torch.equal(one.operator.dense(), other.operator.dense())
+
+
+@pytest.mark.parametrize(
+    ("grid", "prefix", "error", "message"),
+    [
+        ((5, 3), 3, LayoutError, r"rows and columns seem exchanged. Pass grid=\(3, 5\)"),
+        ((3, 6), 3, LayoutError, r"attends to 18 tokens, but prefix and grid give 3 \+ 3 x 6"),
+        ((3, 5), 2, LayoutError, r"attends to 18 tokens, but prefix and grid give 2 \+ 3 x 5"),
+        ((0, 5), 3, OptionError, r"grid must be \(rows, columns\)"),
+        ((3, 5), -1, OptionError, "prefix must be a number of tokens or their names"),
+        ((3, 5), ("cls", "cls", "a"), OptionError, "prefix must name each token once"),
+        (None, 3, OptionError, "prefix tells where tokens lie together with grid"),
+    ],
+)
+def test_what_is_told_wrongly_is_refused(grid: Any, prefix: Any, error: Any, message: str) -> None:
+    model = Own().eval()
+    with pytest.raises(error, match=message), visattn.capture(model, grid=grid, prefix=prefix):
+        model(torch.randn(1, 3, 24, 40))
+
+
+def test_sizes_that_do_not_divide_are_followed_as_the_model_crops_them() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.Flatten(2))
+    attention = Attention(8, 2)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.attention = model, attention
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(self.stem(x).transpose(1, 2))
+            return out
+
+    with torch.no_grad(), visattn.capture(whole := Whole()) as recording:
+        whole(torch.randn(1, 3, 30, 45))
+    assert (recording[0].keys.grid, tuple(recording[0].keys.box)) == ((3, 5), (0, 0, 24, 40))
+
+
+def test_A03_one_token_one_head_one_layer_is_drawn() -> None:
+    model = tiny.vit(img_size=(16, 16), depth=1, num_heads=1, class_token=False, global_pool="avg")
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(tiny.pixels(1, (16, 16)))
+    assert recording[0].keys.grid == (1, 1)
+    assert methods.attention(recording).values.tolist() == [[[[1.0]]]]
+    assert methods.rollout(recording).values.tolist() == [[[1.0]]]
+
+
+class MaskedRow(Own):
+    """The last token looks at nobody."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2))
+        mask = torch.zeros(tokens.shape[1], tokens.shape[1])
+        mask[-1] = -torch.inf
+        return nn.functional.scaled_dot_product_attention(tokens[:, None], tokens[:, None], tokens[:, None], attn_mask=mask)
+
+
+def test_A04_a_row_that_is_masked_whole_has_no_weights_and_rollout_keeps_its_token() -> None:
+    model = MaskedRow().eval()
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(torch.randn(1, 3, 24, 40))
+    dense = recording[0].operator.dense()
+    assert recording[0].keys.grid == (3, 5)
+    assert bool(dense.isfinite().all())
+    assert dense[0, 0, -1].tolist() == [0.0] * 15
+    torch.testing.assert_close(dense[0, 0, :-1].sum(-1), torch.ones(14))
+    rolled = methods.rollout(recording, query="patch:2,4", fusion="max")
+    assert rolled.values.flatten().tolist() == [0.0] * 14 + [1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_A07_rollout_over_24_layers_in_half_precision_is_done_in_float32(dtype: torch.dtype) -> None:
+    model = tiny.vit(depth=24).to(dtype)
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(tiny.pixels().to(dtype))
+    expected = np.eye(7)
+    for record in recording:
+        weights = tiny.matrices(record)[0].numpy().mean(0)
+        expected = (0.5 * weights + 0.5 * np.eye(7)) @ expected
+    rolled = methods.rollout(recording)
+    assert rolled.values.dtype == torch.float32
+    np.testing.assert_allclose(rolled.values.flatten().numpy(), expected[0, 1:], rtol=0, atol=1e-5)
+
+
+FILE = """
+    import timm
+    value = 3
+    def small():
+        return timm.create_model("test_vit", num_classes=5)
+    def broken():
+        raise ValueError("no such weights")
+    def needs(size):
+        return small()
+    def number():
+        return 7
+"""
+
+
+def test_a_model_from_a_file_is_explained(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(FILE))
+    model = load_model(f"{file}:small")
+    assert not model.training
+    explanation = visattn.explain(model, np.zeros((40, 60, 3), np.uint8))
+    assert explanation.provenance.model == "mine.py:small"
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("smal", r"has no function 'smal'; it has: small"),
+        ("value", "has no function 'value'"),
+        ("broken", r"broken\(\) fails: ValueError: no such weights"),
+        ("needs", r"needs\(\) fails: TypeError.*it is called without arguments"),
+        ("number", r"number\(\) gives a int; return a torch.nn.Module"),
+    ],
+)
+def test_a_file_that_gives_no_model_is_refused_in_one_line(factory: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(textwrap.dedent(FILE))
+    with pytest.raises(UnsupportedModel, match=message) as caught:
+        load_model(f"{file}:{factory}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_fails_or_is_missing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
+    with pytest.raises(UnsupportedModel, match="the file fails: ModuleNotFoundError"):
+        load_model(f"{tmp_path}/bad.py:make")
+    with pytest.raises(UnsupportedModel, match=r"no such file; pass path/to/file.py:factory"):
+        load_model(f"{tmp_path}/none.py:make")
