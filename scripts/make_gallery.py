@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from PIL import Image
+from torch import nn
 
 import visattn
 from visattn import data
 from visattn._pipeline import Explanation, answer, look
 from visattn._sheets import Cell, contact_sheet, matrix_figure, sheet
 from visattn.cli._demo import PROBES, demo_page
+from visattn.methods import diagnostics
 from visattn.render import ring, spotlight
 
 FOLDER = Path(__file__).parents[1] / "assets" / "gallery"
@@ -55,8 +59,54 @@ def main() -> None:
             )
     titles = ["photo", "one head", "60% of its mass", "patch features", "like the ringed patch", "rollout, sinks ringed"]
     _save("strip", sheet(rows, panel=240, column_labels=titles))
+    _save("masked", _masked(model))
+    _save("windows", _windows())
     for name in data.PHOTOS:
         _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])
+
+
+def _masked(model: nn.Module) -> Image.Image:
+    """Sinks masked in every layer: the last layer hardly changes, and the model makes itself other sinks."""
+    rows = []
+    for name in HEADS:
+        prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
+        before = look(model, prepared)
+        layout = before[0].keys
+        sinks = [layout.patch(sink.row, sink.column) for sink in diagnostics.sinks(before)[0]]
+        with torch.inference_mode(), visattn.capture(model) as after, visattn.intervene(model, "blocks.*", mask=sinks):
+            model(prepared.pixels)
+        cells = [prepared.photo]
+        for recording in (before, after):
+            for method, options in (("attention", {"fusion": "mean"}), ("rollout", {})):
+                cells.append(answer(recording, prepared, method, options).overlay(opacity=0.6))
+        rows.append([Cell(_landscape(cell)) for cell in cells])
+    titles = ["photo", "last layer", "rollout, sinks ringed", "last layer, sinks masked", "rollout, sinks masked"]
+    return sheet(rows, panel=240, column_labels=titles)
+
+
+WINDOWS = {
+    "a window of Swin": ("swin_tiny_patch4_window7_224", "layers.1.blocks.0.attn"),
+    "shifted": ("swin_tiny_patch4_window7_224", "layers.1.blocks.1.attn"),
+    "grid attention of MaxViT": ("maxvit_tiny_tf_224", "stages.1.blocks.1.attn_grid.attn"),
+    "a mask unit of Hiera": ("hiera_tiny_224", "blocks.0.attn"),
+    "keys pooled, PVT v2": ("pvt_v2_b0", "stages.0.blocks.0.attn"),
+}
+
+
+def _windows() -> Image.Image:
+    """What one patch can see: where the weights of its row are not zero. Weights are random, the layout is the models' own."""
+    cells = []
+    x, y = PROBES["astronaut"]
+    for name, layer in WINDOWS.values():
+        model = visattn.load_model(name, weights="none")
+        prepared = visattn.prepare(visattn.load_image(data.photo_path("astronaut")), model)
+        found = answer(
+            look(model, prepared), prepared, "attention", {"layer": layer, "fusion": "mean", "query": f"pixel:{x},{y}"}
+        )
+        seen = replace(found.map, values=(found.map.values > 0).float())
+        picture = spotlight(prepared.photo, seen.to_heatmap(found.geometry, "nearest"))
+        cells.append(Cell(ring(picture, [(y, x)])))
+    return sheet([cells], panel=240, column_labels=list(WINDOWS))
 
 
 def _mask(heads: Explanation, head: int) -> Image.Image:
