@@ -1,7 +1,7 @@
 """Speed and memory against the plain forward pass, and the overlay against its peers; exit status 1 if a bound is exceeded.
 
-`benchmark.py [--only time|memory|overlay] [--quick] [--write-docs]`. Each part is measured in processes of its own (`_bench_time.py`,
-`_bench_memory.py`, `_bench_overlay.py`), the peers in an environment of their own (`.bench/peers`).
+`benchmark.py [--only time|memory|capture|overlay] [--quick] [--write-docs]`. Each part is measured in processes of its own
+(`_bench_time.py` and so on), the peers in an environment of their own (`.bench/peers`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ DOCS = ROOT / "docs" / "benchmarks.md"
 PARTS = {
     "time": "Time against the plain forward pass",
     "memory": "Memory against the plain forward pass",
+    "capture": "Capture alone against the plain forward pass",
     "overlay": "Overlay against its peers",
 }
 
@@ -41,6 +42,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {  # settings of glibc's malloc, for a w
     "default": {},
 }
 HEADS = {224: 1.08, 518: 1.05, 1036: 1.05, 1778: 1.05}
+CAPTURE = {"vit_small_patch16_224": 1.03, "swin_tiny_patch4_window7_224": 1.1, "cait_xxs24_224": 1.1}  # times the plain forward
 PROCESSES = 3  # for each peak at 1036 px
 PEAK_RATIO = 1.3
 KEPT, SPARE = 1.15, 64e6  # growth may exceed the plain forward's by 1.15 x queries and keys + 64 MB
@@ -71,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in [options.only] if options.only else PARTS:
         print(f"\n{PARTS[part]}", flush=True)
         try:
-            rows = list({"time": time_rows, "memory": memory_rows, "overlay": overlay_rows}[part](options.quick))
+            rows = list(
+                {"time": time_rows, "memory": memory_rows, "capture": capture_rows, "overlay": overlay_rows}[part](options.quick)
+            )
         except (NotMeasured, VisattnError) as error:
             print(f"benchmark: error: {part}: {error}", file=sys.stderr)
             missing = True
@@ -104,6 +108,8 @@ def protocol() -> list[str]:
         f"`apart` ({settings('apart')}) gives each large tensor back at once, so that a peak is of what lives and not of holes in the "
         "heap. Both are set for plain forward and visattn alike; `default` is shown beside them and varies much from run to run.",
         f"Memory: a fresh process each, its own peak of resident memory (VmHWM); at 1036 px the median of {PROCESSES}, run in turn.",
+        "Capture: random weights, 224 px, batch 1, features not kept. In the first forward of a size tokens are followed; the next one "
+        "remembers it.",
         "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
     ]
 
@@ -167,6 +173,20 @@ def memory_rows(quick: bool) -> Iterator[Row]:
             head = head | {"px": 1778, "what": "peak of rollout"}
             rows.append(row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB"))
         yield from rows if allocator != "default" else ({**entry, "bound": None, "verdict": None} for entry in rows)
+
+
+def capture_rows(quick: bool) -> Iterator[Row]:
+    """Captures that compute nothing from what they keep, of models with large and with many small layers."""
+    for name, bound in CAPTURE.items():
+        progress(name)
+        seconds = run_json(sys.executable, "_bench_capture.py", name, "15" if quick else "60", allocator="keeps")
+        for run, milliseconds in ((run, f"{value * 1e3:.1f}") for run, value in seconds.items()):
+            head = {"model": name, "run": run, "ms": milliseconds}
+            ratio = seconds[run] / seconds["plain forward"]
+            if run == "capture":
+                yield row(head, f"{ratio:.3f} x plain", ratio, bound, f"<= {bound:g} x")
+            else:
+                yield unbounded(head, None if run == "plain forward" else f"{ratio:.3f} x plain")
 
 
 def overlay_rows(quick: bool) -> Iterator[Row]:

@@ -37,6 +37,13 @@ def test_each_python_block_of_the_readme_draws_its_picture(block: str, tmp_path:
     assert (tmp_path / "dog.png").exists()
 
 
+def test_python_of_the_capture_page_runs_and_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capture.md").read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), "capture.md", "exec"), {})
+    shown = [line.removeprefix("# ") for block in blocks for line in block.splitlines() if line.startswith("# ")]
+    assert capsys.readouterr().out.splitlines() == shown
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if not link.startswith("https:")]

@@ -65,7 +65,7 @@ class Provenance:
     sinks: tuple[tuple[Sink, ...], ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=lambda: dict(versions()))
+    versions: dict[str, str] = field(default_factory=lambda: versions())
 
     def but(self, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **facts: Any) -> Provenance:  # noqa: ANN401
         """A copy with these facts set and these notes and warnings added, none twice."""
@@ -102,14 +102,17 @@ def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
     )
 
 
-@cache
 def versions() -> dict[str, str]:
     """Installed versions of the libraries that decide the numbers."""
-    names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")
-    found = {}
-    for name in names:
+    return dict(_versions())
+
+
+@cache  # reading the metadata takes milliseconds
+def _versions() -> tuple[tuple[str, str], ...]:
+    found = []
+    for name in ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy"):
         try:
-            found[name] = metadata.version(name)
+            found.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return tuple(found)

@@ -63,6 +63,11 @@ def remember(model: nn.Module, key: Hashable, way: Way) -> None:
     ways[key] = way
 
 
+def forget() -> None:
+    """Follow the tokens of every model anew."""
+    _known.clear()
+
+
 def key_of(model: nn.Module, pixels: Tensor) -> Hashable:
     """Everything that a forward could depend on, but for data: modules, their settings, replaced methods, sizes."""
     facts: list[Hashable] = [tuple(pixels.shape), str(pixels.device), pixels.dtype]
