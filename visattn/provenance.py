@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -104,15 +103,11 @@ def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
 
 def versions() -> dict[str, str]:
     """Installed versions of the libraries that decide the numbers."""
-    return dict(_versions())
-
-
-@cache  # reading the metadata takes milliseconds
-def _versions() -> tuple[tuple[str, str], ...]:
-    found = []
-    for name in ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy"):
+    names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")
+    found = {}
+    for name in names:
         try:
-            found.append((name, metadata.version(name)))
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return tuple(found)
+    return found

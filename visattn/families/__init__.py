@@ -193,5 +193,6 @@ def _family_of(model: nn.Module) -> ModuleType:
 
 
 def _provenance_of(model: nn.Module) -> Provenance:
-    known = _loaded.get(model)
-    return known if known is not None else Provenance(model=type(model).__name__, weights="given with the model")
+    if model not in _loaded:
+        _loaded[model] = Provenance(model=type(model).__name__, weights="given with the model")
+    return _loaded[model]
