@@ -291,7 +291,7 @@ class Follower:
         sides = [(self.of(x), names) for x, names in zip(operands, letters, strict=True)]
         behind = later(*(places.behind for places, _ in sides if places))
         found: list[Tensor] = []
-        for places, names in sides:
+        for places, names in sorted(sides, key=lambda side: side[0] is None or side[0].columns is None):  # weights tell where to
             if places is None:
                 continue
             row = aligned(places.codes, names, result, out.shape)
