@@ -96,22 +96,23 @@ class Planes:
         plane, real = planes[0], codes >= 0
         image, cell = self.split(codes, plane)
         count = real.sum(dim, keepdim=True)
-        if bool((count == 0).any()):
-            return None
+        some = count > 0
         low, high = (image.masked_fill(~real, bad) for bad in (self.images, -1))
         image = low.amin(dim, keepdim=True)
-        if bool((image != high.amax(dim, keepdim=True)).any()):
+        if bool(((image != high.amax(dim, keepdim=True)) & some).any()):
             return None
         columns = plane.grid[1]
         row, column = (
-            part.masked_fill(~real, 0).sum(dim, keepdim=True, dtype=torch.float64) / count
+            (part.masked_fill(~real, 0).sum(dim, keepdim=True, dtype=torch.float64) / count)[some]
             for part in (cell // columns, cell % columns)
         )
         lattice = self.lattice(plane, row, column, merged=True)
         if lattice is None:
             return None
         merged, cell = lattice
-        return (merged.base + image * merged.cells + cell).to(torch.int32)
+        made = torch.full_like(image, PADDING)  # of nothing but padding
+        made[some] = (merged.base + image[some] * merged.cells + cell).to(made.dtype)
+        return made
 
     def split(self, codes: Tensor, plane: Plane) -> tuple[Tensor, Tensor]:
         """Image and cell of the codes of one plane."""
