@@ -136,12 +136,14 @@ def _regular(at: Tensor, length: int, start: float, stop: float, merged: bool) -
     """Number of distinct positions along a side, the rank of each, and what they cover of `[start, stop)`.
 
     Positions must be evenly spaced; the last may be nearer, where a side did not divide. Cells at every second position stand for
-    two each.
+    two each. None where they are not, or where one position is left that is not the middle.
     """
     values, rank = torch.unique(at.double(), return_inverse=True)
     count = len(values)
     if count == 1:
-        step = float(length) if length > 1 and abs(float(values[0]) - (length - 1) / 2) < _SLACK else 1.0
+        if abs(float(values[0]) - (length - 1) / 2) > _SLACK:
+            return None  # one row of several: it may stand for itself or for all
+        step = float(length)
     else:
         steps = values.diff()
         step = float(steps[0])
