@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Follower:
         """Start at the pixels `(B, C, H, W)`."""
         self.planes = Planes(len(pixels), (pixels.shape[-2], pixels.shape[-1]), pixels.device)
         self._places: MutableMapping[Tensor, Places] = WeakTensorKeyDictionary()
+        self._lost: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self._names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         for name, parameter in model.named_parameters():
             self._names[parameter] = name.rsplit(".", 1)[-1]
@@ -64,11 +66,14 @@ class Follower:
         self._passed = 0
         self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call, for others that have the same
         self.chosen_by_data = False
-        self.lost: str | None = None  # the first operation behind which places were lost
 
     def of(self, tensor: object) -> Places | None:
         """Where the numbers of a tensor belong, if that is known."""
         return self._places.get(tensor) if isinstance(tensor, Tensor) else None
+
+    def lost(self, tensor: Tensor) -> str | None:
+        """The operation behind which the places of a tensor are not known, or of what it was multiplied with."""
+        return self._lost.get(tensor)
 
     def passed(self, out: Tensor, layer: str, call: int) -> None:
         """State that `out` is the result of an attention."""
@@ -85,21 +90,29 @@ class Follower:
         elif not isinstance(out, (tuple, list)):
             return
         tensors = [x for x in flat(args) if isinstance(x, Tensor)] + [x for x in kwargs.values() if isinstance(x, Tensor)]
-        if not any(tensor in self._places for tensor in tensors):
+        lost = next((self._lost[tensor] for tensor in tensors if tensor in self._lost), None)
+        placed = [tensor for tensor in tensors if tensor in self._places]
+        if not placed and lost is None:
             self._keep_name(tensors, out)
             return
-        name = name_of(func)
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            found = self._rule(name, func, list(args), dict(kwargs), out)
-        if found is None and self.lost is None and isinstance(out, Tensor) and not isinstance(func, type):
-            self.lost = name
-        pairs = zip(out, found, strict=False) if isinstance(out, (tuple, list)) and isinstance(found, list) else [(out, found)]
-        for tensor, places in pairs:
-            if isinstance(tensor, Tensor):
-                if isinstance(places, Places) and places.codes.shape == tensor.shape:
-                    self._places[tensor] = places
-                else:
-                    self._places.pop(tensor, None)  # an in-place result keeps no stale places
+        name, found = name_of(func), None
+        if placed:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                found = self._rule(name, func, list(args), dict(kwargs), out)
+        if name not in PRODUCT and name != "einsum" and any(tensor not in self._lost for tensor in placed):
+            lost = None  # what is added to known places belongs there
+        results = [out] if isinstance(out, Tensor) else out
+        for tensor, places in zip_longest(results, found if isinstance(found, list) else [found]):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            self._places.pop(tensor, None)  # an in-place result keeps no stale places
+            self._lost.pop(tensor, None)
+            if isinstance(places, Places) and places.codes.shape == tensor.shape:
+                self._places[tensor] = places
+                if lost is not None:
+                    self._lost[tensor] = lost
+            else:
+                self._lost[tensor] = lost or name
 
     def _keep_name(self, tensors: list[Tensor], out: Any) -> None:  # noqa: ANN401
         """A learned token is still that after it was expanded or had its position added."""
@@ -293,7 +306,7 @@ class Follower:
         sides = [(self.of(x), names) for x, names in zip(operands, letters, strict=True)]
         behind = later(*(places.behind for places, _ in sides if places))
         found: list[Tensor] = []
-        for places, names in sides:
+        for places, names in sorted(sides, key=lambda side: side[0] is None or side[0].columns is None):  # weights tell where to
             if places is None:
                 continue
             row = aligned(places.codes, names, result, out.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -50,9 +52,11 @@ def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tup
             if keys is None and isinstance(_of_vectors(follower, call.value), _Channels):
                 return channels(call.lead, call.rows, call.columns, box, follower.planes.images), behind
         if keys is None:
-            raise Unplaced(f"its tokens could not be followed from the pixels beyond {follower.lost or 'the input'}")
+            raise Unplaced(f"its tokens could not be followed from the pixels beyond {_lost(follower, sources) or 'the input'}")
         if answers_at_keys and call.rows == call.columns:
             queries = keys
+        if queries is None and _lost(follower, sources[:1]):
+            raise Unplaced(f"its queries could not be followed from the pixels beyond {_lost(follower, sources[:1])}")
         queries = None if isinstance(queries, _Channels) else queries
         known = tuple(call.lead), call.rows, None if queries is None else _content(queries), _content(keys)
         if known not in follower.arrangements:  # layers of one stage are arranged alike
@@ -65,6 +69,10 @@ def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tup
 def _content(codes: Tensor) -> tuple[object, ...]:
     stored = compact(codes)
     return tuple(codes.shape), tuple(stored.shape), stored.cpu().contiguous().numpy().tobytes()
+
+
+def _lost(follower: Follower, tensors: Sequence[Tensor]) -> str | None:
+    return next((name for name in map(follower.lost, tensors) if name is not None), None)
 
 
 class _Channels:
@@ -88,6 +96,8 @@ def _of_weights(follower: Follower, call: ProductCall) -> tuple[Tensor | None, T
         return None, None
     rows, columns = places.codes, places.columns
     if columns is None:  # not scores of queries with keys
+        if lost := follower.lost(call.weights):
+            raise Unplaced(f"its queries could not be followed from the pixels beyond {lost}")
         if call.rows > 1:
             alone = bool((rows == rows[..., :1, :]).all()) and not bool((rows == rows[..., :1]).all())
             raise Unplaced(

@@ -96,22 +96,23 @@ class Planes:
         plane, real = planes[0], codes >= 0
         image, cell = self.split(codes, plane)
         count = real.sum(dim, keepdim=True)
-        if bool((count == 0).any()):
-            return None
+        some = count > 0
         low, high = (image.masked_fill(~real, bad) for bad in (self.images, -1))
         image = low.amin(dim, keepdim=True)
-        if bool((image != high.amax(dim, keepdim=True)).any()):
+        if bool(((image != high.amax(dim, keepdim=True)) & some).any()):
             return None
         columns = plane.grid[1]
         row, column = (
-            part.masked_fill(~real, 0).sum(dim, keepdim=True, dtype=torch.float64) / count
+            (part.masked_fill(~real, 0).sum(dim, keepdim=True, dtype=torch.float64) / count)[some]
             for part in (cell // columns, cell % columns)
         )
         lattice = self.lattice(plane, row, column, merged=True)
         if lattice is None:
             return None
         merged, cell = lattice
-        return (merged.base + image * merged.cells + cell).to(torch.int32)
+        made = torch.full_like(image, PADDING)  # of nothing but padding
+        made[some] = (merged.base + image[some] * merged.cells + cell).to(made.dtype)
+        return made
 
     def split(self, codes: Tensor, plane: Plane) -> tuple[Tensor, Tensor]:
         """Image and cell of the codes of one plane."""
@@ -135,12 +136,14 @@ def _regular(at: Tensor, length: int, start: float, stop: float, merged: bool) -
     """Number of distinct positions along a side, the rank of each, and what they cover of `[start, stop)`.
 
     Positions must be evenly spaced; the last may be nearer, where a side did not divide. Cells at every second position stand for
-    two each.
+    two each. None where they are not, or where one position is left that is not the middle.
     """
     values, rank = torch.unique(at.double(), return_inverse=True)
     count = len(values)
     if count == 1:
-        step = float(length) if length > 1 and abs(float(values[0]) - (length - 1) / 2) < _SLACK else 1.0
+        if abs(float(values[0]) - (length - 1) / 2) > _SLACK:
+            return None  # one row of several: it may stand for itself or for all
+        step = float(length)
     else:
         steps = values.diff()
         step = float(steps[0])

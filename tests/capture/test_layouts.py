@@ -1,0 +1,121 @@
+"""Every family puts its tokens where they are: pixels of one cell are changed, and that token must change, and no other."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import places, zoo
+from tests.places import Probe, Size
+from visattn.geometry import Box, Geometry
+from visattn.maps import AttentionMap
+from visattn.records import AttentionRecord, Recording, TokenLayout
+
+SIZES = {f"{name} {size[0]} x {size[1]}": (name, size) for name, family in zoo.FAMILIES.items() for size in family.sizes}
+every_size = pytest.mark.parametrize("case", list(SIZES))
+
+
+class Seen(NamedTuple):
+    """What a family showed of one image, and of the same image beside others that differ in one cell each."""
+
+    family: zoo.Family
+    size: Size
+    alone: Recording
+    together: Recording
+    probes: list[Probe]
+
+
+@cache
+def seen(case: str) -> Seen:
+    name, size = SIZES[case]
+    family = zoo.FAMILIES[name]
+    torch.manual_seed(0)
+    model = family.build(size).eval().double()
+    pixels = torch.randn(1, 3, *size).double()
+    alone = places.look(model, pixels, family.halving)
+    probes = places.probes(places.grids_of(alone))
+    pixels = pixels.repeat(1 + len(probes), 1, 1, 1)
+    for probe in probes:
+        shared = not family.doubling and (size[0] % probe.grid[0] or size[1] % probe.grid[1])  # a pixel shows in two cells
+        rows, columns = places.rectangle(size, probe.grid, probe.cell, doubling=family.doubling, core=family.core or bool(shared))
+        pixels[probe.image, :, rows, columns] += 3 * torch.randn(pixels[0, :, rows, columns].shape)
+    return Seen(family, size, alone, places.look(model, pixels, family.halving), probes)
+
+
+def on_grid(case: str, side: str) -> list[tuple[AttentionRecord, TokenLayout]]:
+    """The records of a family whose keys, or queries, lie on a grid."""
+    found = [(record, record.keys if side == "keys" else record.queries) for record in seen(case).together]
+    return [(record, layout) for record, layout in found if len(layout.grid) == 2 and layout.cells > 1]
+
+
+def check_only_its_token_changes(case: str, side: str) -> None:
+    family, _, _, _, probes = seen(case)
+    for record, layout in on_grid(case, side):
+        if side == "queries" and record.layer.endswith(family.asks_elsewhere):
+            continue
+        own = [probe for probe in probes if probe.grid == layout.grid]
+        assert own
+        for probe in own:
+            change = places.changed_values if side == "keys" else places.changed_queries
+            changes = change(record, probe.image)
+            for i, name in enumerate(layout.prefix):
+                changes[i] = 0 if name == "mean" else changes[i]  # the mean of all tokens may change
+            token = places.token_of(layout, probe.cell)
+            where = f"{record.layer} call {record.call}, {side} {layout.grid}, cell {probe.cell}"
+            assert changes[token] > 0, f"{where}: its token does not change; {divmod(int(changes.argmax()), layout.grid[1])} does"
+            changes /= changes[token].clone()
+            changes[token] = 0
+            assert changes.max() <= family.leak, f"{where}: token {int(changes.argmax())} changes too, {float(changes.max()):.1e}"
+
+
+@every_size
+def test_every_kind_of_attention_is_met(case: str) -> None:
+    family, _, alone, together, _ = seen(case)
+    assert {record.kind for record in together} == family.kinds
+    assert [(r.layer, r.kind, r.queries, r.keys) for r in alone] == [(r.layer, r.kind, r.queries, r.keys) for r in together]
+
+
+@every_size
+def test_pixels_of_a_cell_change_the_value_of_its_token_only(case: str) -> None:
+    assert on_grid(case, "keys")
+    check_only_its_token_changes(case, "keys")
+
+
+@every_size
+def test_pixels_of_a_cell_change_the_query_of_its_token_only(case: str) -> None:
+    check_only_its_token_changes(case, "queries")
+
+
+@every_size
+def test_image_is_recorded_among_others_as_alone(case: str) -> None:
+    for one, many in zip(seen(case).alone, seen(case).together, strict=True):
+        assert one.value is not None
+        assert many.value is not None
+        if one.kind != "unplaced":  # those are not sorted by image
+            torch.testing.assert_close(many.value[:1], one.value)
+
+
+@every_size
+def test_one_hot_key_lights_the_pixels_of_its_patch(case: str) -> None:
+    family, size, _, together, _ = seen(case)
+    whole = Geometry(size, size, Box(0, 0, *size))
+    for layout in dict.fromkeys(record.keys for record in together if len(record.keys.grid) == 2):
+        grid = layout.grid[0], layout.grid[1]
+        for cell in places.cells(grid):
+            row = torch.zeros(len(layout))
+            row[places.token_of(layout, cell)] = 1
+            values = row[len(layout.prefix) :].view(grid)
+            lit = AttentionMap(values, (), layout, {}, "attention").to_heatmap(whole, "nearest").values
+            rows, columns = places.rectangle(size, grid, cell, doubling=family.doubling)
+            expected = torch.zeros(size)
+            expected[rows, columns] = 1
+            assert_same_pixels(torch.from_numpy(lit), expected, f"{layout.grid} cell {cell}")
+
+
+def assert_same_pixels(lit: Tensor, expected: Tensor, what: str) -> None:
+    assert lit.shape == expected.shape
+    assert torch.equal(lit, expected), f"{what} lights {lit.nonzero().aminmax(dim=0)}, not {expected.nonzero().aminmax(dim=0)}"

@@ -1,0 +1,151 @@
+"""Attention whose tokens cannot be known is not put on the image, and says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny, zoo
+from visattn.records import Recording
+
+
+class Patches(nn.Module):
+    """One attention over 16-pixel patches; what a subclass changes is what it does to tokens, queries or keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 16, 16)
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def query(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def key(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def attend(self, query: Tensor, key: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query[:, None], key[:, None], key[:, None])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.tokens(self.embed(pixels).flatten(2).transpose(1, 2))
+        return self.attend(self.query(tokens), self.key(tokens))
+
+
+class Dropped(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return tokens[:, torch.randperm(tokens.shape[1])[:5]]
+
+
+class Sorted(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return torch.sort(tokens, dim=1)[0]
+
+
+class Shuffled(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        order = tokens.sum(-1).argsort(1)
+        return tokens.gather(1, order[..., None].expand_as(tokens))
+
+
+class MixedImages(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return tokens.flatten(0, 1)[None]
+
+
+class MeanOfTwoImages(Patches):
+    def key(self, tokens: Tensor) -> Tensor:
+        return tokens + tokens.flip(0)
+
+
+class LostQueries(Patches):
+    def query(self, tokens: Tensor) -> Tensor:
+        return torch.cumsum(tokens, 1)
+
+
+class LostQueriesWrittenOut(LostQueries):
+    def attend(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query @ key.transpose(1, 2)).softmax(-1) @ key
+
+
+class LostKeys(Patches):
+    def key(self, tokens: Tensor) -> Tensor:
+        return torch.cumsum(tokens, 1)
+
+
+class OneRow(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return tokens.view(len(tokens), *tiny.GRID, -1)[:, ::2, ::2].flatten(1, 2)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "tokens dropped at random": (Dropped, r"only 5 of 6 places take part"),
+    "tokens sorted channel by channel": (Sorted, r"could not be followed from the pixels beyond sort"),
+    "tokens shuffled by data, each image otherwise": (Shuffled, r"the images of the batch are arranged differently"),
+    "tokens of two images together": (MixedImages, r"tokens of several images attend to each other"),
+    "keys that are the sum of two images": (MeanOfTwoImages, r"could not be followed from the pixels beyond add"),
+    "queries lost, fused": (LostQueries, r"queries could not be followed from the pixels beyond cumsum"),
+    "queries lost, written out": (LostQueriesWrittenOut, r"queries could not be followed from the pixels beyond cumsum"),
+    "keys lost": (LostKeys, r"could not be followed from the pixels beyond cumsum"),
+    "one row left, which may be all or a strip": (OneRow, r"only 2 of 6 places take part"),
+}
+
+
+def record(model: nn.Module, pixels: Tensor) -> Recording:
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(pixels)
+    return recording
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_unknown_places_are_not_put_on_the_image(name: str) -> None:
+    build, reason = MODELS[name]
+    recording = record(build(), tiny.pixels(2))
+    assert [found.kind for found in recording] == ["unplaced"]
+    assert recording[0].reason is not None
+    assert re.search(reason, recording[0].reason), recording[0].reason
+    assert not recording[0].keys.grid
+
+
+def test_tokens_in_another_order_are_put_where_they_came_from() -> None:
+    """One image's shuffle is known: its attention is that of the same tokens in order."""
+    plain, shuffled = Patches(), Shuffled()
+    shuffled.load_state_dict(plain.state_dict())
+    expected, found = (record(model, tiny.pixels())[0] for model in (plain, shuffled))
+    assert found.keys == expected.keys
+    torch.testing.assert_close(found.operator.dense(), expected.operator.dense())
+
+
+ALONE = "its softmax runs over the keys alone: no weight belongs to a pair of tokens"
+ONE_TOKEN = "its weights come from one token each, not from a query and a key"
+LAYERS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "lambda": (lambda: timm.create_model("lambda_resnet26t", num_classes=4), "", ALONE),
+    "coat": (
+        lambda: timm.create_model("coat_tiny", num_classes=4, img_size=64, serial_depths=(1, 1, 1, 1), parallel_depth=1),
+        "",
+        ALONE,
+    ),
+    "volo's outlook": (lambda: zoo.FAMILIES["volo"].build(zoo.SQUARE), "network.0.", ONE_TOKEN),
+    "nextvit's pooled runs of tokens": (
+        lambda: zoo.FAMILIES["nextvit"].build(zoo.SQUARE),
+        "stages.1.",
+        "its tokens could not be followed from the pixels beyond avg_pool1d",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_layers_without_a_place_for_their_weights_say_why(name: str) -> None:
+    build, layers, reason = LAYERS[name]
+    recording = record(build().eval(), tiny.pixels(size=zoo.SQUARE))
+    found = [(one.kind, one.reason) for one in recording if one.layer.startswith(layers)]
+    assert found
+    assert set(found) == {("unplaced", reason)}
