@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from visattn._capture._anatomy import Anatomy
 from visattn._capture._arrange import Arrangement, arrange_tokens
 from visattn._capture._call import Call, own
+from visattn._capture._eager import uncompiled
 from visattn._capture._finite import Sums, sums_to_one
 from visattn._capture._follow import Follower
 from visattn._capture._locate import by_rule, locate
@@ -45,8 +46,7 @@ def record(
             stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
         for name, module in activations.items():
             stack.callback(module.register_forward_hook(session.keep_activation(name)).remove)
-        if any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) for module in model.modules()):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled())
         stack.enter_context(session.mode)
         yield session.recording
     session.finish()
