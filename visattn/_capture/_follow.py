@@ -129,6 +129,8 @@ class Follower:
             return first and first.columns is None and self._reduced(first, args, kwargs, out)
         if name in PRODUCT:
             return self._multiplied(args, out)
+        if name == "baddbmm":  # scores with their mask
+            return self._multiplied(args[1:], out)
         if name == "einsum":
             operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
             return self._contracted(args[0], operands, out)
