@@ -52,11 +52,12 @@ class CaptureMode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head_attention(*args, **kwargs)
+        call: Call
         if func in _FUSED:
             owner = self._owners.current()
             if owner is None:
                 return func(*args, **kwargs)
-            call: Call = _fused(func, args, kwargs)
+            call = _fused(func, args, kwargs, self._repeated)
             out = call.out
             if self.follower is not None:
                 self.follower.see(func, args, kwargs, out)
@@ -73,14 +74,22 @@ class CaptureMode(TorchFunctionMode):
         return out
 
     def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        turned = tensor.permute(tuple(axes))
+        return self._moved(torch.permute, tensor, tuple(axes))
+
+    def _repeated(self, tensor: Tensor, times: int) -> Tensor:
+        return self._moved(torch.repeat_interleave, tensor, times, -3) if times > 1 else tensor
+
+    def _moved(self, func: Callable[..., Tensor], *args: object) -> Tensor:
+        moved = func(*args)
         if self.follower is not None:
-            self.follower.see(torch.permute, (tensor, axes), {}, turned)
-        return turned
+            self.follower.see(func, args, {}, moved)
+        return moved
 
 
-def _fused(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> FusedCall:
-    """Run a fused call; above some length with the kernel's log-sum-exp."""
+def _fused(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], repeat: Callable[[Tensor, int], Tensor]
+) -> FusedCall:
+    """Run a fused call; above some length with the kernel's log-sum-exp. `repeat` gives several heads of queries the same keys."""
 
     def named(
         query: Tensor,
@@ -100,7 +109,7 @@ def _fused(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             out = func(*args, **kwargs)
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
-            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+            key, value = (repeat(tensor, groups) for tensor in (key, value))
         return FusedCall(value, out, query, key, attn_mask, is_causal, scale, reader.lse)
 
     return named(*args, **kwargs)
