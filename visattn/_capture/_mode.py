@@ -1,6 +1,6 @@
 """The interception: sees every attention of a forward, calls it through and hands its operands on.
 
-Fused calls are seen as such; attention that is written out as a softmax followed by a product with values; and
+Fused calls are seen as such, `flex_attention` too; attention that is written out as a softmax followed by a product with values; and
 `nn.MultiheadAttention`, which hands itself over to a mode as a whole, is entered.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from visattn._capture._call import Call, FusedCall, ProductCall
+from visattn._capture._flex import flex, is_flex
 from visattn._capture._follow import Follower
 from visattn._capture._owner import Owners
 from visattn._capture._softmax import SoftmaxTrace
@@ -61,6 +62,15 @@ class CaptureMode(TorchFunctionMode):
             out = call.out
             if self.follower is not None:
                 self.follower.see(func, args, kwargs, out)
+        elif is_flex(func):
+            owner = self._owners.current()
+            if owner is None:
+                return func(*args, **kwargs)
+            call, results = flex(func, args, kwargs, owner[0], self._repeated)
+            if self.follower is not None:
+                self.follower.see(F.scaled_dot_product_attention, args[:3], {}, call.out)
+            self._receive(*owner, call, call.out)
+            return results
         else:
             out = func(*args, **kwargs)
             if self.follower is not None:
