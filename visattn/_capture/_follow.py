@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, flat, geometry_of, name_of, padded
-from visattn._capture._operations import COMBINE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
+from visattn._capture._operations import COMBINE, DECIDE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
 from visattn._capture._planes import Planes
 
 Behind = tuple[int, str, int] | None  # its number in the forward, the layer, which call of that layer
@@ -77,6 +77,8 @@ class Follower:
 
     def see(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         """Take over the places of a call's arguments to its result."""
+        if name_of(func) in DECIDE:
+            self.chosen_by_data = True
         if isinstance(out, Tensor):
             if out.dtype in (torch.bool, torch.int64) or not out.ndim:
                 return

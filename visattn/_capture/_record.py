@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,7 +20,7 @@ from visattn._capture._finite import Sums, sums_to_one
 from visattn._capture._follow import Follower
 from visattn._capture._locate import by_rule, locate
 from visattn._capture._mode import CaptureMode
-from visattn._capture._remember import Way, remember, sizes_of, way_of
+from visattn._capture._remember import Way, key_of, remember, sizes_of, way_of
 from visattn._checks import printable
 from visattn.errors import CaptureError, NoAttentionCaptured, UnsupportedModel
 from visattn.records import AttentionRecord, FeatureRecord, Recording, Source
@@ -76,9 +76,10 @@ class _Session:
         self._thread = threading.get_ident()
         self._calls: Counter[str] = Counter()
         self._sums = Sums()
+        self._tokens: list[str] = []  # layers whose tokens are kept
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
         self._forward, self._inside = -1, False
-        self._pixels: Tensor | None = None
+        self._key: Hashable = None  # of this forward, where it is to be remembered
         self._known: Way | None = None  # from an earlier forward
         self._way = Way()  # of this one
 
@@ -91,7 +92,7 @@ class _Session:
             raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
         self._inside = True
         given = self._watched(pixels)
-        self._start(given)
+        self._start(given, key_of(self._model, pixels, (args, kwargs, self._tokens)))
         if given is pixels:
             return None
         return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
@@ -102,15 +103,15 @@ class _Session:
             return
         new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
         if new and (self.mode.follower is None or self.mode.follower.of(args[0]) is None):
-            self._start(args[0], recall=False)
+            self._start(args[0], None)
 
-    def _start(self, pixels: Tensor, recall: bool = True) -> None:
+    def _start(self, pixels: Tensor, key: Hashable) -> None:
         self._forward += 1
         self._calls.clear()
         self.recording.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        self._pixels, self._way, self._known, self.mode.follower = pixels, Way(), None, None
+        self._key, self._way, self._known, self.mode.follower = key, Way(), None, None
         if self._anatomy.place is None:
-            self._known = way_of(self._model, pixels) if recall else None
+            self._known = way_of(self._model, key) if key is not None else None
             self.mode.follower = Follower(self._model, pixels) if self._known is None else None
 
     def _watched(self, pixels: Tensor) -> Tensor:
@@ -128,9 +129,9 @@ class _Session:
             return
         self._inside = False
         follower, self.mode.follower = self.mode.follower, None
-        if follower is not None and not follower.chosen_by_data and self._pixels is not None:
-            remember(self._model, self._pixels, self._way)
-        self._pixels = None
+        if follower is not None and not follower.chosen_by_data and self._key is not None:
+            remember(self._model, self._key, self._way)
+        self._key = None
 
     def receive(self, layer: str, owner: nn.Module, call: Call, out: Tensor) -> None:
         """An attention call was made."""
@@ -179,6 +180,7 @@ class _Session:
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         """A hook that keeps the tokens that a module gives."""
+        self._tokens.append(layer)
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
             if threading.get_ident() != self._thread or self._forward < 0 or not isinstance(output, Tensor):
@@ -188,7 +190,8 @@ class _Session:
             follower = self.mode.follower
             if follower is not None:
                 places = follower.of(output)
-                self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
+                with torch._C.DisableTorchFunction():  # a hook runs under the mode, which must not follow this
+                    self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
             tokens = (self._known or self._way).tokens.get((layer, number))
             if tokens is not None:
                 value = own(tokens.take(output))
