@@ -33,6 +33,11 @@ def record(
     model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features, gradients: bool
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
+    if not isinstance(model, nn.Module):
+        hint = (  # type: ignore[unreachable]
+            ". Pass its .module()" if isinstance(model, torch.export.ExportedProgram) else ""
+        )
+        raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
     tokens, activations = _chosen(model, anatomy, features)
@@ -183,7 +188,7 @@ class _Session:
         self._tokens.append(layer)
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
-            if threading.get_ident() != self._thread or self._forward < 0 or not isinstance(output, Tensor):
+            if not self._listens() or not isinstance(output, Tensor):
                 return
             number = self._calls[f"tokens of {layer}"]
             self._calls[f"tokens of {layer}"] += 1
@@ -208,7 +213,7 @@ class _Session:
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
             output = output[0] if isinstance(output, (tuple, list)) and output else output
-            if threading.get_ident() == self._thread and self._forward >= 0 and isinstance(output, Tensor):
+            if self._listens() and isinstance(output, Tensor):
                 self.recording.features.append(
                     FeatureRecord(
                         layer, self._forward, "activation", own(output), source=self._source(output, torch.Tensor.detach)
@@ -216,6 +221,10 @@ class _Session:
                 )
 
         return hook
+
+    def _listens(self) -> bool:
+        """Whether a hook runs in a forward of ours: not in another thread, nor in a backward pass that computes layers again."""
+        return threading.get_ident() == self._thread and self._forward >= 0 and torch._C._current_graph_task_id() < 0
 
     def _source(self, output: Tensor, take: Callable[[Tensor], Tensor]) -> Source | None:
         return Source(output, take) if self._gradients else None
