@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -70,11 +70,14 @@ class FusedCall(Call):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        *,
+        repeat: Callable[[Tensor, int], Tensor] | None = None,
     ) -> None:
-        """Take the arguments of the function."""
+        """Take the arguments of the function; `repeat` gives several heads of queries the same keys."""
         if enable_gqa:
+            assert repeat is not None  # noqa: S101 - the mode gives it
             groups = query.shape[-3] // key.shape[-3]
-            key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+            key, value = (repeat(tensor, groups) for tensor in (key, value))
         lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))  # type: ignore[no-untyped-call]
         super().__init__(value, lead, query.shape[-2])
         self.query, self.key, self.mask, self.is_causal, self.scale = query, key, attn_mask, is_causal, scale

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from visattn._capture._arrange import Arrangement
 from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, flat, geometry_of, name_of, padded, same_along
-from visattn._capture._operations import COMBINE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
+from visattn._capture._operations import COMBINE, DECIDE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
 from visattn._capture._planes import Planes
 
 Behind = tuple[int, str, int] | None  # its number in the forward, the layer, which call of that layer
@@ -84,6 +84,8 @@ class Follower:
 
     def see(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         """Take over the places of a call's arguments to its result."""
+        if name_of(func) in DECIDE:
+            self.chosen_by_data = True
         if isinstance(out, Tensor):
             if out.dtype in (torch.bool, torch.int64) or not out.ndim:
                 return
@@ -144,6 +146,8 @@ class Follower:
             return first and first.columns is None and self._reduced(first, args, kwargs, out)
         if name in PRODUCT:
             return self._multiplied(args, out)
+        if name == "baddbmm":  # scores with their mask
+            return self._multiplied(args[1:], out)
         if name == "einsum":
             operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
             return self._contracted(args[0], operands, out)

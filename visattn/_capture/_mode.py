@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from visattn._capture._call import Call, FusedCall, ProductCall
+from visattn._capture._flex import flex_call, is_flex
 from visattn._capture._follow import Follower
 from visattn._capture._owner import Owners
 from visattn._capture._softmax import SoftmaxTrace
@@ -56,16 +57,18 @@ class CaptureMode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head_attention(*args, **kwargs)
-        fused = func in _FUSED
-        product = None if fused else self._softmax.product(func, args, kwargs)
-        owner = self._owners.current() if fused or product else None
+        fused, flexible = func in _FUSED, is_flex(func)
+        product = None if fused or flexible else self._softmax.product(func, args, kwargs)
+        owner = self._owners.current() if fused or flexible or product else None
         if owner is None:
             out = func(*args, **kwargs)
             self._softmax.follow(func, args, out)
             if self.follower is not None:
                 self.follower.see(func, args, kwargs, out)
             return out
-        call = FusedCall(*args, **kwargs) if product is None else ProductCall(product)
+        if flexible:
+            return self._flex(owner, func, args, kwargs)
+        call: Call = ProductCall(product) if product else FusedCall(*args, **kwargs, repeat=self._repeated)
         call.out = self._replace(*owner, call) if self._replace is not None else None
         if call.out is None:
             call.out = _made(call, func, args, kwargs)
@@ -74,11 +77,29 @@ class CaptureMode(TorchFunctionMode):
         self._receive(*owner, call)
         return call.out
 
-    def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        turned = tensor.permute(tuple(axes))
+    def _flex(
+        self, owner: tuple[str, nn.Module], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:  # noqa: ANN401
+        results = func(*args, **kwargs)
+        call = flex_call(args, kwargs, owner[0], self._repeated)
+        replaced = self._replace(*owner, call) if self._replace is not None else None
+        call.out = results[0] if replaced is None else replaced
         if self.follower is not None:
-            self.follower.see(torch.permute, (tensor, axes), {}, turned)
-        return turned
+            self.follower.see(F.scaled_dot_product_attention, args[:3], {}, call.out)
+        self._receive(*owner, call)
+        return call.out, *results[1:]
+
+    def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
+        return self._moved(torch.permute, tensor, tuple(axes))
+
+    def _repeated(self, tensor: Tensor, times: int) -> Tensor:
+        return self._moved(torch.repeat_interleave, tensor, times, -3) if times > 1 else tensor
+
+    def _moved(self, func: Callable[..., Tensor], *args: object) -> Tensor:
+        moved = func(*args)
+        if self.follower is not None:
+            self.follower.see(func, args, {}, moved)
+        return moved
 
 
 def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

@@ -36,3 +36,5 @@ RESAMPLE = _words("""
 """)
 JOIN = _words("cat concat concatenate stack")
 PRODUCT = _words("matmul __matmul__ bmm")
+# what data turns into a number of Python, which may then choose tokens
+DECIDE = _words("item tolist __bool__ __int__ __float__ __index__")

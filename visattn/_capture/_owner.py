@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 
 from torch import nn
+from torch.fx import GraphModule
 
 
 class Owners:
@@ -23,6 +24,16 @@ class Owners:
             if code.co_argcount:
                 first = frame.f_locals.get(code.co_varnames[0])
                 if isinstance(first, nn.Module) and id(first) in self._names:
-                    return self._names[id(first)].replace("_orig_mod.", "").removeprefix("module."), first
+                    name = self._names[id(first)].replace("_orig_mod.", "").removeprefix("module.")
+                    path = _path_in_trace(first, frame.f_lineno) if isinstance(first, GraphModule) else ""
+                    return ".".join(part for part in (name, path) if part), first
             frame = frame.f_back
         return None
+
+
+def _path_in_trace(module: GraphModule, line: int) -> str:
+    """The module that a line of traced code was written in; tracing, and `torch.export`, note it with each node."""
+    result = "".join(module.code.splitlines()[line - 1 : line]).partition("=")[0].strip()
+    node = next((node for node in module.graph.nodes if node.name == result), None)
+    stack = node.meta.get("nn_module_stack") if node is not None else None
+    return str(list(stack.values())[-1][0]) if stack else ""

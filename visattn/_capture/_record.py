@@ -27,8 +27,8 @@ def record(
     model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features, gradients: bool
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
-    tokens, activations = _chosen(model, anatomy, features)
     session = _Session(model, anatomy, layers, values, gradients)
+    tokens, activations = _chosen(model, anatomy, features)
     with ExitStack() as stack:
         for name, module in tokens.items():
             stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
@@ -92,6 +92,7 @@ class _Session:
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         """A hook that keeps the tokens that a module gives."""
+        self.watch.tokens_of.append(layer)
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
             if not self.watch.running() or not isinstance(output, Tensor):

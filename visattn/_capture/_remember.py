@@ -1,14 +1,17 @@
 """What a forward's tokens did, kept for the next forward of the same model and size: they are followed once.
 
-It is kept only while the model's modules, their settings and the sizes are the same, and never where data chose the tokens.
+It is kept only while the model's modules, their settings and hooks, the arguments and the sizes are the same, and never where data
+chose the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from visattn._capture._arrange import Arrangement, Tokens
@@ -16,6 +19,10 @@ from visattn._capture._call import Call
 from visattn.errors import CaptureError
 
 _KEPT = 8  # input sizes for each model
+
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size})
+_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks"})
+_ASIDE = frozenset({"_modules", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"})
 
 _known: WeakKeyDictionary[nn.Module, dict[Hashable, Way]] = WeakKeyDictionary()
 
@@ -51,7 +58,7 @@ def sizes_of(call: Call) -> tuple[int, ...]:
 
 
 def way_of(model: nn.Module, key: Hashable) -> Way | None:
-    """What is known of forwards of this model with this key."""
+    """What is known of forwards that begin like this one."""
     return _known.get(model, {}).get(key)
 
 
@@ -59,7 +66,7 @@ def remember(model: nn.Module, key: Hashable, way: Way) -> None:
     """Keep it for the next forward."""
     ways = _known.setdefault(model, {})
     while len(ways) >= _KEPT:
-        del ways[next(iter(ways))]
+        ways.pop(next(iter(ways)), None)
     ways[key] = way
 
 
@@ -68,16 +75,52 @@ def forget() -> None:
     _known.clear()
 
 
-def key_of(model: nn.Module, pixels: Tensor) -> Hashable:
-    """Everything that a forward could depend on, but for data: modules, their settings, replaced methods, sizes."""
-    facts: list[Hashable] = [tuple(pixels.shape), str(pixels.device), pixels.dtype]
+def key_of(model: nn.Module, pixels: Tensor, given: object) -> Hashable:
+    """Everything that a forward could depend on when it begins, but for data: modules, their settings, replaced methods, hooks, sizes."""
+    facts: list[Hashable] = [str(pixels.device), pixels.dtype, _fact(given)]
+    kinds: dict[type, Hashable] = {}
     for module in model.modules():
-        facts.append(id(module))
+        kind = type(module)
+        if kind not in kinds:
+            kinds[kind] = _number(kind), _number(kind.forward)
+        facts += _number(module), kinds[kind]
         for name, value in module.__dict__.items():
-            if isinstance(value, (bool, int, float, str)):
-                facts.append((name, value))
-            elif isinstance(value, (tuple, list)):
-                facts.append((name, str(value)))
-            elif callable(value):
-                facts.append((name, id(value)))
+            if type(value) in _PLAIN:
+                facts += name, value
+            elif name in _HOOKS:
+                facts += (_number(hook) for hook in value.values() if not _ours(hook))
+            elif name not in _ASIDE and not (isinstance(value, Mapping) and not value):
+                facts += name, _fact(value)
     return tuple(facts)
+
+
+def _fact(value: object) -> Hashable:
+    """What tells a setting from another; data do not count, but for their shape."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        return value.shape
+    if isinstance(value, Mapping):
+        return tuple((str(name), _fact(item)) for name, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_fact(item) for item in value)
+    return _number(value) if callable(value) else None
+
+
+def _ours(value: object) -> bool:
+    """Whether this is a hook of a capture."""
+    return getattr(value, "__module__", "").startswith("visattn._capture")
+
+
+_numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+_next = count()
+
+
+def _number(thing: object) -> Hashable:
+    """A number that is never given to another object, unlike its address. A bound method goes by its function and object."""
+    if hasattr(thing, "__func__"):
+        return _number(thing.__func__), _number(getattr(thing, "__self__", None))
+    try:
+        return _numbers.setdefault(thing, next(_next)) if thing not in _numbers else _numbers[thing]
+    except TypeError:  # what takes no weak reference lives as long as the program, as a rule
+        return id(thing)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from visattn._capture._anatomy import Anatomy
 from visattn._capture._arrange import Arrangement, Tokens, arrange_tokens
 from visattn._capture._call import Call
+from visattn._capture._eager import uncompiled
 from visattn._capture._follow import Follower
 from visattn._capture._locate import by_rule, locate
 from visattn._capture._mode import CaptureMode, Receive, Replace
@@ -27,17 +28,21 @@ class Watch:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, receive: Receive, replace: Replace | None = None) -> None:
         """Prepare to watch; nothing is put on the model."""
+        if not isinstance(model, nn.Module):
+            hint = ". Pass its .module()" if isinstance(model, torch.export.ExportedProgram) else ""  # type: ignore[unreachable]
+            raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
         if isinstance(model, torch.jit.ScriptModule):
             raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
         self.forward, self.input_size = -1, (0, 0)
         self.needs_gradients = False
+        self.tokens_of: list[str] = []  # modules that `tokens` is asked about
         self._model, self._anatomy = model, anatomy
         self._mode = CaptureMode(model, receive, replace)
         self._thread = threading.get_ident()
         self._calls: Counter[str] = Counter()
         self._inside = False
-        self._pixels: Tensor | None = None
-        self._key: Hashable = None
+        self._images = 0
+        self._key: Hashable = None  # of this forward, where it is to be remembered
         self._known: Way | None = None  # from an earlier forward
         self._way = Way()  # of this one
 
@@ -50,14 +55,13 @@ class Watch:
             stack.callback(model.register_forward_hook(self._leave, always_call=True).remove)
             for child in model.children():
                 stack.callback(child.register_forward_pre_hook(self._enter_part).remove)
-            if any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) for module in model.modules()):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(uncompiled())
             stack.enter_context(self._mode)
             yield
 
     def running(self) -> bool:
-        """Whether a forward of this thread was begun."""
-        return threading.get_ident() == self._thread and self.forward >= 0
+        """Whether a hook runs in a forward of ours: not in another thread, nor in a backward pass that computes layers again."""
+        return threading.get_ident() == self._thread and self.forward >= 0 and torch._C._current_graph_task_id() < 0
 
     def number(self, layer: str) -> int:
         """Which call this is of a layer in the running forward.
@@ -74,7 +78,7 @@ class Watch:
         """Where a call's tokens lie, and the layer and call that it follows."""
         if self._anatomy.place is not None:
             placement = self._anatomy.place(owner, call.rows, call.columns, self.input_size)
-            return by_rule(placement, call, 0 if self._pixels is None else len(self._pixels)), None
+            return by_rule(placement, call, self._images), None
         follower = self._mode.follower
         if follower is None:
             assert self._known is not None  # noqa: S101 - one of the two is there
@@ -94,7 +98,8 @@ class Watch:
         follower = self._mode.follower
         if follower is not None:
             places = follower.of(output)
-            self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
+            with torch._C.DisableTorchFunction():  # a hook runs under the mode, which must not follow this
+                self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
         return (self._known or self._way).tokens.get((layer, number))
 
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -106,7 +111,7 @@ class Watch:
             raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
         self._inside = True
         given = self._watched(pixels)
-        self._start(given)
+        self._start(given, key_of(self._model, pixels, (args, kwargs, self.tokens_of)))
         if given is pixels:
             return None
         return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
@@ -117,16 +122,15 @@ class Watch:
             return
         new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
         if new and (self._mode.follower is None or self._mode.follower.of(args[0]) is None):
-            self._start(args[0], recall=False)
+            self._start(args[0], None)
 
-    def _start(self, pixels: Tensor, recall: bool = True) -> None:
+    def _start(self, pixels: Tensor, key: Hashable) -> None:
         self.forward += 1
         self._calls.clear()
         self.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        self._pixels, self._way, self._known, self._mode.follower = pixels, Way(), None, None
+        self._images, self._key, self._way, self._known, self._mode.follower = len(pixels), key, Way(), None, None
         if self._anatomy.place is None:
-            self._key = key_of(self._model, pixels) if recall else None
-            self._known = None if self._key is None else way_of(self._model, self._key)
+            self._known = None if key is None else way_of(self._model, key)
             self._mode.follower = Follower(self._model, pixels) if self._known is None else None
 
     def _watched(self, pixels: Tensor) -> Tensor:
@@ -146,4 +150,4 @@ class Watch:
         follower, self._mode.follower = self._mode.follower, None
         if follower is not None and not follower.chosen_by_data and self._key is not None:
             remember(self._model, self._key, self._way)
-        self._pixels = None
+        self._key = None

@@ -1,0 +1,82 @@
+"""`flex_attention`: scores changed by a function of the user, turned into the bias that a fused call would have been given.
+
+A function mode sees it as the higher-order operator that it ends in, once `torch.compile` is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+
+from visattn._capture._call import FusedCall
+from visattn.errors import UnsupportedModel
+
+_TOLERANCE = 1e-6  # of a bias that the function reckons in float32
+
+
+def is_flex(func: Callable[..., Any]) -> bool:
+    """Whether this is the operator behind `flex_attention`."""
+    return isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention"
+
+
+def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str, repeat: Callable[[Tensor, int], Tensor]) -> FusedCall:
+    """The fused call that does the same; `repeat` gives several heads of queries the same keys.
+
+    Raises:
+        UnsupportedModel: If the function does more to the scores than add to them.
+    """
+
+    def named(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        score_mod: Callable[..., Tensor],
+        block_mask: Sequence[Any],
+        scale: float,
+        _kernel_options: object,
+        score_buffers: Sequence[Tensor] = (),
+        mask_buffers: Sequence[Tensor] = (),
+    ) -> FusedCall:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (repeat(x, groups) for x in (key, value))
+        with torch.no_grad():
+            scores = (query.double() @ key.double().mT * scale).nan_to_num_(0, 0, 0)
+            grid = [torch.arange(side, device=query.device) for side in scores.shape]
+            added, bias = (_over_grid(score_mod, grid, score_buffers, at) - at for at in (scores, torch.zeros_like(scores)))
+            if not torch.allclose(added, bias, rtol=_TOLERANCE, atol=_TOLERANCE):
+                raise UnsupportedModel(
+                    f"{layer}: flex_attention's score_mod must add a bias to the scores to be captured, this one changes them "
+                    "otherwise. Leave it out for the recording."
+                )
+            seen = _over_grid(block_mask[-1], grid, mask_buffers)
+            bias = bias.masked_fill_(~seen, -torch.inf).to(torch.promote_types(query.dtype, torch.float32))
+        return FusedCall(query, key, value, _alike(bias), scale=scale)
+
+    return named(*args, **kwargs)
+
+
+def _over_grid(
+    function: Callable[..., Tensor], grid: Sequence[Tensor], buffers: Sequence[Tensor], scores: Tensor | None = None
+) -> Tensor:
+    """What a function of (a score and) batch, head, query and key says at each place of a grid, `(B, heads, Q, K)`."""
+    # a table of the user is indexed by a number of the grid; that fails in vmap without what torch's own evaluation uses
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    first = () if scores is None else (scores,)
+    for axis in (3, 2, 1, 0):  # the innermost vmap runs over keys
+        along = [0 if other == axis else None for other in range(4)]
+        function = torch.vmap(function, in_dims=(*(0 for _ in first), *along, *(None for _ in buffers)))
+    with TransformGetItemToIndex():
+        return function(*first, *grid, *buffers)
+
+
+def _alike(bias: Tensor) -> Tensor | None:
+    """Without the images and heads that have the same; None where there is nothing to add."""
+    for axis in (0, 1):
+        one = bias.narrow(axis, 0, 1)
+        bias = one if torch.equal(one.expand_as(bias), bias) else bias
+    return bias if bias.any() else None
