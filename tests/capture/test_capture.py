@@ -108,7 +108,7 @@ def weights_of_eager(model: nn.Module, receive: Callable[[int, Tensor], None]) -
 
 
 @real
-def test_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, figures: Figures) -> None:
+def test_M15_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, figures: Figures) -> None:
     prepared, recording = seen("astronaut")
     worst = {}
 
@@ -233,7 +233,7 @@ def test_attention_of_the_tiny_models_is_far_from_uniform(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cls", "cls and 4 registers", "beit with relative positions", "eva with rope"])
-def test_weights_equal_timms_eager_branch(name: str) -> None:
+def test_M15_weights_equal_timms_eager_branch(name: str) -> None:
     model, x = tiny.MODELS[name].build(), tiny.pixels(3)
     _, recording = run(model, x)
     seen: dict[int, Tensor] = {}

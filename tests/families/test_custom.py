@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import load_model, methods
+from visattn import families, load_model, methods
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.provenance import Provenance
 
 
 class Attention(nn.Module):
@@ -122,6 +123,26 @@ def test_sizes_that_do_not_divide_are_followed_as_the_model_crops_them() -> None
     with torch.no_grad(), visattn.capture(whole := Whole()) as recording:
         whole(torch.randn(1, 3, 30, 45))
     assert (recording[0].keys.grid, tuple(recording[0].keys.box)) == ((3, 5), (0, 0, 24, 40))
+
+
+def test_a_registered_class_keeps_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "_registered", {})
+
+    @families.register(Own)
+    def describe(model: Own, provenance: Provenance) -> families.Anatomy:
+        return families.Anatomy({"layers.1": model.layers[1]}, "mean", provenance)
+
+    class Derived(Own):
+        pass
+
+    model = Derived().eval()
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(torch.randn(2, 3, 24, 40))
+    assert [feature.layer for feature in recording.features] == ["layers.1"]
+    assert recording.features[0].value.shape == (2, 18, 16)
+    assert recording.features[0].layout == recording[0].keys
+    assert methods.pca(recording).values.shape == (2, 3, 3, 5)
+    assert methods.attention(recording).provenance.parameters["query"] == "mean"
 
 
 def test_A03_one_token_one_head_one_layer_is_drawn() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,9 +21,12 @@ from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
 from visattn.records import Recording
 
-__all__ = ["FAMILIES", "Attended", "InputSpec", "capture", "input_spec", "intervene", "load_model"]
+__all__ = ["FAMILIES", "Anatomy", "Attended", "InputSpec", "capture", "input_spec", "intervene", "load_model", "register"]
 
 FAMILIES: dict[str, ModuleType] = {"timm": timm, "custom": custom}  # the first that owns a model answers for it
+
+Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], Anatomy])
+_registered: dict[type[nn.Module], Callable[[Any, Provenance], Anatomy]] = {}
 
 _loaded: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 
@@ -153,6 +157,28 @@ def intervene(
     return _intervene(model, _anatomy(model, grid, prefix), layer, heads, edits)
 
 
+def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
+    """Tell what cannot be seen of a model class of your own: which modules give its tokens, and what stands for the whole image.
+
+    >>> @register(MyViT)
+    ... def describe(model, provenance):
+    ...     return Anatomy({"blocks": model.blocks, "norm": model.norm}, "cls", provenance)
+
+    Args:
+        kind: The class; its subclasses count too. The last that was registered answers.
+
+    Returns:
+        A decorator for a function of a model and the provenance of its weights that gives an `Anatomy`; with `place=` it also says
+        where tokens lie, which are then not followed.
+    """
+
+    def decorate(describe: Describe) -> Describe:
+        _registered[kind] = describe
+        return describe
+
+    return decorate
+
+
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     """How `model` wants its pixels.
 
@@ -169,6 +195,9 @@ def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
         return custom.told(model, grid, prefix, provenance)
     if prefix:
         raise OptionError("prefix tells where tokens lie together with grid. Pass grid=(rows, columns) too.")
+    for kind, describe in reversed(_registered.items()):
+        if isinstance(model, kind):
+            return describe(model, provenance)
     anatomy: Anatomy = _family_of(model).anatomy(model, provenance)
     return anatomy
 
