@@ -17,7 +17,7 @@ def model_options(command: F) -> F:
     """Which model, which weights, how it sees the photo."""
     return _all(
         command,
-        click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A timm name."),
+        click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A timm name, or file.py:factory."),
         click.option("--weights", default="auto", show_default=True, help="auto (cache, then hub), none (random), or a FILE."),
         click.option("--img-size", type=click.IntRange(1), help="Side in pixels that the model works at."),
         click.option(
