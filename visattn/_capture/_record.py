@@ -120,13 +120,15 @@ class _Session:
             self.mode.follower = Follower(self._model, pixels) if self._known is None else None
 
     def _watched(self, pixels: Tensor) -> Tensor:
-        """Pixels that need gradients where nothing else would: with frozen parameters."""
+        """Pixels that need gradients, where frozen parameters would not give a graph to every layer."""
         if not self._gradients:
             return pixels
         if not torch.is_grad_enabled():
             raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
-        needed = pixels.requires_grad or any(parameter.requires_grad for parameter in self._model.parameters())
-        return pixels if needed else pixels.detach().requires_grad_()
+        trained = [parameter.requires_grad for parameter in self._model.parameters()]
+        if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
+            return pixels.detach().requires_grad_()
+        return pixels
 
     def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:  # noqa: ANN401
         """A forward of the whole model ends."""
@@ -144,6 +146,10 @@ class _Session:
             raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
         number = self._calls[layer]
         self._calls[layer] += 1
+        if self._gradients and not torch.is_grad_enabled():
+            raise CaptureError(
+                f"gradients were asked for, but {layer} runs under no_grad, as in a reentrant checkpoint. Run it without."
+            )
         arrangement, follows = self._arranged(layer, number, owner, call, out)
         if not fnmatchcase(layer, self._layers):
             self._passed_by[layer] = None
