@@ -130,13 +130,13 @@ class _Session:
             return pixels.detach().requires_grad_()
         return pixels
 
-    def leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:  # noqa: ANN401
-        """A forward of the whole model ends."""
+    def leave(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        """A forward of the whole model ends; it gives nothing where it failed."""
         if threading.get_ident() != self._thread:
             return
         self._inside = False
         follower, self.mode.follower = self.mode.follower, None
-        if follower is not None and not follower.chosen_by_data and self._key is not None:
+        if follower is not None and not follower.chosen_by_data and self._key is not None and output is not None:
             remember(self._model, self._key, self._way)
         self._key = None
 
