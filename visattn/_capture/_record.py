@@ -90,7 +90,7 @@ class _Session:
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """A forward of the whole model begins."""
-        if threading.get_ident() != self._thread:
+        if self._elsewhere():
             return None
         pixels = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4), None)
         if pixels is None:
@@ -104,7 +104,7 @@ class _Session:
 
     def enter_part(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """A part runs; if the model as a whole does not, it may be the first, as in `model.forward_features(pixels)`."""
-        if self._inside or threading.get_ident() != self._thread or not args or self._anatomy.place is not None:
+        if self._inside or self._elsewhere() or not args or self._anatomy.place is not None:
             return
         new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
         if new and (self.mode.follower is None or self.mode.follower.of(args[0]) is None):
@@ -132,7 +132,7 @@ class _Session:
 
     def leave(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
         """A forward of the whole model ends; it gives nothing where it failed."""
-        if threading.get_ident() != self._thread:
+        if self._elsewhere():
             return
         self._inside = False
         follower, self.mode.follower = self.mode.follower, None
@@ -194,7 +194,7 @@ class _Session:
         self._tokens.append(layer)
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
-            if not self._listens() or not isinstance(output, Tensor):
+            if self._elsewhere() or self._forward < 0 or not isinstance(output, Tensor):
                 return
             number = self._calls[f"tokens of {layer}"]
             self._calls[f"tokens of {layer}"] += 1
@@ -219,7 +219,7 @@ class _Session:
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
             output = output[0] if isinstance(output, (tuple, list)) and output else output
-            if self._listens() and isinstance(output, Tensor):
+            if not self._elsewhere() and self._forward >= 0 and isinstance(output, Tensor):
                 self.recording.features.append(
                     FeatureRecord(
                         layer, self._forward, "activation", own(output), source=self._source(output, torch.Tensor.detach)
@@ -228,9 +228,9 @@ class _Session:
 
         return hook
 
-    def _listens(self) -> bool:
-        """Whether a hook runs in a forward of ours: not in another thread, nor in a backward pass that computes layers again."""
-        return threading.get_ident() == self._thread and self._forward >= 0 and torch._C._current_graph_task_id() < 0
+    def _elsewhere(self) -> bool:
+        """Whether a hook runs in no forward of ours: in another thread, or in a backward pass that computes layers again."""
+        return threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0
 
     def _source(self, output: Tensor, take: Callable[[Tensor], Tensor]) -> Source | None:
         return Source(output, take) if self._gradients else None
