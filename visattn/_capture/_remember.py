@@ -104,7 +104,7 @@ def _fact(value: object) -> Hashable:
 
 def _ours(value: object) -> bool:
     """Whether this is a hook of a capture."""
-    return getattr(value, "__module__", "").startswith("visattn._capture")
+    return str(getattr(value, "__module__", "")).startswith("visattn._capture")
 
 
 _numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
