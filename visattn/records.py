@@ -289,7 +289,9 @@ class Recording(Sequence[AttentionRecord]):
         elsewhere = "the score does not depend on the recorded forward. Pass a value of the model's own output."
         if not score.requires_grad:
             raise OptionError(elsewhere)
-        found = torch.autograd.grad(score.sum(), [source.tensor for source in sources], retain_graph=True, allow_unused=True)
+        wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # a part may be cut off from the graph
+        given = iter(torch.autograd.grad(score.sum(), wanted, retain_graph=True, allow_unused=True) if wanted else ())
+        found = [next(given) if source.tensor.requires_grad else None for source in sources]
         if all(gradient is None for gradient in found):
             raise OptionError(elsewhere)
         filled = [

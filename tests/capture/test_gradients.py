@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import visattn
-from tests.capture import small
+from tests import tiny
+from tests.capture import own, small
 from tests.conftest import Figures
-from visattn.records import AttentionRecord
+from visattn.errors import CaptureError, OptionError
+from visattn.operators import SoftmaxOperator
+from visattn.records import AttentionRecord, Recording
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -61,7 +65,7 @@ def difference(record: AttentionRecord, weights: Tensor, gradient: Tensor) -> fl
     order = torch.arange(len(theirs))
     if len(rows) > 1:
         order = torch.stack([(theirs - matrix).abs().amax((1, 2)).argmin() for matrix in mine.flatten(0, 2)])
-        assert order.unique().numel() == len(theirs)
+        assert len(set(order.tolist())) == len(theirs)
     assert float((mine.flatten(0, 2) - theirs[order]).abs().max()) < 1e-4
     matched = expected[order].view_as(mine)
     want, found = torch.zeros(2, *operator.shape, dtype=torch.float64)
@@ -130,3 +134,187 @@ def test_gradients_equal_autograd_through_the_model_written_out(name: str, dtype
     worst = max(differences)
     figures(f"gradients of {name}, {dtype}", worst, f"<= {CLOSE[dtype]}")
     assert worst <= CLOSE[dtype]
+
+
+def recorded(model: nn.Module, x: Tensor, **options: Any) -> tuple[Tensor, Recording]:
+    with visattn.capture(model, gradients=True, **options) as recording:
+        out = model(x)
+    return out, recording
+
+
+def gradients_of(recording: Recording) -> list[Tensor]:
+    grads = [tile.grad for record in recording for tile in record.operator.tiles()]
+    assert all(grad is not None for grad in grads)
+    return [grad for grad in grads if grad is not None]
+
+
+def frozen(model: nn.Module, but: str = "nothing") -> nn.Module:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(but))
+    return model
+
+
+@pytest.mark.parametrize("trained", ["nothing", "head", "norm", "blocks.1", "blocks.0.attn.proj", "pos_embed"])
+def test_frozen_parameters_change_no_gradient(trained: str) -> None:
+    x = tiny.pixels(2)
+    expected, whole = recorded(tiny.vit(), x)
+    logits, recording = recorded(frozen(tiny.vit(), trained), x)
+    assert torch.equal(logits, expected)
+    found, wanted = (gradients_of(r.gradients(out[1, 2])) for r, out in ((recording, logits), (whole, expected)))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not x.requires_grad
+    assert x.grad is None
+
+
+def test_scores_have_independent_gradients_and_touch_nothing() -> None:
+    model, x = tiny.vit(), tiny.pixels(2).requires_grad_()
+    kept = torch.ones_like(model.get_parameter("head.weight"))
+    model.get_parameter("head.weight").grad = kept
+    logits, recording = recorded(model, x)
+    both = [gradients_of(recording.gradients(logits[0, i])) for i in (3, 1)]
+    for i, class_ in enumerate((3, 1)):
+        again, fresh = recorded(tiny.vit(), tiny.pixels(2))
+        torch.testing.assert_close(both[i], gradients_of(fresh.gradients(again[0, class_])), rtol=0, atol=0)
+    assert not torch.equal(both[0][0], both[1][0])
+    together = gradients_of(recording.gradients(logits[0, [3, 1]]))
+    torch.testing.assert_close(together, [a + b for a, b in zip(*both, strict=True)])
+    assert all(record.operator.gradient is None for record in recording)
+    assert x.grad is None
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is (kept if name == "head.weight" else None)
+    assert torch.equal(kept, torch.ones_like(kept))
+
+
+def test_score_of_one_image_has_no_gradient_in_another() -> None:
+    logits, recording = recorded(tiny.vit(), tiny.pixels(2))
+    for grad in gradients_of(recording.gradients(logits[0, 3])):
+        assert float(grad[0].abs().max()) > 0
+        assert float(grad[1].abs().max()) == 0
+
+
+def test_score_of_one_forward_has_no_gradient_in_another() -> None:
+    model = tiny.vit()
+    with visattn.capture(model, gradients=True) as recording:
+        logits = [model(tiny.pixels(2, seed=i)) for i in range(2)]
+    found = recording.gradients(logits[1][0, 3])
+    assert [float(grad.abs().max()) > 0 for grad in gradients_of(found)] == [False, False, True, True]
+    alone = recorded(tiny.vit(), tiny.pixels(2, seed=1))
+    expected = gradients_of(alone[1].gradients(alone[0][0, 3]))
+    torch.testing.assert_close(gradients_of(found.select(forward=1)), expected, rtol=0, atol=0)
+
+
+OUTSIDE: dict[str, Callable[[], Tensor]] = {
+    "a number": lambda: torch.zeros(()),
+    "of another graph": lambda: torch.ones(3, requires_grad=True).prod(),
+    "of another forward": lambda: tiny.vit()(tiny.pixels(2))[0, 3],
+}
+
+
+@pytest.mark.parametrize("name", list(OUTSIDE))
+def test_score_from_elsewhere_is_refused(name: str) -> None:
+    _, recording = recorded(tiny.vit(), tiny.pixels(2))
+    with pytest.raises(OptionError, match="the score does not depend on the recorded forward"):
+        recording.gradients(OUTSIDE[name]())
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_forward_without_a_graph_is_refused(off: Callable[[], Any]) -> None:
+    with pytest.raises(CaptureError, match="the model runs under no_grad or inference_mode"), off():
+        recorded(tiny.vit(), tiny.pixels())
+
+
+class Partly(nn.Module):
+    """A model of which a part leaves no graph."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.vit = way, own.vit()
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self.vit.patches(x).flatten(2).transpose(1, 2)
+        if self.way == "no_grad":
+            with torch.no_grad():
+                tokens = self.vit.blocks[0](tokens)
+        elif self.way == "reentrant checkpoint":
+            tokens = checkpoint(self.vit.blocks[0], tokens, use_reentrant=True)
+        else:
+            tokens = self.vit.blocks[0](tokens).detach()
+        out: Tensor = self.vit.head(self.vit.blocks[1](tokens).mean(1))
+        return out
+
+
+@pytest.mark.parametrize("way", ["no_grad", "reentrant checkpoint"])
+def test_layer_without_a_graph_is_refused_by_name(way: str) -> None:
+    with pytest.raises(CaptureError, match=r"vit\.blocks\.0\.attn runs under no_grad"):
+        recorded(Partly(way), tiny.pixels())
+
+
+@pytest.mark.parametrize("trained", ["vit", "vit.head"])
+def test_layer_behind_a_detach_has_gradient_zero(trained: str) -> None:
+    logits, recording = recorded(frozen(Partly("detach"), trained), tiny.pixels())
+    if trained == "vit":
+        assert [float(grad.abs().max()) > 0 for grad in gradients_of(recording.gradients(logits[0, 3]))] == [False, True]
+    else:
+        with pytest.raises(OptionError, match="the score does not depend"):
+            recording.gradients(logits[0, 3])
+
+
+def test_gradients_of_features_equal_autograd() -> None:
+    model, x = tiny.vit(), tiny.pixels(2)
+    logits, recording = recorded(model, x, features="blocks.*")
+    kept: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if name.startswith("blocks."):
+            module.register_forward_hook(lambda _, __, out, name=name: kept.__setitem__(name, out))
+    score = model(x)[0, 3]
+    expected = dict(zip(kept, torch.autograd.grad(score, list(kept.values())), strict=True))
+    found = {feature.layer: feature for feature in recording.gradients(logits[0, 3]).features}
+    assert found.keys() == expected.keys()
+    assert len(found) > 10
+    for name, feature in found.items():
+        assert feature.gradient is not None
+        torch.testing.assert_close(feature.value, kept[name], rtol=0, atol=0)
+        torch.testing.assert_close(feature.gradient, expected[name], rtol=0, atol=0)
+
+
+def test_gradients_of_tokens_are_in_their_order() -> None:
+    logits, recording = recorded(tiny.vit(), tiny.pixels(2), features="all")
+    found = recording.gradients(logits[0, 3])
+    assert [feature.layer for feature in found.features] == ["blocks.0", "blocks.1", "norm"]
+    for feature in found.features:
+        assert feature.gradient is not None
+        assert feature.gradient.shape == feature.value.shape
+        assert float(feature.gradient[0].abs().max()) > 0
+    last = found.features[-1].gradient
+    assert last is not None
+    assert float(last[:, 1:].abs().max()) == 0  # the head reads the class token
+
+
+def test_chosen_layers_have_the_gradients_of_a_whole_recording() -> None:
+    x = tiny.pixels(2)
+    (logits, whole), (same, part) = recorded(tiny.vit(), x), recorded(tiny.vit(), x, layers="blocks.1.*")
+    assert len(part) == 1
+    torch.testing.assert_close(
+        gradients_of(part.gradients(same[0, 3])), gradients_of(whole.gradients(logits[0, 3]))[1:], rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (4, 1)], ids=["two heads of keys", "one head of keys"])
+def test_gradients_of_grouped_queries_equal_autograd(heads: tuple[int, int]) -> None:
+    kept: list[Tensor] = []
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(heads[0] // heads[1], 1) for x in (k, v))
+        kept.append((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1))
+        return kept[-1] @ v
+
+    def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    x = tiny.pixels(2)
+    logits, recording = recorded(own.vit(fused, heads=heads[0], groups=heads[1]), x)
+    score = own.vit(written, heads=heads[0], groups=heads[1])(x)[0, 3]
+    torch.testing.assert_close(
+        gradients_of(recording.gradients(logits[0, 3])), list(torch.autograd.grad(score, kept)), rtol=1e-5, atol=1e-7
+    )
+    assert all(isinstance(record.operator, SoftmaxOperator) for record in recording)

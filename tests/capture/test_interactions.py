@@ -374,3 +374,17 @@ def test_refusals_in_one_line() -> None:
         run(model, x, gradients=True)
     with pytest.raises(OptionError, match="no gradients were kept"):
         run(copy.deepcopy(model), x)[1].gradients(torch.zeros(()))
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
+def test_model_computed_again_as_a_whole_is_one_forward(reentrant: bool) -> None:
+    model, x = tiny.vit(), tiny.pixels(2).requires_grad_()
+    expected = run(tiny.vit(), x)[1]
+    for _ in range(2):
+        with visattn.capture(model, features="all") as recording:
+            out: Any = checkpoint(model, x, use_reentrant=reentrant)
+            out.sum().backward()
+            model(x)
+        assert recording.forwards == [0, 1]
+        assert (len(recording), len(recording.features)) == (4, 6)
+        assert [record.keys for record in recording] == [record.keys for record in expected] * 2

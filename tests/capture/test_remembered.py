@@ -205,3 +205,16 @@ def test_other_layers_than_before_are_kept() -> None:
             model(x)
         assert {record.keys for record in recording} == {tiny.layout()}
         assert len(recording) == (2 if layers == "*" else 1)
+
+
+def test_forward_that_failed_is_not_remembered() -> None:
+    model, x, failures = tiny.vit(), tiny.pixels(2), [MemoryError()]
+
+    def fail_once(*_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    model.get_submodule("blocks.0").register_forward_hook(fail_once)
+    with pytest.raises(MemoryError):
+        run(model, x)
+    same(run(model, x), anew(model, x))

@@ -64,6 +64,10 @@ class _Session:
 
     def _receive(self, layer: str, owner: nn.Module, call: Call) -> None:
         number = self.watch.number(layer)
+        if self._gradients and not torch.is_grad_enabled():
+            raise CaptureError(
+                f"gradients were asked for, but {layer} runs under no_grad, as in a reentrant checkpoint. Run it without."
+            )
         arrangement, follows = self.watch.arranged(layer, number, owner, call)
         self.watch.passed(layer, number, arrangement.kind, call)
         if not fnmatchcase(layer, self._layers):

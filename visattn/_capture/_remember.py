@@ -109,7 +109,7 @@ def _fact(value: object) -> Hashable:
 
 def _ours(value: object) -> bool:
     """Whether this is a hook of a capture."""
-    return getattr(value, "__module__", "").startswith("visattn._capture")
+    return str(getattr(value, "__module__", "")).startswith("visattn._capture")
 
 
 _numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
@@ -121,6 +121,7 @@ def _number(thing: object) -> Hashable:
     if hasattr(thing, "__func__"):
         return _number(thing.__func__), _number(getattr(thing, "__self__", None))
     try:
-        return _numbers.setdefault(thing, next(_next)) if thing not in _numbers else _numbers[thing]
+        number = _numbers.get(thing)
+        return _numbers.setdefault(thing, next(_next)) if number is None else number
     except TypeError:  # what takes no weak reference lives as long as the program, as a rule
         return id(thing)

@@ -60,8 +60,12 @@ class Watch:
             yield
 
     def running(self) -> bool:
-        """Whether a hook runs in a forward of ours: not in another thread, nor in a backward pass that computes layers again."""
-        return threading.get_ident() == self._thread and self.forward >= 0 and torch._C._current_graph_task_id() < 0
+        """Whether a hook runs in a forward of ours."""
+        return not self._elsewhere() and self.forward >= 0
+
+    def _elsewhere(self) -> bool:
+        """Whether this is another thread, or a backward pass that computes layers again."""
+        return threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0
 
     def number(self, layer: str) -> int:
         """Which call this is of a layer in the running forward.
@@ -104,7 +108,7 @@ class Watch:
 
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """A forward of the whole model begins."""
-        if threading.get_ident() != self._thread:
+        if self._elsewhere():
             return None
         pixels = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4), None)
         if pixels is None:
@@ -118,7 +122,7 @@ class Watch:
 
     def _enter_part(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """A part runs; if the model as a whole does not, it may be the first, as in `model.forward_features(pixels)`."""
-        if self._inside or threading.get_ident() != self._thread or not args or self._anatomy.place is not None:
+        if self._inside or self._elsewhere() or not args or self._anatomy.place is not None:
             return
         new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
         if new and (self._mode.follower is None or self._mode.follower.of(args[0]) is None):
@@ -134,20 +138,22 @@ class Watch:
             self._mode.follower = Follower(self._model, pixels) if self._known is None else None
 
     def _watched(self, pixels: Tensor) -> Tensor:
-        """Pixels that need gradients where nothing else would: with frozen parameters."""
+        """Pixels that need gradients, where frozen parameters would not give a graph to every layer."""
         if not self.needs_gradients:
             return pixels
         if not torch.is_grad_enabled():
             raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
-        needed = pixels.requires_grad or any(parameter.requires_grad for parameter in self._model.parameters())
-        return pixels if needed else pixels.detach().requires_grad_()
+        trained = [parameter.requires_grad for parameter in self._model.parameters()]
+        if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
+            return pixels.detach().requires_grad_()
+        return pixels
 
-    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:  # noqa: ANN401
-        """A forward of the whole model ends."""
-        if threading.get_ident() != self._thread:
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        """A forward of the whole model ends; it gives nothing where it failed."""
+        if self._elsewhere():
             return
         self._inside = False
         follower, self._mode.follower = self._mode.follower, None
-        if follower is not None and not follower.chosen_by_data and self._key is not None:
+        if follower is not None and not follower.chosen_by_data and self._key is not None and output is not None:
             remember(self._model, self._key, self._way)
         self._key = None

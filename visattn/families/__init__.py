@@ -94,7 +94,7 @@ def capture(
         A context that gives the `Recording`.
 
     Raises:
-        UnsupportedModel: If the model runs outside Python.
+        UnsupportedModel: If the model runs outside Python; in the forward, if a `flex_attention` does more to scores than add to them.
         OptionError: If `grid` or `prefix` make no sense.
         CaptureError: On leaving, if the model was not run or gave NaN.
         NoAttentionCaptured: On leaving, if no softmax attention ran, or none in `layers`.
