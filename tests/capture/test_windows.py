@@ -100,6 +100,8 @@ CASES: dict[str, Case] = {
     "swin": Case(_family("swin"), (64, 64), of_swin),
     "swin wide": Case(_family("swin"), (64, 96), of_swin),
     "swin padded": Case(_family("swin padded"), (40, 56), of_swin),
+    "swin with oblong windows": Case(_family("swin with oblong windows"), (56, 40), of_swin),
+    "swin v2 padded": Case(_family("swin v2 padded"), (40, 56), of_swin),
     "swin v2": Case(_family("swin v2"), (64, 96), of_swin),
     "swin of torchvision": Case(_family("torchvision swin"), (64, 96), of_image),
     "swin of torchvision padded": Case(_family("torchvision swin padded"), (40, 56), of_image),
