@@ -105,6 +105,9 @@ FAMILIES: dict[str, Family] = {
     "deit distilled": Family(_timm("deit_tiny_distilled_patch16_224", **_VIT)),
     "eva": Family(_timm("eva02_tiny_patch14_224", patch_size=16, **_VIT)),
     "beit": Family(_timm("beit_base_patch16_224", **_VIT)),
+    "vit with relative positions": Family(_timm("vit_relpos_small_patch16_224", **_VIT), (WIDE,)),
+    "vit with rotary positions": Family(_timm("vit_small_patch16_dinov3", **_VIT), (WIDE,)),
+    "vit with pooling by attention": Family(_timm("vit_base_patch16_siglip_224", **_VIT), (WIDE,), _kinds("self pool")),
     "vit hybrid": Family(_timm("vit_tiny_r_s16_p8_224", **_VIT), _LARGE),
     "naflexvit": Family(_timm("naflexvit_base_patch16_gap", sized=False, **_VIT)),
     "vitamin": Family(_timm("vitamin_small_224", depth=1)),
@@ -114,6 +117,12 @@ FAMILIES: dict[str, Family] = {
     "swin": Family(_timm("swin_tiny_patch4_window7_224", **_SWIN, window_size=4)),
     "swin padded": Family(
         _timm("swin_tiny_patch4_window7_224", **_SWIN, window_size=3, strict_img_size=False), ((40, 56), (40, 40)), doubling=True
+    ),
+    "swin with oblong windows": Family(
+        _timm("swin_tiny_patch4_window7_224", **_SWIN, window_size=(2, 5), strict_img_size=False), ((56, 40),), doubling=True
+    ),
+    "swin v2 padded": Family(
+        _timm("swinv2_tiny_window8_256", **_SWIN, window_size=3, strict_img_size=False), ((40, 56),), doubling=True
     ),
     "swin v2": Family(_timm("swinv2_tiny_window8_256", **_SWIN, window_size=4)),
     "swin v2 cr": Family(_timm("swinv2_cr_tiny_224", **_SWIN, window_size=4)),
@@ -178,6 +187,13 @@ FAMILIES: dict[str, Family] = {
         (SQUARE,),
         _kinds("self cross"),
     ),
+    "mvit v2 with cls": Family(
+        lambda size: MultiScaleVit(
+            MultiScaleVitCfg(depths=(1, 1, 2, 1), embed_dim=16, use_cls_token=True), img_size=size, num_classes=4
+        ),
+        (SQUARE,),
+        _kinds("self cross"),
+    ),
     "halonet": Family(
         _byo(
             byoanet.model_cfgs["halonet26t"],
@@ -211,6 +227,7 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "levit": Family(_timm("levit_128s", **_LEVIT), _LARGE, _kinds("self cross"), halving=True),
+    "levit with odd grids": Family(_timm("levit_128s", **_LEVIT), ((80, 112),), _kinds("self cross"), halving=True, core=True),
     "levit conv": Family(_timm("levit_conv_128s", **_LEVIT), _LARGE, _kinds("self cross"), halving=True),
     "efficientformer": Family(
         _timm("efficientformer_l1", embed_dims=(16, 16, 16, 32), depths=(1, 1, 1, 2), num_vit=1), ((224, 224),)
@@ -255,7 +272,9 @@ FAMILIES: dict[str, Family] = {
     "convit": Family(
         _timm("convit_tiny", embed_dim=32, depth=2, num_heads=2, local_up_to_layer=1), (SQUARE,), leak=0.2
     ),  # divides its weights by their sum, so they cannot be made faint
-    "pit": Family(_timm("pit_ti_224", base_dims=(16, 16, 16), depth=(1, 1, 1), heads=(1, 2, 2)), (SQUARE, (96, 128)), core=True),
+    "pit": Family(
+        _timm("pit_ti_224", base_dims=(16, 16, 16), depth=(1, 1, 1), heads=(1, 2, 2)), (SQUARE, (96, 128), (72, 104)), core=True
+    ),
     "pit distilled": Family(
         _timm("pit_ti_distilled_224", base_dims=(16, 16, 16), depth=(1, 1, 1), heads=(1, 2, 2)), (SQUARE,), core=True
     ),

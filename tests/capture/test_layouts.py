@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +15,6 @@ from visattn.maps import AttentionMap
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 SIZES = {f"{name} {size[0]} x {size[1]}": (name, size) for name, family in zoo.FAMILIES.items() for size in family.sizes}
-every_size = pytest.mark.parametrize("case", list(SIZES))
 
 
 class Seen(NamedTuple):
@@ -29,32 +27,34 @@ class Seen(NamedTuple):
     probes: list[Probe]
 
 
-@cache
-def seen(case: str) -> Seen:
-    name, size = SIZES[case]
+@pytest.fixture(scope="module", params=list(SIZES))
+def seen(request: pytest.FixtureRequest) -> Seen:
+    name, size = SIZES[request.param]
     family = zoo.FAMILIES[name]
-    torch.manual_seed(0)
-    model = family.build(size).eval().double()
-    pixels = torch.randn(1, 3, *size).double()
-    alone = places.look(model, pixels, family.halving)
-    probes = places.probes(places.grids_of(alone))
-    pixels = pixels.repeat(1 + len(probes), 1, 1, 1)
-    for probe in probes:
-        shared = not family.doubling and (size[0] % probe.grid[0] or size[1] % probe.grid[1])  # a pixel shows in two cells
-        rows, columns = places.rectangle(size, probe.grid, probe.cell, doubling=family.doubling, core=family.core or bool(shared))
-        pixels[probe.image, :, rows, columns] += 3 * torch.randn(pixels[0, :, rows, columns].shape)
-    return Seen(family, size, alone, places.look(model, pixels, family.halving), probes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = family.build(size).eval().double()
+        pixels = torch.randn(1, 3, *size).double()
+        alone = places.look(model, pixels, family.halving)
+        probes = places.probes(places.grids_of(alone))
+        pixels = pixels.repeat(1 + len(probes), 1, 1, 1)
+        for probe in probes:
+            shared = not family.doubling and (size[0] % probe.grid[0] or size[1] % probe.grid[1])  # a pixel lies in two cells
+            core = family.core or bool(shared)
+            rows, columns = places.rectangle(size, probe.grid, probe.cell, doubling=family.doubling, core=core)
+            pixels[probe.image, :, rows, columns] += 3 * torch.randn(pixels[0, :, rows, columns].shape)
+        return Seen(family, size, alone, places.look(model, pixels, family.halving), probes)
 
 
-def on_grid(case: str, side: str) -> list[tuple[AttentionRecord, TokenLayout]]:
+def on_grid(seen: Seen, side: str) -> list[tuple[AttentionRecord, TokenLayout]]:
     """The records of a family whose keys, or queries, lie on a grid."""
-    found = [(record, record.keys if side == "keys" else record.queries) for record in seen(case).together]
+    found = [(record, record.keys if side == "keys" else record.queries) for record in seen.together]
     return [(record, layout) for record, layout in found if len(layout.grid) == 2 and layout.cells > 1]
 
 
-def check_only_its_token_changes(case: str, side: str) -> None:
-    family, _, _, _, probes = seen(case)
-    for record, layout in on_grid(case, side):
+def check_only_its_token_changes(seen: Seen, side: str) -> None:
+    family, _, _, _, probes = seen
+    for record, layout in on_grid(seen, side):
         if side == "queries" and record.layer.endswith(family.asks_elsewhere):
             continue
         own = [probe for probe in probes if probe.grid == layout.grid]
@@ -72,36 +72,31 @@ def check_only_its_token_changes(case: str, side: str) -> None:
             assert changes.max() <= family.leak, f"{where}: token {int(changes.argmax())} changes too, {float(changes.max()):.1e}"
 
 
-@every_size
-def test_every_kind_of_attention_is_met(case: str) -> None:
-    family, _, alone, together, _ = seen(case)
+def test_every_kind_of_attention_is_met(seen: Seen) -> None:
+    family, _, alone, together, _ = seen
     assert {record.kind for record in together} == family.kinds
     assert [(r.layer, r.kind, r.queries, r.keys) for r in alone] == [(r.layer, r.kind, r.queries, r.keys) for r in together]
 
 
-@every_size
-def test_pixels_of_a_cell_change_the_value_of_its_token_only(case: str) -> None:
-    assert on_grid(case, "keys")
-    check_only_its_token_changes(case, "keys")
+def test_pixels_of_a_cell_change_the_value_of_its_token_only(seen: Seen) -> None:
+    assert on_grid(seen, "keys")
+    check_only_its_token_changes(seen, "keys")
 
 
-@every_size
-def test_pixels_of_a_cell_change_the_query_of_its_token_only(case: str) -> None:
-    check_only_its_token_changes(case, "queries")
+def test_pixels_of_a_cell_change_the_query_of_its_token_only(seen: Seen) -> None:
+    check_only_its_token_changes(seen, "queries")
 
 
-@every_size
-def test_image_is_recorded_among_others_as_alone(case: str) -> None:
-    for one, many in zip(seen(case).alone, seen(case).together, strict=True):
+def test_image_is_recorded_among_others_as_alone(seen: Seen) -> None:
+    for one, many in zip(seen.alone, seen.together, strict=True):
         assert one.value is not None
         assert many.value is not None
         if one.kind != "unplaced":  # those are not sorted by image
             torch.testing.assert_close(many.value[:1], one.value)
 
 
-@every_size
-def test_one_hot_key_lights_the_pixels_of_its_patch(case: str) -> None:
-    family, size, _, together, _ = seen(case)
+def test_one_hot_key_lights_the_pixels_of_its_patch(seen: Seen) -> None:
+    family, size, _, together, _ = seen
     whole = Geometry(size, size, Box(0, 0, *size))
     for layout in dict.fromkeys(record.keys for record in together if len(record.keys.grid) == 2):
         grid = layout.grid[0], layout.grid[1]

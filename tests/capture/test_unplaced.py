@@ -124,6 +124,14 @@ def test_tokens_in_another_order_are_put_where_they_came_from() -> None:
     torch.testing.assert_close(found.operator.dense(), expected.operator.dense())
 
 
+@pytest.mark.parametrize("size", [(64, 64), (64, 96)], ids=["one window", "two windows"])
+def test_token_alone_in_its_window_looks_at_itself(size: tuple[int, int]) -> None:
+    """EfficientViT has windows no larger than the shorter side of its grid, which may be one."""
+    last = record(zoo.FAMILIES["efficientvit"].build(size).eval(), tiny.pixels(2, size))[-1]
+    assert (last.kind, last.queries.grid, last.keys.grid) == ("self", (1, size[1] // 48), (1, size[1] // 48))
+    torch.testing.assert_close(last.operator.dense(), torch.eye(size[1] // 48).expand(last.operator.shape))
+
+
 ALONE = "its softmax runs over the keys alone: no weight belongs to a pair of tokens"
 ONE_TOKEN = "its weights come from one token each, not from a query and a key"
 LAYERS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {

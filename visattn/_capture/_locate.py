@@ -98,6 +98,8 @@ def _of_weights(follower: Follower, call: ProductCall) -> tuple[Tensor | None, T
     if columns is None:  # not scores of queries with keys
         if lost := follower.lost(call.weights):
             raise Unplaced(f"its queries could not be followed from the pixels beyond {lost}")
+        if call.rows == call.columns == 1 and isinstance(keys, Tensor):  # a token alone in its window
+            return keys, keys
         if call.rows > 1:
             alone = bool((rows == rows[..., :1, :]).all()) and not bool((rows == rows[..., :1]).all())
             raise Unplaced(

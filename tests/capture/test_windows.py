@@ -1,0 +1,178 @@
+"""Windows are put together again: the operator times the values, in the order of the image, is what the layer itself gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny, zoo
+from tests.conftest import Figures
+from visattn.records import AttentionRecord
+
+Size = tuple[int, int]
+Position = Callable[[int, int], int]  # where a layer's own output holds the token of a row and column
+
+
+def window(row: int, column: int, grid: Size, side: Size) -> int:
+    """Windows side by side over the grid, padded at the bottom and the right; tokens row by row in each."""
+    across = -(-grid[1] // side[1])
+    number = row // side[0] * across + column // side[1]
+    return number * side[0] * side[1] + row % side[0] * side[1] + column % side[1]
+
+
+def shifted(row: int, column: int, grid: Size, side: Size, shift: Size) -> int:
+    """Swin: the grid is rolled up and to the left first."""
+    return window((row - shift[0]) % grid[0], (column - shift[1]) % grid[1], grid, side)
+
+
+def dilated(row: int, column: int, grid: Size, side: Size) -> int:
+    """MaxViT's grid attention: a window has tokens that lie `grid / side` apart."""
+    steps = grid[0] // side[0], grid[1] // side[1]
+    number = row % steps[0] * steps[1] + column % steps[1]
+    return number * side[0] * side[1] + row // steps[0] * side[1] + column // steps[1]
+
+
+def unrolled(row: int, column: int, grid: Size, times: int) -> int:
+    """Hiera: halved so many times, with the place among two by two as the leading number each time."""
+    if not times:
+        return row * grid[1] + column
+    half = grid[0] // 2, grid[1] // 2
+    quarter = (row % 2) * 2 + column % 2
+    return quarter * half[0] * half[1] + unrolled(row // 2, column // 2, half, times - 1)
+
+
+def pair(side: Any) -> Size:
+    return (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+
+
+def of_swin(model: nn.Module, layer: str, grid: Size, _: Tensor) -> Position:
+    block: Any = model.get_submodule(layer.rpartition(".")[0])
+    return lambda r, c: shifted(r, c, grid, pair(block.window_size), pair(block.shift_size))
+
+
+def of_maxvit(model: nn.Module, layer: str, grid: Size, _: Tensor) -> Position:
+    part: Any = model.get_submodule(layer.rpartition(".")[0])
+    place = window if part.partition_block else dilated
+    return lambda r, c: place(r, c, grid, pair(part.partition_size))
+
+
+def of_hiera(model: nn.Module, layer: str, grid: Size, _: Tensor) -> Position:
+    whole: Any = model
+    times = {side: 3 - i for i, side in enumerate(whole.tokens_spatial_shape[0] >> j for j in range(4))}
+    return lambda r, c: unrolled(r, c, grid, max(0, times[grid[0]]))
+
+
+def of_windows(model: nn.Module, layer: str, grid: Size, given: Tensor) -> Position:
+    """Windows of the layer's own size, or of the rows and columns that it gives, or square."""
+    own = getattr(model.get_submodule(layer), "window_size", None)
+    side = pair(own) if own else pair(given.shape[1:3]) if given.ndim == 4 else pair(round(given.shape[1] ** 0.5))
+    return lambda r, c: window(r, c, grid, side)
+
+
+def of_blocks(model: nn.Module, layer: str, grid: Size, given: Tensor) -> Position:
+    """NesT: `(B, blocks, tokens, D)`, blocks square."""
+    return lambda r, c: window(r, c, grid, pair(round(given.shape[2] ** 0.5)))
+
+
+def of_image(model: nn.Module, layer: str, grid: Size, _: Tensor) -> Position:
+    return lambda r, c: r * grid[1] + c
+
+
+class Case(NamedTuple):
+    """A model, its input, and how its layers order their output."""
+
+    build: Callable[[Size], nn.Module]
+    size: Size
+    position: Callable[[nn.Module, str, Size, Tensor], Position]
+    heads_last: bool = False  # the heads of a channel lie side by side
+
+
+def _family(name: str) -> Callable[[Size], nn.Module]:
+    return zoo.FAMILIES[name].build
+
+
+CASES: dict[str, Case] = {
+    "swin": Case(_family("swin"), (64, 64), of_swin),
+    "swin wide": Case(_family("swin"), (64, 96), of_swin),
+    "swin padded": Case(_family("swin padded"), (40, 56), of_swin),
+    "swin with oblong windows": Case(_family("swin with oblong windows"), (56, 40), of_swin),
+    "swin v2 padded": Case(_family("swin v2 padded"), (40, 56), of_swin),
+    "swin v2": Case(_family("swin v2"), (64, 96), of_swin),
+    "swin of torchvision": Case(_family("torchvision swin"), (64, 96), of_image),
+    "swin of torchvision padded": Case(_family("torchvision swin padded"), (40, 56), of_image),
+    "swin v2 of torchvision": Case(_family("torchvision swin v2"), (64, 96), of_image),
+    "maxvit": Case(_family("maxvit"), (64, 96), of_maxvit),
+    "maxvit with windows of its own": Case(_family("maxvit of tensorflow"), (128, 64), of_maxvit),
+    "hiera": Case(_family("hiera"), (64, 128), of_hiera),
+    "sam2 hiera": Case(_family("sam2 hiera"), (128, 128), of_windows),
+    "sam2 hiera padded": Case(_family("sam2 hiera"), (96, 160), of_windows),
+    "davit": Case(_family("davit"), (64, 96), of_windows),
+    "tiny_vit": Case(_family("tiny_vit"), (96, 128), of_windows),
+    "nest": Case(_family("nest"), (64, 64), of_blocks, heads_last=True),
+    "gcvit": Case(_family("gcvit"), (64, 96), of_windows),
+    "sam": Case(_family("sam"), (64, 96), of_windows),
+}
+
+
+def values_of(record: AttentionRecord) -> tuple[Tensor, Tensor]:
+    """Values `(B, heads, K, d)` in the order of the image, and the one value `(B, heads, d)` of all padding."""
+    value, index = record.value, record.operator.key_index
+    assert value is not None
+    whole = value.new_full((*value.shape[:2], record.operator.shape[3], value.shape[-1]), torch.nan)
+    padding = value.new_zeros(*value.shape[:2], value.shape[-1])
+    if index is None:
+        return value, padding
+    for b in range(index.shape[0]):
+        for i in range(index.shape[1]):
+            if index[b, i] >= 0:
+                whole[:, :, index[b, i]] = value[:, :, b, i]
+            else:
+                padding = value[:, :, b, i]
+    missed = [(value[:, :, b, i] - padding).abs().max() for b, i in (index < 0).nonzero().tolist()]
+    assert not missed or max(missed) == 0
+    return whole, padding
+
+
+def own_outputs(model: nn.Module) -> dict[str, Tensor]:
+    outputs: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
+    return outputs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", list(CASES))
+def test_operator_times_values_is_what_the_layer_gave(name: str, figures: Figures) -> None:
+    """Padding has a value too where the layer has a bias; what leaks to it is added."""
+    case = CASES[name]
+    model = case.build(case.size).eval().double()
+    for key, parameter in model.named_parameters():
+        if "qkv" in key:
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)  # peaky attention, and padding of some value
+    outputs = own_outputs(model)
+    with visattn.capture(model, values=True) as recording:
+        model(tiny.pixels(2, case.size).double())
+    worst, windowed = 0.0, False
+    for record in recording.select(kind="self").records + recording.select(kind="cross").records:
+        operator = record.operator.to(torch.float64)
+        windowed = windowed or operator.key_index is not None
+        values, padding = values_of(record)
+        mixed = operator @ values + operator.leaked()[..., None] * padding[:, :, None]
+        owner: Any = model.get_submodule(record.layer)
+        joined = mixed.permute(0, 2, 3, 1) if case.heads_last else mixed.transpose(1, 2)
+        projected = owner.proj(joined.flatten(2))  # (B, Q, D)
+        given = outputs[record.layer]
+        grid = record.queries.grid[0], record.queries.grid[1]
+        position = case.position(model, record.layer, grid, given)
+        order = [position(r, c) for r in range(grid[0]) for c in range(grid[1])]
+        expected = given.reshape(2, -1, given.shape[-1])[:, order]
+        assert projected.isfinite().all()
+        worst = max(worst, float((projected - expected).abs().max() / expected.abs().max()))
+    assert windowed
+    figures(f"{name}: operator times values against the layer's own output, relative", worst, "<= 1e-5")
+    assert worst <= 1e-5
