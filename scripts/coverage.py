@@ -70,6 +70,7 @@ def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str
     model = sharpened(name, arguments)
     side = size or timm.get_pretrained_cfg(name).input_size[-1]
     pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
+    calibrate(model, pixels)
     plain = model(pixels)  # with gradients too: where a bias has one, PyTorch takes another kernel
     row: dict[str, Any] = {"file": _model_to_module[name], "model": name}
     try:
@@ -113,6 +114,18 @@ def sharpened(name: str, arguments: dict[str, Any]) -> nn.Module:
             elif key.endswith(("qkv.weight", "q.weight", "k.weight", "q_proj.weight", "k_proj.weight")):
                 parameter.mul_(4)
     return model.eval()
+
+
+def calibrate(model: nn.Module, pixels: Tensor) -> None:
+    """Give batch norms the statistics of some pixels: with none, activations of random weights grow without bound."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = 1.0
+        norm.train()
+    with torch.no_grad():
+        if norms:
+            model(pixels)
+    model.eval()
 
 
 def kind_of(record: visattn.AttentionRecord) -> str:

@@ -86,7 +86,43 @@ class OneRow(Patches):
         return tokens.view(len(tokens), *tiny.GRID, -1)[:, ::2, ::2].flatten(1, 2)
 
 
+class HiddenQueries(Patches):
+    def query(self, tokens: Tensor) -> Tensor:
+        return torch.from_numpy(tokens.numpy()[:, ::-1].copy())
+
+
+class Doubled(Patches):
+    def key(self, tokens: Tensor) -> Tensor:
+        return torch.cat([tokens, tokens[:, :1]], 1)
+
+
+class Averaged(Patches):
+    """A layer over tokens, as in MLP-Mixer, leaves no token its place."""
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return F.linear(tokens.transpose(1, 2), torch.randn(6, 6)).transpose(1, 2)
+
+
+class Overwritten(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.contiguous()
+        tokens[:] = torch.cumsum(tokens, 1)
+        return tokens
+
+
+class OverwrittenThroughAView(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.contiguous()
+        tokens[:, :].copy_(tokens.flip(1).clone())
+        return tokens
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "queries that nobody saw": (HiddenQueries, r"queries come neither from the pixels nor from a parameter"),
+    "a key there twice": (Doubled, r"a token is there several times"),
+    "tokens mixed with each other": (Averaged, r"a token is there several times"),
+    "tokens overwritten": (Overwritten, r"beyond __setitem__"),
+    "tokens overwritten through a view": (OverwrittenThroughAView, r"beyond copy"),
     "tokens dropped at random": (Dropped, r"only 5 of 6 places take part"),
     "tokens sorted channel by channel": (Sorted, r"could not be followed from the pixels beyond sort"),
     "tokens shuffled by data, each image otherwise": (Shuffled, r"the images of the batch are arranged differently"),
@@ -122,6 +158,42 @@ def test_tokens_in_another_order_are_put_where_they_came_from() -> None:
     expected, found = (record(model, tiny.pixels())[0] for model in (plain, shuffled))
     assert found.keys == expected.keys
     torch.testing.assert_close(found.operator.dense(), expected.operator.dense())
+
+
+class Written(Patches):
+    """The tokens, back to front, written over themselves and beside padding."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        turned = tokens.flip(1)
+        if self.way == "setitem":
+            tokens = tokens.contiguous()
+            tokens[:, :3], tokens[:, 3:] = turned[:, :3], turned[:, 3:].clone()
+        elif self.way == "copy":
+            tokens = tokens.contiguous().copy_(turned.clone())
+        else:
+            tokens = torch.zeros(len(tokens), 8, 8)
+            tokens[:, 1:7] = turned
+        return tokens
+
+
+@pytest.mark.parametrize("way", ["setitem", "copy", "padding"])
+def test_tokens_that_are_written_lie_where_they_were_written(way: str) -> None:
+    model = Written(way)
+    found = record(model, tiny.pixels(2))[0]
+    assert (found.kind, found.keys.grid) == ("self", tiny.GRID)
+    plain = Patches()
+    plain.load_state_dict(model.state_dict())
+    expected = record(plain, tiny.pixels(2))[0].operator.dense()
+    if way == "padding":
+        leaked = found.operator.leaked()
+        assert float(leaked.min()) > 0
+        torch.testing.assert_close(found.operator.dense() / (1 - leaked[..., None]), expected)
+    else:
+        torch.testing.assert_close(found.operator.dense(), expected)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (64, 96)], ids=["one window", "two windows"])

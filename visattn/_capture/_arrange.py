@@ -107,6 +107,8 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     first = order[:, 0]  # (images, blocks)
     key_codes = _local(planes, keys[first], image[first])
     key_layout, key_index = _canonical(planes, key_codes, "tokens")
+    if any(len(torch.unique(block)) < len(block) for block in (index[index >= 0] for index in key_index)):
+        raise Unplaced("a token is there several times")
     if queries is None:
         if order.shape[2] > 1:
             raise Unplaced("learned queries look at windows")

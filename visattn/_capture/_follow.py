@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from visattn._capture._arrange import Arrangement
 from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, flat, geometry_of, name_of, padded, same_along
-from visattn._capture._operations import COMBINE, DECIDE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
-from visattn._capture._planes import Planes
+from visattn._capture._operations import COMBINE, DECIDE, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME, WRITE
+from visattn._capture._planes import PADDING, Planes
 
 Behind = tuple[int, str, int] | None  # its number in the forward, the layer, which call of that layer
 
@@ -58,8 +58,8 @@ class Follower:
         self._places: MutableMapping[Tensor, Places] = WeakTensorKeyDictionary()
         self._lost: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self._names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
-        for name, parameter in model.named_parameters():
-            self._names[parameter] = name.rsplit(".", 1)[-1]
+        for name, stored in (*model.named_parameters(), *model.named_buffers()):
+            self._names[stored] = name.rsplit(".", 1)[-1]
         rows, columns = (int(side) for side in pixels.shape[-2:])
         plane = self.planes.grid(rows, columns, self.planes.input)
         self._places[pixels] = Places(self.planes.codes(plane)[:, None].expand(pixels.shape))
@@ -75,6 +75,10 @@ class Follower:
         """The operation behind which the places of a tensor are not known, or of what it was multiplied with."""
         return self._lost.get(tensor)
 
+    def learned(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes from parameters alone."""
+        return tensor in self._names
+
     def passed(self, out: Tensor, layer: str, call: int) -> None:
         """State that `out` is the result of an attention."""
         self._passed += 1
@@ -86,6 +90,9 @@ class Follower:
         """Take over the places of a call's arguments to its result."""
         if name_of(func) in DECIDE:
             self.chosen_by_data = True
+        if name_of(func) in WRITE:
+            self._written(name_of(func), args)
+            return
         if isinstance(out, Tensor):
             if out.dtype in (torch.bool, torch.int64) or not out.ndim:
                 return
@@ -115,6 +122,44 @@ class Follower:
                     self._lost[tensor] = lost
             else:
                 self._lost[tensor] = lost or name
+
+    def _written(self, name: str, args: Sequence[Any]) -> None:
+        """Numbers were written over others, and into whatever shares their memory."""
+        target, value = args[0], args[-1]
+        new, old = self.of(value), self.of(target)
+        if torch._C._functorch.is_batchedtensor(target):  # inside vmap nothing is followed
+            return
+        memory = target.untyped_storage().data_ptr()
+        for tensor in [x for x in self._places if x is target or x.untyped_storage().data_ptr() == memory]:
+            del self._places[tensor]
+            self._lost[tensor] = name
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            places = self._overwritten(name, args, new, old)
+        if places is not None:
+            self._places[target] = places
+            self._lost.pop(target, None)
+
+    def _overwritten(self, name: str, args: Sequence[Any], new: Places | None, old: Places | None) -> Places | None:
+        target, value = args[0], args[-1]
+        if name == "copy":
+            return new and new.each(lambda codes: codes.expand(target.shape))
+        zero = isinstance(value, (int, float)) and value == 0  # zeros are padding
+        if name != "__setitem__" or (new is None and (old is None or not zero)):
+            return None
+
+        def written(codes: Tensor | None, over: Tensor | None) -> Tensor:
+            made = torch.full(target.shape, PADDING, dtype=torch.int32, device=target.device) if over is None else over.clone()
+            made[args[1]] = PADDING if codes is None else codes
+            return made
+
+        known = [places for places in (new, old) if places is not None]
+        if any((places.columns is None) != (known[0].columns is None) for places in known):
+            return None
+        rows = written(None if new is None else new.codes, None if old is None else old.codes)
+        columns = None
+        if known[0].columns is not None:
+            columns = written(None if new is None else new.columns, None if old is None else old.columns)
+        return Places(rows, columns, later(*(places.behind for places in known)))
 
     def _keep_name(self, tensors: list[Tensor], out: Any) -> None:  # noqa: ANN401
         """A learned token is still that after it was expanded or had its position added."""

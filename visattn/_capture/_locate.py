@@ -57,6 +57,8 @@ def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tup
             queries = keys
         if queries is None and _lost(follower, sources[:1]):
             raise Unplaced(f"its queries could not be followed from the pixels beyond {_lost(follower, sources[:1])}")
+        if queries is None and isinstance(call, FusedCall) and not follower.learned(call.query):
+            raise Unplaced("its queries come neither from the pixels nor from a parameter")
         queries = None if isinstance(queries, _Channels) else queries
         known = tuple(call.lead), call.rows, None if queries is None else _content(queries), _content(keys)
         if known not in follower.arrangements:  # layers of one stage are arranged alike

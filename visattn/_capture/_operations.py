@@ -26,7 +26,7 @@ SAME = _words("""
 # number by number of several operands
 COMBINE = _words("""
     add __add__ __radd__ __iadd__ sub __sub__ __rsub__ __isub__ rsub mul __mul__ __rmul__ __imul__ multiply
-    div __truediv__ __rtruediv__ __itruediv__ true_divide maximum minimum where lerp addcmul addcdiv copy
+    div __truediv__ __rtruediv__ __itruediv__ true_divide maximum minimum where lerp addcmul addcdiv
 """)
 REDUCE = _words("mean sum amax amin max min logsumexp norm std var")
 # convolutions, and what makes another grid
@@ -38,3 +38,5 @@ JOIN = _words("cat concat concatenate stack")
 PRODUCT = _words("matmul __matmul__ bmm")
 # what data turns into a number of Python, which may then choose tokens
 DECIDE = _words("item tolist __bool__ __int__ __float__ __index__")
+# numbers written over others
+WRITE = _words("__setitem__ copy index_copy index_put index_fill scatter masked_scatter fill zero")
