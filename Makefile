@@ -31,7 +31,8 @@ test: lint  ## everything: style, types, import contract, tests
 bench: $(READY)  ## speed and memory against the plain forward and against peers
 	$(BIN)/python scripts/benchmark.py
 
-evidence: $(READY) bench  ## the heavier proofs: bench, start-up, a clean installation of the wheel
+evidence: $(READY) bench  ## the heavier proofs: bench, the sweep over timm, start-up, a clean installation of the wheel
+	$(BIN)/python scripts/coverage.py
 	$(BIN)/python scripts/evidence.py
 
 gallery: $(READY)  ## rebuild the pictures of README and docs
