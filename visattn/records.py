@@ -99,7 +99,6 @@ class AttentionRecord:
         keys: Layout of the K tokens.
         value: `(B, heads, K, d)`, where kept.
         output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once.
-        probability: Whether rows are distributions (non-negative, sum 1).
         follows: Layer and call of the attention whose result flowed into this one last; None for the first, or if not followed.
         reason: Why it cannot be put on the image; None where it can.
         source: What gradients are made from, where `capture(model, gradients=True)` kept it.
@@ -114,7 +113,6 @@ class AttentionRecord:
     keys: TokenLayout
     value: Tensor | None = None
     output_weight: Tensor | None = None
-    probability: bool = True
     follows: tuple[str, int] | None = None
     reason: str | None = None
     source: Source | None = None
@@ -131,6 +129,11 @@ class AttentionRecord:
                 f"{self.layer}: the layout counts {expected[0]} queries and {expected[1]} keys, the model used "
                 f"{self.operator.shape[2]} and {self.operator.shape[3]}. The grid or the prefix tokens are not what was expected."
             )
+
+    @property
+    def probability(self) -> bool:
+        """Whether rows are distributions (non-negative, sum 1)."""
+        return self.operator.probability
 
     def error(self) -> float:
         """How far `A V` is from what the model's own kernel gave: the largest difference over the largest value.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -351,6 +353,19 @@ def test_kept_tensors_own_their_memory(name: str) -> None:
     kept = [x for r in recording for x in (softmax_operator(r).query, softmax_operator(r).key, r.value) if x is not None]
     kept += [feature.value for feature in recording.features]
     assert [x.untyped_storage().nbytes() for x in kept] == [x.numel() * x.element_size() for x in kept]
+
+
+def test_dropped_recording_is_freed_at_once() -> None:
+    """Without waiting for the garbage collector: the next forward gets its memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        _, recording = run(tiny.vit(), tiny.pixels())
+        alive = weakref.ref(recording)
+        del recording
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_recording_is_not_changed_by_later_forwards() -> None:

@@ -324,7 +324,7 @@ def test_layers_over_different_tokens_are_refused(second: Any) -> None:
 
 def test_rows_that_are_no_distributions_are_refused() -> None:
     made = tiny.recording()
-    made.records[1] = replace(made[1], probability=False)
+    made.records[1] = replace(made[1], operator=MatrixOperator(2 * made[1].operator.dense()))
     with pytest.raises(OptionError, match="attention rows do not sum to 1 in this model"):
         methods.rollout(made)
 

@@ -78,7 +78,7 @@ class FusedCall(Call):
             assert repeat is not None  # noqa: S101 - the mode gives it
             groups = query.shape[-3] // key.shape[-3]
             key, value = (repeat(tensor, groups) for tensor in (key, value))
-        lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))  # type: ignore[no-untyped-call]
+        lead = _shared(query, key, value)
         super().__init__(value, lead, query.shape[-2])
         self.query, self.key, self.mask, self.is_causal, self.scale = query, key, attn_mask, is_causal, scale
         self.lse: Tensor | None = None
@@ -132,7 +132,7 @@ class ProductCall(Call):
 
     def __init__(self, product: Product) -> None:
         """Take the operands."""
-        lead = torch.broadcast_shapes(*(x.shape[:-2] for x in (product.value, product.weights)))  # type: ignore[no-untyped-call]
+        lead = _shared(product.value, product.weights)
         super().__init__(product.value, lead, product.weights.shape[-2])
         self.weights, self._product = product.weights, product
 
@@ -159,3 +159,12 @@ class ProductCall(Call):
         """In the axes of the model's own product."""
         axes = self._product.out_axes
         return (weights.to(self.value.dtype) @ self.value).permute([list(axes).index(i) for i in range(len(axes))])
+
+
+def _shared(first: Tensor, *others: Tensor) -> Sequence[int]:
+    """The axes before tokens, to which all operands broadcast."""
+    lead = first.shape[:-2]
+    if all(other.shape[:-2] == lead for other in others):
+        return lead
+    shapes = [other.shape[:-2] for other in others]
+    return torch.Size(torch.broadcast_shapes(lead, *shapes))  # type: ignore[no-untyped-call]

@@ -53,12 +53,3 @@ def _operands(operator: Operator) -> dict[str, Tensor]:
         return {"query": operator.query, "key": operator.key}
     assert isinstance(operator, MatrixOperator)  # noqa: S101 - the interception makes no other
     return {"weight": operator.weights}
-
-
-def sums_to_one(operator: Operator) -> bool:
-    """Whether rows are distributions; talking heads and gates give signed mixtures."""
-    if not isinstance(operator, MatrixOperator):
-        return True
-    weights = operator.weights
-    slack = max(1e-4, 4 * torch.finfo(weights.dtype).eps)
-    return bool((weights >= 0).all()) and bool(((weights.sum(-1, dtype=torch.float32) - 1).abs() < slack).all())

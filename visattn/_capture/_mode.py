@@ -19,11 +19,13 @@ from visattn._capture._call import Call, FusedCall, ProductCall
 from visattn._capture._flex import flex_call, is_flex
 from visattn._capture._follow import Follower
 from visattn._capture._owner import Owners
-from visattn._capture._softmax import SoftmaxTrace
+from visattn._capture._softmax import SEEN, SOFTMAX, SoftmaxTrace
 from visattn.operators._fused import LogSumExpReader
 
 _LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own
-_FUSED = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
+_FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
+_FIRST = _FUSED | SOFTMAX | {F.multi_head_attention_forward}
+_SEEN = _FIRST | SEEN
 
 # glibc keeps as much freed memory as twice the largest block that it has mapped and freed: without this one, never touched, it gives
 # the pages of a dropped recording back and takes them anew for the next one.
@@ -42,8 +44,8 @@ class CaptureMode(TorchFunctionMode):
     def __init__(self, model: nn.Module, receive: Receive, replace: Replace | None = None) -> None:
         """Prepare to see the calls; nothing is put on the model."""
         super().__init__()
-        self._owners, self._receive, self._replace = Owners(model), receive, replace
-        self._softmax = SoftmaxTrace(self._permuted)
+        self.owners, self._receive, self._replace = Owners(model), receive, replace
+        self._softmax = SoftmaxTrace()
         self.follower: Follower | None = None  # who follows the tokens of the running forward, where somebody must
 
     def __torch_function__(
@@ -54,12 +56,15 @@ class CaptureMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
+        wanted = _SEEN if self._softmax.met else _FIRST
+        if func not in wanted and self.follower is None and not is_flex(func):  # most of a forward
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head_attention(*args, **kwargs)
         fused, flexible = func in _FUSED, is_flex(func)
-        product = None if fused or flexible else self._softmax.product(func, args, kwargs)
-        owner = self._owners.current() if fused or flexible or product else None
+        product = None if fused or flexible else self._softmax.product(func, args, kwargs, self._permuted)
+        owner = self.owners.current() if fused or flexible or product else None
         if owner is None:
             out = func(*args, **kwargs)
             self._softmax.follow(func, args, out)

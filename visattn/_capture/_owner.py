@@ -10,15 +10,21 @@ from torch.fx import GraphModule
 
 
 class Owners:
-    """The modules of one model by identity."""
+    """The modules of one model by identity.
+
+    Attributes:
+        modules: All of them.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         """Name the modules once."""
-        self._names = {id(module): name for name, module in model.named_modules(remove_duplicate=True)}
+        named = list(model.named_modules())
+        self.modules = [module for _, module in named]
+        self._names = {id(module): name for name, module in named}
 
     def current(self) -> tuple[str, nn.Module] | None:
         """Dotted name and module of the innermost running method of the model; None if another model runs."""
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(2)  # behind the mode's own, whose locals take time to collect
         while frame is not None:
             code = frame.f_code
             if code.co_argcount:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from visattn._capture._anatomy import Anatomy
 from visattn._capture._call import Call, own
-from visattn._capture._finite import Sums, sums_to_one
+from visattn._capture._finite import Sums
 from visattn._capture._watch import Watch
 from visattn._checks import printable
 from visattn._types import Role
@@ -87,7 +87,6 @@ class _Session:
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
                 output_weight=self._anatomy.output_weight(owner),
-                probability=sums_to_one(operator),
                 follows=follows,
                 reason=arrangement.reason,
                 source=call.source(arrangement) if self._gradients else None,

@@ -6,7 +6,7 @@ chose the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakKeyDictionary
@@ -22,7 +22,8 @@ _KEPT = 8  # input sizes for each model
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size})
 _HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks"})
-_ASIDE = frozenset({"_modules", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"})
+# what every module has: data, other modules, and hooks of loading, saving and gradients
+_EVERY_MODULE = frozenset(nn.Module().__dict__) - _HOOKS - {"training"}
 
 _known: WeakKeyDictionary[nn.Module, dict[Hashable, Way]] = WeakKeyDictionary()
 
@@ -75,21 +76,23 @@ def forget() -> None:
     _known.clear()
 
 
-def key_of(model: nn.Module, pixels: Tensor, given: object) -> Hashable:
+def key_of(modules: Iterable[nn.Module], pixels: Tensor, given: object) -> Hashable:
     """Everything that a forward could depend on when it begins, but for data: modules, their settings, replaced methods, hooks, sizes."""
     facts: list[Hashable] = [str(pixels.device), pixels.dtype, _fact(given)]
     kinds: dict[type, Hashable] = {}
-    for module in model.modules():
+    for module in modules:
         kind = type(module)
         if kind not in kinds:
             kinds[kind] = _number(kind), _number(kind.forward)
-        facts += _number(module), kinds[kind]
+        facts += id(module), kinds[kind]
         for name, value in module.__dict__.items():
+            if name in _EVERY_MODULE:
+                continue
             if type(value) in _PLAIN:
                 facts += name, value
             elif name in _HOOKS:
                 facts += (_number(hook) for hook in value.values() if not _ours(hook))
-            elif name not in _ASIDE and not (isinstance(value, Mapping) and not value):
+            else:
                 facts += name, _fact(value)
     return tuple(facts)
 

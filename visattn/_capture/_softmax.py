@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 _aten = torch.ops.aten
-_SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, _aten.softmax.int, _aten._softmax.default})
+SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, _aten.softmax.int, _aten._softmax.default})
 _PRODUCT = frozenset(
     {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, _aten.matmul.default, _aten.bmm.default}
 )
@@ -35,6 +35,12 @@ _BETWEEN = _SCALING | frozenset(
 )  # fmt: skip
 
 
+SEEN = _PRODUCT | _BETWEEN | {torch.einsum}  # what matters behind a softmax
+
+
+Permute = Callable[[Tensor, Sequence[int]], Tensor]
+
+
 class Product(NamedTuple):
     """Weights times values, as views whose last axes are `(Q, K)` and `(K, d)`.
 
@@ -53,16 +59,21 @@ class SoftmaxTrace:
     """Follows the result of each softmax until it is multiplied with values.
 
     What counts is the operand of that product, not the softmax's own result: talking heads and gates lie between.
+
+    Attributes:
+        met: Whether there was any softmax.
     """
 
-    def __init__(self, permute: Callable[[Tensor, Sequence[int]], Tensor]) -> None:
-        """Start with nothing to follow; `permute` makes the views in which operands are given back."""
-        self._permute = permute
-        self._followed: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+    def __init__(self) -> None:
+        """Start with nothing to follow."""
+        self._followed = _Tensors()
+        self.met = False
 
-    def product(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
-        """The product with values that a call is about to make, if it is one."""
-        if not self._followed:
+    def product(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], permute: Permute
+    ) -> Product | None:
+        """The product with values that a call is about to make, if it is one; `permute` makes the views of its operands."""
+        if not self.met:
             return None
         if func in _PRODUCT:
             left, right = (*args, *kwargs.values())[:2]
@@ -72,26 +83,27 @@ class SoftmaxTrace:
             if right in self._followed and left.ndim > 2:  # values first: V^T A^T
                 axes = _turned(right.ndim)
                 out_axes = _turned(max(left.ndim, right.ndim))
-                return Product(self._permute(left, _turned(left.ndim)), self._permute(right, axes), right, axes, out_axes)
+                return Product(permute(left, _turned(left.ndim)), permute(right, axes), right, axes, out_axes)
         elif func is torch.einsum:
-            return self._einsum(args)
+            return self._einsum(args, permute)
         return None
 
     def follow(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
         """Take note of the result of a call."""
-        if func in _SOFTMAX:
+        if func in SOFTMAX:
             if out.ndim > 2:  # a pair of numbers is a gate
-                self._followed[out] = None
-        elif self._followed and func in _BETWEEN and isinstance(out, Tensor):
+                self._followed.add(out)
+                self.met = True
+        elif self.met and func in _BETWEEN and isinstance(out, Tensor):
             followed = [x for x in args if isinstance(x, Tensor) and x in self._followed]
             if followed and not (func in _SCALING and self._gated(args, out)):
-                self._followed[out] = None
+                self._followed.add(out)
 
     def _gated(self, args: Sequence[Any], out: Tensor) -> bool:
         """Whether weights met another tensor number by number: that is a gate made of data, no attention any more."""
         return any(isinstance(x, Tensor) and x not in self._followed and x.numel() == out.numel() > 1 for x in args)
 
-    def _einsum(self, args: Sequence[Any]) -> Product | None:
+    def _einsum(self, args: Sequence[Any], permute: Permute) -> Product | None:
         """An einsum as a product: what is kept of the weights alone are queries, what is summed are keys."""
         operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
         names, _, result = args[0].replace(" ", "").partition("->")
@@ -110,8 +122,23 @@ class SoftmaxTrace:
             return [have.index(x) for x in want]
 
         axes = order(w, lead + rows + keys)
-        value = self._permute(value, order(v, lead + keys + channels))
-        return Product(value, self._permute(weights, axes), weights, axes, order(result, lead + rows + channels))
+        value = permute(value, order(v, lead + keys + channels))
+        return Product(value, permute(weights, axes), weights, axes, order(result, lead + rows + channels))
+
+
+class _Tensors:
+    """A set of tensors by identity that keeps none alive; the dictionary of torch for this costs ten times as much."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        number = id(tensor)
+        self._known[number] = weakref.ref(tensor, lambda _: self._known.pop(number, None))
+
+    def __contains__(self, tensor: object) -> bool:
+        found = self._known.get(id(tensor))
+        return found is not None and found() is tensor
 
 
 def _turned(axes: int) -> list[int]:

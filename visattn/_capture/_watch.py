@@ -57,6 +57,7 @@ class Watch:
                 stack.callback(child.register_forward_pre_hook(self._enter_part).remove)
             stack.enter_context(uncompiled())
             stack.enter_context(self._mode)
+            stack.callback(self.__dict__.pop, "_mode")  # who refers back to this: nothing waits for the garbage collector
             yield
 
     def running(self) -> bool:
@@ -115,7 +116,7 @@ class Watch:
             raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
         self._inside = True
         given = self._watched(pixels)
-        self._start(given, key_of(self._model, pixels, (args, kwargs, self.tokens_of)))
+        self._start(given, key_of(self._mode.owners.modules, pixels, (args, kwargs, self.tokens_of)))
         if given is pixels:
             return None
         return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}

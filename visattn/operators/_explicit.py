@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,6 +49,13 @@ class MatrixOperator(Operator):
         """Where the operator computes."""
         return self.weights.device
 
+    @cached_property
+    def probability(self) -> bool:
+        """Whether rows are distributions; talking heads and gates give signed mixtures."""
+        slack = max(1e-4, 4 * torch.finfo(self.weights.dtype).eps)
+        sums = self.weights.sum(-1, dtype=torch.float32)
+        return bool((self.weights >= 0).all()) and bool((((sums - 1).abs() < slack) | (sums == 0)).all())
+
     def to(self, dtype: torch.dtype) -> MatrixOperator:
         """The same operator computing in `dtype`."""
         changed = copy.copy(self)
@@ -88,6 +96,11 @@ class SumOperator(Operator):
     def device(self) -> torch.device:
         """Where the operator computes."""
         return self.terms[0][1].device
+
+    @property
+    def probability(self) -> bool:
+        """Never assumed: terms may be subtracted."""
+        return False
 
     def to(self, dtype: torch.dtype) -> SumOperator:
         """The same operator computing in `dtype`."""

@@ -66,6 +66,11 @@ class Operator(ABC):
         return changed
 
     @property
+    def probability(self) -> bool:
+        """Whether rows are distributions: not negative, with sum 1 (0 where a row is masked whole)."""
+        return True
+
+    @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where the operator computes."""
