@@ -5,6 +5,7 @@ That is one setting for the whole process, so captures in several threads share 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ _open: list[torch._dynamo.set_stance] = []  # the one that is on, as often as th
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Run compiled models and functions as they were written; what was compiled before stays compiled."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and importing it takes longer than a forward
+        yield
+        return
     with _lock:
         _open.append(_open[0] if _open else torch.compiler.set_stance("force_eager"))
     try:
