@@ -99,7 +99,7 @@ class AttentionRecord:
         keys: Layout of the K tokens.
         value: `(B, heads, K, d)`, where kept.
         output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once.
-        follows: Layer and call of the attention whose result flowed into this one last; None for the first, or if not followed.
+        follows: Layer and call of the attention whose result flowed into this one last; ("", 0) for none, None if not followed.
         reason: Why it cannot be put on the image; None where it can.
         source: What gradients are made from, where `capture(model, gradients=True)` kept it.
     """

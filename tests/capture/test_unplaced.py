@@ -117,7 +117,90 @@ class OverwrittenThroughAView(Patches):
         return tokens
 
 
+def windows(tokens: Tensor) -> Tensor:
+    """Two of three tokens for each image."""
+    return tokens.reshape(-1, 3, tokens.shape[-1])
+
+
+class LearnedInWindows(Patches):
+    def __init__(self) -> None:
+        super().__init__()
+        self.latent = nn.Parameter(torch.randn(1, 2, 8))
+
+    def query(self, tokens: Tensor) -> Tensor:
+        return self.latent.expand(2 * len(tokens), -1, -1)
+
+    def key(self, tokens: Tensor) -> Tensor:
+        return windows(tokens)
+
+
+class AskedTwice(Patches):
+    def query(self, tokens: Tensor) -> Tensor:
+        return tokens.repeat_interleave(2, 0)
+
+    def key(self, tokens: Tensor) -> Tensor:
+        return windows(tokens)
+
+
+class TwoGrids(Patches):
+    def key(self, tokens: Tensor) -> Tensor:
+        image = tokens.transpose(1, 2).reshape(len(tokens), -1, *tiny.GRID)
+        return torch.cat([tokens, F.adaptive_avg_pool2d(image, (1, 3)).flatten(2).transpose(1, 2)], 1)
+
+
+class PaddingAlone(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return windows(F.pad(tokens, (0, 0, 0, 3)))
+
+
+class ChannelsOfAllImages(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return tokens.flatten(0, 1).T[None]
+
+
+class OneImageTwice(Patches):
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return torch.cat([tokens, tokens[:1]])
+
+
+class WrittenOut(Patches):
+    def attend(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.mix((query @ key.transpose(1, 2)).softmax(-1), key)
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return weights @ value
+
+
+class Turned(WrittenOut):
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return weights.transpose(1, 2) @ value
+
+
+class OtherValues(WrittenOut):
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return weights @ value.flip(1)
+
+
+class ChannelsAsk(Patches):
+    """Channels as queries of tokens, which have as many numbers as there are tokens."""
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        return tokens[..., :6]
+
+    def query(self, tokens: Tensor) -> Tensor:
+        return tokens.transpose(1, 2)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "learned queries of windows": (LearnedInWindows, r"learned queries look at windows"),
+    "queries asked in each window": (AskedTwice, r"a token asks in several windows"),
+    "keys of two grids": (TwoGrids, r"tokens of several grids attend together: 2 x 3 and 1 x 3"),
+    "a window of padding": (PaddingAlone, r"a window holds nothing but padding"),
+    "channels over all images": (ChannelsOfAllImages, r"the channels of several images are mixed"),
+    "one image there twice": (OneImageTwice, r"the images of the batch, or its windows, are arranged differently"),
+    "weights turned over": (Turned, r"its weights mix several pairs of tokens"),
+    "values of other tokens": (OtherValues, r"its keys and values are of different tokens"),
+    "channels that ask tokens": (ChannelsAsk, r"its queries are channels, its keys are tokens"),
     "queries that nobody saw": (HiddenQueries, r"queries come neither from the pixels nor from a parameter"),
     "a key there twice": (Doubled, r"a token is there several times"),
     "tokens mixed with each other": (Averaged, r"a token is there several times"),
@@ -189,6 +272,8 @@ def test_tokens_that_are_written_lie_where_they_were_written(way: str) -> None:
     plain.load_state_dict(model.state_dict())
     expected = record(plain, tiny.pixels(2))[0].operator.dense()
     if way == "padding":
+        notes = visattn.methods.attention(Recording([found]), fusion="mean").provenance.notes
+        assert any("of the attention goes to padding and is not drawn" in note for note in notes)
         leaked = found.operator.leaked()
         assert float(leaked.min()) > 0
         torch.testing.assert_close(found.operator.dense() / (1 - leaked[..., None]), expected)

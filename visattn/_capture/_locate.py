@@ -33,12 +33,12 @@ def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
     )
 
 
-def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tuple[Arrangement, tuple[str, int] | None]:
-    """The arrangement of a call, and the last attention that flowed into it, by layer and call."""
+def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tuple[Arrangement, tuple[str, int]]:
+    """The arrangement of a call, and the last attention that flowed into it, by layer and call; ("", 0) for none."""
     assert isinstance(call, (FusedCall, ProductCall))  # noqa: S101
     sources = (call.query, call.key, call.value) if isinstance(call, FusedCall) else (call.weights, call.value)
     last = later(*(places.behind for places in map(follower.of, sources) if places is not None))
-    behind = last and last[1:]
+    behind = last[1:] if last else ("", 0)
     box = follower.planes.input
     try:
         if isinstance(call, FusedCall):
@@ -59,7 +59,8 @@ def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tup
             raise Unplaced(f"its queries could not be followed from the pixels beyond {_lost(follower, sources[:1])}")
         if queries is None and isinstance(call, FusedCall) and not follower.learned(call.query):
             raise Unplaced("its queries come neither from the pixels nor from a parameter")
-        queries = None if isinstance(queries, _Channels) else queries
+        if isinstance(queries, _Channels):
+            raise Unplaced("its queries are channels, its keys are tokens")
         known = tuple(call.lead), call.rows, None if queries is None else _content(queries), _content(keys)
         if known not in follower.arrangements:  # layers of one stage are arranged alike
             follower.arrangements[known] = arrange(follower.planes, queries, keys, call.lead, call.rows)

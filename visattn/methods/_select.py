@@ -53,7 +53,7 @@ def chain_refusal(recording: Recording) -> str | None:
         if after.call:
             return f"{after.layer} calls its attention several times, {instead}"
         if after.follows is not None and after.follows != (before.layer, before.call):
-            return f"{after.layer} does not follow {before.layer} but {after.follows[0]}, {instead}"
+            return f"{after.layer} does not follow {before.layer} but {after.follows[0] or 'the pixels'}, {instead}"
     if not all(record.probability for record in records):
         return f"attention rows do not sum to 1 in this model, {instead}"
     return None

@@ -1,0 +1,143 @@
+"""Layers that differ: several calls, several grids, side by side; and what is refused of them, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny
+from visattn import methods
+from visattn.errors import CaptureError, LayoutError, OptionError
+
+
+def test_a_layer_that_calls_twice_is_asked_for_one_call() -> None:
+    made = tiny.recording()
+    made.records[1] = replace(made[1], layer=made[0].layer, call=1)
+    first, second = (methods.attention(made, layer=0, call=call) for call in (0, 1))
+    assert not torch.equal(first.values, second.values)
+    assert "blocks.0.attn calls its attention 2 times; this is call 1" in second.provenance.notes
+    with pytest.raises(OptionError, match=r"call must lie in \[0, 1\], got 2: blocks\.0\.attn calls its attention 2 times"):
+        methods.attention(made, layer=0, call=2)
+    with pytest.raises(OptionError, match=r"blocks\.0\.attn calls its attention several times, so layers cannot be multiplied"):
+        methods.rollout(made)
+
+
+def test_layers_of_two_grids_are_not_one_page() -> None:
+    made = tiny.recording()
+    other = tiny.layout(grid=(3, 2))
+    made.records[1] = replace(made[1], queries=other, keys=other)
+    with pytest.raises(
+        OptionError, match=r"blocks\.0\.attn and blocks\.1\.attn attend over different tokens, so they are not one page"
+    ):
+        methods.attention(made, layer="all")
+
+
+class Blocks(nn.Module):
+    """Two attentions, one after the other or side by side."""
+
+    def __init__(self, parallel: bool) -> None:
+        super().__init__()
+        self.parallel, self.embed = parallel, nn.Conv2d(3, 8, 16, 16)
+        self.first, self.second = nn.MultiheadAttention(8, 2, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.embed(pixels).flatten(2).transpose(1, 2)
+        one: Tensor = tokens + self.first(tokens, tokens, tokens)[0]
+        again = tokens if self.parallel else one
+        out: Tensor = one + self.second(again, again, again)[0]
+        return out
+
+
+def test_layers_side_by_side_are_not_multiplied() -> None:
+    def run(parallel: bool) -> visattn.Recording:
+        model = Blocks(parallel)
+        with torch.no_grad(), visattn.capture(model) as recording:
+            model(tiny.pixels())
+        return recording
+
+    assert methods.rollout(run(parallel=False)).values.shape == (1, *tiny.GRID)
+    with pytest.raises(OptionError, match="second does not follow first but the pixels, so layers cannot be multiplied"):
+        methods.rollout(run(parallel=True))
+
+
+@pytest.mark.parametrize(
+    ("query", "patch"), [("input:0,0", "patch:0,0"), ("input:31.9,16", "patch:1,1"), ("input:15,47", "patch:0,2")]
+)
+def test_a_pixel_of_the_input_is_the_patch_that_covers_it(query: str, patch: str) -> None:
+    found, expected = (methods.attention(tiny.recording(), query=one) for one in (query, patch))
+    assert found.provenance.parameters["query"] == patch
+    assert torch.equal(found.values, expected.values)
+
+
+def test_a_pixel_outside_or_without_numbers_is_refused() -> None:
+    with pytest.raises(OptionError, match="no token covers the input pixel 32,0"):
+        methods.attention(tiny.recording(), query="input:32,0")
+    with pytest.raises(OptionError, match="an input query must be input:Y,X with numbers, got 'input:top'"):
+        methods.attention(tiny.recording(), query="input:top")
+
+
+def test_what_a_recording_does_not_hold_is_refused() -> None:
+    with pytest.raises(OptionError, match="the kernel's own result was not kept"):
+        tiny.recording()[0].error()
+    with pytest.raises(OptionError, match="no module's name matches 'nothing'"), visattn.capture(tiny.vit(), features="nothing"):
+        pass
+
+
+def test_a_model_that_gets_no_image_is_refused() -> None:
+    model = nn.Linear(3, 3)
+    with pytest.raises(CaptureError, match="the model was given no images"), visattn.capture(model):
+        model(torch.zeros(2, 3))
+
+
+class Hidden(nn.Module):
+    """Attends in windows whose number stands where nobody looks."""
+
+    def __init__(self, state: object) -> None:
+        super().__init__()
+        self.state, self.embed = state, nn.Conv2d(3, 8, 16, 16)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.embed(pixels).flatten(2).transpose(1, 2)
+        tokens = tokens.reshape(-1, self.state.size, 8)[:, None]  # type: ignore[attr-defined]
+        return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+
+class State:
+    size = 6
+
+
+def test_a_forward_that_went_otherwise_is_refused_and_followed_anew() -> None:
+    state = State()
+    model = Hidden(state)
+
+    def run() -> visattn.Recording:
+        with torch.no_grad(), visattn.capture(model) as recording:
+            model(tiny.pixels())
+        return recording
+
+    assert run()[0].operator.query_index is None
+    state.size = 3
+    with pytest.raises(
+        CaptureError, match=r"was called otherwise than in the forward before, at the same size\. Run the model again"
+    ):
+        run()
+    index = run()[0].operator.query_index
+    assert index is not None
+    assert index.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+class FiveAxes(Hidden):
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.embed(pixels).flatten(2).transpose(1, 2)[:, None, None]
+        return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+
+def test_a_told_grid_needs_operands_in_their_usual_axes() -> None:
+    model = FiveAxes(State())
+    with pytest.raises(LayoutError, match=r"operands must be \(B, heads, tokens, d\)"), visattn.capture(model, grid=tiny.GRID):
+        model(tiny.pixels())
