@@ -1,4 +1,4 @@
-"""Median seconds of a plain forward and of captures of a timm model with random weights, as JSON: `_bench_capture.py NAME ROUNDS`."""
+"""Medians of a plain forward and of captures of a timm model with random weights, as JSON: `_bench_capture.py NAME THREADS BATCH ROUNDS`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 import sys
 
 import torch
-from _bench_common import THREADS, medians
+from _bench_common import medians
 
 import visattn
 from visattn._capture import forget
 
 
-def main(name: str, rounds: int) -> dict[str, float]:
-    """Seconds by the name of the run; in a first capture the tokens are followed, later ones remember it."""
-    torch.set_num_threads(THREADS)
+def main(name: str, threads: int, batch: int, rounds: int) -> dict[str, float]:
+    """Ratios to a plain forward of the same series, and its seconds; a first capture follows the tokens, later ones remember it."""
+    torch.set_num_threads(threads)
     model = visattn.load_model(name, weights="none")
-    image = torch.randn(1, 3, 224, 224)
+    image = torch.randn(batch, 3, 224, 224)
 
     def plain() -> None:
         with torch.inference_mode():
@@ -30,8 +30,12 @@ def main(name: str, rounds: int) -> dict[str, float]:
         forget()
         capture()
 
-    return medians({"plain forward": plain, "first capture": first, "capture": capture}, rounds, warmup=2)
+    early = medians({"plain": plain, "first": first}, max(rounds // 4, 3), warmup=1)
+    later = medians(
+        {"plain": plain, "capture": capture}, rounds, warmup=3
+    )  # the second forward of a size writes down what a third reads
+    return {"seconds": later["plain"], "first": early["first"] / early["plain"], "capture": later["capture"] / later["plain"]}
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(main(sys.argv[1], *map(int, sys.argv[2:5]))))

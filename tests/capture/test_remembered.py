@@ -129,6 +129,7 @@ class Rolling(nn.Module):
     def __init__(self, by: str) -> None:
         super().__init__()
         self.by, self.vit, self.count = by, own.vit(), 0
+        self.config = types.SimpleNamespace(move=0)
 
     def forward(self, x: Tensor, move: int = 0) -> Tensor:
         if self.by == "state":
@@ -137,15 +138,18 @@ class Rolling(nn.Module):
             move = int(x.mean() > 0)
         elif self.by == "branch":
             move = 1 if x.mean() > 0 else 0
+        elif self.by == "config":
+            move = self.config.move
         return self.vit(x.roll(move * tiny.PATCH, -1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("by", ["caller", "state", "data", "branch"])
+@pytest.mark.parametrize("by", ["caller", "state", "config", "data", "branch"])
 def test_patches_that_move_are_followed_each_time(by: str) -> None:
     model = Rolling(by)
     for i in (0, 1, 1, 0, 1):
         x = tiny.pixels(2) + (100 if i else -100)
         given = {"move": i} if by == "caller" else {}
+        model.config.move = i
         fresh = anew(model, x, **given)
         same(run(model, x, **given), fresh)
 

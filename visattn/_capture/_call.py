@@ -16,7 +16,8 @@ from visattn.records import Source
 
 def own(tensor: Tensor) -> Tensor:
     """`tensor` in memory of its own: a view would keep the whole joint query-key-value tensor alive."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 class Call(ABC):
@@ -31,6 +32,8 @@ class Call(ABC):
     """
 
     out: Tensor | None = None
+    _operands: Sequence[str]
+    _kept = False
 
     def __init__(self, value: Tensor, lead: Sequence[int], rows: int) -> None:
         """Note the sizes."""
@@ -39,6 +42,14 @@ class Call(ABC):
     @abstractmethod
     def operator(self, arrangement: Arrangement) -> Operator:
         """The weights, in the order of `arrangement`."""
+
+    def keep(self, wanted: bool = True) -> None:
+        """Own what the operator is made from, so that it can be made later, and let the rest go; all of it if not `wanted`."""
+        for name in self._operands:
+            operand = getattr(self, name)
+            setattr(self, name, own(operand) if wanted and operand is not None else None)
+        self._kept, self.out = True, None
+        del self.value
 
     @abstractmethod
     def source(self, arrangement: Arrangement) -> Source:
@@ -54,11 +65,21 @@ class Call(ABC):
 
     def values(self, arrangement: Arrangement) -> Tensor:
         """The values in the order of `arrangement`."""
-        return own(arrangement.take(self.value.expand(*self.lead, *self.value.shape[-2:])))
+        return own(arrangement.take(self._wide(self.value)))
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor.contiguous() if self._kept else own(tensor)
+
+    def _wide(self, operand: Tensor) -> Tensor:
+        """An operand with all the axes before tokens."""
+        *lead, tokens, channels = operand.shape
+        return operand if lead == self.lead else operand.expand(*self.lead, tokens, channels)
 
 
 class FusedCall(Call):
     """A call of `scaled_dot_product_attention`."""
+
+    _operands = "query", "key", "mask", "lse"
 
     def __init__(
         self,
@@ -85,13 +106,13 @@ class FusedCall(Call):
 
     def operator(self, arrangement: Arrangement) -> SoftmaxOperator:
         """The weights from query and key."""
-        query, key = (own(arrangement.take(x.expand(*self.lead, *x.shape[-2:]))) for x in (self.query, self.key))
-        lse = None if self.lse is None else own(arrangement.take(self.lse[..., None]))[..., 0]
+        query, key = (self._own(arrangement.take(self._wide(x))) for x in (self.query, self.key))
+        lse = None if self.lse is None else self._own(arrangement.take(self.lse[..., None]))[..., 0]
         bias = self._bias()
         return SoftmaxOperator(
             query,
             key,
-            None if bias is None else own(arrangement.take_bias(bias, self.lead)),
+            None if bias is None else self._own(arrangement.take_bias(bias, self.lead)),
             self.scale,
             arrangement.query_index,
             arrangement.key_index,
@@ -130,6 +151,8 @@ class FusedCall(Call):
 class ProductCall(Call):
     """A product of weights with values; the weights went through a softmax."""
 
+    _operands = ("weights",)
+
     def __init__(self, product: Product) -> None:
         """Take the operands."""
         lead = _shared(product.value, product.weights)
@@ -138,8 +161,13 @@ class ProductCall(Call):
 
     def operator(self, arrangement: Arrangement) -> MatrixOperator:
         """The weights as they were multiplied."""
-        weights = own(arrangement.take(self.weights.expand(*self.lead, *self.weights.shape[-2:])))
+        weights = self._own(arrangement.take(self._wide(self.weights)))
         return MatrixOperator(weights, arrangement.query_index, arrangement.key_index)
+
+    def keep(self, wanted: bool = True) -> None:
+        """Also without the product."""
+        super().keep(wanted)
+        del self._product
 
     def source(self, arrangement: Arrangement) -> Source:
         """The gradient of the weights themselves."""
@@ -153,7 +181,7 @@ class ProductCall(Call):
 
     def weigh(self) -> Tensor:
         """As they are."""
-        return self.weights.expand(*self.lead, *self.weights.shape[-2:])
+        return self._wide(self.weights)
 
     def mix(self, weights: Tensor) -> Tensor:
         """In the axes of the model's own product."""
@@ -161,10 +189,8 @@ class ProductCall(Call):
         return (weights.to(self.value.dtype) @ self.value).permute([list(axes).index(i) for i in range(len(axes))])
 
 
-def _shared(first: Tensor, *others: Tensor) -> Sequence[int]:
+def _shared(*operands: Tensor) -> list[int]:
     """The axes before tokens, to which all operands broadcast."""
-    lead = first.shape[:-2]
-    if all(other.shape[:-2] == lead for other in others):
-        return lead
-    shapes = [other.shape[:-2] for other in others]
-    return torch.Size(torch.broadcast_shapes(lead, *shapes))  # type: ignore[no-untyped-call]
+    first, *others = (operand.shape[:-2] for operand in operands)
+    alike = all(other == first for other in others)
+    return list(first if alike else torch.broadcast_shapes(first, *others))  # type: ignore[no-untyped-call]

@@ -20,8 +20,12 @@ class Sums:
         self._sums: list[Tensor] = []
 
     def add(self, operator: Operator) -> None:
-        """Sum a new operator's operands."""
-        self._sums.extend(part.sum(dtype=torch.float32) for part in _operands(operator).values())
+        """Sum a new operator's operands; of two alike the products, which takes one pass."""
+        parts = list(_operands(operator).values())
+        if len(parts) == 2 and parts[0].dtype == torch.float32 and parts[0].numel() == parts[1].numel():
+            self._sums.append(torch.dot(parts[0].view(-1), parts[1].view(-1)))
+        else:
+            self._sums.extend(part.sum(dtype=torch.float32) for part in parts)
 
     def check(self, recording: Recording) -> None:
         """Refuse NaN and infinite values.

@@ -10,17 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 
 from visattn._capture._call import FusedCall
 from visattn.errors import UnsupportedModel
 
 _TOLERANCE = 1e-6  # of a bias that the function reckons in float32
-
-
-def is_flex(func: Callable[..., Any]) -> bool:
-    """Whether this is the operator behind `flex_attention`."""
-    return getattr(func, "__name__", "") == "flex_attention" and isinstance(func, HigherOrderOperator)
 
 
 def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str, repeat: Callable[[Tensor, int], Tensor]) -> FusedCall:

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.overrides import TorchFunctionMode
 
 from visattn._capture._call import Call, FusedCall, ProductCall
-from visattn._capture._flex import flex_call, is_flex
+from visattn._capture._flex import flex_call
 from visattn._capture._follow import Follower
 from visattn._capture._owner import Owners
+from visattn._capture._script import Script, Step
 from visattn._capture._softmax import SEEN, SOFTMAX, SoftmaxTrace
 from visattn.operators._fused import LogSumExpReader
 
 _LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
-_FIRST = _FUSED | SOFTMAX | {F.multi_head_attention_forward}
-_SEEN = _FIRST | SEEN
+_FIRST = _FUSED | SOFTMAX | {F.multi_head_attention_forward, flex}
 
 # glibc keeps as much freed memory as twice the largest block that it has mapped and freed: without this one, never touched, it gives
 # the pages of a dropped recording back and takes them anew for the next one.
@@ -45,8 +46,9 @@ class CaptureMode(TorchFunctionMode):
         """Prepare to see the calls; nothing is put on the model."""
         super().__init__()
         self.owners, self._receive, self._replace = Owners(model), receive, replace
-        self._softmax = SoftmaxTrace()
         self.follower: Follower | None = None  # who follows the tokens of the running forward, where somebody must
+        self.script: Script | None = None  # of a forward that is known
+        self._softmax = SoftmaxTrace()
 
     def __torch_function__(
         self,
@@ -55,32 +57,47 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
+        script, step = self.script, None
+        if script is not None:
+            if script.passing:
+                script.passing -= 1
+                return func(*args, **kwargs) if kwargs else func(*args)
+            step = script.met(func)
+        if self.follower is None and func not in _FIRST and step is None and not (self._softmax.alive and func in SEEN):
+            return func(*args, **kwargs) if kwargs else func(*args)  # most of a forward
         kwargs = kwargs or {}
-        wanted = _SEEN if self._softmax.met else _FIRST
-        if func not in wanted and self.follower is None and not is_flex(func):  # most of a forward
-            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
+            if script is not None:
+                script.note(func)
             with self:
                 return _multi_head_attention(*args, **kwargs)
-        fused, flexible = func in _FUSED, is_flex(func)
+        fused, flexible = func in _FUSED, func is flex
+        if step is not None and step.operand is not None:
+            self._softmax.adopt(args, kwargs, step.operand)
         product = None if fused or flexible else self._softmax.product(func, args, kwargs, self._permuted)
-        owner = self.owners.current() if fused or flexible or product else None
+        owner = self._owner(step) if fused or flexible or product else None
         if owner is None:
             out = func(*args, **kwargs)
             self._softmax.follow(func, args, out)
             if self.follower is not None:
                 self.follower.see(func, args, kwargs, out)
             return out
+        if script is not None:
+            operand = None if product is None else self._softmax.position(args, kwargs, product.operand)
+            script.note(func, owner[0], self.owners.modules.index(owner[1]), operand)
         if flexible:
             return self._flex(owner, func, args, kwargs)
         call: Call = ProductCall(product) if product else FusedCall(*args, **kwargs, repeat=self._repeated)
-        call.out = self._replace(*owner, call) if self._replace is not None else None
-        if call.out is None:
-            call.out = _made(call, func, args, kwargs)
+        out = self._replace(*owner, call) if self._replace is not None else None
+        call.out = out = _made(call, func, args, kwargs) if out is None else out
         if self.follower is not None:
-            self.follower.see(func, args, kwargs, call.out)
+            self.follower.see(func, args, kwargs, out)
         self._receive(*owner, call)
-        return call.out
+        return out
+
+    def _owner(self, step: Step | None) -> tuple[str, nn.Module] | None:
+        """Who makes the call: as it was written down, else by the stack."""
+        return self.owners.current() if step is None else (step.layer, self.owners.modules[step.owner])
 
     def _flex(
         self, owner: tuple[str, nn.Module], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -88,11 +105,11 @@ class CaptureMode(TorchFunctionMode):
         results = func(*args, **kwargs)
         call = flex_call(args, kwargs, owner[0], self._repeated)
         replaced = self._replace(*owner, call) if self._replace is not None else None
-        call.out = results[0] if replaced is None else replaced
+        call.out = out = results[0] if replaced is None else replaced
         if self.follower is not None:
-            self.follower.see(F.scaled_dot_product_attention, args[:3], {}, call.out)
+            self.follower.see(F.scaled_dot_product_attention, args[:3], {}, out)
         self._receive(*owner, call)
-        return call.out, *results[1:]
+        return out, *results[1:]
 
     def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         return self._moved(torch.permute, tensor, tuple(axes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from types import FrameType
 
 from torch import nn
@@ -17,22 +18,31 @@ class Owners:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Name the modules once."""
-        named = list(model.named_modules())
-        self.modules = [module for _, module in named]
-        self._names = {id(module): name for name, module in named}
+        """Find the modules once; their names wait until somebody asks."""
+        found, waiting = {model: None}, [model]
+        while waiting:
+            if parts := waiting.pop()._modules:
+                new = [part for part in parts.values() if part is not None and part not in found]
+                found.update(dict.fromkeys(new))
+                waiting += new
+        self.modules, self._model = list(found), model
+
+    @cached_property
+    def _named(self) -> dict[int, tuple[str, nn.Module]]:
+        return {id(module): (name, module) for name, module in self._model.named_modules()}
 
     def current(self) -> tuple[str, nn.Module] | None:
         """Dotted name and module of the innermost running method of the model; None if another model runs."""
-        frame: FrameType | None = sys._getframe(2)  # behind the mode's own, whose locals take time to collect
+        frame: FrameType | None = sys._getframe(3)  # behind the mode's own, whose locals take time to collect
         while frame is not None:
             code = frame.f_code
             if code.co_argcount:
                 first = frame.f_locals.get(code.co_varnames[0])
-                if isinstance(first, nn.Module) and id(first) in self._names:
-                    name = self._names[id(first)].replace("_orig_mod.", "").removeprefix("module.")
-                    path = _path_in_trace(first, frame.f_lineno) if isinstance(first, GraphModule) else ""
-                    return ".".join(part for part in (name, path) if part), first
+                known = self._named.get(id(first))
+                if known is not None:
+                    name, module = known[0].replace("_orig_mod.", "").removeprefix("module."), known[1]
+                    path = _path_in_trace(module, frame.f_lineno) if isinstance(module, GraphModule) else ""
+                    return ".".join(part for part in (name, path) if part), module
             frame = frame.f_back
         return None
 

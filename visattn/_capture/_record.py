@@ -56,7 +56,8 @@ class _Session:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, layers: str, values: bool, gradients: bool) -> None:
         self.recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
-        self.watch = Watch(model, anatomy, self._receive)
+        whole = values or gradients  # more than operands
+        self.watch = Watch(model, anatomy, self._receive, keeps=None if whole else self._matches)
         self.watch.needs_gradients = gradients
         self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
         self._sums = Sums()
@@ -70,7 +71,7 @@ class _Session:
             )
         arrangement, follows = self.watch.arranged(layer, number, owner, call)
         self.watch.passed(layer, number, arrangement.kind, call)
-        if not fnmatchcase(layer, self._layers):
+        if not self._matches(layer):
             self._passed_by[layer] = None
             return
         operator = call.operator(arrangement)
@@ -92,6 +93,9 @@ class _Session:
                 source=call.source(arrangement) if self._gradients else None,
             )
         )
+
+    def _matches(self, layer: str) -> bool:
+        return self._layers == "*" or fnmatchcase(layer, self._layers)
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         """A hook that keeps the tokens that a module gives."""

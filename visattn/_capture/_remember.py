@@ -6,24 +6,28 @@ chose the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from visattn._capture._arrange import Arrangement, Tokens
 from visattn._capture._call import Call
+from visattn._capture._script import OTHERWISE, Step
 from visattn.errors import CaptureError
 
 _KEPT = 8  # input sizes for each model
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size})
-_HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks"})
-# what every module has: data, other modules, and hooks of loading, saving and gradients
-_EVERY_MODULE = frozenset(nn.Module().__dict__) - _HOOKS - {"training"}
+# what every module has: data, other modules, and hooks
+_EVERY_MODULE = frozenset(nn.Module().__dict__) - {"training"}
+# these leave tokens where they are, whatever their settings
+_SETTLED = frozenset({nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Dropout, nn.Identity, nn.BatchNorm2d})
 
 _known: WeakKeyDictionary[nn.Module, dict[Hashable, Way]] = WeakKeyDictionary()
 
@@ -35,10 +39,18 @@ class Way:
     Attributes:
         calls: By layer and number of the call: the sizes of its operands, its arrangement and what it follows.
         tokens: By layer and number of the call: where its output's tokens lie.
+        steps: Where in the forward they are made, once that was written down.
+        fixed: Whether they are made there every time.
     """
 
     calls: dict[tuple[str, int], tuple[Sequence[int], Arrangement, tuple[str, int] | None]] = field(default_factory=dict)
     tokens: dict[tuple[str, int], Tokens | None] = field(default_factory=dict)
+    steps: Sequence[Step] | None = None
+    fixed: bool = True
+
+    def missing(self, counts: Mapping[str, int]) -> str | None:
+        """A layer that made fewer calls than it did then."""
+        return next((layer for layer, number in self.calls if number >= counts[layer]), None)
 
     def recall(self, layer: str, number: int, call: Call) -> tuple[Arrangement, tuple[str, int] | None]:
         """The arrangement of a call.
@@ -48,8 +60,7 @@ class Way:
         """
         sizes, arrangement, follows = self.calls.get((layer, number), ((), None, None))
         if arrangement is None or tuple(sizes) != sizes_of(call):
-            _known.clear()
-            raise CaptureError(f"{layer} was called otherwise than in the forward before, at the same size. Run the model again.")
+            raise CaptureError(OTHERWISE.format(layer))
         return arrangement, follows
 
 
@@ -71,43 +82,63 @@ def remember(model: nn.Module, key: Hashable, way: Way) -> None:
     ways[key] = way
 
 
+def drop(model: nn.Module, key: Hashable) -> None:
+    """Follow the tokens of such a forward anew."""
+    _known.get(model, {}).pop(key, None)
+
+
 def forget() -> None:
     """Follow the tokens of every model anew."""
     _known.clear()
 
 
-def key_of(modules: Iterable[nn.Module], pixels: Tensor, given: object) -> Hashable:
+def key_of(modules: Sequence[nn.Module], pixels: Tensor, given: object) -> Hashable:
     """Everything that a forward could depend on when it begins, but for data: modules, their settings, replaced methods, hooks, sizes."""
-    facts: list[Hashable] = [str(pixels.device), pixels.dtype, _fact(given)]
-    kinds: dict[type, Hashable] = {}
-    for module in modules:
-        kind = type(module)
-        if kind not in kinds:
-            kinds[kind] = _number(kind), _number(kind.forward)
-        facts += id(module), kinds[kind]
+    objects: dict[int, Hashable] = {}
+    device = pixels.device
+    kinds: tuple[Any, ...] = tuple(map(type, modules))
+    facts: list[Hashable] = [
+        *(str(device), pixels.dtype, _fact(given, objects)),
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled(device.type)),
+        *(_number(hook) for hooks in (_global_forward_hooks, _global_forward_pre_hooks) for hook in hooks.values()),
+        *(tuple(map(id, modules)), kinds, *(_number(kind.forward) for kind in dict.fromkeys(kinds))),
+    ]
+    for module in [module for module in modules if module._forward_hooks or module._forward_pre_hooks]:
+        after, before = (
+            tuple(_number(hook) for hook in hooks.values() if not _ours(hook))
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        )
+        if after or before:
+            facts += id(module), after, before
+    for module in [x for x in modules if type(x) not in _SETTLED or "forward" in x.__dict__]:
+        facts.append(len(module._modules))
         for name, value in module.__dict__.items():
-            if name in _EVERY_MODULE:
-                continue
-            if type(value) in _PLAIN:
-                facts += name, value
-            elif name in _HOOKS:
-                facts += (_number(hook) for hook in value.values() if not _ours(hook))
-            else:
-                facts += name, _fact(value)
+            if name not in _EVERY_MODULE:
+                facts += name, value if type(value) in _PLAIN else _fact(value, objects)
     return tuple(facts)
 
 
-def _fact(value: object) -> Hashable:
-    """What tells a setting from another; data do not count, but for their shape."""
+def _fact(value: object, objects: dict[int, Hashable]) -> Hashable:
+    """What tells a setting from another; data do not count, but for their shape. `objects` are those that were seen before."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
         return value.shape
+    if id(value) in objects:
+        return objects[id(value)]
+    objects[id(value)] = None  # until it is known, which ends circles
+    fact: Hashable = None
     if isinstance(value, Mapping):
-        return tuple((str(name), _fact(item)) for name, item in value.items())
-    if isinstance(value, (tuple, list)):
-        return tuple(_fact(item) for item in value)
-    return _number(value) if callable(value) else None
+        fact = tuple((str(name), _fact(item, objects)) for name, item in value.items())
+    elif isinstance(value, (tuple, list)):
+        fact = tuple(_fact(item, objects) for item in value)
+    elif callable(value):
+        fact = _number(value)
+    else:  # a configuration: what it says itself, for behind it may lie anything
+        said = getattr(value, "__dict__", {}).items()
+        fact = tuple((name, item) for name, item in said if type(item) in _PLAIN)
+    objects[id(value)] = fact
+    return fact
 
 
 def _ours(value: object) -> bool:

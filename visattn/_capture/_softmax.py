@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from visattn._capture._codes import flat
+
 _aten = torch.ops.aten
 SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, _aten.softmax.int, _aten._softmax.default})
 _PRODUCT = frozenset(
@@ -61,19 +63,27 @@ class SoftmaxTrace:
     What counts is the operand of that product, not the softmax's own result: talking heads and gates lie between.
 
     Attributes:
-        met: Whether there was any softmax.
+        alive: The tensors that are followed.
     """
 
     def __init__(self) -> None:
         """Start with nothing to follow."""
         self._followed = _Tensors()
-        self.met = False
+        self.alive = self._followed.known
+
+    def position(self, args: Sequence[Any], kwargs: Mapping[str, Any], operand: Tensor) -> int:
+        """Which tensor of a call `operand` is."""
+        return next(i for i, x in enumerate(_tensors(args, kwargs)) if x is operand)
+
+    def adopt(self, args: Sequence[Any], kwargs: Mapping[str, Any], position: int) -> None:
+        """Take such a tensor of a call for weights, without having seen their softmax."""
+        self._followed.add(_tensors(args, kwargs)[position])
 
     def product(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], permute: Permute
     ) -> Product | None:
         """The product with values that a call is about to make, if it is one; `permute` makes the views of its operands."""
-        if not self.met:
+        if not self.alive:
             return None
         if func in _PRODUCT:
             left, right = (*args, *kwargs.values())[:2]
@@ -93,8 +103,7 @@ class SoftmaxTrace:
         if func in SOFTMAX:
             if out.ndim > 2:  # a pair of numbers is a gate
                 self._followed.add(out)
-                self.met = True
-        elif self.met and func in _BETWEEN and isinstance(out, Tensor):
+        elif self.alive and func in _BETWEEN and isinstance(out, Tensor):
             followed = [x for x in args if isinstance(x, Tensor) and x in self._followed]
             if followed and not (func in _SCALING and self._gated(args, out)):
                 self._followed.add(out)
@@ -130,15 +139,19 @@ class _Tensors:
     """A set of tensors by identity that keeps none alive; the dictionary of torch for this costs ten times as much."""
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[Tensor]] = {}
+        self.known: dict[int, weakref.ref[Tensor]] = {}
 
     def add(self, tensor: Tensor) -> None:
         number = id(tensor)
-        self._known[number] = weakref.ref(tensor, lambda _: self._known.pop(number, None))
+        self.known[number] = weakref.ref(tensor, lambda _: self.known.pop(number, None))
 
     def __contains__(self, tensor: object) -> bool:
-        found = self._known.get(id(tensor))
+        found = self.known.get(id(tensor))
         return found is not None and found() is tensor
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    return [x for x in (*flat(args), *kwargs.values()) if isinstance(x, Tensor)]
 
 
 def _turned(axes: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,16 +18,32 @@ from visattn._capture._eager import uncompiled
 from visattn._capture._follow import Follower
 from visattn._capture._locate import by_rule, locate
 from visattn._capture._mode import CaptureMode, Receive, Replace
-from visattn._capture._remember import Way, key_of, remember, sizes_of, way_of
+from visattn._capture._remember import Way, drop, key_of, remember, sizes_of, way_of
+from visattn._capture._script import OTHERWISE, Reader, Script, Writer, innermost
 from visattn._types import Kind
 from visattn.errors import CaptureError, UnsupportedModel
 
 
 class Watch:
-    """What is known of the running forward; `receive` and `replace` are those of `CaptureMode`."""
+    """What is known of the running forward."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, receive: Receive, replace: Replace | None = None) -> None:
-        """Prepare to watch; nothing is put on the model."""
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        receive: Receive,
+        replace: Replace | None = None,
+        keeps: Callable[[str], bool] | None = None,
+    ) -> None:
+        """Prepare to watch; nothing is put on the model.
+
+        `receive` and `replace` are those of `CaptureMode`. With `keeps`, which says of a layer whether its operands are wanted,
+        `receive` may be called at the end of the forward, of calls that kept nothing else: Python takes a fifth of the time there
+        that it takes between two large operations, which leave nothing of it in the caches.
+
+        Raises:
+            UnsupportedModel: If the model is none, or runs outside Python.
+        """
         if not isinstance(model, nn.Module):
             hint = ". Pass its .module()" if isinstance(model, torch.export.ExportedProgram) else ""  # type: ignore[unreachable]
             raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
@@ -37,7 +53,9 @@ class Watch:
         self.needs_gradients = False
         self.tokens_of: list[str] = []  # modules that `tokens` is asked about
         self._model, self._anatomy = model, anatomy
-        self._mode = CaptureMode(model, receive, replace)
+        self._mode = CaptureMode(model, self._made, replace)
+        self._receive, self._keeps = receive, keeps
+        self._waiting: list[tuple[str, nn.Module, Call]] = []  # calls to be received at the end of the forward
         self._thread = threading.get_ident()
         self._calls: Counter[str] = Counter()
         self._inside = False
@@ -57,7 +75,9 @@ class Watch:
                 stack.callback(child.register_forward_pre_hook(self._enter_part).remove)
             stack.enter_context(uncompiled())
             stack.enter_context(self._mode)
-            stack.callback(self.__dict__.pop, "_mode")  # who refers back to this: nothing waits for the garbage collector
+            for name in ("_mode", "_receive", "_keeps"):  # which refer back to this: nothing waits for the garbage collector
+                stack.callback(self.__dict__.pop, name)
+            stack.callback(self._close_script)
             yield
 
     def running(self) -> bool:
@@ -129,14 +149,33 @@ class Watch:
         if new and (self._mode.follower is None or self._mode.follower.of(args[0]) is None):
             self._start(args[0], None)
 
+    def _made(self, layer: str, owner: nn.Module, call: Call) -> None:
+        if self._keeps is None or not isinstance(self._mode.script, Reader):
+            self._receive(layer, owner, call)
+        else:
+            call.keep(self._keeps(layer))
+            self._waiting.append((layer, owner, call))
+
     def _start(self, pixels: Tensor, key: Hashable) -> None:
         self.forward += 1
         self._calls.clear()
+        self._waiting.clear()
         self.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
         self._images, self._key, self._way, self._known, self._mode.follower = len(pixels), key, Way(), None, None
         if self._anatomy.place is None:
             self._known = None if key is None else way_of(self._model, key)
             self._mode.follower = Follower(self._model, pixels) if self._known is None else None
+        if self._known is not None and self._known.fixed and innermost(self._mode):
+            modules, steps = self._mode.owners.modules, self._known.steps
+            self._mode.script = (
+                Writer(modules, self._elsewhere) if steps is None else Reader(steps, self._mode, modules, self._elsewhere)
+            )
+
+    def _close_script(self) -> None:
+        """See everything again."""
+        if self._mode.script is not None:
+            self._mode.script.close()
+            self._mode.script = None
 
     def _watched(self, pixels: Tensor) -> Tensor:
         """Pixels that need gradients, where frozen parameters would not give a graph to every layer."""
@@ -154,7 +193,25 @@ class Watch:
         if self._elsewhere():
             return
         self._inside = False
+        for layer, owner, call in self._waiting:
+            self._receive(layer, owner, call)
+        script: Script | None = self._mode.script
         follower, self._mode.follower = self._mode.follower, None
-        if follower is not None and not follower.chosen_by_data and self._key is not None and output is not None:
-            remember(self._model, self._key, self._way)
-        self._key = None
+        self._close_script()
+        key, self._key = self._key, None
+        if self._known is not None:
+            missing = self._known.missing(self._calls)
+            if output is None or missing:
+                drop(self._model, key)
+            elif isinstance(script, Writer):
+                self._known.steps = script.steps
+            if output is not None and missing:
+                raise CaptureError(OTHERWISE.format(missing))
+        elif follower is not None and not follower.chosen_by_data and key is not None and output is not None:
+            self._way.fixed = bool(self._way.calls) and not any(map(_varies, self._mode.owners.modules))
+            remember(self._model, key, self._way)
+
+
+def _varies(module: nn.Module) -> bool:
+    """Whether layers may be left out at random, or another way be taken when no mode is on."""
+    return module.training or isinstance(module, nn.TransformerEncoder)

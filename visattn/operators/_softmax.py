@@ -50,29 +50,25 @@ class SoftmaxOperator(Operator):
             ShapeError: If the shapes do not fit.
             OptionError: If `dtype` is neither float32 nor float64.
         """
-        if (
-            query.ndim != key.ndim
-            or query.shape[-1] != key.shape[-1]
-            or query.shape[:-2] != key.shape[:-2]
-            or query.ndim not in (4, 5)
-        ):
+        (*lead, queries, dim), (*others, keys, key_dim) = query.shape, key.shape
+        if dim != key_dim or lead != others or len(lead) not in (2, 3):
             raise ShapeError(
                 f"query and key must be (B, heads, q, d) and (B, heads, k, d), got {tuple(query.shape)} and {tuple(key.shape)}."
             )
-        if query.ndim == 5 and query_index is None:
+        if len(lead) == 3 and query_index is None:
             raise ShapeError("blocks (5 axes) need query_index and key_index, which say where each token belongs. Pass both.")
         if bias is not None:
             bias = bias.reshape(*(1,) * (query.ndim - bias.ndim), *bias.shape)
-            if any(have not in (1, want) for have, want in zip(bias.shape, (*query.shape[:-1], key.shape[-2]), strict=True)):
-                raise ShapeError(f"bias must broadcast to {(*query.shape[:-1], key.shape[-2])}, got {tuple(bias.shape)}.")
-        if query.ndim == 4:
-            query, key = query[:, :, None], key[:, :, None]
-            bias, lse = (tensor if tensor is None else tensor[:, :, None] for tensor in (bias, lse))
+            if any(have not in (1, want) for have, want in zip(bias.shape, (*lead, queries, keys), strict=True)):
+                raise ShapeError(f"bias must broadcast to {(*lead, queries, keys)}, got {tuple(bias.shape)}.")
+        if len(lead) == 2:
+            lead, query, key = [*lead, 1], query.unsqueeze(2), key.unsqueeze(2)
+            bias, lse = (tensor if tensor is None else tensor.unsqueeze(2) for tensor in (bias, lse))
         self.query, self.key, self.bias, self.lse, self.dtype = query, key, bias, lse, computing(dtype)
-        self.scale = query.shape[-1] ** -0.5 if scale is None else scale
+        self.scale = dim**-0.5 if scale is None else scale
         self.query_index, self.key_index = query_index, key_index
-        sizes = token_counts(query_index, key_index, tuple(query.shape[2:4]), tuple(key.shape[2:4]))  # type: ignore[arg-type]
-        self.shape = query.shape[0], query.shape[1], *sizes
+        batch, heads, blocks = lead
+        self.shape = batch, heads, *token_counts(query_index, key_index, (blocks, queries), (blocks, keys))
 
     @property
     def device(self) -> torch.device:
