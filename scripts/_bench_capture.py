@@ -1,4 +1,4 @@
-"""Medians of a plain forward and of captures of a timm model with random weights, as JSON: `_bench_capture.py NAME THREADS BATCH ROUNDS`."""
+"""Captures of a timm model with random weights against its plain forward, as JSON: `_bench_capture.py NAME THREADS BATCH ROUNDS`."""
 
 from __future__ import annotations
 

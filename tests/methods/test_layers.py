@@ -111,9 +111,8 @@ class State:
     size = 6
 
 
-def test_a_forward_that_went_otherwise_is_refused_and_followed_anew() -> None:
-    state = State()
-    model = Hidden(state)
+def test_a_forward_that_went_otherwise_is_refused_and_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Hidden(State())
 
     def run() -> visattn.Recording:
         with torch.no_grad(), visattn.capture(model) as recording:
@@ -121,7 +120,7 @@ def test_a_forward_that_went_otherwise_is_refused_and_followed_anew() -> None:
         return recording
 
     assert run()[0].operator.query_index is None
-    state.size = 3
+    monkeypatch.setattr(State, "size", 3)  # of the class: a setting of the object would be seen
     with pytest.raises(
         CaptureError, match=r"was called otherwise than in the forward before, at the same size\. Run the model again"
     ):

@@ -202,7 +202,8 @@ class Follower:
         return None
 
     def _rearranged(self, func: Any, places: Places, args: list[Any], kwargs: dict[str, Any], out: Any) -> Any:  # noqa: ANN401
-        if any(isinstance(x, Tensor) for x in flat([*args[1:], *kwargs.values()])):
+        shape_of = name_of(func).endswith("_as")  # of another tensor the shape alone
+        if not shape_of and any(isinstance(x, Tensor) for x in flat([*args[1:], *kwargs.values()])):
             self.chosen_by_data = True
         if name_of(func) in ("view", "reshape") and args[1:] and isinstance(args[1], torch.dtype):
             return None

@@ -3,12 +3,11 @@
 A function mode makes every operation of a forward slower, most of all behind a large one. So in the second forward of a size each
 attention is noted as a place in the course of things: after which call of which module it comes, and how many function calls later. In
 the third the mode is on from that module to the next one only. Whatever then is not as it was written ends in an error: another
-function at that place, other sizes, or a place that is never reached.
+function at that place or more of them around it, other sizes, or a place that is never reached.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from visattn.errors import CaptureError
 
 OTHERWISE = "{} was called otherwise than in the forward before, at the same size. Run the model again."
+
+_ALL = 1 << 60  # more function calls than any forward makes
 
 Moment = tuple[int, bool]  # number of a module; whether its call ended there or began
 
@@ -36,6 +37,7 @@ class Step(NamedTuple):
         owner: Its number in the model.
         operand: Which of its tensors are weights, where they are written out.
         until: The next moment; None if the next step comes first.
+        left: Function calls before that.
     """
 
     moment: Moment | None
@@ -46,6 +48,7 @@ class Step(NamedTuple):
     owner: int
     operand: int | None
     until: Moment | None = None
+    left: int = 0
 
 
 class Script(Protocol):
@@ -55,7 +58,7 @@ class Script(Protocol):
         passing: How many more function calls are of no interest.
     """
 
-    passing: float
+    passing: int
 
     def met(self, func: Callable[..., Any]) -> Step | None:
         """The step that a function call is, where that is known; asked about each one that `passing` does not cover."""
@@ -70,7 +73,7 @@ class Script(Protocol):
 class Writer:
     """Writes `steps` while the mode is on."""
 
-    passing = 0.0
+    passing = 0
 
     def __init__(self, modules: Sequence[nn.Module], elsewhere: Callable[[], bool]) -> None:
         """Begin with the forward of the first module, which has all the others."""
@@ -99,7 +102,7 @@ class Writer:
 
     def _came(self, moment: Moment) -> None:
         if self._moment is None and self.steps:
-            self.steps[-1] = self.steps[-1]._replace(until=moment)
+            self.steps[-1] = self.steps[-1]._replace(until=moment, left=self._passed)
         self._times[moment] += 1
         self._moment, self._passed = moment, 0
 
@@ -112,7 +115,7 @@ class Reader:
     ) -> None:
         """Begin with the forward of the first module; the mode must be on, and the innermost."""
         self._steps, self._mode, self._on = iter(steps), mode, True
-        self._until: Moment | None = None
+        self._done: Step | None = None  # until it is left
         self._next()
         if self._step is None or self._step.moment is not None:
             self._turn(False)
@@ -129,7 +132,7 @@ class Reader:
         assert step is not None  # noqa: S101 - behind the last one everything passes
         if func is not step.func:
             raise CaptureError(OTHERWISE.format(step.layer or "the model"))
-        self._until = step.until
+        self._done = step
         self._next()
         return step
 
@@ -145,12 +148,15 @@ class Reader:
     def _next(self) -> None:
         step = self._step = next(self._steps, None)
         self._times = 0
-        self.passing = step.passed if step is not None and step.moment is None else math.inf
+        self.passing = step.passed if step is not None and step.moment is None else _ALL
 
     def _came(self, moment: Moment) -> None:
-        if moment == self._until:
+        done = self._done
+        if done is not None and moment == done.until:
+            if _ALL - self.passing != done.left:
+                raise CaptureError(OTHERWISE.format(done.layer or "the model"))
             self._turn(False)
-            self._until = None
+            self._done = None
         step = self._step
         if step is not None and moment == step.moment:
             self._times += 1

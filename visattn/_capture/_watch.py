@@ -157,6 +157,7 @@ class Watch:
             self._waiting.append((layer, owner, call))
 
     def _start(self, pixels: Tensor, key: Hashable) -> None:
+        self._close_script()
         self.forward += 1
         self._calls.clear()
         self._waiting.clear()
@@ -193,7 +194,7 @@ class Watch:
         if self._elsewhere():
             return
         self._inside = False
-        for layer, owner, call in self._waiting:
+        for layer, owner, call in self._waiting if output is not None else ():
             self._receive(layer, owner, call)
         script: Script | None = self._mode.script
         follower, self._mode.follower = self._mode.follower, None

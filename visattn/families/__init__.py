@@ -77,7 +77,8 @@ def capture(
     The model keeps its fused kernel and its results stay bit-identical; queries and keys are copied, weights are rebuilt from them
     when a method asks. Parameters, gradients, training flags and hooks are as before afterwards, also after an error. Records hold
     what the kernel was given: in training mode that is attention before dropout. Where tokens lie is followed from the pixels,
-    operation by operation, in the first forward of a size; an attention whose tokens cannot be followed has a `reason`.
+    operation by operation, in the first forward of a size; an attention whose tokens cannot be followed has a `reason`. Records are
+    there when the forward ends.
 
     Args:
         model: Any module that is called with images `(B, C, H, W)`.

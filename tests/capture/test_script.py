@@ -1,0 +1,299 @@
+"""A forward that is known is watched only around its attentions: nothing may be seen otherwise for that, and nothing missed in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+import visattn
+from tests import tiny
+from tests.capture import own
+from tests.zoo import FAMILIES
+from visattn._capture._mode import CaptureMode
+from visattn._capture._script import Reader
+from visattn.errors import CaptureError, NoAttentionCaptured
+from visattn.records import Recording
+
+FOLLOWED, WRITTEN, READ = range(3)
+
+
+def run(model: nn.Module, x: Tensor, **options: Any) -> Recording:
+    with torch.no_grad(), visattn.capture(model, **options) as recording:
+        model(x)
+    return recording
+
+
+def known(model: nn.Module, x: Tensor) -> Recording:
+    """A model that was captured until it is read; what the last capture saw."""
+    for _ in range(READ + 1):
+        recording = run(model, x)
+    return recording
+
+
+def weights(recording: Recording) -> list[Tensor]:
+    return [record.operator.block(number) for record in recording for number in range(_blocks(record))]
+
+
+def _blocks(record: visattn.AttentionRecord) -> int:
+    index = record.operator.query_index
+    return 1 if index is None else len(index)
+
+
+def facts(recording: Recording) -> list[object]:
+    return [(r.layer, r.call, r.forward, r.kind, r.queries, r.keys, r.follows, r.reason) for r in recording]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each forward that was read."""
+    times: list[None] = []
+    begin = Reader.__init__
+    monkeypatch.setattr(Reader, "__init__", lambda self, *args: times.append(begin(self, *args)))
+    return times
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_later_capture_is_as_the_first(name: str, read: list[None]) -> None:
+    family = FAMILIES[name]
+    size = family.sizes[-1]
+    torch.manual_seed(0)
+    model, x = family.build(size).eval(), tiny.pixels(2, size)
+    first = run(model, x)
+    for _ in range(3):
+        later = run(model, x)
+        assert facts(later) == facts(first)
+        assert all(map(torch.equal, weights(later), weights(first)))
+    assert read  # biases that are cached in the first forward make the second one a first
+
+
+def test_hardly_any_other_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention, and what comes between the modules before and behind it."""
+    seen: list[object] = []
+    ask = CaptureMode.__torch_function__
+
+    def counting(self: CaptureMode, func: Callable[..., Any], *args: Any) -> object:
+        seen.append(func)
+        return ask(self, func, *args)
+
+    monkeypatch.setattr(CaptureMode, "__torch_function__", counting)
+    model, x = tiny.vit(), tiny.pixels()
+    counts = []
+    for _ in range(READ + 1):
+        seen.clear()
+        run(model, x)
+        counts.append(len(seen))
+    pixels_are_looked_for = seen[: -3 * 2]
+    assert [getattr(func, "__name__", "") for func in seen[-3 * 2 :]] == [
+        "scaled_dot_product_attention",
+        "transpose",
+        "reshape",
+    ] * 2
+    assert len(pixels_are_looked_for) < 10 < 40 < counts[FOLLOWED]
+
+
+class Shared(nn.Module):
+    """One block and one identity, used again and again, and an attention right in the model's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.same = nn.Conv2d(3, 32, tiny.PATCH, tiny.PATCH), nn.Identity()
+        self.block = own.Attention(F.scaled_dot_product_attention, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.same(self.stem(x)).flatten(2).mT
+        for _ in range(3):
+            x = self.same(x) + self.same(self.block(self.same(x)))
+        x = F.scaled_dot_product_attention(x, x, x)
+        x = F.softmax(self.same(x) @ x.mT, -1) @ x
+        return self.same(x).mean(1)
+
+
+def test_modules_that_run_several_times_are_told_apart(read: list[None]) -> None:
+    model, x = Shared().eval(), tiny.pixels(2)
+    first = run(model, x)
+    last = known(model, x)
+    assert len(read) == 2
+    assert [(r.layer, r.call) for r in last] == [("block", 0), ("block", 1), ("block", 2), ("", 0), ("", 1)]
+    assert facts(last) == facts(first)
+    assert all(map(torch.equal, weights(last), weights(first)))
+
+
+class Flag:
+    """A state that no capture can see."""
+
+    ways = ("fused", "written", "none", "turned", "twice", "longer")
+    way = "fused"
+
+
+def by_flag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if Flag.way == "written":
+        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+    if Flag.way == "none":
+        return v
+    if Flag.way == "turned":
+        q = q.mT.mT
+    if Flag.way == "twice":
+        v = F.scaled_dot_product_attention(q, k, v)
+    if Flag.way == "longer":
+        k, v = (torch.cat([x, x], -2) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("stage", [FOLLOWED, WRITTEN, READ])
+@pytest.mark.parametrize("way", Flag.ways[1:])
+def test_what_cannot_be_known_ends_in_an_error_or_is_seen(way: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = own.vit(by_flag), tiny.pixels(2)
+    monkeypatch.setattr(Flag, "way", "fused")
+    for _ in range(stage + 1):
+        run(model, x)
+    monkeypatch.setattr(Flag, "way", way)
+    recording = run_again(model, x)
+    expected = 0 if way == "none" else len(run(copy.deepcopy(model), x))
+    assert (0 if recording is None else len(recording)) == expected
+    assert _get_current_function_mode() is None
+    monkeypatch.setattr(Flag, "way", "fused")
+    run_again(model, x)
+    assert facts(known(model, x)) == facts(run(copy.deepcopy(model), x))
+
+
+def run_again(model: nn.Module, x: Tensor) -> Recording | None:
+    """As the error asks for; None where there is no attention."""
+    try:
+        return run(model, x)
+    except NoAttentionCaptured:
+        return None
+    except CaptureError as error:
+        if not re.search("Run the model again", str(error)):
+            raise
+    with contextlib.suppress(NoAttentionCaptured):
+        return run(model, x)
+    return None
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["blocks.0.attend", "blocks.1"])
+def test_forward_that_fails_leaves_nothing_behind(error: type[BaseException], where: str) -> None:
+    model, x = tiny.vit(), tiny.pixels()
+    expected = facts(known(model, x))
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    fail = [True]
+    attention = model.get_submodule("blocks.0.attn")
+
+    def failing(*_: object) -> None:
+        if fail:
+            raise error
+
+    part = attention.get_submodule("proj") if where.endswith("attend") else model.get_submodule(where)
+    part.register_forward_pre_hook(failing)
+    fail.clear()
+    known(model, x)
+    fail.append(True)
+    with pytest.raises(error):
+        run(model, x)
+    assert _get_current_function_mode() is None
+    fail.clear()
+    left = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    assert sum(left) == sum(hooks) + 1
+    assert facts(run(model, x)) == expected
+
+
+def test_forward_that_failed_within_a_capture_leaves_no_records() -> None:
+    model, x = tiny.vit(), tiny.pixels()
+    known(model, x)
+    with torch.no_grad(), visattn.capture(model) as recording:
+        hook = model.get_submodule("blocks.1").register_forward_pre_hook(lambda *_: 1 / 0)
+        model.get_submodule("blocks.1")._forward_pre_hooks.move_to_end(hook.id, last=False)
+        with pytest.raises(ZeroDivisionError):
+            model(x)
+        hook.remove()
+        model(x)
+    assert {record.forward for record in recording} >= {1}
+    assert [r.layer for r in recording.select(forward=1)] == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_other_modes_around_and_inside_are_left_in_place() -> None:
+    class Other(TorchFunctionMode):
+        def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    model, x = tiny.vit(), tiny.pixels()
+    expected = facts(known(model, x))
+    with Other() as outer:
+        assert facts(run(model, x)) == expected
+        assert _get_current_function_mode() is outer
+    with torch.no_grad(), visattn.capture(model) as recording, Other() as inner:
+        model(x)
+        assert _get_current_function_mode() is inner
+    assert facts(recording) == expected
+
+
+def test_captures_and_interventions_that_are_read_nest() -> None:
+    model, x = tiny.vit(), tiny.pixels()
+    expected = weights(known(model, x))
+    for _ in range(READ + 1):
+        with torch.no_grad(), visattn.capture(model) as outer, visattn.capture(model) as inner:
+            model(x)
+        with torch.no_grad(), visattn.capture(model) as recording, visattn.intervene(model, "blocks.1.*", head=0, scale=0):
+            model(x)
+        assert all(map(torch.equal, weights(outer), expected))
+        assert all(map(torch.equal, weights(inner), expected))
+        assert float(weights(recording)[1][:, 0].abs().max()) == 0
+        torch.testing.assert_close(weights(recording)[1][:, 1], expected[1][:, 1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"layers": "blocks.1.*"}, {"values": True}, {"features": "all"}, {"features": ["blocks.0.*"]}]
+)
+def test_what_was_asked_for_is_kept_when_read(options: dict[str, Any]) -> None:
+    model, x = tiny.vit(), tiny.pixels(2)
+    expected = run(copy.deepcopy(model), x, **options)
+    known(model, x)
+    for _ in range(READ + 1):
+        recording = run(model, x, **options)
+        assert facts(recording) == facts(expected)
+        assert all(map(torch.equal, weights(recording), weights(expected)))
+        assert [feature.layer for feature in recording.features] == [feature.layer for feature in expected.features]
+        for record, other in zip(recording, expected, strict=True):
+            assert (record.value is None) == (other.value is None)
+            assert record.value is None or torch.equal(record.value, other.value)
+
+
+def test_masks_are_owned_when_read() -> None:
+    """The model may write over its mask after the call."""
+    mask = torch.zeros(1, 1, 26, 26)
+
+    def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask.zero_()[..., 3] = -5
+        out = F.scaled_dot_product_attention(q, k, v, mask[..., : q.shape[-2], : k.shape[-2]])
+        mask.zero_()
+        return out
+
+    model, x = own.vit(masked), tiny.pixels(2)
+    first = run(model, x)
+    assert all(map(torch.equal, weights(known(model, x)), weights(first)))
+
+
+def test_not_finite_is_refused_when_read() -> None:
+    model, x = tiny.vit(), tiny.pixels()
+    known(model, x)
+    with torch.no_grad():
+        model.get_parameter("blocks.1.attn.qkv.weight")[0, 0] = float("nan")
+    with pytest.raises(CaptureError, match=r"blocks\.1\.attn: .* query values are NaN"):
+        run(model, x)
+
+
+def test_training_mode_is_seen_as_a_whole(read: list[None]) -> None:
+    """Layers may be left out at random."""
+    model, x = tiny.vit().train(), tiny.pixels(2)
+    known(model, x)
+    assert read == []
