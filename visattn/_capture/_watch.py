@@ -38,8 +38,8 @@ class Watch:
         """Prepare to watch; nothing is put on the model.
 
         `receive` and `replace` are those of `CaptureMode`. With `keeps`, which says of a layer whether its operands are wanted,
-        `receive` may be called at the end of the forward, of calls that kept nothing else: Python takes a fifth of the time there
-        that it takes between two large operations, which leave nothing of it in the caches.
+        `receive` may be called at the end of the forward, of calls that kept nothing else: Python is several times faster there
+        than between two large operations, which leave nothing of it in the caches.
 
         Raises:
             UnsupportedModel: If the model is none, or runs outside Python.
