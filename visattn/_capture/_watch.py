@@ -194,8 +194,8 @@ class Watch:
         if self._elsewhere():
             return
         self._inside = False
-        for layer, owner, call in self._waiting if output is not None else ():
-            self._receive(layer, owner, call)
+        while self._waiting and output is not None:
+            self._receive(*self._waiting.pop(0))
         script: Script | None = self._mode.script
         follower, self._mode.follower = self._mode.follower, None
         self._close_script()
