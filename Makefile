@@ -28,12 +28,13 @@ test: lint  ## everything: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights())"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-bench: $(READY)  ## speed and memory against the plain forward and against peers
-	$(BIN)/python scripts/benchmark.py
+bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs
+	$(BIN)/python scripts/benchmark.py $(BENCH)
 
-evidence: $(READY) bench  ## the heavier proofs: bench, the sweep over timm, start-up, a clean installation of the wheel
-	$(BIN)/python scripts/coverage.py
-	$(BIN)/python scripts/evidence.py
+evidence: $(READY)  ## the heavier proofs, all of them even if one fails: bench, the sweep over timm, start-up, the wheel installed cleanly
+	@failed=; for proof in "benchmark.py $(BENCH)" coverage.py evidence.py; do \
+		echo "== scripts/$$proof"; $(BIN)/python scripts/$$proof || failed="$$failed $${proof%% *}"; \
+	done; test -z "$$failed" || { echo "evidence: failed:$$failed" >&2; exit 1; }
 
 gallery: $(READY)  ## rebuild the pictures of README and docs
 	$(BIN)/python scripts/make_gallery.py
