@@ -145,7 +145,7 @@ class Flag:
 
 def by_flag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if Flag.way == "written":
-        return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+        return torch.matmul((q @ k.mT * q.shape[-1] ** -0.5).softmax(-1), v)
     if Flag.way == "none":
         return v
     if Flag.way == "turned":
