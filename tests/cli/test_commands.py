@@ -128,6 +128,39 @@ def test_heads_writes_a_page(run: Run, photo: Path, options: tuple[str, ...]) ->
         assert len(page.convert("RGB").getcolors(1 << 24) or []) > 100
 
 
+@pytest.mark.parametrize(("layer", "rows"), [("-1", 3), ("all", 36)])
+def test_heads_in_numbers(run: Run, photo: Path, layer: str, rows: int) -> None:
+    code, out, _ = run("heads", photo, *TINY, "--layer", layer, "--stats", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert len(found) == rows
+    for row in found:
+        assert 0 < row["entropy"] < np.log(row["effective_keys"]) + 1e-6  # the mean of exp is above exp of the mean
+        assert row["cls"] + row["self"] + row["patches"] + row["padding"] == pytest.approx(1, abs=1e-5)
+        assert 0 < row["distance_px"] < 64 * 2**0.5
+    code, out, _ = run("heads", photo, *TINY, "--layer", layer, "--stats")
+    lines = out.splitlines()
+    assert lines[0].split()[:3] == ["layer", "head", "entropy"]
+    assert len(lines) == rows + 1
+    code, out, _ = run("heads", photo, *TINY, "--layer", layer, "--stats", "-o", "heads.csv")
+    assert (code, out.strip()) == (0, "heads.csv")
+    assert len(Path("heads.csv").read_text().splitlines()) == rows + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stats", "--matrix"), "--matrix and --stats exclude each other. Choose one."),
+        (("--stats", "--query", "cls"), "--stats counts all queries of each head. Leave --query and --head out."),
+    ],
+)
+def test_heads_in_numbers_refuses_what_it_would_not_heed(run: Run, photo: Path, options: tuple[str, ...], message: str) -> None:
+    code, _, err = run("heads", photo, *TINY, *options)
+    assert code == 2
+    assert message in err
+    assert not list(Path().glob("*.csv"))
+
+
 def test_inspect_tells_layers_and_methods(run: Run) -> None:
     code, out, _ = run("inspect", "vit_tiny_patch16_224", "--json")
     facts = json.loads(out)

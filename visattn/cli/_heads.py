@@ -1,4 +1,4 @@
-"""`visattn heads`: many heads on one page."""
+"""`visattn heads`: many heads on one page, or in numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
+from visattn._checks import printable
 from visattn._files import check_output, write_whole
+from visattn._tables import Row, to_csv, to_json, to_text
 from visattn.cli._options import model_options, output_options
-from visattn.cli._talk import describe, result
+from visattn.cli._talk import describe, note, result
 from visattn.errors import OptionError
 
 
@@ -21,6 +23,7 @@ from visattn.errors import OptionError
 @click.option("--query", default="auto", show_default=True, help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
 @click.option("--layers", is_flag=True, help="One query through all layers, heads averaged or one --head.")
 @click.option("--matrix", is_flag=True, help="The query x key matrix of one --head of one --layer.")
+@click.option("--stats", is_flag=True, help="A table instead: how wide each head looks, how far, and at what; CSV with -o.")
 @click.option("--mass", type=float, help="Outline the patches that hold this share; 0.6 for one layer by default.")
 @click.option("--shared", is_flag=True, help="One colour scale for all panels.")
 @click.option("--opacity", type=float, default=0.6, show_default=True)
@@ -43,9 +46,12 @@ def heads_command(
     visattn heads dog.jpg --layer all                      every layer and head
     visattn heads dog.jpg --query pixel:120,80 --layers    one query through the layers
     visattn heads dog.jpg --layer 5 --head 2 --matrix      query x key
+    visattn heads dog.jpg --layer all --stats              every head in numbers
     """  # noqa: D301 - \b keeps click from wrapping the examples
     kind = _kind(options)
-    target = check_output(output or Path(f"{image.stem}.{kind}.png"), overwrite=overwrite, inputs=[image])
+    target = output or Path(f"{image.stem}.{kind}.png")
+    if output is not None or kind != "stats":
+        check_output(target, overwrite=overwrite, inputs=[image])
     from visattn import render
     from visattn._pipeline import answer, look
     from visattn._prepare import prepare
@@ -56,6 +62,9 @@ def heads_command(
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
     recording = look(model, prepared)
+    if kind == "stats":
+        _print_stats(_stats(recording, options["layer"], quiet), output, as_json)
+        return
     layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
     found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
     page = _matrix(recording, layer, options) if kind == "matrix" else _page(found, kind, options)
@@ -65,9 +74,14 @@ def heads_command(
 
 
 def _kind(options: dict[str, Any]) -> str:
-    """`heads`, `wall`, `layers` or `matrix`."""
-    if options["layers"] and options["matrix"]:
-        raise OptionError("--layers and --matrix exclude each other. Choose one.")
+    """`heads`, `wall`, `layers`, `matrix` or `stats`."""
+    chosen = [name for name in ("layers", "matrix", "stats") if options[name]]
+    if len(chosen) > 1:
+        raise OptionError(f"--{chosen[0]} and --{chosen[1]} exclude each other. Choose one.")
+    if options["stats"]:
+        if options["query"] != "auto" or options["head"] != "all":
+            raise OptionError("--stats counts all queries of each head. Leave --query and --head out.")
+        return "stats"
     if options["matrix"]:
         if options["layer"] == "all" or options["head"] == "all":
             raise OptionError("--matrix shows one head: pass --layer N and --head N (or --head mean).")
@@ -130,6 +144,48 @@ def _matrix(recording: Any, layer: int | str, options: dict[str, Any]) -> Any:  
         weights = heads[head]
     title = f"{recording.provenance.model}: {record.layer}, head {options['head']}"
     return matrix_figure(weights.numpy(), record.keys.prefix, title=title)
+
+
+def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN401
+    """A row for each head of the layers that have distributions."""
+    from dataclasses import replace
+
+    import torch
+
+    from visattn.methods import diagnostics
+
+    chosen = recording if layer == "all" else recording.select(layer=_number(layer))
+    signed = [record.layer for record in chosen if not record.probability]
+    if signed:
+        note(quiet, f"left out, as rows do not sum to 1: {', '.join(signed)}")
+    rows: list[Row] = []
+    for found in diagnostics.statistics(replace(chosen, records=[record for record in chosen if record.probability])):
+        registers = [value for name, value in found.mass.items() if name.startswith("register")]
+        others = {name: value for name, value in found.mass.items() if not name.startswith("register")}
+        shares = {**others, **({"registers": torch.stack(registers).sum(0)} if registers else {})}
+        for head in range(found.entropy.shape[1]):
+            rows.append(
+                {
+                    "layer": found.layer + (f" #{found.call}" if found.call else ""),
+                    "head": head,
+                    "entropy": float(found.entropy[0, head]),
+                    "effective_keys": float(found.effective_keys[0, head]),
+                    "largest": float(found.saturation[0, head]),
+                    "distance_px": None if found.distance is None else float(found.distance[0, head]),
+                    "distance_if_uniform_px": found.uniform_distance,
+                    **{name: float(value[0, head]) for name, value in shares.items()},
+                }
+            )
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _print_stats(rows: list[Row], target: Path | None, as_json: bool) -> None:
+    if target is not None:
+        write_whole(target, to_csv(rows).encode())
+        click.echo(printable(str(target)))
+    else:
+        click.echo(to_json(rows) if as_json else to_text(rows).rstrip())
 
 
 def _number(text: str) -> int | str:

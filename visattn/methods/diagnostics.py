@@ -1,4 +1,4 @@
-"""What may make a map mislead: sinks, the few tokens that draw attention from every query whatever it asks."""
+"""What heads do in numbers, and what may make a map mislead: sinks, the few tokens that draw attention from every query."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from visattn.methods._select import chain
+from visattn.methods._statistics import HeadStatistics, statistics
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
+
+__all__ = ["THRESHOLD", "HeadStatistics", "column_scores", "from_scores", "sinks", "statistics"]
 
 THRESHOLD = 20.0  # times the uniform share; DINOv2's lie at 23 to 225, its objects' patches below 19
 
