@@ -304,3 +304,26 @@ def test_training_mode_is_seen_as_a_whole(read: list[None]) -> None:
     model, x = tiny.vit().train(), tiny.pixels(2)
     known(model, x)
     assert read == []
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.LayerNorm(32))
+
+
+def traced() -> nn.Module:
+    return torch.jit.trace(nn.LayerNorm(32), torch.randn(2, 26, 32))  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("make", [scripted, traced])
+def test_model_with_a_compiled_part_is_captured(make: Callable[[], nn.Module]) -> None:
+    model, x = own.vit(), tiny.pixels(2)
+    first = run(copy.deepcopy(model), x)
+    part = make()
+    part.load_state_dict(model.get_submodule("blocks.0.norm").state_dict())
+    model.get_submodule("blocks.0").norm = part
+    for _ in range(READ + 1):
+        recording = run(model, x)
+        assert [record.layer for record in recording] == own.LAYERS
+        for mine, theirs in zip(weights(recording), weights(first), strict=True):
+            torch.testing.assert_close(mine, theirs)

@@ -101,7 +101,7 @@ def key_of(modules: Sequence[nn.Module], pixels: Tensor, given: object) -> Hasha
         *(str(device), pixels.dtype, _fact(given, objects)),
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled(device.type)),
         *(_number(hook) for hooks in (_global_forward_hooks, _global_forward_pre_hooks) for hook in hooks.values()),
-        *(tuple(map(id, modules)), kinds, *(_number(kind.forward) for kind in dict.fromkeys(kinds))),
+        *(tuple(map(id, modules)), kinds, *(_number(_forward(kind)) for kind in dict.fromkeys(kinds))),
     ]
     for module in [module for module in modules if module._forward_hooks or module._forward_pre_hooks]:
         after, before = (
@@ -116,6 +116,11 @@ def key_of(modules: Sequence[nn.Module], pixels: Tensor, given: object) -> Hasha
             if name not in _EVERY_MODULE:
                 facts += name, value if type(value) in _PLAIN else _fact(value, objects)
     return tuple(facts)
+
+
+def _forward(kind: type) -> object:
+    """As the class has it: a scripted one cannot be asked."""
+    return next((base.__dict__["forward"] for base in kind.__mro__ if "forward" in base.__dict__), None)
 
 
 def _fact(value: object, objects: dict[int, Hashable]) -> Hashable:
