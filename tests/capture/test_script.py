@@ -327,3 +327,20 @@ def test_model_with_a_compiled_part_is_captured(make: Callable[[], nn.Module]) -
         assert [record.layer for record in recording] == own.LAYERS
         for mine, theirs in zip(weights(recording), weights(first), strict=True):
             torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_captures_of_a_model_and_of_its_part_nest(whole_first: bool) -> None:
+    part = tiny.vit()
+    whole, x = nn.Sequential(nn.Identity(), part, nn.Identity()), tiny.pixels()
+    expected = weights(run(part, x))
+    for _ in range(READ + 2):
+        first, second = (whole, part) if whole_first else (part, whole)
+        with torch.no_grad(), visattn.capture(first) as outer, visattn.capture(second) as inner:
+            whole(x)
+        assert mode_on() is None
+        for recording in (outer, inner):
+            assert all(map(torch.equal, weights(recording), expected))
+            assert len(recording) == 2
+        for model in (whole, part):
+            assert all(map(torch.equal, weights(run(model, x)), expected))

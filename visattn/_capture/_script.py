@@ -8,6 +8,7 @@ function at that place or more of them around it, other sizes, or a place that i
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +21,7 @@ from visattn.errors import CaptureError
 
 OTHERWISE = "{} was called otherwise than in the forward before, at the same size. Run the model again."
 
+_this = threading.local()  # whether this thread reads
 _ALL = 1 << 60  # more function calls than any forward makes
 
 Moment = tuple[int, bool]  # number of a module; whether its call ended there or began
@@ -113,7 +115,8 @@ class Reader:
     def __init__(
         self, steps: Sequence[Step], mode: TorchFunctionMode, modules: Sequence[nn.Module], elsewhere: Callable[[], bool]
     ) -> None:
-        """Begin with the forward of the first module; the mode must be on, and the innermost."""
+        """Begin with the forward of the first module; the mode must be `free`."""
+        _this.reads = True
         self._steps, self._mode, self._on = iter(steps), mode, True
         self._done: Step | None = None  # until it is left
         self._next()
@@ -144,6 +147,7 @@ class Reader:
         for handle in self._handles:
             handle.remove()
         self._turn(True)
+        _this.reads = False
 
     def _next(self) -> None:
         step = self._step = next(self._steps, None)
@@ -172,9 +176,9 @@ class Reader:
         self._on = on
 
 
-def innermost(mode: TorchFunctionMode) -> bool:
-    """Whether `mode` is asked first, so that it can be turned off."""
-    return _get_current_function_mode() is mode  # type: ignore[no-untyped-call]
+def free(mode: TorchFunctionMode) -> bool:
+    """Whether `mode` can be turned off and on: it is asked first, and no other of this thread is turned off, to come back above it."""
+    return not getattr(_this, "reads", False) and _get_current_function_mode() is mode  # type: ignore[no-untyped-call]
 
 
 def _hooked(

@@ -19,7 +19,7 @@ from visattn._capture._follow import Follower
 from visattn._capture._locate import by_rule, locate
 from visattn._capture._mode import CaptureMode, Receive, Replace
 from visattn._capture._remember import Way, drop, key_of, remember, sizes_of, way_of
-from visattn._capture._script import OTHERWISE, Reader, Script, Writer, innermost
+from visattn._capture._script import OTHERWISE, Reader, Script, Writer, free
 from visattn._types import Kind
 from visattn.errors import CaptureError, UnsupportedModel
 
@@ -166,7 +166,7 @@ class Watch:
         if self._anatomy.place is None:
             self._known = None if key is None else way_of(self._model, key)
             self._mode.follower = Follower(self._model, pixels) if self._known is None else None
-        if self._known is not None and self._known.fixed and innermost(self._mode):
+        if self._known is not None and self._known.fixed and free(self._mode):
             modules, steps = self._mode.owners.modules, self._known.steps
             self._mode.script = (
                 Writer(modules, self._elsewhere) if steps is None else Reader(steps, self._mode, modules, self._elsewhere)
