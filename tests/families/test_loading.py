@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from visattn import capture, load_model, prepare
 from visattn._pipeline import explain
-from visattn.errors import OptionError, UnsupportedModel, WeightsError
+from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
 from visattn.families import _provenance_of, timm as family
 from visattn.families._checkpoint import fill
 
@@ -363,7 +363,7 @@ def test_M12_a_checkpoint_of_a_gpu_loads_on_the_cpu(save: Save, monkeypatch: pyt
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
 def test_M12_a_gpu_that_is_not_there_is_told_before_anything_is_loaded(device: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=rf"^device '{device}' must be one that works on this machine. Choose from: cpu.$"):
+    with pytest.raises(ModelError, match=rf"^device '{device}' must be one that works on this machine. Choose from: cpu.$"):
         load_model(MODEL, weights=tmp_path / "not there.pth", device=device)
 
 
@@ -376,7 +376,7 @@ def test_M12_an_unknown_device_is_told(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["meta", "vulkan"])
 def test_M12_a_device_without_numbers_is_refused(device: str) -> None:
-    with pytest.raises(OptionError, match=f"device '{device}' must be one that works on this machine"):
+    with pytest.raises(ModelError, match=f"device '{device}' must be one that works on this machine"):
         load_model(MODEL, weights="none", device=device)
 
 

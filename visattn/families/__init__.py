@@ -15,7 +15,7 @@ from torch import nn
 
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import printable
-from visattn.errors import OptionError
+from visattn.errors import ModelError, OptionError
 from visattn.families import custom, timm
 from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
@@ -48,7 +48,8 @@ def load_model(
         The model; where its weights came from is remembered for the provenance.
 
     Raises:
-        OptionError: If there is no such device on this machine.
+        OptionError: If no device goes by such a name.
+        ModelError: If there is no such device on this machine.
         UnsupportedModel: If there is no such model.
         WeightsError: If weights are unreachable, damaged or of another model.
     """
@@ -214,7 +215,7 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, ImportError) as error:  # which of them depends on how torch was built
         count = torch.cuda.device_count()
         there = f"cpu, {', '.join(f'cuda:{i}' for i in range(count))}" if count else "cpu"
-        raise OptionError(f"device '{place}' must be one that works on this machine. Choose from: {there}.") from error
+        raise ModelError(f"device '{place}' must be one that works on this machine. Choose from: {there}.") from error
     return place
 
 
