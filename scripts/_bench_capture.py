@@ -31,9 +31,7 @@ def main(name: str, threads: int, batch: int, rounds: int) -> dict[str, float]:
         capture()
 
     early = medians({"plain": plain, "first": first}, max(rounds // 4, 3), warmup=1)
-    later = medians(
-        {"plain": plain, "capture": capture}, rounds, warmup=3
-    )  # the second forward of a size writes down what a third reads
+    later = medians({"plain": plain, "capture": capture}, rounds, warmup=3)  # the second writes down what the third reads
     return {"seconds": later["plain"], "first": early["first"] / early["plain"], "capture": later["capture"] / later["plain"]}
 
 

@@ -111,7 +111,7 @@ def protocol() -> list[str]:
         "heap. Both are set for plain forward and visattn alike; `default` is shown beside them and varies much from run to run.",
         f"Memory: a fresh process each, its own peak of resident memory (VmHWM); at 1036 px the median of {PROCESSES}, run in turn.",
         "Capture: random weights, 224 px, features not kept; `measured` is a capture of a size that was captured before, in the first one "
-        "tokens are followed. What it costs is Python, the same for any thread count and nearly for any batch, so the ratio is bounded "
+        "tokens are followed. What it costs is mostly Python, whatever the threads and the batch, so the ratio is bounded "
         "where the kernels have one thread; where a forward is short it is larger.",
         "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
     ]

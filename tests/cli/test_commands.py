@@ -147,6 +147,18 @@ def test_heads_in_numbers(run: Run, photo: Path, layer: str, rows: int) -> None:
     assert len(Path("heads.csv").read_text().splitlines()) == rows + 1
 
 
+def test_heads_in_numbers_say_what_they_leave_out_and_what_the_weights_are(run: Run, photo: Path) -> None:
+    cait = ("--model", "cait_xxs24_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
+    code, out, err = run("heads", photo, *cait, "--layer", "all", "--stats", "--json")
+    assert code == 0
+    assert {row["layer"] for row in json.loads(out)} == {"blocks_token_only.0.attn", "blocks_token_only.1.attn"}
+    assert "visattn: left out, as rows do not sum to 1: blocks.0.attn, blocks.1.attn" in err
+    assert "random" in err
+    code, out, err = run("heads", photo, *cait, "--layer", "0", "--stats")
+    assert (code, out) == (2, "")
+    assert "no layer of '0' has rows that sum to 1. Choose another, or --layer all." in err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -56,14 +56,18 @@ def heads_command(
     from visattn._pipeline import answer, look
     from visattn._prepare import prepare
     from visattn.families import load_model
-    from visattn.images import load_image
+    from visattn.images import facts, load_image
 
     photo = load_image(image)
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
     recording = look(model, prepared)
     if kind == "stats":
-        _print_stats(_stats(recording, options["layer"], quiet), output, as_json)
+        rows = _stats(recording, options["layer"], quiet)
+        source = facts(photo)
+        shown = recording.provenance.but(image=source.name, method="statistics", notes=source.notes + prepared.notes)
+        describe(quiet, shown.but(parameters={"layer": options["layer"]}))
+        _print_stats(rows, output, as_json)
         return
     layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
     found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
@@ -176,6 +180,8 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
                     **{name: float(value[0, head]) for name, value in shares.items()},
                 }
             )
+    if not rows:
+        raise OptionError(f"no layer of '{layer}' has rows that sum to 1. Choose another, or --layer all.")
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 
