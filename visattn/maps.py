@@ -29,7 +29,7 @@ from visattn.records import TokenLayout
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SIGNED = ("cosine similarity", "principal component")  # meanings whose zero is a value of its own
+SIGNED = ("cosine similarity", "principal component", "signed attention x gradient")  # meanings whose zero is a value of its own
 _PERCENTILE = (1.0, 99.0)
 
 

@@ -5,7 +5,7 @@ In: what `capture` met. Out: a `Recording`, the only thing that methods read. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, overload
 
@@ -98,7 +98,8 @@ class AttentionRecord:
         queries: Layout of the Q tokens.
         keys: Layout of the K tokens.
         value: `(B, heads, K, d)`, where kept.
-        output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once.
+        output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once, with the block's layer scale.
+        residual: `(B, Q, D)` what the result is added to, in the order of `queries`; where values are kept and it is known.
         follows: Layer and call of the attention whose result flowed into this one last; ("", 0) for none, None if not followed.
         reason: Why it cannot be put on the image; None where it can.
         source: What gradients are made from, where `capture(model, gradients=True)` kept it.
@@ -113,6 +114,7 @@ class AttentionRecord:
     keys: TokenLayout
     value: Tensor | None = None
     output_weight: Tensor | None = None
+    residual: Tensor | None = None
     follows: tuple[str, int] | None = None
     reason: str | None = None
     source: Source | None = None
@@ -272,41 +274,38 @@ class Recording(Sequence[AttentionRecord]):
             records = [record for record in records if record.layer in chosen]
         return replace(self, records=records, features=features)
 
-    def gradients(self, score: Tensor) -> Recording:
+    def gradients(self, score: Tensor | Mapping[str, Tensor]) -> Recording:
         """The same recording with the gradient of a score: `dA` of every record, by tile, and of every feature.
 
         Args:
             score: A number that the model computed inside the capture, such as `logits[0, 3]`; `(B,)` or more are summed. Several
-                scores take one call each. Parameters' own gradients are not touched.
+                scores take one call each. Parameters' own gradients are not touched. A score for each layer by name gives each
+                record the gradient of its own, and features none.
 
         Returns:
             A new recording. What the score does not depend on has gradient zero.
 
         Raises:
-            OptionError: If gradients were not kept, or the score does not depend on what was recorded.
+            OptionError: If gradients were not kept, the score does not depend on what was recorded, or a layer has none.
         """
-        items: list[AttentionRecord | FeatureRecord] = [*self.records, *self.features]
-        sources = [item.source for item in items if item.source is not None]
-        if not items or len(sources) < len(items):
-            raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
-        elsewhere = "the score does not depend on the recorded forward. Pass a value of the model's own output."
-        if not score.requires_grad:
-            raise OptionError(elsewhere)
-        wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # a part may be cut off from the graph
-        given = iter(torch.autograd.grad(score.sum(), wanted, retain_graph=True, allow_unused=True) if wanted else ())
-        found = [next(given) if source.tensor.requires_grad else None for source in sources]
-        if all(gradient is None for gradient in found):
-            raise OptionError(elsewhere)
-        filled = [
-            source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)
-            for source, gradient in zip(sources, found, strict=True)
-        ]
+        if isinstance(score, Tensor):
+            filled = _slopes(score, [*self.records, *self.features])
+            slopes = filled[: len(self.records)]
+            features = [
+                replace(feature, gradient=gradient)
+                for feature, gradient in zip(self.features, filled[len(slopes) :], strict=True)
+            ]
+        else:
+            missing = next((layer for layer in self.layers if layer not in score), None)
+            if missing is not None:
+                raise OptionError(
+                    f"scores must be given for every layer, {missing} has none. Pass one for each of recording.layers."
+                )
+            slopes = [_slopes(score[record.layer], [record])[0] for record in self.records]
+            features = [replace(feature, gradient=None) for feature in self.features]
         records = [
-            replace(record, operator=record.operator.with_gradient(gradient))
-            for record, gradient in zip(self.records, filled, strict=False)
-        ]
-        features = [
-            replace(feature, gradient=gradient) for feature, gradient in zip(self.features, filled[len(records) :], strict=True)
+            replace(record, operator=record.operator.with_gradient(slope))
+            for record, slope in zip(self.records, slopes, strict=True)
         ]
         return replace(self, records=records, features=features)
 
@@ -315,6 +314,25 @@ class Recording(Sequence[AttentionRecord]):
         if not -len(numbers) <= forward < len(numbers):
             raise OptionError(f"forward must be one of {len(numbers)} recorded, got {forward}. Run the model inside the capture.")
         return numbers[forward]
+
+
+def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> list[Any]:
+    """What becomes of the score's gradient at the source of each item."""
+    sources = [item.source for item in items if item.source is not None]
+    if not items or len(sources) < len(items):
+        raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
+    elsewhere = "the score does not depend on the recorded forward. Pass a value of the model's own output."
+    if not score.requires_grad:
+        raise OptionError(elsewhere)
+    wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # a part may be cut off from the graph
+    given = iter(torch.autograd.grad(score.sum(), wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    found = [next(given) if source.tensor.requires_grad else None for source in sources]
+    if all(gradient is None for gradient in found):
+        raise OptionError(elsewhere)
+    return [
+        source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)
+        for source, gradient in zip(sources, found, strict=True)
+    ]
 
 
 def _layer_name(layer: int | str, names: list[str]) -> str:

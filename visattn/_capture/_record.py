@@ -30,6 +30,8 @@ def record(
     session = _Session(model, anatomy, layers, values, gradients)
     tokens, activations = _chosen(model, anatomy, features)
     with ExitStack() as stack:
+        for name, module in session.streams():
+            stack.callback(module.register_forward_pre_hook(session.keep_stream(name)).remove)
         for name, module in tokens.items():
             stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
         for name, module in activations.items():
@@ -62,6 +64,7 @@ class _Session:
         self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
+        self._stream: dict[str, tuple[Tensor, TokenLayout]] = {}  # what last went into modules that attention is added to
 
     def _receive(self, layer: str, owner: nn.Module, call: Call) -> None:
         number = self.watch.number(layer)
@@ -88,6 +91,7 @@ class _Session:
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
                 output_weight=self._anatomy.output_weight(owner),
+                residual=self._residual(owner, arrangement.queries) if self._values else None,
                 follows=follows,
                 reason=arrangement.reason,
                 source=call.source(arrangement) if self._gradients else None,
@@ -96,6 +100,29 @@ class _Session:
 
     def _matches(self, layer: str) -> bool:
         return self._layers == "*" or fnmatchcase(layer, self._layers)
+
+    def streams(self) -> list[tuple[str, nn.Module]]:
+        """Modules to whose input attention is added; none where that is not wanted."""
+        if not self._values or self._anatomy.place is not None:
+            return []
+        parts = dict(self._model.named_modules())
+        names = dict.fromkeys(filter(None, map(self._anatomy.adds_to, parts.values())))
+        return [(name, parts[name]) for name in names]
+
+    def keep_stream(self, name: str) -> Callable[[nn.Module, Any], None]:
+        """A hook that keeps the tokens that go into a module."""
+        self.watch.tokens_of.append(f"into {name}")
+
+        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            tokens = self.watch.tokens(f"into {name}", args[0]) if self.watch.running() else None
+            if tokens is not None:
+                self._stream[name] = own(tokens.take(args[0])), tokens.layout
+
+        return hook
+
+    def _residual(self, owner: nn.Module, queries: TokenLayout) -> Tensor | None:
+        stream, layout = self._stream.pop(self._anatomy.adds_to(owner) or "", (None, None))
+        return stream if layout == queries else None
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
         """A hook that keeps the tokens that a module gives."""

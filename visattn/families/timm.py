@@ -151,7 +151,21 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
         tokens = {f"{where}.{i}": part for i, part in enumerate(parts)}
     if isinstance(named.get("norm"), nn.Module) and not isinstance(named["norm"], nn.Identity):
         tokens["norm"] = named["norm"]
-    return Anatomy(tokens, _readout(model), provenance, _output_weight, _answers_at_keys)
+    blocks = {part.attn: (name, part) for name, part in model.named_modules() if _adds_attention(part)}
+
+    def output_weight(owner: nn.Module) -> Tensor | None:
+        weight = _projection(owner)
+        scale = _layer_scale(blocks[owner][1]) if owner in blocks else None
+        return weight if weight is None or scale is None else weight * scale[:, None]
+
+    return Anatomy(
+        tokens,
+        _readout(model),
+        provenance,
+        output_weight,
+        lambda owner: blocks[owner][0] if owner in blocks else None,
+        _answers_at_keys,
+    )
 
 
 def _answers_at_keys(owner: nn.Module) -> bool:
@@ -207,7 +221,29 @@ def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class
     return "cls" if headless or pooled in ("token", "") else "mean"
 
 
-def _output_weight(owner: Any) -> Tensor | None:  # noqa: ANN401
+_PRE_NORM = [
+    "vision_transformer.Block",
+    "vision_transformer_relpos.RelPosBlock",
+    "beit.Block",
+    "eva.EvaBlock",
+    "cait.LayerScaleBlock",
+]
+
+
+def _adds_attention(block: Any) -> bool:  # noqa: ANN401
+    """Whether this is a block `x + scale * attn(norm1(x))`, of a class that was read."""
+    kind = type(block)
+    return f"{kind.__module__.removeprefix('timm.models.')}.{kind.__name__}" in _PRE_NORM
+
+
+def _layer_scale(block: Any) -> Tensor | None:  # noqa: ANN401
+    scale = getattr(block, "gamma_1", None)
+    if scale is None:
+        scale = getattr(getattr(block, "ls1", None), "gamma", None)
+    return None if scale is None else scale.detach()
+
+
+def _projection(owner: Any) -> Tensor | None:  # noqa: ANN401
     direct = isinstance(getattr(owner, "norm", None), nn.Identity) and getattr(owner, "gate", None) is None
     return owner.proj.weight.detach() if direct and isinstance(getattr(owner, "proj", None), nn.Linear) else None
 

@@ -3,12 +3,37 @@
 `METHODS` is the one table that explain, the command line, `inspect` and the messages of refusal read.
 """
 
-from visattn.methods import diagnostics
+from visattn.methods import compat, diagnostics, replayed
 from visattn.methods._attention import attention
+from visattn.methods._flow import attention_flow
+from visattn.methods._gradcam import gradcam
+from visattn.methods._gradient import attention_gradient, gradient_rollout
+from visattn.methods._legrad import legrad
+from visattn.methods._norm import norm_attention
 from visattn.methods._pca import pca
 from visattn.methods._query import SPELLINGS as QUERY_SPELLINGS
+from visattn.methods._relevance import relevance
 from visattn.methods._rollout import rollout
 from visattn.methods._similarity import similarity
 from visattn.methods._table import METHODS, Method, method_of
 
-__all__ = ["METHODS", "QUERY_SPELLINGS", "Method", "attention", "diagnostics", "method_of", "pca", "rollout", "similarity"]
+__all__ = [
+    "METHODS",
+    "QUERY_SPELLINGS",
+    "Method",
+    "attention",
+    "attention_flow",
+    "attention_gradient",
+    "compat",
+    "diagnostics",
+    "gradcam",
+    "gradient_rollout",
+    "legrad",
+    "method_of",
+    "norm_attention",
+    "pca",
+    "relevance",
+    "replayed",
+    "rollout",
+    "similarity",
+]

@@ -49,7 +49,7 @@ def attention(
     """
     if fusion is not None:
         one_of(fusion, ("mean", "max", "min"), "fusion")
-    records = _records(one_forward(recording), layer, query, call)
+    records = chosen_records(one_forward(recording), layer, query, call)
     rows, chosen = zip(*(_row(record, query, recording.readout, dtype) for record in records), strict=True)
     stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
     labels = {"layer": tuple(record.layer for record in records)}
@@ -88,7 +88,7 @@ def attention(
     return AttentionMap(patches.reshape(*patches.shape[:-1], *layout.grid), tuple(axes), layout, labels, "attention", provenance)
 
 
-def _records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:
+def chosen_records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:
     if reason := spatial_refusal(recording):
         raise OptionError(f"{reason} Use inspect to see what the model has.")
     spatial = replace(recording, records=[record for record in recording if record.keys.grid])
@@ -117,6 +117,6 @@ def _row(record: AttentionRecord, query: Query, readout: str, dtype: torch.dtype
     weights, chosen = weights_of(query, record.queries, readout, operator.device)
     used = weights.flatten(0, 2).any(0).nonzero().flatten()
     if len(used) > 8:  # many queries: a product over all rows
-        return (weights.to(dtype) @ operator)[:, :, 0].float(), chosen
+        return (weights.to(dtype) @ operator)[:, :, 0], chosen
     rows = operator.rows(used)  # (B, heads, used, K)
-    return (weights[..., used].to(dtype) @ rows)[:, :, 0].float(), chosen
+    return (weights[..., used].to(dtype) @ rows)[:, :, 0], chosen

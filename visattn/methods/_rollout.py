@@ -10,19 +10,22 @@ from visattn._checks import between, one_of
 from visattn._types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
-from visattn.methods import diagnostics
-from visattn.methods._query import Query, weights_of
+from visattn.methods import _recursion, diagnostics
+from visattn.methods._norm import mixing_ratio, norm_rows
+from visattn.methods._query import Query
 from visattn.methods._select import chain, described
-from visattn.operators import Operator
 from visattn.provenance import Sink
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.records import AttentionRecord, Recording
 
 
 def rollout(
     recording: Recording,
     *,
     fusion: Fusion = "mean",
-    residual: float = 0.5,
+    weights: Literal["attention", "norm"] = "attention",
+    residual: float | Literal["measured"] = 0.5,
+    discard: float = 0.0,
+    discard_over: Literal["row", "layer"] = "row",
     start_layer: int = 0,
     sinks: Sinks = "keep",
     query: Query = "auto",
@@ -37,12 +40,17 @@ def rollout(
     Args:
         recording: Self-attention of every layer over one token set.
         fusion: How heads are merged; `max` and `min` are divided by their row sums.
-        residual: Weight of the residual path in [0, 1]; 0.5 is the paper's.
+        weights: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`, divided by its
+            row sum. That and `measured` need values: `capture(model, values=True)`.
+        residual: Weight of the residual path in [0, 1]; 0.5 is the paper's. `measured`: each token keeps the share that its own
+            vector has of what attention and residual path give it, and takes the rest from the others by their weights.
+        discard: Share of the smallest weights of patches that become 0 before rows are divided by their sums, in [0, 1).
+        discard_over: Smallest of each `row`, or of the whole `layer`. Prefix tokens are never discarded.
         start_layer: First layer that takes part.
         sinks: `keep`; `drop`: no token attends to a sink, rows are divided by what is left; `redistribute`: what a token gives to
             sinks goes to all other patches alike. A row that nothing is left of becomes the token itself.
-        query: The token that is explained; `auto` is what the model itself reads out.
-        implementation: How `r @ A` is computed under `mean` and `keep`; see `visattn.operators.Operator.pull`.
+        query: The token that is explained; `auto` is what the model itself reads out, also by attention pooling.
+        implementation: How `r @ A` is computed where rows stay as they are; see `visattn.operators.Operator.pull`.
         dtype: float64 computes in double precision.
 
     Returns:
@@ -54,33 +62,53 @@ def rollout(
 
     Reference:
         Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928. Differs from the paper: the row
-        of one query instead of the matrix, and the treatment of sinks, which is off by default.
+        of one query instead of the matrix; discarding (Gildenblat's, there over all tokens of a layer), norms and measured mixing
+        (Kobayashi et al., arXiv:2004.10102, arXiv:2109.07152) and the treatment of sinks, which are off by default.
     """
     one_of(fusion, ("mean", "max", "min"), "fusion")
+    one_of(weights, ("attention", "norm"), "kind of weights")
+    one_of(discard_over, ("row", "layer"), "discard_over")
     one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
     one_of(implementation, ("tiles", "reversed"), "implementation")
-    between(residual, 0, 1, "residual")
+    if residual != "measured":
+        between(residual, 0, 1, "residual")
+    if between(discard, 0, 1, "discard") == 1:
+        raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
+    if weights == "norm" and fusion != "mean":
+        raise OptionError(f"weights='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out.")
     records = chain(recording)
-    if not 0 <= start_layer < len(records):
-        raise OptionError(f"start_layer must lie in [0, {len(records) - 1}], got {start_layer}.")
-    if implementation == "reversed" and (fusion != "mean" or sinks != "keep"):
-        raise OptionError("implementation='reversed' computes fusion='mean' with sinks='keep' only. Use implementation='tiles'.")
+    _recursion.check_start(start_layer, len(records))
+    plain = fusion == "mean" and weights == "attention" and not discard and sinks == "keep" and residual != "measured"
+    if implementation == "reversed" and not plain:
+        raise OptionError(
+            "implementation='reversed' computes fusion='mean' with sinks='keep' only, nothing discarded or measured. Use 'tiles'."
+        )
     layout = records[0].keys
-    weights, chosen = weights_of(query, layout, recording.readout, records[0].operator.device)
-    r = weights.to(dtype).expand(records[0].operator.shape[0], 1, 1, -1)
-    if fusion == "mean" and sinks == "keep":
-        r, found = _mean(records, start_layer, r, residual, implementation, dtype)
+    r, chosen = _recursion.beginning(recording, records, query, _recursion.fused("mean"), dtype)
+    if plain:
+        r, found = _mean(records, start_layer, r, float(residual), implementation, dtype)
     else:
         found = diagnostics.sinks(recording)
         for record in reversed(records[start_layer:]):
-            step = _fused_step(record.operator.to(dtype), r[:, :, 0], fusion, sinks, found, layout)
-            r = residual * r + (1 - residual) * step[:, :, None]
-    patches = r[:, 0, 0, len(layout.prefix) :].float()
+            operator = record.operator.to(dtype)
+            rows = _recursion.fused(fusion) if weights == "attention" else norm_rows(record, dtype)
+            if residual == "measured":
+                rows = _recursion.others(rows)
+            if discard:
+                rows = _recursion.discarding(rows, operator, layout, discard, discard_over)
+            if sinks != "keep":
+                rows = _recursion.without_sinks(rows, found, layout, sinks, operator)
+            keep = 1 - mixing_ratio(record, dtype) if residual == "measured" else float(residual)
+            r = _recursion.step(operator, r, rows, _recursion.mixed(keep))
+    patches = r[:, 0, len(layout.prefix) :]
     provenance = described(
         recording,
         "rollout",
         fusion=fusion,
+        weights=weights,
         residual=residual,
+        discard=discard,
+        discard_over=discard_over,
         start_layer=start_layer,
         sinks=sinks,
         query=chosen,
@@ -97,40 +125,11 @@ def _mean(
     dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[tuple[Sink, ...], ...]]:
     """The recursion with a second row beside `r`: uniform weights, whose product is the column score, for the price of one."""
-    tokens = r.shape[-1]
-    uniform = torch.full_like(r, 1 / tokens)
+    uniform = torch.full_like(r, 1 / r.shape[-1])
     scores = []
     for record in reversed(records):
-        operator = record.operator.to(dtype)
-        pulled = operator.pull(torch.cat([r, uniform], dim=2), implementation).mean(1, keepdim=True)
-        scores.append(pulled[:, 0, 1] * tokens)
+        pulled = record.operator.to(dtype).pull(torch.stack([r, uniform], dim=2), implementation).mean(1)
+        scores.append(pulled[:, 1] * r.shape[-1])
         if record in records[start:]:
-            r = residual * r + (1 - residual) * pulled[:, :, :1]
+            r = residual * r + (1 - residual) * pulled[:, :1]
     return r, diagnostics.from_scores(torch.stack(scores[::-1], dim=1), records)
-
-
-def _fused_step(
-    operator: Operator, r: Tensor, fusion: Fusion, sinks: Sinks, found: Sequence[Sequence[Sink]], layout: TokenLayout
-) -> Tensor:
-    """`(B, 1, K)`: `r @ A` with heads fused row by row, sinks treated, rows summing to 1."""
-    batch, _, _, tokens = operator.shape
-    sunk = torch.zeros(batch, tokens, dtype=torch.bool, device=operator.device)
-    for image, entries in enumerate(found if sinks != "keep" else ()):
-        for sink in entries:
-            sunk[image, layout.patch(sink.row, sink.column)] = True
-    open_patches = ~sunk
-    open_patches[:, : len(layout.prefix)] = False
-    out = torch.zeros(batch, 1, tokens, dtype=operator.dtype, device=operator.device)
-    for tile in operator.tiles():
-        rows = {"mean": tile.weights.mean(1), "max": tile.weights.amax(1), "min": tile.weights.amin(1)}[fusion]  # (B, rows, K)
-        if sinks != "keep":
-            here = sunk[:, None, tile.keys]
-            lost = (rows * here).sum(-1, keepdim=True)
-            rows = rows.masked_fill(here, 0)
-            if sinks == "redistribute":
-                rows = rows + lost * open_patches[:, None, tile.keys] / open_patches.sum(-1)[:, None, None]
-        total = rows.sum(-1, keepdim=True)
-        rows = rows / total.clamp_min(torch.finfo(rows.dtype).tiny)
-        out.index_add_(2, tile.keys, r[..., tile.queries] @ rows)
-        out[..., tile.queries] += r[..., tile.queries] * (total == 0).mT  # a token that has nobody left to attend to keeps itself
-    return out

@@ -22,19 +22,32 @@ def one_forward(recording: Recording) -> Recording:
     return recording
 
 
-def chain(recording: Recording) -> list[AttentionRecord]:
+def chain(recording: Recording, *, probability: bool = True) -> list[AttentionRecord]:
     """The self-attention records, which must compose: the keys of each are the queries of the next.
 
     Raises:
-        OptionError: If there are none, or they live in different token sets.
+        OptionError: If there are none, they live in different token sets, or rows are asked to be distributions and are not.
     """
-    reason = chain_refusal(one_forward(recording))
+    reason = chain_refusal(one_forward(recording), probability=probability)
     if reason:
         raise OptionError(reason)
     return [record for record in recording if record.kind == "self"]
 
 
-def chain_refusal(recording: Recording) -> str | None:
+def graded(recording: Recording) -> Recording:
+    """`recording` itself, if it holds the gradient of a score.
+
+    Raises:
+        OptionError: If it does not.
+    """
+    if any(record.operator.gradient is None for record in recording):
+        raise OptionError(
+            "a score's gradient is needed. Use capture(model, gradients=True), then recording.gradients(logits[:, index])."
+        )
+    return recording
+
+
+def chain_refusal(recording: Recording, *, probability: bool = True) -> str | None:
     """Why the self-attention of a recording does not compose, or None."""
     instead = "so layers cannot be multiplied. Use method 'attention'."
     if recording.captured != "*":
@@ -54,9 +67,14 @@ def chain_refusal(recording: Recording) -> str | None:
             return f"{after.layer} calls its attention several times, {instead}"
         if after.follows is not None and after.follows != (before.layer, before.call):
             return f"{after.layer} does not follow {before.layer} but {after.follows[0] or 'the pixels'}, {instead}"
-    if not all(record.probability for record in records):
+    if probability and not all(record.probability for record in records):
         return f"attention rows do not sum to 1 in this model, {instead}"
     return None
+
+
+def chain_refusal_of_any_rows(recording: Recording) -> str | None:
+    """The same for methods that do not ask rows to be distributions."""
+    return chain_refusal(recording, probability=False)
 
 
 def _size(layout: TokenLayout) -> str:

@@ -6,14 +6,22 @@ from typing import Literal
 
 from visattn._checks import one_of
 from visattn.maps import AttentionMap
+from visattn.methods import _flow, _relevance
 from visattn.methods._attention import attention
+from visattn.methods._flow import attention_flow
+from visattn.methods._gradcam import gradcam
+from visattn.methods._gradient import attention_gradient, gradient_rollout
+from visattn.methods._legrad import legrad
+from visattn.methods._norm import norm_attention
 from visattn.methods._pca import pca
+from visattn.methods._relevance import relevance
 from visattn.methods._rollout import rollout
-from visattn.methods._select import chain_refusal, spatial_refusal
+from visattn.methods._select import chain_refusal, chain_refusal_of_any_rows, spatial_refusal
 from visattn.methods._similarity import similarity
+from visattn.methods.replayed import transition_attention
 from visattn.records import Recording
 
-Need = Literal["attention", "gradients", "values", "features", "replay"]
+Need = Literal["attention", "gradients", "layer gradients", "values", "features", "replay"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,32 @@ def _features_refusal(recording: Recording) -> str | None:
     return None if any(feature.role == "tokens" for feature in recording.features) else "no token features were recorded."
 
 
+def _norm_refusal(recording: Recording) -> str | None:
+    if reason := spatial_refusal(recording):
+        return reason
+    known = any(record.output_weight is not None for record in recording if record.keys.grid)
+    return None if known else "the projection behind the heads is not known. Use method 'attention'."
+
+
+def _needs(*names: Need) -> frozenset[Need]:
+    return frozenset(names)
+
+
 METHODS: dict[str, Method] = {
-    "attention": Method(attention, frozenset({"attention"}), False, spatial_refusal, True, ("raw",)),
-    "similarity": Method(similarity, frozenset({"features"}), False, _features_refusal),
-    "pca": Method(pca, frozenset({"features"}), False, _features_refusal),
-    "rollout": Method(rollout, frozenset({"attention"}), False, chain_refusal, True),
+    "attention": Method(attention, _needs("attention"), False, spatial_refusal, True, ("raw",)),
+    "similarity": Method(similarity, _needs("features"), False, _features_refusal),
+    "pca": Method(pca, _needs("features"), False, _features_refusal),
+    "rollout": Method(rollout, _needs("attention"), False, chain_refusal, True),
+    "norm_attention": Method(norm_attention, _needs("attention", "values"), False, _norm_refusal),
+    "attention_flow": Method(attention_flow, _needs("attention"), False, _flow.refusal, True),
+    "relevance": Method(relevance, _needs("attention", "gradients"), True, _relevance.refusal, True, ("chefer",)),
+    "legrad": Method(legrad, _needs("attention", "layer gradients"), True, chain_refusal_of_any_rows),
+    "gradient_rollout": Method(gradient_rollout, _needs("attention", "gradients"), True, chain_refusal_of_any_rows, True),
+    "attention_gradient": Method(attention_gradient, _needs("attention", "gradients"), True, spatial_refusal, True, ("gradsam",)),
+    "transition_attention": Method(
+        transition_attention, _needs("attention", "gradients", "replay"), True, chain_refusal, True, ("tam",)
+    ),
+    "gradcam": Method(gradcam, _needs("features", "gradients"), True, _features_refusal),
 }
 
 

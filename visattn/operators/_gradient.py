@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 
@@ -11,8 +12,8 @@ class Gradient(ABC):
     """`dA`, of the shape of the weights of an operator's blocks."""
 
     @abstractmethod
-    def rows(self, block: int, rows: slice | Tensor) -> Tensor:
-        """`(B, heads, rows, k)` of one block, padding included."""
+    def rows(self, block: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """`(B, heads, rows, k)` of one block in this type, padding included."""
 
 
 class OuterGradient(Gradient):
@@ -22,10 +23,9 @@ class OuterGradient(Gradient):
         """Keep `dO` `(B, heads, [blocks,] q, d)` and `V` `(B, heads, [blocks,] k, d)`."""
         self.out, self.value = (x[:, :, None] if x.ndim == 4 else x for x in (out, value))
 
-    def rows(self, block: int, rows: slice | Tensor) -> Tensor:
+    def rows(self, block: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """See `Gradient.rows`."""
-        out, value = self.out[:, :, block, rows], self.value[:, :, block]
-        return out.to(value.dtype) @ value.mT
+        return self.out[:, :, block, rows].to(dtype) @ self.value[:, :, block].to(dtype).mT
 
 
 class MatrixGradient(Gradient):
@@ -35,6 +35,6 @@ class MatrixGradient(Gradient):
         """Keep it, `(B, heads, [blocks,] q, k)`."""
         self._gradient = gradient[:, :, None] if gradient.ndim == 4 else gradient
 
-    def rows(self, block: int, rows: slice | Tensor) -> Tensor:
+    def rows(self, block: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """See `Gradient.rows`."""
-        return self._gradient[:, :, block, rows]
+        return self._gradient[:, :, block, rows].to(dtype)

@@ -65,6 +65,31 @@ class Operator(ABC):
         changed.gradient = gradient
         return changed
 
+    def gradient_tiles(self, rows: int = ROWS) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The gradient alone; no weight is computed.
+
+        Args:
+            rows: Query rows in a tile.
+
+        Yields:
+            Queries, keys and `dA` of the tile, `(B, heads, queries, keys)`.
+
+        Raises:
+            OptionError: If there is no gradient.
+        """
+        if self.gradient is None:
+            raise OptionError("no gradient was asked for. Use recording.gradients(score).")
+        blocks = 1 if self.query_index is None else len(self.query_index)
+        for block in range(blocks):
+            queries, keys = (
+                torch.arange(count, device=self.device) if index is None else index[block]
+                for index, count in zip((self.query_index, self.key_index), self.shape[2:], strict=True)
+            )
+            real, columns = ((tokens >= 0).nonzero().flatten() for tokens in (queries, keys))
+            for chosen in torch.split(real, rows):
+                grad = self.gradient.rows(block, chosen, self.dtype)
+                yield queries[chosen], keys[columns], grad if len(columns) == len(keys) else grad[..., columns]
+
     @property
     def probability(self) -> bool:
         """Whether rows are distributions: not negative, with sum 1 (0 where a row is masked whole)."""
@@ -75,11 +100,12 @@ class Operator(ABC):
     def device(self) -> torch.device:
         """Where the operator computes."""
 
-    def tiles(self, rows: int = ROWS) -> Iterator[Tile]:
+    def tiles(self, rows: int = ROWS, *, scratch: bool = False) -> Iterator[Tile]:
         """All of `A`, `rows` queries of a block at a time. Padded rows and columns are left out.
 
         Args:
             rows: Query rows in a tile; memory is `B * heads * rows * K` numbers.
+            scratch: Whether weights are wanted only until the next tile: it may then overwrite them, which is faster.
 
         Returns:
             Tiles whose rows cover every query once.
@@ -89,11 +115,11 @@ class Operator(ABC):
         """
         if rows < 1:
             raise OptionError(f"rows must be at least 1, got {rows}.")
-        return self._tiles(rows, scratch=False)
+        return self._tiles(rows, scratch)
 
     def _tiles(self, rows: int = ROWS, scratch: bool = True) -> Iterator[Tile]:
         for queries, keys, weights, real, (block, chosen) in self._raw_tiles(rows, scratch):
-            grad = None if self.gradient is None else self.gradient.rows(block, chosen).to(self.dtype)
+            grad = None if self.gradient is None else self.gradient.rows(block, chosen, self.dtype)
             if real is not None:
                 weights, grad = weights[..., real], None if grad is None else grad[..., real]
             yield Tile(queries, keys, weights, grad)

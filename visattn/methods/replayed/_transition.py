@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods import _recursion
+from visattn.methods._query import Query, weights_of
+from visattn.methods._select import chain, described
+from visattn.records import AttentionRecord, Recording
+
+Replay = Callable[[Callable[[Tensor], Tensor]], Recording]
+
+
+def transition_attention(
+    recording: Recording,
+    *,
+    replay: Replay,
+    steps: int = 20,
+    start_layer: int = 4,
+    query: Query = "auto",
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:
+    """Transition attention map: how much reaches the query as attention passes down the layers, times integrated gradients.
+
+    The query's attention in the last layer is the first state; in each layer below it becomes `state A + state`. It is multiplied,
+    patch by patch, with the positive part of the last layer's `dA`, averaged over `steps` inputs from black (0) to the image (1).
+
+    Args:
+        recording: Self-attention of every layer over one token set.
+        replay: Runs the model on edited pixels; gives a recording with the gradient of the target's score.
+        steps: Number of inputs `alpha * pixels`, alpha evenly from 0 to 1, both included.
+        start_layer: Lowest layer that takes part.
+        query: The token that is explained; `auto` is what the model itself reads out.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        Map with the axis `batch`; non-negative, in units of the score.
+
+    Raises:
+        OptionError: If an option is out of range, or the layers do not share one token set.
+
+    Reference:
+        Yuan et al., "Explaining Information Flow Inside Vision Transformers Using Markov Chain", XAI4Debugging at NeurIPS 2021.
+    """
+    records = chain(recording)
+    _recursion.check_start(start_layer, len(records))
+    if steps < 2:
+        raise OptionError(f"steps must be at least 2, got {steps}.")
+    layout = records[0].keys
+    weights, chosen = weights_of(query, layout, recording.readout, records[0].operator.device)
+    weights = weights[:, 0].to(dtype).expand(records[0].operator.shape[0], 1, -1)
+    mean = _recursion.fused("mean")
+    state = _recursion.step(records[-1].operator.to(dtype), weights, mean, _only_rows)
+    for record in reversed(records[start_layer:-1]):
+        state = _recursion.step(record.operator.to(dtype), state, mean, _recursion.added)
+    gradient: Tensor = torch.zeros(())
+    for alpha in torch.linspace(0, 1, steps).tolist():
+        scaled = replay(partial(torch.mul, torch.tensor(alpha)))
+        gradient = gradient + _gradient_rows(chain(scaled, probability=False)[-1], weights, dtype) / steps
+    values = state[:, 0] * gradient.clamp(min=0).mean(1)
+    patches = values[:, len(layout.prefix) :].reshape(-1, *layout.grid)
+    provenance = described(recording, "transition_attention", steps=steps, start_layer=start_layer, query=chosen)
+    return AttentionMap(patches, ("batch",), layout, {}, "transition attention", provenance)
+
+
+def _only_rows(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(sums), torch.ones_like(sums)
+
+
+def _gradient_rows(record: AttentionRecord, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """`(B, heads, K)`: the rows of `dA` of the query's tokens, weighted."""
+    batch, heads, _, keys = record.operator.shape
+    out = torch.zeros(batch, heads, keys, dtype=dtype, device=record.operator.device)
+    for queries, columns, grad in record.operator.to(dtype).gradient_tiles():
+        mine = weights[..., queries]
+        if mine.any():
+            out.index_add_(2, columns, (mine[:, None] @ grad)[:, :, 0])
+    return out
