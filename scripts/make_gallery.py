@@ -11,7 +11,8 @@ from torch import nn
 
 import visattn
 from visattn import data
-from visattn._pipeline import Explanation, answer, look
+from visattn._look import look
+from visattn._pipeline import Explanation, answer
 from visattn._sheets import Cell, contact_sheet, matrix_figure, sheet
 from visattn.cli._demo import PROBES, demo_page
 from visattn.methods import diagnostics

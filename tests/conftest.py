@@ -11,7 +11,7 @@ from torch import nn
 
 import visattn
 from visattn import data
-from visattn._pipeline import look
+from visattn._look import look
 from visattn._prepare import Prepared
 from visattn.records import Recording
 

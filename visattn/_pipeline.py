@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from visattn import render
 from visattn._files import check_output, write_whole
+from visattn._look import look
 from visattn._prepare import Prepared, prepare
+from visattn._targets import NoClasses, Of, Space, Target
 from visattn._types import Interpolation, Normalization, Resize
-from visattn.errors import OptionError, UnsupportedModel
-from visattn.families import capture, input_spec, load_model
+from visattn.errors import OptionError
+from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
 from visattn.maps import AttentionMap, Heatmap, value_range
@@ -28,8 +31,6 @@ from visattn.methods import METHODS, diagnostics, method_of
 from visattn.methods._select import chain_refusal
 from visattn.provenance import Provenance
 from visattn.records import Recording
-
-_CHOSEN_BY_AUTO = "attention"  # class-agnostic; no method for a class is in METHODS
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,10 @@ def explain(
     image: Any,  # noqa: ANN401 - a path, a picture or an array
     *,
     method: str = "auto",
+    target: Of = None,
+    versus: int | str | None = None,
+    target_space: Space = "logit",
+    labels: Sequence[str] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str = "cpu",
@@ -127,7 +132,13 @@ def explain(
     Args:
         model: A timm name, or a model.
         image: A path, a picture or an array.
-        method: A name of `visattn.methods.METHODS`; `auto` is last-layer attention.
+        method: A name of `visattn.methods.METHODS`; `auto` is relevance for the top class of a classifier whose layers compose, else
+            last-layer attention.
+        target: The class that is explained, by index or name; None: the top class; or a function from the model's output to a
+            number for each image, which a model without a classification head needs. For class-specific methods only.
+        versus: Another class, whose score is subtracted.
+        target_space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
+        labels: Names of the classes; ImageNet's are known.
         weights: See `load_model`; for a name only.
         seed: See `load_model`.
         device: Where a named model runs.
@@ -139,61 +150,119 @@ def explain(
         The explanation; `.overlay()` is the picture.
 
     Raises:
-        OptionError: If the method or a parameter is unknown or out of range.
+        OptionError: If the method, a parameter or the target is unknown or out of range, or does not go with the model.
         VisattnError: As `load_image`, `load_model`, `prepare`, `capture` and the method raise.
     """
     photo = load_image(image) if isinstance(image, (str, os.PathLike, bytes)) else as_photo(image)
-    if method != "auto":
-        check_parameters(method, parameters)
+    asked = target is not None or versus is not None or target_space != "logit"
+    check_parameters(method, parameters)
+    if asked and method != "auto" and not method_of(method).targeted:
+        raise OptionError(f"method '{method}' does not depend on a class. Leave the target out, or use method 'relevance'.")
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=img_size, device=device)
     prepared = prepare(photo, model, resize=resize, img_size=img_size)
-    recording = look(model, prepared, values=parameters.get("of") == "values", all_features=parameters.get("layer", -1) != -1)
-    return answer(recording, prepared, method, parameters)
+    explained = Target(target, versus, target_space, labels_of(model) if labels is None else labels)
+    name, recording = _seen_by(method, model, prepared, explained, asked, parameters)
+    replay = partial(_replayed, model, prepared, explained) if "replay" in method_of(name).needs else None
+    return answer(recording, prepared, name, parameters, replay=replay, auto=method == "auto")
+
+
+def _seen_by(
+    method: str, model: nn.Module, prepared: Prepared, target: Target, asked: bool, parameters: dict[str, Any]
+) -> tuple[str, Recording]:
+    """The method that `auto` stands for, and a recording of all that it needs; `asked` is whether a target was."""
+    if method != "auto":
+        return method, _looked_for(method, model, prepared, target, parameters)
+    candidates = _candidates(parameters)
+    if asked or ("relevance" in candidates and input_spec(model).classifier):
+        try:
+            recording = _looked_for("relevance", model, prepared, target, parameters)
+        except NoClasses:
+            if asked:
+                raise
+        else:
+            if asked or "attention" not in candidates or METHODS["relevance"].accepts(recording) is None:
+                return "relevance", recording
+            return "attention", recording
+    return candidates[-1], look(model, prepared)
 
 
 def check_parameters(method: str, parameters: dict[str, Any]) -> None:
-    """Refuse a parameter that a method does not have.
+    """Refuse a parameter that a method does not have; of `auto`, one that none of its methods has.
 
     Raises:
         OptionError: If the method or a parameter is unknown.
     """
-    known = list(inspect.signature(method_of(method).function).parameters)[1:]
+    if method == "auto" and not _candidates(parameters):
+        raise OptionError(f"method 'auto' has no parameters {', '.join(parameters)}. Name the method.")
+    known = _parameters_of(method) if method != "auto" else set(parameters)
     for name in parameters:
         if name not in known:
             raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known)}.")
 
 
-def look(model: nn.Module, prepared: Prepared, *, values: bool = False, all_features: bool = False) -> Recording:
-    """Run the model once on prepared pixels, in evaluation mode and without gradients; its training flags are put back."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.inference_mode(), capture(model, values=values, features="all" if all_features else "last") as recording:
-            model(prepared.pixels)
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    spec = input_spec(model)
-    if not spec.dynamic and spec.size != tuple(prepared.pixels.shape[-2:]):
-        raise UnsupportedModel(f"the model takes {spec.size}, got {tuple(prepared.pixels.shape[-2:])}.")
-    return recording
+def _parameters_of(method: str) -> list[str]:
+    return [name for name in list(inspect.signature(method_of(method).function).parameters)[1:] if name != "replay"]
 
 
-def answer(recording: Recording, prepared: Prepared, method: str, parameters: dict[str, Any], image: int = 0) -> Explanation:
+def _candidates(parameters: dict[str, Any]) -> list[str]:
+    """The methods that `auto` may stand for."""
+    return [name for name in ("relevance", "attention") if set(parameters) <= set(_parameters_of(name))]
+
+
+def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Target, parameters: dict[str, Any]) -> Recording:
+    """What a method needs, recorded."""
+    needs, targeted, layer = method_of(method).needs, method_of(method).targeted, parameters.get("layer", -1)
+    values = "values" in needs or parameters.get("of") == "values"
+    values = values or parameters.get("weights") == "norm" or parameters.get("residual") == "measured"
+    features: str | list[str] = "last"
+    if "features" in needs and not targeted:
+        features = "last" if layer == -1 else "all"
+    elif "features" in needs:
+        features = [layer] if isinstance(layer, str) else "all" if layer != -1 else [_cam_layer(model)]
+    return look(
+        model,
+        prepared,
+        target=target if targeted else None,
+        each_layer="layer gradients" in needs,
+        values=values,
+        features="all" if "layer gradients" in needs else features,
+    )
+
+
+def _replayed(model: nn.Module, prepared: Prepared, target: Target, edit: Callable[[Tensor], Tensor]) -> Recording:
+    return look(model, prepared, target=target, edit=edit, features="none")
+
+
+def _cam_layer(model: nn.Module) -> str:
+    if (known := cam_layer(model)) is None:
+        raise OptionError(f"{type(model).__name__}: which layer Grad-CAM should read is not known. Name it: layer='...'.")
+    return known
+
+
+def answer(
+    recording: Recording,
+    prepared: Prepared,
+    name: str,
+    parameters: dict[str, Any],
+    image: int = 0,
+    *,
+    replay: Callable[[Callable[[Tensor], Tensor]], Recording] | None = None,
+    auto: bool = False,
+) -> Explanation:
     """One method's map of one image of the batch, with the photo's facts and the sinks written into its provenance."""
-    name = _CHOSEN_BY_AUTO if method == "auto" else method
     check_parameters(name, parameters)
-    chosen = METHODS[next(key for key, value in METHODS.items() if value is method_of(name))]
+    chosen = method_of(name)
     if reason := chosen.accepts(recording):
         raise OptionError(f"{recording.provenance.model}: method '{name}' does not apply: {reason}")
     geometry, photo = prepared.geometries[image], prepared.photos[image]
     parameters = dict(parameters)
-    notes: tuple[str, ...] = () if method != "auto" else (f"method {name} was chosen; it does not depend on a class",)
+    how = "it explains a class" if chosen.targeted else "it does not depend on a class"
+    notes: tuple[str, ...] = (f"method {name} was chosen; {how}",) if auto else ()
     query = parameters.get("query")
     if isinstance(query, str) and query.startswith("pixel:"):
         parameters["query"] = pixel_to_input(query, recording, geometry)
-    result = chosen.function(recording, **parameters)
+    result = chosen.function(recording, **parameters, **({} if replay is None else {"replay": replay}))
     if isinstance(query, str) and query.startswith("pixel:"):
         notes += (f"query {query} is {result.provenance.parameters['query']}",)
     if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:
@@ -202,7 +271,11 @@ def answer(recording: Recording, prepared: Prepared, method: str, parameters: di
     provenance = result.provenance.but(
         image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + prepared.notes + notes
     )
-    return Explanation(photo, geometry, replace(result, provenance=provenance).at(batch=image))
+    found = replace(result, provenance=provenance).at(batch=image)
+    if chosen.targeted and not bool(found.values.any()):
+        empty = "nothing in the image speaks for the target: no positive evidence, so the photo is left as it is"
+        found = replace(found, provenance=found.provenance.but(warnings=(empty,)))
+    return Explanation(photo, geometry, found)
 
 
 def pixel_to_input(query: str, recording: Recording, geometry: Geometry) -> str:

@@ -83,6 +83,8 @@ class AttentionMap:
                 found = provenance.sinks[i]
                 kept = provenance.parameters.get("sinks", "keep") == "keep"
                 provenance = provenance.but(sinks=(found,), warnings=sink_warning(found) if kept else ())
+            if name == "batch" and len(provenance.target) > 1:
+                provenance = provenance.but(target=(provenance.target[i],))
             result = result._without(axis, result.values.select(axis, i), provenance)
         return result
 

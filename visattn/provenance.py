@@ -40,7 +40,7 @@ class Provenance:
         geometry: The part of the photo that the model saw.
         method: Name of the method.
         parameters: Its parameters, after every automatic choice.
-        target: What a class-specific method explains.
+        target: What a class-specific method explains, an entry for each image of the batch.
         normalization: How values became colours.
         value_range: The raw values at both ends of the colour map.
         sinks: Tokens that draw most of the attention, an entry for each image of the batch.
@@ -58,7 +58,7 @@ class Provenance:
     geometry: Geometry | None = None
     method: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
-    target: str | None = None
+    target: tuple[str, ...] = ()
     normalization: str | None = None
     value_range: tuple[float, float] | None = None
     sinks: tuple[tuple[Sink, ...], ...] = ()
@@ -83,7 +83,7 @@ class Provenance:
         if data.get("geometry"):
             data["geometry"] = Geometry.from_dict(data["geometry"])
         data["sinks"] = tuple(tuple(Sink(*sink) for sink in sinks) for sinks in data.get("sinks", ()))
-        for name in ("notes", "warnings"):
+        for name in ("target", "notes", "warnings"):
             data[name] = tuple(data.get(name, ()))
         if data.get("value_range"):
             data["value_range"] = tuple(data["value_range"])

@@ -17,7 +17,7 @@ import visattn
 from tests import oracles, tiny
 from tests.conftest import Figures, Seen
 from visattn import data, methods, models
-from visattn._pipeline import look
+from visattn._look import look
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.records import AttentionRecord, Recording

@@ -64,6 +64,7 @@ class _Session:
         self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
+        self._by_name = False  # whether features were asked for by name
         self._stream: dict[str, tuple[Tensor, TokenLayout]] = {}  # what last went into modules that attention is added to
 
     def _receive(self, layer: str, owner: nn.Module, call: Call) -> None:
@@ -138,11 +139,18 @@ class _Session:
         return hook
 
     def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
-        """A hook that keeps what a module gives."""
+        """A hook that keeps what a module gives, as tokens where it is `(B, N, D)` and could be followed."""
+        self._by_name = True
+        self.watch.tokens_of.append(layer)
 
         def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
             output = output[0] if isinstance(output, (tuple, list)) and output else output
-            if self.watch.running() and isinstance(output, Tensor):
+            if not self.watch.running() or not isinstance(output, Tensor):
+                return
+            tokens = self.watch.tokens(layer, output) if output.ndim == 3 else None
+            if tokens is not None:
+                self._keep(layer, "tokens", output, tokens.take, tokens.layout)
+            else:
                 self._keep(layer, "activation", output, torch.Tensor.detach)
 
         return hook
@@ -160,7 +168,7 @@ class _Session:
         """Refuse a recording that is empty or not finite."""
         if self.watch.forward < 0:
             raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
-        if not self.recording.records and not any(feature.role == "activation" for feature in self.recording.features):
+        if not self.recording.records and not self._by_name:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by)))
         self._sums.check(self.recording)
 

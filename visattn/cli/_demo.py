@@ -49,7 +49,8 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 
 def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> tuple[Any, Provenance]:  # noqa: ANN401
     """The page of one photo: the last layer's heads with their mass masks, then features, similarity and rollout."""
-    from visattn._pipeline import answer, look
+    from visattn._look import look
+    from visattn._pipeline import answer
     from visattn._prepare import prepare
     from visattn._sheets import Bar, Cell, sheet
     from visattn.images import load_image

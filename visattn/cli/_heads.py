@@ -53,7 +53,8 @@ def heads_command(
     if output is not None or kind != "stats":
         check_output(target, overwrite=overwrite, inputs=[image])
     from visattn import render
-    from visattn._pipeline import answer, look
+    from visattn._look import look
+    from visattn._pipeline import answer
     from visattn._prepare import prepare
     from visattn.families import load_model
     from visattn.images import facts, load_image

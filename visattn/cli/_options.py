@@ -32,6 +32,23 @@ def model_options(command: F) -> F:
     )
 
 
+def target_options(command: F) -> F:
+    """What a class-specific method explains."""
+    return _all(
+        command,
+        click.option("--target", help="Class that is explained, by index or name; the top class by default."),
+        click.option("--versus", help="Another class, whose score is subtracted."),
+        click.option(
+            "--target-space",
+            type=click.Choice(["logit", "prob", "logprob"]),
+            default="logit",
+            show_default=True,
+            help="Whose gradient is taken.",
+        ),
+        click.option("--labels", type=click.Path(path_type=Path), help="Names of the classes, one a line; ImageNet's are known."),
+    )
+
+
 def picture_options(command: F) -> F:
     """How a map is coloured."""
     return _all(

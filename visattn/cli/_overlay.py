@@ -10,21 +10,60 @@ import click
 from visattn._checks import between
 from visattn._files import check_output, write_whole
 from visattn.cli._main import complain
-from visattn.cli._options import model_options, output_options, picture_options
+from visattn.cli._options import model_options, output_options, picture_options, target_options
 from visattn.cli._talk import describe, result
 from visattn.errors import ImageError, OptionError, VisattnError
 from visattn.provenance import Provenance
+
+_PARAMETERS = [
+    "layer",
+    "head",
+    "fusion",
+    "query",
+    "sinks",
+    "of",
+    "start_layer",
+    "residual",
+    "weights_by",
+    "discard",
+    "discard_over",
+    "layers",
+    "steps",
+    "signed",
+]  # of methods
+
+
+class _Residual(click.ParamType[float | str]):
+    """A number, or `measured`."""
+
+    name = "number|measured"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float | str:  # noqa: ANN401
+        """As click wants it."""
+        try:
+            return value if value == "measured" else float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor 'measured'", param, ctx)
 
 
 @click.command("overlay")
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
-@click.option("--method", default="auto", show_default=True, help="attention, rollout, similarity, pca.")
+@click.option("--method", default="auto", show_default=True, help="See visattn list --methods.")
+@target_options
 @click.option("--layer", help="Position (negative from the end) or dotted name.")
 @click.option("--head", type=int, help="One head; all are averaged by default.")
 @click.option("--fusion", type=click.Choice(["mean", "max", "min"]), help="How heads are merged.")
 @click.option("--query", help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
 @click.option("--sinks", type=click.Choice(["keep", "drop", "redistribute"]), help="Rollout: what sinks do.")
+@click.option("--start-layer", type=int, help="First layer that takes part, where layers are multiplied.")
+@click.option("--residual", type=_Residual(), help="Rollout: weight of the residual path, or measured.")
+@click.option("--weights-by", "weights_by", type=click.Choice(["attention", "norm"]), help="Rollout: what counts as weight.")
+@click.option("--discard", type=float, help="Rollout: share of the smallest weights that is dropped, from 0 to less than 1.")
+@click.option("--discard-over", type=click.Choice(["row", "layer"]), help="Smallest of each row, or of the whole layer.")
+@click.option("--layers", type=int, help="LeGrad: how many of the last layers count.")
+@click.option("--steps", type=int, help="Transition attention: how many inputs are run.")
+@click.option("--signed", is_flag=True, default=None, help="Attention x gradient: keep what speaks against the class.")
 @click.option("--of", type=click.Choice(["tokens", "keys", "queries", "values"]), help="Similarity: of which vectors.")
 @click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
 @click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
@@ -55,9 +94,10 @@ def overlay_command(
     visattn overlay dog.jpg
     visattn overlay dog.jpg --method rollout --opacity 0.7 -o dog_rollout.png
     visattn overlay dog.jpg --method similarity --query pixel:120,80
+    visattn overlay dog.jpg --model vit_base_patch16_224 --target "Border collie"
     """  # noqa: D301 - \b keeps click from wrapping the examples
     between(options["opacity"], 0, 1, "opacity")
-    targets = _targets(images, output, "map" if options["map_file"] else _name(options["method"]))
+    targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
     for target in (*targets, *extra):
         check_output(target, overwrite=overwrite, inputs=images)
@@ -80,14 +120,28 @@ def _parameters(options: dict[str, Any]) -> dict[str, Any]:
     """The method's own parameters among the options, those that were given; refused early when the method has not got them."""
     from visattn._pipeline import check_parameters
 
-    chosen = {name: options[name] for name in ("layer", "head", "fusion", "query", "sinks", "of") if options[name] is not None}
+    chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
+    if "weights_by" in chosen:  # --weights is the file
+        chosen["weights"] = chosen.pop("weights_by")
     if str(chosen.get("layer", "")).lstrip("-").isdigit():
         chosen["layer"] = int(chosen["layer"])
-    method = _name(options["method"])
+    method = options["method"]
     check_parameters(method, chosen)
     if method == "similarity" and "query" not in chosen:
         raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
     return chosen
+
+
+def _kind(method: str) -> str:
+    """What stands in the picture's name."""
+    return "overlay" if method == "auto" else method
+
+
+def _target(options: dict[str, Any]) -> dict[str, Any]:
+    from visattn._targets import read_labels
+
+    labels = None if options["labels"] is None else read_labels(options["labels"])
+    return {"labels": labels, **{name: options[name] for name in ("target", "versus", "target_space")}}
 
 
 def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]:
@@ -96,10 +150,6 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
     if len(images) > 1 or options["map_file"]:
         raise OptionError("--save-map saves the map of one image that a model looked at. Pass one image and no --map.")
     return [options["save_map"]]
-
-
-def _name(method: str) -> str:
-    return "attention" if method == "auto" else method
 
 
 def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
@@ -140,7 +190,13 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any: 
 
     def draw(photo: Any) -> tuple[bytes, Provenance, bytes]:  # noqa: ANN401
         found = explain(
-            model, photo, method=options["method"], resize=options["resize"], img_size=options["img_size"], **parameters
+            model,
+            photo,
+            method=options["method"],
+            **_target(options),
+            resize=options["resize"],
+            img_size=options["img_size"],
+            **parameters,
         )
         picture, provenance = found.draw(**_colours(options))
         return render.to_png(picture, provenance), provenance, save_map(found.map, found.geometry)

@@ -24,7 +24,7 @@ def describe(quiet: bool, provenance: Provenance) -> None:
     note(
         quiet,
         f"{provenance.image}: {provenance.method} ({parameters})",
-        *(f"{provenance.image}: {text}" for text in (*_scale(provenance), *provenance.notes)),
+        *(f"{provenance.image}: {text}" for text in (*provenance.target, *_scale(provenance), *provenance.notes)),
     )
     for text in provenance.warnings:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)

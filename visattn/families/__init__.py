@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import printable
@@ -21,7 +21,20 @@ from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
 from visattn.records import Recording
 
-__all__ = ["FAMILIES", "Anatomy", "Attended", "InputSpec", "capture", "input_spec", "intervene", "load_model", "register"]
+__all__ = [
+    "FAMILIES",
+    "Anatomy",
+    "Attended",
+    "InputSpec",
+    "cam_layer",
+    "capture",
+    "head",
+    "input_spec",
+    "intervene",
+    "labels",
+    "load_model",
+    "register",
+]
 
 FAMILIES: dict[str, ModuleType] = {"timm": timm, "custom": custom}  # the first that owns a model answers for it
 
@@ -89,7 +102,7 @@ def capture(
             multiply layers refuse such a recording.
         values: Whether to keep value vectors too (half as much memory again).
         features: Which features to keep: tokens of the `last` layer, of `all` layers, or `none`; or globs of module names, whose
-            outputs are kept as they are.
+            outputs are kept as they are, or as tokens in canonical order where they are `(B, N, D)` and could be followed.
         gradients: Whether to keep what `Recording.gradients(score)` needs: values, and the graph of the forward.
 
     Returns:
@@ -189,6 +202,24 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     """
     spec: InputSpec = _family_of(model).input_spec(model, img_size)
     return spec
+
+
+def labels(model: nn.Module) -> tuple[str, ...] | None:
+    """Names of the classes, where they are known."""
+    known: tuple[str, ...] | None = _family_of(model).labels(model)
+    return known
+
+
+def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """From what any block gives to the model's output, where that is known."""
+    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(model)
+    return known
+
+
+def cam_layer(model: nn.Module) -> str | None:
+    """The module whose tokens Grad-CAM reads, where that is known."""
+    known: str | None = _family_of(model).cam_layer(model)
+    return known
 
 
 def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> Anatomy:

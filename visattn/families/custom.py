@@ -68,6 +68,18 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
     return Anatomy({}, "cls", provenance)
 
 
+def labels(_model: nn.Module) -> None:
+    """Not known."""
+
+
+def head(_model: nn.Module) -> None:
+    """Not known."""
+
+
+def cam_layer(_model: nn.Module) -> None:
+    """Not known."""
+
+
 def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], provenance: Provenance) -> Anatomy:
     """Facts about a module whose tokens are, as the caller says, a prefix and then a grid over the whole input.
 

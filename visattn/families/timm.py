@@ -248,6 +248,31 @@ def _projection(owner: Any) -> Tensor | None:  # noqa: ANN401
     return owner.proj.weight.detach() if direct and isinstance(getattr(owner, "proj", None), nn.Linear) else None
 
 
+def labels(model: nn.Module) -> tuple[str, ...] | None:
+    """Names of the classes, of a model with one of the ImageNet heads."""
+    subset = timm.data.infer_imagenet_subset(model)
+    if not subset:
+        return None
+    info = timm.data.ImageNetInfo(subset)
+    return tuple(info.index_to_description(index) for index in range(info.num_classes()))
+
+
+def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401
+    """From what a block gives to the model's output, where one norm and the head are all that follow."""
+    blocks, norm = getattr(model, "blocks", None), getattr(model, "norm", None)
+    if blocks is None or norm is None or not hasattr(model, "forward_head"):
+        return None
+    return lambda tokens: model.forward_head(norm(tokens))
+
+
+def cam_layer(model: Any) -> str | None:  # noqa: ANN401
+    """The module whose output the last attention reads: the last place where every patch has a gradient, whatever is read out."""
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or not hasattr(blocks[-1], "norm1"):
+        return None
+    return f"blocks.{len(blocks) - 1}.norm1"
+
+
 def names(pattern: str = "*") -> list[str]:
     """Models with published weights whose tokens can be put back on the image, by name pattern."""
     return [name for module in _MODULES.split() for name in timm.list_models(pattern, module=module, pretrained=True)]

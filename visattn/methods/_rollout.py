@@ -92,10 +92,10 @@ def rollout(
         for record in reversed(records[start_layer:]):
             operator = record.operator.to(dtype)
             rows = _recursion.fused(fusion) if weights == "attention" else norm_rows(record, dtype)
-            if residual == "measured":
-                rows = _recursion.others(rows)
             if discard:
                 rows = _recursion.discarding(rows, operator, layout, discard, discard_over)
+            if residual == "measured":
+                rows = _recursion.others(rows)
             if sinks != "keep":
                 rows = _recursion.without_sinks(rows, found, layout, sinks, operator)
             keep = 1 - mixing_ratio(record, dtype) if residual == "measured" else float(residual)

@@ -1,0 +1,105 @@
+"""One forward pass over prepared pixels, and of a target also the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from visattn._prepare import Prepared
+from visattn._targets import NoClasses, Target
+from visattn.errors import OptionError, UnsupportedModel
+from visattn.families import capture, head, input_spec
+from visattn.records import Recording
+
+
+def look(
+    model: nn.Module,
+    prepared: Prepared,
+    *,
+    target: Target | None = None,
+    each_layer: bool = False,
+    values: bool = False,
+    features: str | Sequence[str] = "last",
+    edit: Callable[[Tensor], Tensor] | None = None,
+) -> Recording:
+    """Run the model once on prepared pixels, in evaluation mode; its flags are put back.
+
+    Args:
+        model: The model.
+        prepared: Pixels.
+        target: Record the gradient of this target's score as well; without one no graph is made.
+        each_layer: Give each layer the gradient of its own score: what the model's head makes of the tokens behind it.
+        values: See `capture`.
+        features: See `capture`.
+        edit: What is done to the pixels before.
+
+    Returns:
+        The recording.
+
+    Raises:
+        NoClasses: If the target is a class and the model has none.
+        OptionError: If the target, or a score of each layer, does not go with the model.
+        UnsupportedModel: If the model takes another size.
+    """
+    spec = input_spec(model)
+    pixels = prepared.pixels if edit is None else edit(prepared.pixels)
+    if target is not None and not spec.classifier and not callable(target.of):
+        raise NoClasses(
+            f"{type(model).__name__} has no classification head, so there is no class to explain. "
+            "Use method 'attention' or 'rollout', or pass target=a function of its output."
+        )
+    with _evaluating(model):
+        if target is None:
+            with torch.inference_mode(), capture(model, values=values, features=features) as recording:
+                model(pixels)
+        else:
+            with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
+                output = model(pixels)
+            with torch.enable_grad():
+                resolved = target.resolve(output)
+                score = _layer_scores(model, recording, output, resolved.score) if each_layer else resolved.score(output)
+            graded = recording.gradients(score)
+            recording = replace(
+                graded,
+                records=[replace(record, source=None) for record in graded.records],  # the graph goes
+                features=[replace(feature, source=None) for feature in graded.features],
+                provenance=graded.provenance.but(target=resolved.texts),
+            )
+    if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
+        raise UnsupportedModel(f"the model takes {spec.size}, got {tuple(pixels.shape[-2:])}.")
+    return recording
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode, and no graph kept for the gradients of parameters, which nobody asks for."""
+    modes = {module: module.training for module in model.modules()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.eval()
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        for module, training in modes.items():
+            module.training = training
+
+
+def _layer_scores(model: nn.Module, recording: Recording, output: Tensor, score: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """The score of each layer with attention: what the model's head makes of the tokens behind its block."""
+    read_out = head(model)
+    behind = {feature.layer: feature.source.tensor for feature in recording.features if feature.source is not None}
+    blocks = {layer: [name for name in behind if layer.startswith(f"{name}.")][-1:] for layer in recording.layers}
+    last = next(iter(blocks[recording.layers[-1]]), None) if recording.layers else None
+    whole = read_out is not None and last is not None and all(blocks.values())
+    if read_out is None or not whole or not torch.allclose(read_out(behind[str(last)]), output, atol=1e-4, rtol=1e-4):
+        raise OptionError(
+            f"{type(model).__name__}: what its head makes of the tokens behind each layer is not known. Use method 'relevance'."
+        )
+    return {layer: score(read_out(behind[names[0]])) for layer, names in blocks.items()}
