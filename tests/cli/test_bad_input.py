@@ -64,14 +64,14 @@ def test_one_bad_image_ends_with_3_and_one_line(run: Run, photo: Path, tmp_path:
 
 def test_I01_one_bad_image_among_good_ones_ends_with_1_and_the_others_are_done(run: Run, photo: Path, tmp_path: Path) -> None:
     code, out, err = run("overlay", bad_image("I01-empty", tmp_path, photo), photo, *TINY, "-o", "maps")
-    assert (code, out) == (1, "maps/dog.attention.png\n")
+    assert (code, out) == (1, "maps/dog.overlay.png\n")
     assert "empty file" in err
 
 
 def test_I03_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "really_png.jpg"
     renamed.write_bytes(photo.read_bytes())
-    assert run("overlay", renamed, *TINY)[:2] == (0, "really_png.attention.png\n")
+    assert run("overlay", renamed, *TINY)[:2] == (0, "really_png.overlay.png\n")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -118,7 +118,7 @@ def test_I23_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Pat
 
 def test_I23_leading_dash_works_behind_the_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "-x.png").write_bytes(photo.read_bytes())
-    assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.attention.png\n")
+    assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.overlay.png\n")
 
 
 def test_I24_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_I24_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: 
     command = [sys.executable.encode(), b"-m", b"visattn", b"overlay", b"bad\xff.png", *(option.encode() for option in TINY)]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / os.fsdecode(b"bad\xff.attention.png")).exists()
+    assert (tmp_path / os.fsdecode(b"bad\xff.overlay.png")).exists()
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_help_of_each_command(run: Run, name: str) -> None:
 
 def test_overlay_writes_a_picture_of_the_photos_size_that_knows_how_it_was_made(run: Run, photo: Path) -> None:
     code, out, err = run("overlay", photo, *TINY)
-    assert (code, out) == (0, "dog.attention.png\n")
-    with Image.open("dog.attention.png") as picture:
+    assert (code, out) == (0, "dog.overlay.png\n")
+    with Image.open("dog.overlay.png") as picture:
         assert picture.size == (90, 60)
         facts = json.loads(picture.info["visattn"])
     assert facts["random"] is True
@@ -106,7 +106,7 @@ def test_overlay_several_photos_into_a_folder_never_two_alike(run: Run, photo: P
     Image.open(photo).save(tmp_path / "dog.jpg")
     code, out, _ = run("overlay", photo, tmp_path / "dog.jpg", *TINY, "-o", "maps")
     assert code == 0
-    assert out.splitlines() == ["maps/dog.png.attention.png", "maps/dog.jpg.attention.png"]
+    assert out.splitlines() == ["maps/dog.png.overlay.png", "maps/dog.jpg.attention.png"]
 
 
 def test_saved_map_draws_the_same_picture(run: Run, photo: Path) -> None:
@@ -199,9 +199,12 @@ def test_inspect_tells_layers_and_methods(run: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("swin_tiny_patch4_window7_224", ["56 x 56", "64 ", "rollout     layers.0.blocks.1.attn (56 x 56) and"]),
-        ("xcit_nano_12_p16_224", ["channel", "pool", "cls + 14 x 14", "rollout     there is no self-attention to multiply"]),
-        ("lambda_resnet26t", ["unplaced", "no weight belongs to a pair of tokens", "attention   stages.2.1.self_attn"]),
+        ("swin_tiny_patch4_window7_224", ["56 x 56", "64 ", "rollout               layers.0.blocks.1.attn (56 x 56) and"]),
+        (
+            "xcit_nano_12_p16_224",
+            ["channel", "pool", "cls + 14 x 14", "rollout               there is no self-attention to multiply"],
+        ),
+        ("lambda_resnet26t", ["unplaced", "no weight belongs to a pair of tokens", "attention             stages.2.1.self_attn"]),
     ],
 )
 def test_inspect_tells_kinds_and_why_a_method_does_not_apply(run: Run, name: str, shown: list[str]) -> None:

@@ -10,7 +10,7 @@ from visattn.records import TokenLayout
 
 Query = str | Tensor
 
-SPELLINGS = "auto, cls, mean, patch:ROW,COL, input:Y,X, register:N or distillation"
+SPELLINGS = "auto, cls, mean, patch:ROW,COL, input:Y,X, register:N, distillation or query:N"
 
 
 def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
@@ -18,7 +18,7 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
 
     Args:
         query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `patch:ROW,COL`, `input:Y,X` (a pixel of the
-            model's input), `register:N`, `distillation`, or a vector of weights.
+            model's input), `register:N`, `distillation`, `query:N` (of learned queries), or a vector of weights.
         layout: Layout of the query tokens.
         readout: The model's own readout, for `auto`.
         device: Where the result lives.
@@ -76,7 +76,7 @@ def token_of(query: str, layout: TokenLayout) -> int:
         raise OptionError(
             "a pixel query needs the photo's geometry: use explain or the command line, or geometry.patch_at(y, x)."
         )
-    token = f"register{argument}" if name == "register" else query
+    token = f"{name}{argument}" if name in ("register", "query") else query
     if token in layout.prefix:
         return layout.prefix.index(token)
     known = ", ".join(layout.prefix) or "none"

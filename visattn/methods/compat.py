@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from visattn._types import Fusion
 from visattn.maps import AttentionMap
 from visattn.methods._select import chain, described, graded
+from visattn.operators import Operator
 from visattn.records import Recording
 
 __all__ = ["vit_explain"]
 
 
 def vit_explain(
-    recording: Recording, *, discard: float = 0.9, fusion: Fusion = "mean", gradients: bool = False, shuffled: bool = False
+    recording: Recording,
+    *,
+    discard: float = 0.9,
+    fusion: Fusion = "mean",
+    gradients: bool = False,
+    published: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
     """What vit-explain draws (commit 15a81d3). It builds whole matrices.
 
@@ -28,29 +33,32 @@ def vit_explain(
         discard: Share of the smallest entries that become 0.
         fusion: How heads are merged; of no use with `gradients`.
         gradients: Its gradient rollout, of a recording with the gradient of a score.
-        shuffled: With `gradients`: as published, layer `l` is multiplied with the gradient of layer `L - 1 - l`.
+        published: With `gradients`: attention of layer `l` is multiplied with the gradient of the *scores* before the softmax of
+            layer `L - 1 - l`, which is what the published hooks collect; else with its own gradient.
+        dtype: float64 computes in double precision.
 
     Returns:
         Map with the axis `batch`; the class token's row, over its maximum.
     """
     records = chain(graded(recording) if gradients else recording)
     layout = records[0].keys
-    attention = [record.operator.dense() for record in records]
+    operators = [record.operator.to(dtype) for record in records]
+    attention = [operator.dense() for operator in operators]
     if gradients:
-        slopes = [
-            _gradient(record.operator.gradient_tiles(), weights) for record, weights in zip(records, attention, strict=True)
-        ]
-        pairs = zip(attention, slopes[::-1] if shuffled else slopes, strict=True)
-        layers = [(weights * slope).mean(1).clamp(min=0) for weights, slope in pairs]
+        slopes = [_gradient(operator) for operator in operators]
+        if published:
+            spoken = [weights * slope for weights, slope in zip(attention, slopes, strict=True)]
+            slopes = [one - weights * one.sum(-1, keepdim=True) for weights, one in zip(attention, spoken, strict=True)][::-1]
+        layers = [(weights * slope).mean(1).clamp(min=0) for weights, slope in zip(attention, slopes, strict=True)]
     else:
-        layers = [getattr(weights, {"max": "amax", "min": "amin"}.get(fusion, fusion))(1) for weights in attention]
-    result = torch.eye(len(layout), device=layers[0].device)
+        layers = [getattr(weights, {"max": "amax", "min": "amin"}.get(fusion, "mean"))(1) for weights in attention]
+    identity = torch.eye(len(layout), dtype=dtype, device=layers[0].device)
+    result = identity
     for layer in layers:
         flat = layer.flatten(1)
         least = flat.topk(int(flat.shape[1] * discard), largest=False).indices
-        least = least if gradients else least[least != 0]
-        flat[0, least] = 0
-        mixed = (layer + torch.eye(len(layout), device=layer.device)) / 2
+        flat[0, least if gradients else least[least != 0]] = 0
+        mixed = (layer + identity) / 2
         result = (mixed / mixed.sum(-1)) @ result
     values = result[:, 0, len(layout.prefix) :]
     values = (values / values.amax(1, keepdim=True)).reshape(-1, *layout.grid)
@@ -61,13 +69,13 @@ def vit_explain(
         discard=discard,
         fusion=fusion,
         gradients=gradients,
-        shuffled=shuffled,
+        published=published,
     )
     return AttentionMap(values, ("batch",), layout, {}, "rollout", provenance)
 
 
-def _gradient(tiles: Iterator[tuple[Tensor, Tensor, Tensor]], like: Tensor) -> Tensor:
-    out = torch.zeros_like(like)
-    for queries, keys, grad in tiles:
+def _gradient(operator: Operator) -> Tensor:
+    out = torch.zeros(operator.shape, dtype=operator.dtype, device=operator.device)
+    for queries, keys, grad in operator.gradient_tiles():
         out[:, :, queries[:, None], keys] = grad
     return out
