@@ -106,7 +106,7 @@ def test_overlay_several_photos_into_a_folder_never_two_alike(run: Run, photo: P
     Image.open(photo).save(tmp_path / "dog.jpg")
     code, out, _ = run("overlay", photo, tmp_path / "dog.jpg", *TINY, "-o", "maps")
     assert code == 0
-    assert out.splitlines() == ["maps/dog.png.overlay.png", "maps/dog.jpg.attention.png"]
+    assert out.splitlines() == ["maps/dog.png.overlay.png", "maps/dog.jpg.overlay.png"]
 
 
 def test_saved_map_draws_the_same_picture(run: Run, photo: Path) -> None:

@@ -75,7 +75,7 @@ def flat(result: Any) -> Tensor:
 
 def small_vit(golden: Golden) -> nn.Module:
     """The vision transformer of `vit.safetensors`, in float64."""
-    model = VisionTransformer(
+    model: nn.Module = VisionTransformer(
         img_size=(32, 48), patch_size=16, embed_dim=32, depth=4, num_heads=2, num_classes=4, mlp_ratio=1
     ).double()
     model.load_state_dict({key: value.double() for key, value in safetensors.torch.load_file(FOLDER / "vit.safetensors").items()})
