@@ -39,7 +39,7 @@ def legrad(recording: Recording, *, layers: int | None = None, dtype: torch.dtyp
     batch, heads, tokens, _ = records[0].operator.shape
     total = torch.zeros(batch, len(layout), dtype=dtype, device=records[0].operator.device)
     for record in records[-count:]:
-        for _, keys, grad in record.operator.to(dtype).gradient_tiles():
+        for _, keys, grad in record.operator.to(dtype).gradient_pieces():
             total.index_add_(1, keys, grad.clamp(min=0).sum((1, 2)))
     patches = (total / (count * heads * tokens))[:, len(layout.prefix) :].reshape(-1, *layout.grid)
     return AttentionMap(patches, ("batch",), layout, {}, "LeGrad", described(recording, "legrad", layers=count))

@@ -9,7 +9,7 @@ from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods._attention import chosen_records
 from visattn.methods._query import Query, weights_of
-from visattn.methods._recursion import Rows
+from visattn.methods._recursion import Rows, own_entries
 from visattn.methods._select import described
 from visattn.operators import Tile
 from visattn.records import AttentionRecord, Recording
@@ -106,14 +106,19 @@ def norm_rows(record: AttentionRecord, dtype: torch.dtype, *, residual: bool = F
     With `residual` a token's own entry is `||sum_h A_ii^h f_h(x_i) + x_i||`.
     """
     vectors = _vectors(record, dtype)
-    gram = _gram(vectors).to(dtype)
+    gram = _gram(vectors).permute(2, 3, 0, 1).to(dtype).contiguous()  # (heads, heads, B, K)
     stream = _residual_of(record).to(dtype) if residual else None
 
     def rows(tile: Tile) -> Tensor:
-        weights = tile.weights.permute(0, 3, 2, 1)  # (B, K, q, heads)
-        sizes = ((weights @ gram[:, tile.keys]) * weights).sum(-1).clamp_min_(0).sqrt_().mT
+        size = torch.zeros_like(tile.weights[:, 0])
+        for h in range(gram.shape[0]):  # the sum over pairs, each taken once; whole tiles, as the axis of heads is short
+            partial = tile.weights[:, h] * gram[h, h][:, None, tile.keys]
+            for g in range(h):
+                partial.addcmul_(tile.weights[:, g], gram[h, g][:, None, tile.keys], value=2)
+            size.addcmul_(tile.weights[:, h], partial)
+        sizes = size.clamp_min_(0).sqrt_()
         if stream is not None:
-            here, there = (tile.queries[:, None] == tile.keys).nonzero(as_tuple=True)
+            here, there = own_entries(tile)
             own = tile.weights[:, :, here, there, None] * vectors.value[:, :, tile.keys[there]]
             sizes[:, here, there] = (vectors.project(own) + stream[:, tile.queries[here]]).norm(dim=-1)
         return sizes
@@ -127,7 +132,7 @@ def mixing_ratio(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
     operator = record.operator.to(dtype)
     ratio = torch.zeros(stream.shape[:2], dtype=dtype, device=stream.device)
     for tile in operator.tiles(scratch=True):
-        here, there = (tile.queries[:, None] == tile.keys).nonzero(as_tuple=True)
+        here, there = own_entries(tile)
         value = vectors.value[:, :, tile.keys]
         own = torch.zeros(*tile.weights.shape[:3], value.shape[-1], dtype=dtype, device=stream.device)
         own[:, :, here] = tile.weights[:, :, here, there, None] * value[:, :, there]

@@ -34,6 +34,24 @@ def step(operator: Operator, r: Tensor, rows: Rows, balance: Balance) -> Tensor:
     return out
 
 
+def step_of_evidence(operator: Operator, r: Tensor) -> Tensor:
+    """`r (I + mean_h (dA * A)^+)`, which needs no whole rows; heads are averaged last."""
+    out = r.clone()
+    for tile in operator.pieces():
+        pulled = r[:, None, :, tile.queries] @ _product(tile).clamp_(min=0)  # (B, heads, 1, keys)
+        out.index_add_(2, tile.keys, pulled.mean(1))
+    return out
+
+
+def own_entries(tile: Tile) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a tile at which a token meets itself."""
+    where = torch.full((int(torch.max(tile.queries.max(), tile.keys.max())) + 1,), -1, device=tile.keys.device)
+    where[tile.keys] = torch.arange(len(tile.keys), device=tile.keys.device)
+    there = where[tile.queries]
+    here = (there >= 0).nonzero().flatten()
+    return here, there[here]
+
+
 def fused(fusion: Fusion) -> Rows:
     """Attention with its heads merged."""
 
@@ -134,7 +152,14 @@ def without_sinks(rows: Rows, found: Sequence[Sequence[Sink]], layout: TokenLayo
 
 def others(rows: Rows) -> Rows:
     """Rows without what a token gives to itself."""
-    return lambda tile: rows(tile).masked_fill_(tile.queries[:, None] == tile.keys, 0)
+
+    def without_own(tile: Tile) -> Tensor:
+        found = rows(tile)
+        here, there = own_entries(tile)
+        found[:, here, there] = 0
+        return found
+
+    return without_own
 
 
 def mixed(keep: float | Tensor) -> Balance:
@@ -146,11 +171,6 @@ def mixed(keep: float | Tensor) -> Balance:
         return stays.masked_fill(empty, 1), ((1 - stays) / sums.clamp_min(torch.finfo(sums.dtype).tiny)).masked_fill(empty, 0)
 
     return balance
-
-
-def added(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:
-    """`I + rows`, not normalised."""
-    return torch.ones_like(sums), torch.ones_like(sums)
 
 
 def added_and_normalised(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:

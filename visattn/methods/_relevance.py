@@ -51,7 +51,7 @@ def relevance(
         row, chosen = _recursion.beginning(recording, records, query, _recursion.evidence, dtype)
         own = 0 if chosen.startswith("pool") else row
         for record in reversed(records[start_layer:]):
-            row = _recursion.step(record.operator.to(dtype), row, _recursion.evidence, _recursion.added)
+            row = _recursion.step_of_evidence(record.operator.to(dtype), row)
         row = row - own
     patches = row[:, 0, len(layout.prefix) :].reshape(-1, *layout.grid)
     provenance = described(recording, "relevance", start_layer=start_layer, query=chosen)
@@ -152,6 +152,6 @@ def _whole(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
     """`A'`, `(B, Q, K)`."""
     batch, _, queries, keys = record.operator.shape
     out = torch.zeros(batch, queries, keys, dtype=dtype, device=record.operator.device)
-    for tile in record.operator.to(dtype).tiles(scratch=True):
+    for tile in record.operator.to(dtype).pieces():
         out[:, tile.queries[:, None], tile.keys] = _recursion.evidence(tile)
     return out

@@ -76,6 +76,6 @@ def vit_explain(
 
 def _gradient(operator: Operator) -> Tensor:
     out = torch.zeros(operator.shape, dtype=operator.dtype, device=operator.device)
-    for queries, keys, grad in operator.gradient_tiles():
+    for queries, keys, grad in operator.gradient_pieces():
         out[:, :, queries[:, None], keys] = grad
     return out

@@ -12,8 +12,8 @@ class Gradient(ABC):
     """`dA`, of the shape of the weights of an operator's blocks."""
 
     @abstractmethod
-    def rows(self, block: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
-        """`(B, heads, rows, k)` of one block in this type, padding included."""
+    def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """`(B, heads, rows, columns)` of one block in this type, padding included."""
 
 
 class OuterGradient(Gradient):
@@ -23,9 +23,9 @@ class OuterGradient(Gradient):
         """Keep `dO` `(B, heads, [blocks,] q, d)` and `V` `(B, heads, [blocks,] k, d)`."""
         self.out, self.value = (x[:, :, None] if x.ndim == 4 else x for x in (out, value))
 
-    def rows(self, block: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
-        """See `Gradient.rows`."""
-        return self.out[:, :, block, rows].to(dtype) @ self.value[:, :, block].to(dtype).mT
+    def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """See `Gradient.part`."""
+        return self.out[:, :, block, rows].to(dtype) @ self.value[:, :, block, columns].to(dtype).mT
 
 
 class MatrixGradient(Gradient):
@@ -35,6 +35,6 @@ class MatrixGradient(Gradient):
         """Keep it, `(B, heads, [blocks,] q, k)`."""
         self._gradient = gradient[:, :, None] if gradient.ndim == 4 else gradient
 
-    def rows(self, block: int, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
-        """See `Gradient.rows`."""
-        return self._gradient[:, :, block, rows].to(dtype)
+    def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """See `Gradient.part`."""
+        return self._gradient[:, :, block, rows][..., columns].to(dtype)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Literal, NamedTuple, Self
 
 import torch
@@ -15,6 +16,7 @@ from visattn.errors import OptionError, ShapeError
 from visattn.operators._gradient import Gradient
 
 _SMALL = 1_000_000  # weights that one tile may hold in any case: a short sequence is one tile
+PIECE = 192, 768  # queries x keys of a piece: of 6 heads 3.5 MB
 ROWS = 128  # query rows of a tile: the softmax of 6 heads x 128 x 5477 keys is 17 MB
 
 
@@ -65,30 +67,32 @@ class Operator(ABC):
         changed.gradient = gradient
         return changed
 
-    def gradient_tiles(self, rows: int = ROWS) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The gradient alone; no weight is computed.
-
-        Args:
-            rows: Query rows in a tile.
+    def pieces(self) -> Iterator[Tile]:
+        """All of `A` in blocks that need not be whole rows; where the log-sum-exp of rows is known they are small enough for caches.
 
         Yields:
-            Queries, keys and `dA` of the tile, `(B, heads, queries, keys)`.
+            Tiles, to be used before the next is taken: it may overwrite their weights.
+        """
+        yield from self._tiles()
+
+    def gradient_pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The gradient alone, in blocks that need not be whole rows; no weight is computed.
+
+        Yields:
+            Queries, keys and `dA`, `(B, heads, queries, keys)`.
 
         Raises:
             OptionError: If there is no gradient.
         """
         if self.gradient is None:
             raise OptionError("no gradient was asked for. Use recording.gradients(score).")
-        blocks = 1 if self.query_index is None else len(self.query_index)
-        for block in range(blocks):
+        for block in range(1 if self.query_index is None else len(self.query_index)):
             queries, keys = (
                 torch.arange(count, device=self.device) if index is None else index[block]
                 for index, count in zip((self.query_index, self.key_index), self.shape[2:], strict=True)
             )
-            real, columns = ((tokens >= 0).nonzero().flatten() for tokens in (queries, keys))
-            for chosen in torch.split(real, rows):
-                grad = self.gradient.rows(block, chosen, self.dtype)
-                yield queries[chosen], keys[columns], grad if len(columns) == len(keys) else grad[..., columns]
+            for rows, columns in product(_runs(queries, PIECE[0]), _runs(keys, PIECE[1])):
+                yield queries[rows], keys[columns], self.gradient.part(block, rows, columns, self.dtype)
 
     @property
     def probability(self) -> bool:
@@ -119,7 +123,7 @@ class Operator(ABC):
 
     def _tiles(self, rows: int = ROWS, scratch: bool = True) -> Iterator[Tile]:
         for queries, keys, weights, real, (block, chosen) in self._raw_tiles(rows, scratch):
-            grad = None if self.gradient is None else self.gradient.rows(block, chosen, self.dtype)
+            grad = None if self.gradient is None else self.gradient.part(block, chosen, slice(None), self.dtype)
             if real is not None:
                 weights, grad = weights[..., real], None if grad is None else grad[..., real]
             yield Tile(queries, keys, weights, grad)
@@ -243,6 +247,14 @@ class Operator(ABC):
             wanted = "(B, 1|heads, K, C)" if axis == 2 else "(B, 1|heads, C, Q)"
             raise ShapeError(f"{name} must be {wanted} for A of shape {self.shape}, got {tuple(x.shape)}. Add the missing axes.")
         return x
+
+
+def _runs(tokens: Tensor, length: int) -> Sequence[slice | Tensor]:
+    """The positions of real tokens in runs of this length; slices where none is padding."""
+    real = (tokens >= 0).nonzero().flatten()
+    if len(real) < len(tokens):
+        return torch.split(real, length)
+    return [slice(start, start + length) for start in range(0, len(tokens), length)]
 
 
 def exact(device: torch.device) -> contextlib.ExitStack:

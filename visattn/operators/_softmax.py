@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Literal
 
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor
 
 from visattn.errors import OptionError, ShapeError
 from visattn.operators._fused import fused_attention
-from visattn.operators._operator import Operator, computing, exact, token_counts
+from visattn.operators._operator import PIECE, Operator, Tile, computing, exact, token_counts
 
-_TILE = 192, 768  # queries x keys: of 6 heads 3.5 MB, which caches hold
 _LOG2_E = math.log2(math.e)
 
 
@@ -137,16 +137,37 @@ class SoftmaxOperator(Operator):
         batch, heads, rows, columns = self.shape
         r = self._checked(r, rows, axis=3, name="r").to(self.dtype).expand(batch, heads, -1, -1).flatten(0, 1)
         out = torch.zeros(batch * heads, r.shape[1], columns, dtype=self.dtype, device=self.device)
+        for some, across, weights in self._known_pieces(lse):
+            with exact(self.device):
+                out[..., across] += torch.bmm(r[..., some], weights)
+        return out.view(batch, heads, -1, columns)
+
+    def pieces(self) -> Iterator[Tile]:
+        """See `Operator.pieces`."""
+        lse = self._trusted_lse()
+        if lse is None or self.bias is not None or self.query_index is not None:
+            yield from super().pieces()
+            return
+        queries, keys = (torch.arange(count, device=self.device) for count in self.shape[2:])
+        for rows, columns, weights in self._known_pieces(lse[:, :, 0]):
+            grad = None if self.gradient is None else self.gradient.part(0, rows, columns, self.dtype)
+            yield Tile(queries[rows], keys[columns], weights.view(*self.shape[:2], *weights.shape[1:]), grad)
+
+    def _known_pieces(self, lse: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Rows, columns and weights `(B * heads, rows, columns)`, each of which the next overwrites."""
+        batch, heads, rows, columns = self.shape
         with exact(self.device):
             query = torch.cat([self.query[:, :, 0] * self.scale, -lse[..., None]], -1).flatten(0, 1)
             key = self.key[:, :, 0].flatten(0, 1)
             key = torch.cat([key, torch.ones_like(key[..., :1])], -1).transpose(1, 2)
-            buffer = torch.empty(batch * heads * _TILE[0] * _TILE[1], dtype=self.dtype, device=self.device)
-            for part, some in zip(torch.split(query, _TILE[0], 1), torch.split(r, _TILE[0], 2), strict=True):
-                for keys, sums in zip(torch.split(key, _TILE[1], 2), torch.split(out, _TILE[1], 2), strict=True):
-                    tile = buffer[: part.shape[0] * part.shape[1] * keys.shape[2]].view(*part.shape[:2], -1)
-                    sums += torch.bmm(some, _exp(torch.bmm(part, keys, out=tile)))
-        return out.view(batch, heads, -1, columns)
+            buffer = torch.empty(batch * heads * PIECE[0] * PIECE[1], dtype=self.dtype, device=self.device)
+        for i, j in product(range(0, rows, PIECE[0]), range(0, columns, PIECE[1])):
+            some, across = slice(i, i + PIECE[0]), slice(j, j + PIECE[1])
+            with exact(self.device):
+                part, keys = query[:, some], key[..., across]
+                tile = buffer[: part.shape[0] * part.shape[1] * keys.shape[2]].view(*part.shape[:2], -1)
+                _exp(torch.bmm(part, keys, out=tile))
+            yield some, across, tile
 
     def _pull_reversed(self, r: Tensor) -> Tensor:
         """`(r @ A)[j] = exp(m_j) * sum_i softmax_i(scale k_j.q_i - lse_i) r_i`, with `m_j` the log-sum-exp over the queries `i`."""

@@ -54,10 +54,9 @@ def transition_attention(
     layout = records[0].keys
     weights, chosen = weights_of(query, layout, recording.readout, records[0].operator.device)
     weights = weights[:, 0].to(dtype).expand(records[0].operator.shape[0], 1, -1)
-    mean = _recursion.fused("mean")
-    state = _recursion.step(records[-1].operator.to(dtype), weights, mean, _only_rows)
+    state = _through(records[-1], weights, dtype)
     for record in reversed(records[start_layer:-1]):
-        state = _recursion.step(record.operator.to(dtype), state, mean, _recursion.added)
+        state = _through(record, state, dtype) + state
     gradient: Tensor = torch.zeros(())
     for alpha in torch.linspace(0, 1, steps).tolist():
         scaled = replay(partial(torch.mul, torch.tensor(alpha)))
@@ -68,15 +67,16 @@ def transition_attention(
     return AttentionMap(patches, ("batch",), layout, {}, "transition attention", provenance)
 
 
-def _only_rows(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.zeros_like(sums), torch.ones_like(sums)
+def _through(record: AttentionRecord, state: Tensor, dtype: torch.dtype) -> Tensor:
+    """`state A`, heads averaged: `(B, 1, N)`."""
+    return record.operator.to(dtype).pull(state[:, None]).mean(1)
 
 
 def _gradient_rows(record: AttentionRecord, weights: Tensor, dtype: torch.dtype) -> Tensor:
     """`(B, heads, K)`: the rows of `dA` of the query's tokens, weighted."""
     batch, heads, _, keys = record.operator.shape
     out = torch.zeros(batch, heads, keys, dtype=dtype, device=record.operator.device)
-    for queries, columns, grad in record.operator.to(dtype).gradient_tiles():
+    for queries, columns, grad in record.operator.to(dtype).gradient_pieces():
         mine = weights[..., queries]
         if mine.any():
             out.index_add_(2, columns, (mine[:, None] @ grad)[:, :, 0])
