@@ -154,7 +154,7 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
     blocks = {part.attn: (name, part) for name, part in model.named_modules() if _adds_attention(part)}
 
     def output_weight(owner: nn.Module) -> Tensor | None:
-        weight = _projection(owner)
+        weight = _projection(owner, owner in blocks)
         scale = _layer_scale(blocks[owner][1]) if owner in blocks else None
         return weight if weight is None or scale is None else weight * scale[:, None]
 
@@ -243,8 +243,10 @@ def _layer_scale(block: Any) -> Tensor | None:  # noqa: ANN401
     return None if scale is None else scale.detach()
 
 
-def _projection(owner: Any) -> Tensor | None:  # noqa: ANN401
-    direct = isinstance(getattr(owner, "norm", None), nn.Identity) and getattr(owner, "gate", None) is None
+def _projection(owner: Any, read: bool) -> Tensor | None:  # noqa: ANN401
+    """The weight behind the heads; an attention without a norm of its own only where its class was `read`."""
+    norm = getattr(owner, "norm", None)
+    direct = (isinstance(norm, nn.Identity) or (norm is None and read)) and getattr(owner, "gate", None) is None
     return owner.proj.weight.detach() if direct and isinstance(getattr(owner, "proj", None), nn.Linear) else None
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -7,12 +8,14 @@ import torch
 from torch import Tensor
 
 from visattn._checks import one_of
-from visattn._types import Fusion
+from visattn._types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
+from visattn.methods import diagnostics
 from visattn.methods._query import Query, weights_of
 from visattn.methods._select import described, one_forward, spatial_refusal
-from visattn.records import AttentionRecord, Recording
+from visattn.provenance import Sink
+from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
 def attention(
@@ -21,6 +24,7 @@ def attention(
     layer: int | str | Literal["all"] = -1,
     head: int | Literal["all"] = "all",
     fusion: Fusion | None = None,
+    sinks: Sinks = "keep",
     query: Query = "auto",
     call: int = 0,
     dtype: torch.dtype = torch.float32,
@@ -32,6 +36,8 @@ def attention(
         layer: Position among the layers, dotted name, or `all`.
         head: One head or `all`.
         fusion: How heads are merged: `mean`, `max`, `min`; None keeps them apart.
+        sinks: `keep`; `drop`: sinks get nothing, and what is left is divided by its sum; `redistribute`: what goes to sinks goes to
+            all other patches alike. Sinks are found in all layers, so all must be captured.
         query: See `visattn.methods.QUERY_SPELLINGS`; `auto` is what the model itself reads out.
         call: Which call, of a layer that calls its attention several times.
         dtype: float64 computes the softmax in double precision.
@@ -49,9 +55,13 @@ def attention(
     """
     if fusion is not None:
         one_of(fusion, ("mean", "max", "min"), "fusion")
+    one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
     records = chosen_records(one_forward(recording), layer, query, call)
     rows, chosen = zip(*(_row(record, query, recording.readout, dtype) for record in records), strict=True)
     stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
+    found = () if sinks == "keep" else diagnostics.sinks(recording)
+    if sinks != "keep":
+        stacked = _without(stacked, found, sinks, records[0].keys)
     labels = {"layer": tuple(record.layer for record in records)}
     axes = ["batch", "layer", "head"]
     heads = stacked.shape[2]
@@ -84,8 +94,25 @@ def attention(
     if calls > 1:
         notes += (f"{records[0].layer} calls its attention {calls} times; this is call {call}",)
     names = "all" if layer == "all" else records[0].layer
-    provenance = described(recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", query=chosen[0])
+    provenance = described(
+        recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", sinks=sinks, query=chosen[0]
+    ).but(sinks=found)
     return AttentionMap(patches.reshape(*patches.shape[:-1], *layout.grid), tuple(axes), layout, labels, "attention", provenance)
+
+
+def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout: TokenLayout) -> Tensor:
+    """Rows `(B, ..., K)` that give nothing to sinks."""
+    rows = rows.clone()
+    for image, entries in zip(rows, found, strict=True):
+        tokens = [layout.patch(sink.row, sink.column) for sink in entries]
+        others = [token for token in range(len(layout.prefix), len(layout)) if token not in tokens]
+        lost = image[..., tokens].sum(-1, keepdim=True)
+        image[..., tokens] = 0
+        if sinks == "drop":
+            image /= image.sum(-1, keepdim=True).clamp_min(torch.finfo(image.dtype).tiny)
+        else:
+            image[..., others] += lost / len(others)
+    return rows
 
 
 def chosen_records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:

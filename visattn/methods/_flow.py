@@ -81,7 +81,7 @@ def _flows(query: NDArray[np.float64], layers: list[NDArray[np.float64]]) -> NDA
 
     tokens = len(query)
     source, nodes = tokens * (len(layers) + 1), tokens * (len(layers) + 1) + 1
-    rows, columns, widths = [np.full(tokens, source)], [np.arange(tokens)], [query]
+    rows, columns, widths = [np.full(tokens, source)], [np.arange(tokens)], [query / query.sum()]
     for number, layer in enumerate(layers):
         i, j = np.nonzero(layer)
         rows.append(i + number * tokens)

@@ -29,7 +29,7 @@ def attention_gradient(
 
     Args:
         recording: Attention with the gradient of a score: `recording.gradients(score)`.
-        layer: `all` is the mean over layers; else a position or a dotted name.
+        layer: `all` is the mean over layers of self-attention; else a position or a dotted name, which may be a pooling head's.
         head: `all` is the mean over heads; else one.
         signed: Keep what speaks against the target: `A * dA`. By default only what speaks for it counts, `(A * dA)^+`, before
             heads and layers are averaged.
@@ -83,7 +83,7 @@ def gradient_rollout(
         discard: Share of the smallest entries of `F` over patches that become 0, in [0, 1).
         discard_over: Smallest of each `row`, or of the whole `layer`.
         start_layer: First layer that takes part.
-        query: The token that is explained; `auto` is what the model itself reads out.
+        query: The token that is explained; `auto` is what the model itself reads out; of a pooling head its attention, heads averaged.
         dtype: float64 computes in double precision.
 
     Returns:

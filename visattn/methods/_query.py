@@ -24,7 +24,7 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
         device: Where the result lives.
 
     Returns:
-        `(1, 1, 1, Q)` float32 weights (`(B, 1, 1, Q)` for a vector per image), and the query in words.
+        `(1, 1, 1, Q)` float64 weights (`(B, 1, 1, Q)` for a vector per image), and the query in words.
 
     Raises:
         OptionError: If the query is unknown or the model has no such token.
@@ -33,9 +33,9 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
     if isinstance(query, Tensor):
         if query.shape[-1] != len(layout) or query.ndim > 2:
             raise ShapeError(f"query weights must be (Q,) or (B, Q) with Q = {len(layout)} tokens, got {tuple(query.shape)}.")
-        return query.to(device, torch.float32).reshape(-1, 1, 1, len(layout)), "weights"
+        return query.to(device, torch.float64).reshape(-1, 1, 1, len(layout)), "weights"
     chosen = _automatic(layout, readout) if query == "auto" else named(query, layout)
-    weights = torch.zeros(1, 1, 1, len(layout), device=device)
+    weights = torch.zeros(1, 1, 1, len(layout), dtype=torch.float64, device=device)
     if chosen == "mean":
         patches = slice(len(layout.prefix), None) if layout.cells else slice(None)
         weights[..., patches] = 1

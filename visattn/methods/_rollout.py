@@ -40,10 +40,11 @@ def rollout(
     Args:
         recording: Self-attention of every layer over one token set.
         fusion: How heads are merged; `max` and `min` are divided by their row sums.
-        weights: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`, divided by its
-            row sum. That and `measured` need values: `capture(model, values=True)`.
+        weights: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`; rows are divided
+            by their sums last, after discarding. That and `measured` need values: `capture(model, values=True)`.
         residual: Weight of the residual path in [0, 1]; 0.5 is the paper's. `measured`: each token keeps the share that its own
-            vector has of what attention and residual path give it, and takes the rest from the others by their weights.
+            vector has of what attention and residual path give it, and takes the rest from the others by the weights that were
+            not discarded.
         discard: Share of the smallest weights of patches that become 0 before rows are divided by their sums, in [0, 1).
         discard_over: Smallest of each `row`, or of the whole `layer`. Prefix tokens are never discarded.
         start_layer: First layer that takes part.

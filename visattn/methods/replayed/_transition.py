@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ def transition_attention(
     """Transition attention map: how much reaches the query as attention passes down the layers, times integrated gradients.
 
     The query's attention in the last layer is the first state; in each layer below it becomes `state A + state`. It is multiplied,
-    patch by patch, with the positive part of the last layer's `dA`, averaged over `steps` inputs from black (0) to the image (1).
+    patch by patch, with the query's rows of `mean_h (mean_alpha dA)^+` of the last layer, over `steps` inputs from 0 (in normalised
+    values: the mean colour) to the image. A query of many tokens keeps as many rows of `dA`.
 
     Args:
         recording: Self-attention of every layer over one token set.
@@ -57,11 +59,12 @@ def transition_attention(
     state = _through(records[-1], weights, dtype)
     for record in reversed(records[start_layer:-1]):
         state = _through(record, state, dtype) + state
+    used = weights.flatten(0, 1).any(0).nonzero().flatten()
     gradient: Tensor = torch.zeros(())
-    for alpha in torch.linspace(0, 1, steps).tolist():
-        scaled = replay(partial(torch.mul, torch.tensor(alpha)))
-        gradient = gradient + _gradient_rows(chain(scaled, probability=False)[-1], weights, dtype) / steps
-    values = state[:, 0] * gradient.clamp(min=0).mean(1)
+    for step in range(steps):
+        scaled = replay(partial(mul, step / (steps - 1)))
+        gradient = gradient + _gradient_rows(chain(scaled, probability=False)[-1], used, dtype) / steps
+    values = (state * (weights[..., used] @ gradient.clamp(min=0).mean(1)))[:, 0]
     patches = values[:, len(layout.prefix) :].reshape(-1, *layout.grid)
     provenance = described(recording, "transition_attention", steps=steps, start_layer=start_layer, query=chosen)
     return AttentionMap(patches, ("batch",), layout, {}, "transition attention", provenance)
@@ -72,12 +75,13 @@ def _through(record: AttentionRecord, state: Tensor, dtype: torch.dtype) -> Tens
     return record.operator.to(dtype).pull(state[:, None]).mean(1)
 
 
-def _gradient_rows(record: AttentionRecord, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """`(B, heads, K)`: the rows of `dA` of the query's tokens, weighted."""
-    batch, heads, _, keys = record.operator.shape
-    out = torch.zeros(batch, heads, keys, dtype=dtype, device=record.operator.device)
-    for queries, columns, grad in record.operator.to(dtype).gradient_pieces():
-        mine = weights[..., queries]
-        if mine.any():
-            out.index_add_(2, columns, (mine[:, None] @ grad)[:, :, 0])
+def _gradient_rows(record: AttentionRecord, queries: Tensor, dtype: torch.dtype) -> Tensor:
+    """`(B, heads, queries, K)` rows of `dA`."""
+    batch, heads, tokens, keys = record.operator.shape
+    out = torch.zeros(batch, heads, len(queries), keys, dtype=dtype, device=record.operator.device)
+    place = torch.full((tokens,), -1, device=queries.device)
+    place[queries] = torch.arange(len(queries), device=queries.device)
+    for rows, columns, grad in record.operator.to(dtype).gradient_pieces():
+        here = place[rows] >= 0
+        out[:, :, place[rows][here][:, None], columns] = grad[:, :, here]
     return out
