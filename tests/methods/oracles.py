@@ -141,7 +141,7 @@ def rollout(
     *,
     prefix: int,
     fusion: str = "mean",
-    weights: str = "attention",
+    weights_by: str = "attention",
     residual: float | str = 0.5,
     discard: float = 0.0,
     discard_over: str = "row",
@@ -151,7 +151,7 @@ def rollout(
     rolled = np.eye(layers[0].shape[1])
     for layer in range(start_layer, len(layers)):
         a = layers[layer]
-        mixed = norm_attention(a, carried[layer]) if weights == "norm" else fused(a, fusion)
+        mixed = norm_attention(a, carried[layer]) if weights_by == "norm" else fused(a, fusion)
         mixed = without_smallest(mixed, discard, discard_over, prefix)
         tokens = len(mixed)
         if residual == "measured":  # what a token does not keep is shared by the others

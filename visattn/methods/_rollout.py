@@ -22,7 +22,7 @@ def rollout(
     recording: Recording,
     *,
     fusion: Fusion = "mean",
-    weights: Literal["attention", "norm"] = "attention",
+    weights_by: Literal["attention", "norm"] = "attention",
     residual: float | Literal["measured"] = 0.5,
     discard: float = 0.0,
     discard_over: Literal["row", "layer"] = "row",
@@ -40,7 +40,7 @@ def rollout(
     Args:
         recording: Self-attention of every layer over one token set.
         fusion: How heads are merged; `max` and `min` are divided by their row sums.
-        weights: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`; rows are divided
+        weights_by: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`; rows are divided
             by their sums last, after discarding. That and `measured` need values: `capture(model, values=True)`.
         residual: Weight of the residual path in [0, 1]; 0.5 is the paper's. `measured`: each token keeps the share that its own
             vector has of what attention and residual path give it, and takes the rest from the others by the weights that were
@@ -67,7 +67,7 @@ def rollout(
         (Kobayashi et al., arXiv:2004.10102, arXiv:2109.07152) and the treatment of sinks, which are off by default.
     """
     one_of(fusion, ("mean", "max", "min"), "fusion")
-    one_of(weights, ("attention", "norm"), "kind of weights")
+    one_of(weights_by, ("attention", "norm"), "weights_by")
     one_of(discard_over, ("row", "layer"), "discard_over")
     one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
     one_of(implementation, ("tiles", "reversed"), "implementation")
@@ -75,11 +75,11 @@ def rollout(
         between(residual, 0, 1, "residual")
     if between(discard, 0, 1, "discard") == 1:
         raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
-    if weights == "norm" and fusion != "mean":
-        raise OptionError(f"weights='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out.")
+    if weights_by == "norm" and fusion != "mean":
+        raise OptionError(f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out.")
     records = chain(recording)
     _recursion.check_start(start_layer, len(records))
-    plain = fusion == "mean" and weights == "attention" and not discard and sinks == "keep" and residual != "measured"
+    plain = fusion == "mean" and weights_by == "attention" and not discard and sinks == "keep" and residual != "measured"
     if implementation == "reversed" and not plain:
         raise OptionError(
             "implementation='reversed' computes fusion='mean' with sinks='keep' only, nothing discarded or measured. Use 'tiles'."
@@ -92,7 +92,7 @@ def rollout(
         found = diagnostics.sinks(recording)
         for record in reversed(records[start_layer:]):
             operator = record.operator.to(dtype)
-            rows = _recursion.fused(fusion) if weights == "attention" else norm_rows(record, dtype)
+            rows = _recursion.fused(fusion) if weights_by == "attention" else norm_rows(record, dtype)
             if discard:
                 rows = _recursion.discarding(rows, operator, layout, discard, discard_over)
             if residual == "measured":
@@ -106,7 +106,7 @@ def rollout(
         recording,
         "rollout",
         fusion=fusion,
-        weights=weights,
+        weights_by=weights_by,
         residual=residual,
         discard=discard,
         discard_over=discard_over,

@@ -1,0 +1,548 @@
+"""Attributions by captum: against closed forms, loops over all subsets, captum itself, and a photo of known content."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import captum.attr
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny
+from tests.conftest import Figures
+from visattn import data
+from visattn._look import scoring
+from visattn._pipeline import Explanation
+from visattn._targets import Target
+from visattn.errors import MissingExtra, ModelError, OptionError, ShapeError
+from visattn.maps import AttentionMap, value_range
+from visattn.methods import METHODS, replayed
+from visattn.methods.replayed import Scored, _segments
+from visattn.provenance import Provenance
+from visattn.records import Recording
+
+SIZE, CELLS = (12, 18), (2, 3)
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+METHOD = {name: getattr(replayed, name) for name in ("integrated_gradients", "smoothgrad", "occlusion", "kernel_shap", "lime")}
+SAMPLED = ("smoothgrad", "kernel_shap", "lime")
+QUICK: dict[str, dict[str, Any]] = {
+    "integrated_gradients": {"evaluations": 5},
+    "smoothgrad": {"evaluations": 5},
+    "occlusion": {"cells": CELLS},
+    "kernel_shap": {"cells": CELLS, "evaluations": 20},
+    "lime": {"cells": CELLS, "evaluations": 20},
+}
+
+
+def images(count: int = 1) -> Tensor:
+    return torch.randn(count, 3, *SIZE, generator=torch.Generator().manual_seed(count))
+
+
+def network() -> nn.Module:
+    """A small random classifier, far from linear."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layers = nn.Conv2d(3, 8, 3, 2), nn.Tanh(), nn.Conv2d(8, 8, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 2 * 3, 4)
+        return nn.Sequential(*layers).eval()
+
+
+def asked(score: Callable[[Tensor], Tensor], count: int = 1) -> Scored:
+    return Scored(images(count), score, MEAN, STD)
+
+
+def run(method: str, scored: Scored, **options: Any) -> AttentionMap:
+    made: AttentionMap = METHOD[method](Recording(), scored=scored, **QUICK[method] | options)
+    return made
+
+
+def cell_sums(pixels: Tensor) -> Tensor:
+    """The sum over the 6 x 6 pixels of each cell, and over channels, by slices."""
+    return torch.stack(
+        [torch.stack([pixels[0, :, 6 * r : 6 * r + 6, 6 * c : 6 * c + 6].sum() for c in range(3)]) for r in range(2)]
+    )
+
+
+def only(image: Tensor, ground: Tensor, kept: tuple[int, ...]) -> Tensor:
+    """The image in these cells (in raster order), the baseline in the others."""
+    out = ground.clone()
+    for cell in kept:
+        rows, columns = slice(6 * (cell // 3), 6 * (cell // 3) + 6), slice(6 * (cell % 3), 6 * (cell % 3) + 6)
+        out[..., rows, columns] = image[..., rows, columns]
+    return out
+
+
+def shapley(value: Callable[[tuple[int, ...]], float], parts: int) -> list[float]:
+    """Shapley values from their definition: a part's gain over every subset of the others."""
+    values = []
+    for part in range(parts):
+        others = [other for other in range(parts) if other != part]
+        total = 0.0
+        for size in range(parts):
+            share = math.factorial(size) * math.factorial(parts - size - 1) / math.factorial(parts)
+            for subset in combinations(others, size):
+                total += share * (value(tuple(sorted((*subset, part)))) - value(subset))
+        values.append(total)
+    return values
+
+
+@pytest.fixture(scope="module")
+def weights() -> Tensor:
+    return torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(9)) / 10
+
+
+@pytest.fixture(scope="module")
+def efficientnet() -> nn.Module:
+    """An ImageNet classifier without attention, with real weights."""
+    return visattn.load_model("tf_efficientnet_lite0", weights=data.offline_weights("tf_efficientnet_lite0"))
+
+
+@pytest.mark.parametrize("baseline", ["mean", "black", "blur"])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("integrated_gradients", {"segments": "grid", "cells": CELLS}),
+        ("occlusion", {}),
+        ("kernel_shap", {"evaluations": 60}),
+        ("lime", {"evaluations": 60, "penalty": 0}),
+    ],
+    ids=["integrated_gradients", "occlusion", "kernel_shap", "lime"],
+)
+def test_a_linear_score_gives_each_part_its_weighted_pixels(
+    method: str, options: dict[str, Any], baseline: Any, weights: Tensor, figures: Figures
+) -> None:
+    scored = asked(lambda pixels: (pixels * weights).sum((1, 2, 3)))
+    expected = cell_sums(weights * (scored.pixels - scored.baseline(baseline)))
+    found = run(method, scored, baseline=baseline, **options).values[0]
+    worst = float((found - expected).abs().max() / expected.abs().max())
+    figures(f"captum.{method} of a linear score, baseline {baseline}: relative error", worst, "<= 1e-4")
+    assert worst <= 1e-4
+
+
+def test_pixels_of_integrated_gradients_of_a_linear_score(weights: Tensor) -> None:
+    scored = asked(lambda pixels: (pixels * weights).sum((1, 2, 3)))
+    made = run("integrated_gradients", scored)
+    assert torch.allclose(made.values[0], (weights * scored.pixels[0]).sum(0), atol=1e-5)
+    assert made.layout.grid == SIZE
+
+
+def test_smoothgrad_of_a_linear_score_is_its_weights(weights: Tensor) -> None:
+    made = run("smoothgrad", asked(lambda pixels: (pixels * weights).sum((1, 2, 3))))
+    assert torch.allclose(made.values[0], weights.sum(0), atol=1e-5)
+
+
+def test_kernel_shap_comes_near_exact_shapley_values_of_a_network(figures: Figures) -> None:
+    net = network()
+    scored = asked(lambda pixels: net(pixels)[:, 1])
+
+    @torch.no_grad()
+    def value(kept: tuple[int, ...]) -> float:
+        return float(scored.score(only(scored.pixels, scored.baseline("mean"), kept)))
+
+    exact = torch.tensor(shapley(value, 6)).view(CELLS)
+    errors = {}
+    for evaluations in (100, 5000):
+        found = run("kernel_shap", scored, evaluations=evaluations, batch=64).values[0]
+        errors[evaluations] = float((found - exact).abs().max() / exact.abs().max())
+        figures(
+            f"captum.kernel_shap, {evaluations} evaluations of 6 parts: error over the largest value", errors[evaluations], ""
+        )
+    assert errors[5000] <= 0.02
+    assert errors[5000] < errors[100]
+
+
+@pytest.mark.parametrize("segments", ["grid", "slic"])
+def test_occlusion_is_a_loop_over_parts(segments: Any) -> None:
+    net = network()
+    smooth = nn.functional.interpolate(images()[..., :4, :6], SIZE, mode="bilinear")
+    scored = Scored(smooth, lambda pixels: net(pixels)[:, 2], MEAN, STD)
+    options: dict[str, Any] = {"cells": CELLS} if segments == "grid" else {"cells": None, "count": 6}
+    made = run("occlusion", scored, segments=segments, baseline="black", batch=4, **options)
+    (parts,) = scored.parts(segments, **options)
+    expected = torch.zeros(len(parts))
+    with torch.no_grad():
+        for part in range(len(parts)):
+            edited = torch.where(parts.labels == part, scored.baseline("black"), scored.pixels)
+            expected[part] = scored.score(scored.pixels) - scored.score(edited)
+    assert len(parts) > 2
+    assert torch.allclose(made.values[0], expected.view(CELLS) if segments == "grid" else expected[parts.labels], atol=1e-5)
+
+
+def test_weights_of_lime_shrink_by_four_penalties_and_small_ones_vanish() -> None:
+    effects = torch.tensor([3.0, -2.0, 1.0, 0.1, 0.0, -0.1])
+    scored = Scored(torch.ones(1, 3, *SIZE), lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * effects).sum(1))
+    found = run("lime", scored, evaluations=4000, penalty=0.1, batch=500).values.flatten()
+    assert torch.allclose(found[:3], torch.tensor([2.6, -1.6, 0.6]), atol=0.06)
+    assert not found[3:].any()
+
+
+def test_the_class_of_the_photo_as_it_is_counts_for_its_edited_copies() -> None:
+    class Flips(nn.Module):
+        """What it predicts changes when the middle goes grey."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            bright = pixels[:, :, 96:128, 96:128].mean((1, 2, 3)) * self.scale
+            return torch.stack([bright, 1 - bright], 1)
+
+    photo = Image.new("RGB", (224, 224), "white")
+    made = visattn.explain(Flips(), photo, method="captum.occlusion", cells=(7, 7)).map.values
+    white = float(((1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])).mean())
+    assert float(made[3, 3]) == pytest.approx(white, rel=1e-4)  # of the other class the score would rise
+    assert made.count_nonzero() == 1
+
+
+DIRECT: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "integrated_gradients": lambda score, x, mask: (
+        captum.attr.IntegratedGradients(score).attribute(x, n_steps=5, internal_batch_size=16).sum(1)
+    ),
+    "smoothgrad": lambda score, x, mask: (
+        captum.attr.NoiseTunnel(captum.attr.Saliency(score))
+        .attribute(x, nt_samples=5, stdevs=0.15 * float(x.max() - x.min()), abs=False)
+        .sum(1)
+    ),
+    "occlusion": lambda score, x, mask: captum.attr.Occlusion(score).attribute(x, (3, 6, 6), strides=(3, 6, 6))[:, 0, ::6, ::6],
+    "kernel_shap": lambda score, x, mask: captum.attr.KernelShap(score).attribute(
+        x, feature_mask=mask, n_samples=20, perturbations_per_eval=16
+    )[:, 0, ::6, ::6],
+    "lime": lambda score, x, mask: captum.attr.Lime(score).attribute(
+        x, feature_mask=mask, n_samples=20, perturbations_per_eval=16
+    )[:, 0, ::6, ::6],
+}
+
+
+@pytest.mark.parametrize("method", METHOD)
+def test_captum_called_directly_gives_the_same(method: str) -> None:
+    net = network()
+    scored = asked(lambda pixels: net(pixels)[:, 0])
+    mask = (torch.arange(12)[:, None] // 6 * 3 + torch.arange(18) // 6)[None, None]
+    torch.manual_seed(7)
+    expected = DIRECT[method](scored.score, scored.pixels, mask)
+    found = run(method, scored, **({"seed": 7} if method in SAMPLED else {})).values
+    assert found.shape == expected.shape
+    assert torch.allclose(found, expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", SAMPLED)
+def test_a_seed_decides_and_random_states_are_left_alone(method: str) -> None:
+    net = network()
+    scored = asked(lambda pixels: net(pixels)[:, 0])
+    before, numbers = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 - the state that libraries would use
+    first, again, other = (run(method, scored, seed=seed).values for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numbers[1])  # type: ignore[arg-type]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("method", METHOD)
+def test_evaluations_are_counted(method: str) -> None:
+    net, seen = network(), []
+
+    def score(pixels: Tensor) -> Tensor:
+        seen.append(len(pixels))
+        return net(pixels)[:, 0]  # type: ignore[no-any-return]
+
+    made = run(method, asked(score), batch=4)
+    assert f"{sum(seen)} evaluations of the model" in made.provenance.notes
+    assert max(seen) <= 4
+
+
+@pytest.mark.parametrize("method", METHOD)
+def test_several_images_are_explained_one_by_one(method: str) -> None:
+    net = network()
+    both = asked(lambda pixels: net(pixels)[:, 0], 2)
+    made = run(method, both)
+    for i in range(2):
+        one = Scored(both.pixels[i : i + 1], both.score, MEAN, STD)
+        assert torch.allclose(made.values[i], run(method, one).values[0], atol=1e-5)
+    assert any(note.startswith("image 1: ") for note in made.provenance.notes)
+
+
+def test_integrated_gradients_tell_what_their_values_sum_to() -> None:
+    def kink(pixels: Tensor) -> Tensor:
+        return 10 * (pixels[:, 0, 0, 0] - 0.9).relu()
+
+    scored = Scored(torch.ones(1, 3, *SIZE), kink)
+    made = run("integrated_gradients", scored, evaluations=2)
+    (note,) = [note for note in made.provenance.notes if note.startswith("values sum to")]
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", note)]
+    assert numbers == pytest.approx([float(made.values.sum()), 1.0, abs(float(made.values.sum()) - 1)], abs=0.01)
+    assert made.provenance.warnings == (f"{note}; raise evaluations",)
+    assert not run("integrated_gradients", scored, evaluations=200).provenance.warnings
+
+
+@pytest.mark.parametrize("method", ["kernel_shap", "lime"])
+def test_a_score_that_is_no_sum_of_parts_is_told(method: str) -> None:
+    signs = torch.tensor([1.0, -1.0] * 3)
+    scored = Scored(torch.ones(1, 3, *SIZE), lambda pixels: (1 - 2 * pixels[:, 0, 3::6, 3::6].flatten(1)).prod(1))
+    made = run(method, scored, evaluations=300, batch=50)
+    assert any("act together" in warning for warning in made.provenance.warnings)
+    plain = Scored(scored.pixels, lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * signs).sum(1))
+    made = run(method, plain, evaluations=300, batch=50)
+    assert not made.provenance.warnings
+    assert any(note.startswith("the sum of the parts explains 100%") for note in made.provenance.notes)
+
+
+def test_baselines_are_colours_of_pixels_before_normalisation() -> None:
+    scored = asked(lambda pixels: pixels.sum((1, 2, 3)))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+    assert torch.allclose(scored.baseline("black") * std + mean, torch.zeros(1, 3, *SIZE), atol=1e-6)
+    assert torch.equal(scored.baseline("mean"), torch.zeros(1, 3, *SIZE))
+
+
+def test_blur_is_a_gaussian_of_a_sixteenth_of_the_side() -> None:
+    size, sigma = (48, 64), 3.0
+    dot = torch.zeros(1, 1, *size)
+    dot[0, 0, 24, 30] = 1
+    found = Scored(dot, lambda pixels: pixels.sum((1, 2, 3)), (0.5,), (0.5,)).baseline("blur")[0, 0]
+    for y, x in [(24, 30), (24, 33), (27, 30), (20, 35)]:
+        expected = math.exp(-((y - 24) ** 2 + (x - 30) ** 2) / (2 * sigma**2)) / (2 * math.pi * sigma**2)
+        assert float(found[y, x]) == pytest.approx(expected, rel=0.01)
+    constant = Scored(torch.full((1, 3, *size), 0.3), lambda pixels: pixels.sum((1, 2, 3))).baseline("blur")
+    assert torch.allclose(constant, torch.tensor(0.3), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "count", "cells"),
+    [
+        ((224, 224), (16, 16), 196, (14, 14)),  # the model's own patches
+        ((224, 224), (32, 32), 196, (7, 7)),  # no smaller ones
+        ((224, 224), (1, 1), 50, (7, 7)),
+        ((420, 630), (14, 14), 50, (6, 9)),  # 5 x 5 patches each
+        ((518, 518), (14, 14), 50, (7, 7)),  # 37 patches are prime
+        ((16, 224), (16, 16), 50, (1, 14)),
+    ],
+)
+def test_cells_are_whole_patches_where_they_can_be(
+    size: tuple[int, int], patch: tuple[int, int], count: int, cells: tuple[int, int]
+) -> None:
+    assert _segments.about(size, patch, count) == cells
+
+
+def test_slic_gives_each_region_one_value_on_the_inputs_pixels() -> None:
+    photo = torch.zeros(1, 3, 40, 60)
+    photo[:, 0, :, :20], photo[:, 1, :, 20:45], photo[:, 2, :, 45:] = 1, 1, 1
+    scored = Scored(photo, lambda pixels: pixels[:, 1].mean((1, 2)))
+    made = run("occlusion", scored, segments="slic", cells=None, count=12, baseline="black")
+    (parts,) = scored.parts("slic", None, 12)
+    assert sorted(parts.labels.unique().tolist()) == list(range(len(parts)))
+    assert made.values.shape == (1, 40, 60)
+    for part in range(len(parts)):
+        assert len(made.values[0][parts.labels == part].unique()) == 1
+        assert len(photo[0, :, parts.labels == part].unique(dim=1).T) == 1  # of one colour
+    assert not made.values[0][:, :20].any()
+    assert bool((made.values[0][:, 20:45] > 0).all())
+
+
+def test_a_model_of_one_channel_has_segments_too() -> None:
+    pixels = torch.cat([torch.zeros(1, 1, 40, 30), torch.ones(1, 1, 40, 30)], 3)
+    made = run("occlusion", Scored(pixels, lambda x: x.sum((1, 2, 3)), (0.0,), (1.0,)), segments="slic", cells=None, count=8)
+    assert float(made.values[0, :, 30:].min()) > 0 == float(made.values[0, :, :30].abs().max())
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("occlusion", {"segments": "pixels", "cells": None}, "pixels are too many"),
+        ("occlusion", {"segments": "patches"}, "unknown segments 'patches'"),
+        ("occlusion", {"segments": "slic"}, "cells are rows and columns of segments='grid'"),
+        ("occlusion", {"cells": (1, 1)}, "cells must be two or more"),
+        ("occlusion", {"cells": (13, 3)}, "no smaller than a pixel of 12 x 18, got 13 x 3"),
+        ("occlusion", {"cells": None, "count": 1}, "count must be at least 2 segments, got 1"),
+        ("occlusion", {"baseline": "white"}, "unknown baseline 'white'"),
+        ("occlusion", {"batch": 0}, "at least 1, got 1 and 0"),
+        ("integrated_gradients", {"evaluations": 0}, "at least 1, got 0 and 16"),
+        ("kernel_shap", {"evaluations": 7}, "evaluations must be at least 8, two more than there are segments, got 7"),
+        ("lime", {"penalty": -1}, "penalty must be 0 or more"),
+        ("smoothgrad", {"noise": 0}, "noise must be a positive share"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(method: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        run(method, asked(lambda pixels: pixels.sum((1, 2, 3))), **options)
+
+
+def test_noise_has_no_regions_of_like_colour() -> None:
+    with pytest.raises(OptionError, match=r"SLIC makes one segment of this image, asked for 6\. Use segments='grid'"):
+        asked(lambda pixels: pixels.sum((1, 2, 3))).parts("slic", None, 6)
+
+
+@pytest.mark.parametrize("method", METHOD)
+def test_a_score_that_is_no_number_for_each_image_is_refused(method: str) -> None:
+    with pytest.raises(ShapeError, match=r"the score must be one number for each of \d+ images, got \(\)"):
+        run(method, asked(lambda pixels: pixels.sum()))
+    with pytest.raises(ModelError, match="the score is NaN or infinite"):
+        run(method, asked(lambda pixels: pixels.sum((1, 2, 3)) * math.nan))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "module"),
+    [(method, {}, "captum") for method in METHOD]
+    + [("kernel_shap", {}, "sklearn"), ("lime", {}, "sklearn"), ("lime", {"segments": "slic", "cells": None}, "skimage")],
+)
+def test_a_missing_package_is_one_line(
+    method: str, options: dict[str, Any], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("visattn._extras.find_spec", lambda name: None if name == module else object())
+    with pytest.raises(
+        MissingExtra, match=rf'needs {module}, which is not installed\. Run: pip install "visattn\[attribution\]"$'
+    ):
+        run(method, asked(lambda pixels: pixels.sum((1, 2, 3))), **options)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("captum.")])
+def test_each_is_a_method_of_the_table(name: str) -> None:
+    model = tiny.vit(num_classes=4)
+    prepared = visattn.prepare(Image.new("RGB", (48, 32), "white"), model)
+    with scoring(model, prepared, Target()) as (recording, scored):
+        options = {"evaluations": 20} if "occlusion" not in name else {}
+        made = METHODS[name].function(recording, scored=scored, **options)
+    assert made.axes == ("batch",)
+    assert made.provenance.method == name
+    assert visattn.explain(model, prepared.photo, method=METHODS[name].aliases[0], **options).heatmap().signed
+
+
+def test_a_vit_is_divided_into_its_own_patches() -> None:
+    model = tiny.vit()
+    found = visattn.explain(model, Image.effect_noise((48, 32), 80).convert("RGB"), method="captum.occlusion")
+    assert found.map.layout.grid == tiny.GRID
+    assert found.provenance.parameters["segments"] == "grid 2 x 3"
+    assert found.provenance.target[0].startswith("logit of class ")
+
+
+def test_a_model_without_classes_needs_a_function(dinov2: nn.Module) -> None:
+    photo = Image.effect_noise((84, 56), 80).convert("RGB")
+    with pytest.raises(OptionError, match="has no classification head"):
+        visattn.explain(dinov2, photo, method="captum.occlusion", img_size=56)
+
+    def first(features: Tensor) -> Tensor:
+        return features[:, 0]
+
+    found = visattn.explain(dinov2, photo, method="captum.occlusion", target=first, img_size=56)
+    assert found.provenance.target == ("first of the output",)
+    assert bool(found.map.values.any())
+
+
+def test_several_photos_are_refused_by_the_pipeline() -> None:
+    model = tiny.vit()
+    prepared = visattn.prepare_batch([Image.new("RGB", (48, 32))] * 2, model)
+    with pytest.raises(ShapeError, match="one photo, the batch has 2"), scoring(model, prepared, Target()):
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_left_as_it_was(fails: bool) -> None:
+    model = tiny.vit()
+    model.train()
+    model.get_submodule("blocks.0").eval()
+    model.get_parameter("blocks.1.attn.qkv.weight").requires_grad_(False)
+    before = [module.training for module in model.modules()], [parameter.requires_grad for parameter in model.parameters()]
+    photo = Image.new("RGB", (48, 32), "white")
+    if fails:
+        with pytest.raises(OptionError):
+            visattn.explain(model, photo, method="captum.occlusion", cells=(1, 1))
+    else:
+        visattn.explain(model, photo, method="captum.integrated_gradients", evaluations=3)
+    after = [module.training for module in model.modules()], [parameter.requires_grad for parameter in model.parameters()]
+    assert after == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_map_lies_on_the_photo_where_the_model_saw_it() -> None:
+    class Bright(nn.Module):
+        """Two classes: bright and dark."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            light = pixels.mean((1, 2, 3)) * self.scale
+            return torch.stack([light, -light], 1)
+
+    photo = Image.new("RGB", (640, 320), "black")
+    photo.paste("white", (360, 40, 440, 120))
+    found = visattn.explain(Bright(), photo, method="captum.occlusion", target=0, baseline="black", cells=(8, 8))
+    heat = found.heatmap("nearest")
+    assert tuple(heat.seen) == (0, 160, 320, 480)  # the middle square
+    ys, xs = np.nonzero(heat.values > 0.01)  # beside resampling's ringing
+    assert (ys.min(), ys.max() + 1, xs.min(), xs.max() + 1) == (40, 120, 360, 440)
+
+
+def test_single_pixels_are_coloured_up_to_the_99th_percentile_on_either_side_of_zero() -> None:
+    model = tiny.vit()
+    photo = Image.effect_noise((48, 32), 80).convert("RGB")
+    for segments, how in ("pixels", "percentile"), ("grid", "symmetric"):
+        found = visattn.explain(model, photo, method="ig", evaluations=3, segments=segments)
+        _, provenance = found.draw()
+        assert provenance.normalization == how
+        bound = np.percentile(np.abs(found.map.values.numpy()), 99 if how == "percentile" else 100)
+        assert provenance.value_range == pytest.approx((-bound, bound))
+    spike = np.zeros((20, 20), np.float32)
+    spike[3, 4] = -2
+    assert value_range(spike, "percentile", signed=True) == (-2, 2)  # a spike on a flat ground is no constant map
+
+
+def on_cup(found: Explanation) -> float:
+    """The share of the positive values that lies on the cup, over the cup's share of what the model saw."""
+    heat = found.heatmap("nearest")
+    with Image.open(Path(__file__).parents[2] / "assets" / "objects" / "masks" / "coffee.png") as picture:
+        mask = np.asarray(picture.convert("L")) > 127
+    top, left, bottom, right = (int(side) for side in heat.seen)
+    inside, values = mask[top:bottom, left:right], heat.values[top:bottom, left:right].clip(min=0)
+    return float(values[inside].sum() / values.sum() / inside.mean())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("method", "options", "bound"),
+    [
+        ("integrated_gradients", {"evaluations": 50}, 1.0),
+        ("integrated_gradients", {"evaluations": 50, "baseline": "blur"}, 1.2),
+        ("smoothgrad", {"evaluations": 30}, 1.0),
+        ("occlusion", {"baseline": "blur"}, 1.2),
+        ("kernel_shap", {"evaluations": 200}, 1.0),
+        ("kernel_shap", {"evaluations": 200, "baseline": "blur"}, 1.2),
+        ("lime", {"evaluations": 200, "segments": "slic", "baseline": "blur"}, 1.2),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
+)
+def test_the_espresso_is_in_the_cup(
+    method: str, options: dict[str, Any], bound: float, efficientnet: nn.Module, figures: Figures
+) -> None:
+    found = visattn.explain(efficientnet, data.photo_path("coffee"), method=f"captum.{method}", **options)
+    assert found.provenance.target[0].startswith("logit of espresso (class 967)")
+    title = f"captum.{method} {options}"
+    ratio = on_cup(found)
+    figures(f"{title}: positive values on the cup over its area", ratio, f"> {bound}")
+    for note in found.provenance.notes:
+        if residual := re.search(r"rises by ([\d.]+).*residual ([\d.e-]+)", note):
+            figures(f"{title}: residual over the rise", float(residual[2]) / float(residual[1]), "")
+        if count := re.fullmatch(r"(\d+) evaluations of the model", note):
+            figures(f"{title}: evaluations", int(count[1]), "<= 202")
+            assert int(count[1]) <= 202
+    if method == "kernel_shap":
+        rise, total = re.search(
+            r"values sum to ([\d.]+), the score rises by ([\d.]+)", "\n".join(found.provenance.notes)
+        ).groups()  # type: ignore[union-attr]
+        assert float(total) == pytest.approx(float(rise), rel=0.01)
+    assert ratio > bound
+
+
+def test_a_recording_without_facts_is_enough() -> None:
+    made = run("occlusion", asked(lambda pixels: pixels.sum((1, 2, 3))))
+    assert made.provenance.model == Provenance().model
+    assert made.provenance.parameters == {"segments": "grid 2 x 3", "baseline": "mean"}
+    assert "baseline: the mean colour that is subtracted from photos, 0, 0, 0 after normalisation" in made.provenance.notes

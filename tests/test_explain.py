@@ -1,0 +1,210 @@
+"""From a model and a photo to a class-specific map, and everything that must be refused on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny
+from visattn import methods
+from visattn._look import look
+from visattn._prepare import Prepared
+from visattn._targets import Target
+from visattn.errors import OptionError
+
+TARGETED = [name for name, method in methods.METHODS.items() if method.targeted and not name.startswith("captum")]
+
+
+@pytest.fixture
+def photo() -> Image.Image:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def classifier(**options: Any) -> nn.Module:
+    return tiny.vit(dynamic_img_size=True, **options)
+
+
+def first_of(output: Tensor) -> Tensor:
+    return output[:, 0]
+
+
+def parameters_of(name: str) -> dict[str, Any]:
+    return {"start_layer": 0, "steps": 3} if name == "transition_attention" else {}
+
+
+@pytest.mark.parametrize("name", TARGETED)
+def test_targeted_methods_explain_the_class_that_is_asked_for(name: str, photo: Image.Image) -> None:
+    maps = {}
+    for target in (None, 0, 1):
+        found = visattn.explain(classifier(), photo, method=name, target=target, **parameters_of(name))
+        maps[target] = found.map.values
+        assert found.map.axes == ()
+        assert len(found.provenance.target) == 1
+        assert (target is None) <= ("predicted class" in found.provenance.target[0])
+        assert f"class {target}" in found.provenance.target[0] or target is None
+    assert not torch.equal(maps[0], maps[1])
+
+
+@pytest.mark.parametrize("name", TARGETED)
+def test_class_without_a_head_is_refused_with_a_method_that_works(name: str, photo: Image.Image) -> None:
+    headless = classifier(num_classes=0)
+    with pytest.raises(OptionError) as caught:
+        visattn.explain(headless, photo, method=name, **parameters_of(name))
+    assert "has no classification head, so there is no class to explain. Use method 'attention' or 'rollout'" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETED if name != "legrad"])
+def test_headless_model_is_explained_by_a_function_of_its_output(name: str, photo: Image.Image) -> None:
+    found = visattn.explain(classifier(num_classes=0), photo, method=name, target=first_of, **parameters_of(name))
+    assert float(found.map.values.max()) > 0
+    assert found.provenance.target == ("first_of of the output",)
+
+
+def test_auto_is_relevance_for_a_classifier_and_attention_without_a_head(photo: Image.Image) -> None:
+    assert visattn.explain(classifier(), photo).provenance.method == "relevance"
+    assert visattn.explain(classifier(num_classes=0), photo).provenance.method == "attention"
+    assert visattn.explain(classifier(), photo, head=1).provenance.method == "attention"
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=16, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1)
+    )
+    assert visattn.explain(swin, photo).provenance.method == "attention"
+    with pytest.raises(OptionError, match=r"method 'relevance' does not apply: .* attend over different tokens"):
+        visattn.explain(swin, photo, target=3)
+
+
+def test_target_of_a_method_without_one_is_refused(photo: Image.Image) -> None:
+    with pytest.raises(OptionError, match="does not depend on a class"):
+        visattn.explain(classifier(), photo, method="rollout", target=1)
+
+
+def test_A06_nothing_that_speaks_for_the_target_leaves_the_photo_alone(photo: Image.Image) -> None:
+    model: Any = classifier()
+    nn.init.zeros_(model.head.weight)
+    for name in TARGETED:
+        found = visattn.explain(model, photo, method=name, target=1, **parameters_of(name))
+        if name == "gradient_rollout":  # rows of I alone: the class token keeps all
+            assert float(found.map.values.max()) == 0
+        assert not found.map.values.any()
+        assert any("no positive evidence" in text for text in found.provenance.warnings)
+        with pytest.warns(visattn.errors.VisattnWarning, match="constant"):
+            assert found.overlay().tobytes() == photo.tobytes()
+
+
+def test_A09_batch_is_each_photo_alone() -> None:
+    model = tiny.vit()
+    pixels = tiny.pixels(3)
+    for name in ("relevance", "legrad", "attention_gradient", "gradcam"):
+        function, layers = methods.METHODS[name].function, name == "legrad"
+        features = "all" if layers else ["blocks.1.norm1"] if name == "gradcam" else "last"
+        options: dict[str, Any] = {"target": Target(), "each_layer": layers, "features": features}
+        whole = function(look(model, Prepared(pixels, (), ()), **options))
+        alone = [function(look(model, Prepared(one[None], (), ()), **options)) for one in pixels]
+        torch.testing.assert_close(whole.values, torch.cat([one.values for one in alone]), atol=1e-7, rtol=1e-4)
+        assert whole.at(batch=1).provenance.target == alone[1].provenance.target
+
+
+def test_model_is_left_as_it_was(photo: Image.Image) -> None:
+    model = classifier().train()
+    some = next(iter(model.parameters())).requires_grad_(False)
+    visattn.explain(model, photo, method="relevance")
+    assert all(module.training for module in model.modules())
+    assert not some.requires_grad
+    assert all(parameter.requires_grad == (parameter is not some) for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def heads_of(model: Any) -> Callable[[Tensor], Tensor]:
+    return lambda tokens: model.forward_head(model.norm(tokens))
+
+
+def test_legrad_gives_each_layer_its_own_score() -> None:
+    model = tiny.vit()
+    made = look(model, Prepared(tiny.pixels(), (), ()), target=Target(1), each_layer=True, features="all")
+    with visattn.capture(model, gradients=True, features="all") as recording:
+        model(tiny.pixels())
+    for number, record in enumerate(made):
+        source = recording.features[number].source
+        assert source is not None
+        graded = recording.gradients(heads_of(model)(source.tensor)[:, 1])
+        for mine, theirs in zip(record.operator.tiles(), graded[number].operator.tiles(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_legrad_of_a_head_that_is_not_known_is_refused(photo: Image.Image) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny.vit()
+            self.img_size = tiny.INPUT
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x)
+            return out
+
+    with pytest.raises(OptionError, match="behind each layer is not known"):
+        visattn.explain(Odd(), photo, method="legrad")
+    assert visattn.explain(Odd(), photo, method="relevance").map.layout.grid == tiny.GRID
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "discard of 1": ({"method": "rollout", "discard": 1.0}, "discard must be less than 1, got 1: nothing would be left"),
+    "discard of 2": ({"method": "gradient_rollout", "discard": 2}, "discard must be a number from 0 to 1, got 2"),
+    "start layer": ({"method": "relevance", "start_layer": 2}, "start_layer must lie in [0, 1], got 2"),
+    "layers": ({"method": "legrad", "layers": 3}, "layers must lie in [1, 2], got 3"),
+    "steps": ({"method": "transition_attention", "steps": 1, "start_layer": 0}, "steps must be at least 2, got 1"),
+    "norm and fusion": ({"method": "rollout", "weights_by": "norm", "fusion": "max"}, "fusion='max' has no place"),
+    "parameter": ({"method": "relevance", "discard": 0.5}, "method 'relevance' has no parameter 'discard'. It has: start_layer"),
+    "alias": ({"method": "cheffer"}, "unknown method 'cheffer'"),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_wrong_options_are_refused(case: str, photo: Image.Image) -> None:
+    options, message = WRONG[case]
+    with pytest.raises(OptionError) as caught:
+        visattn.explain(classifier(), photo, **options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("over", ["row", "layer"])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 0.999])
+def test_A08_discard_keeps_the_class_token_and_rows_of_sum_one(ratio: float, over: Any) -> None:
+    made = tiny.recording(layers=3, prefix=(), grid=(5, 7), readout="mean")
+    values = methods.rollout(made, discard=ratio, discard_over=over, dtype=torch.float64).values
+    assert float(values.sum()) == pytest.approx(1, abs=1e-12)
+
+
+def test_A08_discard_of_nearly_all_leaves_the_class_token_and_the_best_patch() -> None:
+    made = tiny.recording(layers=1, grid=(5, 7))
+    row = made[0].operator.to(torch.float64).dense()[0, :, 0].mean(0)
+    values = methods.rollout(made, discard=0.999, residual=0, dtype=torch.float64).values[0].flatten()
+    best = int(row[1:].argmax())
+    assert values.nonzero().flatten().tolist() == [best]
+    assert float(values[best]) == pytest.approx(float(row[1 + best] / (row[0] + row[1 + best])))
+
+
+def test_too_many_tokens_for_flow_name_the_method_that_works(photo: Image.Image) -> None:
+    with pytest.raises(OptionError, match=r"at most 800 tokens, got 2302\. Use method 'rollout'"):
+        visattn.explain(classifier(), photo, method="attention_flow", resize="fit", img_size=768)
+
+
+def test_channels_as_a_heatmap_name_the_method_that_works(photo: Image.Image) -> None:
+    model = timm.create_model("davit_tiny", embed_dims=(16, 32, 32), depths=(1, 1, 1), num_heads=(1, 2, 2), window_size=3)
+    for name in ("rollout", "relevance"):
+        with pytest.raises(OptionError, match="Use method 'attention'"):
+            visattn.explain(model, photo, method=name)
+
+
+def test_flow_without_scipy_tells_how_to_get_it(photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn._extras.find_spec", lambda name: None)
+    with pytest.raises(visattn.errors.MissingExtra, match=r'attention_flow needs scipy, .* pip install "visattn\[flow\]"'):
+        visattn.explain(classifier(), photo, method="attention_flow")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from visattn._targets import NoClasses, Target, read_labels
+from visattn.errors import OptionError
+
+LOGITS = torch.tensor([[0.5, 2.0, -1.0, 0.0], [3.0, -2.0, 0.25, 1.0]])
+LABELS = ("tench, Tinca tinca", "espresso", "crane", "crane, bird")
+
+
+def test_top_class_of_each_image_is_the_default() -> None:
+    found = Target().resolve(LOGITS)
+    assert found.score(LOGITS).tolist() == [2.0, 3.0]
+    assert found.texts[0].startswith("logit of class 1 = 2; which is the predicted class, with probability 7")
+    assert found.texts[1].startswith("logit of class 0 = 3; which is the predicted class")
+
+
+@pytest.mark.parametrize("of", [2, "2"])
+def test_one_class_of_all_images(of: Any) -> None:
+    found = Target(of).resolve(LOGITS)
+    assert found.score(LOGITS).tolist() == [-1.0, 0.25]
+    assert "logit of class 2 = -1; predicted is class 1, with probability" in found.texts[0]
+
+
+@pytest.mark.parametrize(("name", "index"), [("espresso", 1), ("ESPRESSO ", 1), ("Tinca tinca", 0), ("tench, tinca tinca", 0)])
+def test_class_by_name(name: str, index: int) -> None:
+    found = Target(name, labels=LABELS).resolve(LOGITS)
+    assert found.score(LOGITS).tolist() == LOGITS[:, index].tolist()
+    assert f"{LABELS[index].split(',')[0]} (class {index})" in found.texts[0]
+
+
+def test_versus_subtracts_the_other_class() -> None:
+    found = Target(0, versus="espresso", labels=LABELS).resolve(LOGITS)
+    assert found.score(LOGITS).tolist() == [-1.5, 5.0]
+    assert "logit of tench (class 0) versus espresso (class 1) = -1.5" in found.texts[0]
+
+
+def test_probability_and_its_logarithm() -> None:
+    shares = LOGITS.double().softmax(-1)[:, 3]
+    torch.testing.assert_close(Target(3, space="prob").resolve(LOGITS).score(LOGITS), shares.float())
+    torch.testing.assert_close(Target(3, space="logprob").resolve(LOGITS).score(LOGITS), shares.log().float())
+
+
+def test_function_of_the_output_takes_any_output() -> None:
+    found = Target(lambda output: output["features"].sum(1)).resolve({"features": LOGITS})
+    assert found.score({"features": LOGITS}).tolist() == [1.5, 2.25]
+
+
+REFUSALS: list[tuple[Target, Any, str]] = [
+    (Target(4), LOGITS, "target must be a class from 0 to 3, got 4"),
+    (Target(-1), LOGITS, "target must be a class from 0 to 3, got -1"),
+    (Target(0, versus=9), LOGITS, "class from 0 to 3, got 9"),
+    (
+        Target("expresso", labels=LABELS),
+        LOGITS,
+        "no class is called 'expresso'; did you mean: espresso? Or pass an index from 0 to 3",
+    ),
+    (Target("crane", labels=LABELS), LOGITS, "'crane' names several classes: 2 (crane), 3 (crane, bird). Pass an index"),
+    (Target("dog"), LOGITS, "the names of the classes are not known, so 'dog' cannot be found"),
+    (Target(0, labels=LABELS[:3]), LOGITS, "labels must name 4 classes, got 3"),
+    (Target(0, space="odds"), LOGITS, "unknown target space 'odds'"),  # type: ignore[arg-type]
+    (Target(torch.sum, versus=1), LOGITS, "versus and the target space have no place"),
+]
+
+
+@pytest.mark.parametrize(("target", "output", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
+def test_M18_target_that_does_not_exist(target: Target, output: Any, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        target.resolve(output)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "output", [torch.zeros(2, 3, 4), torch.zeros(2, 1), {"logits": LOGITS}], ids=["map", "one", "dictionary"]
+)
+def test_output_without_classes_asks_for_a_function(output: Any) -> None:
+    with pytest.raises(NoClasses, match="Pass target=a function of its output"):
+        Target().resolve(output)
+
+
+def test_labels_are_read_one_a_line(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("tench\n\n espresso \n", encoding="utf-8")
+    assert read_labels(tmp_path / "names.txt") == ("tench", "espresso")
+    (tmp_path / "names.bin").write_bytes(b"\xff\xfe\x00")
+    for name in ("names.bin", "missing.txt"):
+        with pytest.raises(OptionError, match=f"{name}: labels must be a text file with one name a line"):
+            read_labels(tmp_path / name)
