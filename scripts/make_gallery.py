@@ -10,15 +10,17 @@ from PIL import Image
 from torch import nn
 
 import visattn
-from visattn import data
+from visattn import _figures, data
 from visattn._look import look
 from visattn._pipeline import Explanation, answer
 from visattn._sheets import Cell, contact_sheet, matrix_figure, sheet
+from visattn._survey import Survey
 from visattn.cli._demo import PROBES, demo_page
 from visattn.methods import diagnostics
 from visattn.render import ring, spotlight
 
-FOLDER = Path(__file__).parents[1] / "assets" / "gallery"
+ASSETS = Path(__file__).parents[1] / "assets"
+FOLDER = ASSETS / "gallery"
 HEADS = {"astronaut": 4, "coffee": 1, "rocket": 5}  # the head that the strip shows, chosen by eye
 
 
@@ -62,6 +64,7 @@ def main() -> None:
     _save("strip", sheet(rows, panel=240, column_labels=titles))
     _save("masked", _masked(model))
     _save("windows", _windows())
+    _distance(model)
     for name in data.PHOTOS:
         _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])
 
@@ -108,6 +111,17 @@ def _windows() -> Image.Image:
         picture = spotlight(prepared.photo, seen.to_heatmap(found.geometry, "nearest"))
         cells.append(Cell(ring(picture, [(y, x)])))
     return sheet([cells], panel=240, column_labels=list(WINDOWS))
+
+
+def _distance(model: nn.Module) -> None:
+    """A plot of `visattn stats`, over the photos of the demo and those with one object."""
+    survey = Survey(model)
+    for path in sorted((*(ASSETS / "photos").glob("*.[jp][pn]g"), *(ASSETS / "objects").glob("*.[jp][pn]g"))):
+        survey.add(visattn.load_image(path), path.name)
+    plot = _figures.distance(survey.heads(), survey.layers(), survey.provenance("assets/photos, assets/objects"))
+    path = FOLDER / "distance.png"
+    path.write_bytes(plot or b"")
+    print(path)
 
 
 def _mask(heads: Explanation, head: int) -> Image.Image:

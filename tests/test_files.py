@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from visattn._files import cache_folder, check_output, write_whole
+from visattn._files import cache_folder, check_folder, check_output, write_folder_whole, write_whole
 from visattn.errors import OutputError, ResourceError
 
 NEW, OLD = b"new" * 1000, b"old"
@@ -297,3 +297,86 @@ def test_cache_is_where_the_environment_says(variables: dict[str, str], expected
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(expected)
+
+
+# ---- folders ----------------------------------------------------------------------------------------------------------------------
+
+KNOWN = ("a.csv", "b.png")
+
+
+def test_a_folder_is_written_whole_with_the_mode_of_a_folder(tmp_path: Path) -> None:
+    target = check_folder(tmp_path / "deeper" / "out", KNOWN)
+    assert names(tmp_path / "deeper") == []
+    (tmp_path / "plain").mkdir()
+    assert write_folder_whole(target, {"a.csv": NEW, "b.png": OLD}, KNOWN) == [target / "a.csv", target / "b.png"]
+    assert (target / "a.csv").read_bytes() == NEW
+    assert names(target.parent) == ["out"]
+    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_an_earlier_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    write_folder_whole(target, {"a.csv": OLD, "b.png": OLD}, KNOWN)
+    with pytest.raises(OutputError, match=r"out: exists already; pass --overwrite to replace it or choose another"):
+        check_folder(target, KNOWN)
+    write_folder_whole(check_folder(target, KNOWN, overwrite=True), {"a.csv": NEW}, KNOWN)
+    assert names(target) == ["a.csv"]  # b.png of the earlier run would be taken for this one's
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_that_holds_anything_else_is_never_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "mine.txt").write_bytes(OLD)
+    for refused in (
+        lambda: check_folder(target, KNOWN, overwrite=True),
+        lambda: write_folder_whole(target, {"a.csv": NEW}, KNOWN),  # it may have come since the check
+    ):
+        with pytest.raises(OutputError, match=r"out: holds mine\.txt, which would be lost; choose another -o/--output"):
+            refused()
+    assert names(target) == ["mine.txt"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_file_and_the_current_folder_are_no_output_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").write_bytes(OLD)
+    with pytest.raises(OutputError, match="out: is a file, not a folder; choose another -o/--output"):
+        check_folder(tmp_path / "out", KNOWN, overwrite=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(OutputError, match=r"\.: is the current folder, which cannot be replaced; name a folder in it"):
+        check_folder(Path(), KNOWN, overwrite=True)
+
+
+def test_a_full_disk_leaves_the_earlier_folder(small_disk: Path) -> None:
+    target = small_disk / "out"
+    write_folder_whole(target, {"a.csv": OLD}, KNOWN)
+    with pytest.raises(ResourceError, match=r"disk full; free some space"):
+        write_folder_whole(target, {"a.csv": NEW, "b.png": b"x" * 400_000}, KNOWN)
+    assert (target / "a.csv").read_bytes() == OLD
+    assert names(small_disk) == ["out"]
+
+
+def test_a_rename_that_fails_brings_the_earlier_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "out"
+    write_folder_whole(target, {"a.csv": OLD}, KNOWN)
+    rename = Path.rename
+
+    def failing(self: Path, to: Path) -> Path:
+        if self.name.startswith(".visattn-") and self.suffix != ".former":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OutputError, match=r"out: cannot be written \(input/output error\)"):
+        write_folder_whole(target, {"a.csv": NEW}, KNOWN)
+    assert (target / "a.csv").read_bytes() == OLD
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_reached_through_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+    write_folder_whole(tmp_path / "real", {"a.csv": OLD}, KNOWN)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_folder_whole(tmp_path / "link", {"a.csv": NEW}, KNOWN)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "a.csv").read_bytes() == NEW

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from visattn._checks import printable
@@ -89,6 +90,77 @@ def write_whole(path: Path, data: bytes) -> Path:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
     return path
+
+
+def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False) -> Path:
+    """Refuse an output folder that cannot or may not be written, before any work is done; create the folder around it.
+
+    Args:
+        path: The folder to be written as a whole.
+        known: Names of the files that it may hold; one that holds anything else is never replaced.
+        overwrite: Whether an existing folder may be replaced.
+
+    Returns:
+        `path` itself.
+
+    Raises:
+        OutputError: If `path` is a file, exists without `overwrite`, holds other files, or cannot be made.
+    """
+    name, place = printable(str(path)), path.resolve()
+    if not place.is_dir():
+        if place.exists():
+            raise OutputError(f"{name}: is a file, not a folder; choose another -o/--output")
+        return check_output(path)
+    if not overwrite:
+        raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
+    if place == Path.cwd():
+        raise OutputError(f"{name}: is the current folder, which cannot be replaced; name a folder in it, for example {name}/out")
+    strange = sorted(printable(item.name) for item in place.iterdir() if item.name not in known)
+    if strange:
+        raise OutputError(f"{name}: holds {strange[0]}, which would be lost; choose another -o/--output")
+    return path
+
+
+def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection[str]) -> list[Path]:
+    """Write a folder so that `path` is either the whole new folder or what it was before.
+
+    Args:
+        path: The folder; one that exists and holds nothing but `known` is replaced.
+        files: Content by name.
+        known: See `check_folder`.
+
+    Returns:
+        The files, in the order given.
+
+    Raises:
+        OutputError: If the folder cannot be written.
+        ResourceError: If the disk is full.
+    """
+    place, temporary, former = path.resolve(), None, None
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=place.parent, prefix=".visattn-"))
+        for name, data in files.items():
+            write_whole(temporary / name, data)
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o777 & ~mask)
+        if place.exists():
+            check_folder(path, known, overwrite=True)  # what came meanwhile must not go either
+            former = temporary.with_suffix(".former")
+            place.rename(former)
+        temporary.rename(place)
+    except (OutputError, ResourceError):
+        raise
+    except OSError as error:
+        refused = _explain(error, path)
+        raise refused from error
+    finally:
+        if former is not None and former.exists() and not place.exists():
+            former.rename(place)
+        for rest in (temporary, former):
+            if rest is not None:
+                shutil.rmtree(rest, ignore_errors=True)
+    return [path / name for name in files]
 
 
 def _explain(error: OSError | ValueError, path: Path) -> VisattnError:

@@ -155,8 +155,6 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
     """A row for each head of the layers that have distributions."""
     from dataclasses import replace
 
-    import torch
-
     from visattn.methods import diagnostics
 
     chosen = recording if layer == "all" else recording.select(layer=_number(layer))
@@ -165,22 +163,17 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
         note(quiet, f"left out, as rows do not sum to 1: {', '.join(signed)}")
     rows: list[Row] = []
     for found in diagnostics.statistics(replace(chosen, records=[record for record in chosen if record.probability])):
-        registers = [value for name, value in found.mass.items() if name.startswith("register")]
-        others = {name: value for name, value in found.mass.items() if not name.startswith("register")}
-        shares = {**others, **({"registers": torch.stack(registers).sum(0)} if registers else {})}
-        for head in range(found.entropy.shape[1]):
-            rows.append(
-                {
-                    "layer": found.layer + (f" #{found.call}" if found.call else ""),
-                    "head": head,
-                    "entropy": float(found.entropy[0, head]),
-                    "effective_keys": float(found.effective_keys[0, head]),
-                    "largest": float(found.saturation[0, head]),
-                    "distance_px": None if found.distance is None else float(found.distance[0, head]),
-                    "distance_if_uniform_px": found.uniform_distance,
-                    **{name: float(value[0, head]) for name, value in shares.items()},
-                }
-            )
+        numbers = found.numbers()
+        rows += [
+            {
+                "layer": found.name,
+                "head": head,
+                **{name: float(value[0, head]) for name, value in numbers.items()},
+                "keys": found.keys,
+                "distance_if_uniform_px": found.uniform_distance,
+            }
+            for head in range(found.entropy.shape[1])
+        ]
     if not rows:
         raise OptionError(f"no layer of '{layer}' has rows that sum to 1. Choose another, or --layer all.")
     names = dict.fromkeys(name for row in rows for name in row)

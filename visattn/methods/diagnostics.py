@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from visattn.methods._select import chain
-from visattn.methods._statistics import HeadStatistics, statistics
+from visattn.methods._statistics import HeadStatistics, head_divergence, statistics
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
 
-__all__ = ["THRESHOLD", "HeadStatistics", "column_scores", "from_scores", "sinks", "statistics"]
+__all__ = ["THRESHOLD", "HeadStatistics", "column_scores", "from_scores", "head_divergence", "sink_mass", "sinks", "statistics"]
 
 THRESHOLD = 20.0  # times the uniform share; DINOv2's lie at 23 to 225, its objects' patches below 19
 
@@ -68,6 +68,32 @@ def from_scores(scores: Tensor, records: Sequence[AttentionRecord], threshold: f
             tuple(Sink(*cell, round(float(image[token]), 2), records[int(layers[token])].layer) for cell, token in cells if cell)
         )
     return tuple(found)
+
+
+def sink_mass(recording: Recording, found: Sequence[Sequence[Sink]], scores: Tensor | None = None) -> Tensor:
+    """Share of each layer's attention that other tokens give to sinks, mean over heads and queries.
+
+    Args:
+        recording: Self-attention over one token set.
+        found: The sinks of each image, as `sinks` gives them.
+        scores: `column_scores(recording)`, where it is at hand.
+
+    Returns:
+        `(B, layers)` in [0, 1]; 0 for an image without sinks.
+
+    Raises:
+        OptionError: If there is no self-attention over one token set.
+    """
+    records = chain(recording)
+    scores = column_scores(recording) if scores is None else scores
+    layout, mass = records[0].keys, scores.new_zeros(scores.shape[:2])
+    for image, sinks_ in enumerate(found):
+        tokens = torch.tensor([layout.patch(sink.row, sink.column) for sink in sinks_], device=scores.device)
+        each = torch.arange(len(tokens), device=scores.device)
+        for number, record in enumerate(records if sinks_ else ()):
+            own = record.operator.rows(tokens)[image][:, each, tokens].mean(0)
+            mass[image, number] = (scores[image, number, tokens] - own).sum() / len(layout)
+    return mass
 
 
 def _score(record: AttentionRecord) -> Tensor:

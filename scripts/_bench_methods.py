@@ -1,0 +1,155 @@
+"""Seconds and memory of one method at one size, as JSON: `_bench_methods.py RUN SIDE ROUNDS`; of several rounds the first is not counted.
+
+The growth is of the peak over the loaded model, in the first round. The target of all that need one is feature 0 of the class token.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from _bench_common import load, pixels, plain
+from _bench_memory import forget_peak, status
+from torch import Tensor
+
+import visattn
+from visattn import methods
+from visattn._look import look
+from visattn._prepare import Prepared
+from visattn._targets import Target
+from visattn.methods import diagnostics
+
+Run = Callable[[Any, Tensor], Tensor | None]
+
+
+def first_feature(output: Tensor) -> Tensor:
+    """What is explained."""
+    return output[:, 0]
+
+
+def forward(model: Any, image: Tensor) -> None:
+    """The forward pass and nothing else."""
+    plain(model, image)
+
+
+def forward_backward(model: Any, image: Tensor) -> None:
+    """The gradient of the score at the pixels; parameters are frozen, so only what that needs is kept."""
+    image = image.detach().requires_grad_()
+    torch.autograd.grad(first_feature(model.requires_grad_(False)(image)).sum(), image)
+
+
+def seen(model: Any, image: Tensor, **options: Any) -> visattn.Recording:
+    """A recording of what the method needs."""
+    return look(model, Prepared(image, (), ()), **options)
+
+
+def explained(model: Any, image: Tensor, **options: Any) -> visattn.Recording:
+    """The same with the gradient of the target."""
+    return seen(model, image, target=Target(first_feature), **options)
+
+
+def head_statistics(model: Any, image: Tensor) -> None:
+    """Entropy, distance and the rest of every head."""
+    diagnostics.statistics(seen(model, image))
+
+
+def legrad(model: Any, image: Tensor) -> Tensor:
+    """LeGrad with a score for each layer."""
+    return methods.legrad(explained(model, image, each_layer=True, features="all")).values
+
+
+def collected(model: Any, keep: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """What `keep` makes of the weights of each layer of timm's written-out branch, in the forwards to come."""
+    kept: list[Tensor] = []
+    for block in model.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda _module, _args, weights: kept.append(keep(weights)))
+    return kept
+
+
+def dense_rollout(model: Any, image: Tensor) -> Tensor:
+    """Whole matrices, multiplied."""
+    kept = collected(model, lambda weights: weights.mean(1))
+    with torch.inference_mode():
+        model(image)
+        result = torch.eye(kept[0].shape[-1])
+        for weights in kept:
+            result = (0.5 * weights[0] + 0.5 * torch.eye(len(weights[0]))) @ result
+    return result[0, 1:]
+
+
+def dense_relevance(model: Any, image: Tensor) -> Tensor:
+    """Whole matrices and their gradients, multiplied."""
+    kept = collected(model, lambda weights: weights)
+    image = image.detach().requires_grad_()
+    slopes = torch.autograd.grad(first_feature(model.requires_grad_(False)(image)).sum(), kept)
+    result = torch.eye(kept[0].shape[-1])
+    for weights, slope in zip(kept, slopes, strict=True):
+        result = result + (weights.detach() * slope).clamp(min=0).mean(1)[0] @ result
+    return result[0, 1:]
+
+
+def torchxai_rollout(model: Any, image: Tensor) -> Tensor:
+    """torchxai-explain, heads averaged, nothing discarded."""
+    from torchxai.methods.attention_rollout import AttentionRollout
+
+    return torch.from_numpy(AttentionRollout(model, head_fusion="mean", discard_ratio=0.0)._compute_cam(image, None)).flatten()
+
+
+def torchxai_attribution(model: Any, image: Tensor) -> Tensor:
+    """torchxai-explain's gradient-weighted rollout, the nearest it has to relevance."""
+    from torchxai.methods.transformer_attribution import TransformerAttribution
+
+    return torch.from_numpy(TransformerAttribution(model)._compute_cam(image, 0)).flatten()
+
+
+def fast_vit_rollout(model: Any, image: Tensor) -> Tensor:
+    """fast-vit-rollout, heads averaged, nothing discarded; it sees nothing unless timm's fused attention is off."""
+    from fast_vit_rollout.vit_rollout import ViTAttentionRollout
+
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    result: Tensor = ViTAttentionRollout(model, head_fusion="mean", discard_ratio=0.0)(image)
+    return result[0, 0, 1:]
+
+
+RUNS: dict[str, Run] = {
+    "forward": forward,
+    "forward + backward": forward_backward,
+    "rollout": lambda model, image: methods.rollout(seen(model, image)).values,
+    "rollout of norms": lambda model, image: methods.rollout(seen(model, image, values=True), weights_by="norm").values,
+    "entropy and distance": head_statistics,
+    "relevance": lambda model, image: methods.relevance(explained(model, image)).values,
+    "legrad": legrad,
+    "dense rollout": dense_rollout,
+    "dense relevance": dense_relevance,
+    "torchxai-explain rollout": torchxai_rollout,
+    "torchxai-explain attribution": torchxai_attribution,
+    "fast-vit-rollout": fast_vit_rollout,
+}
+
+
+def main(name: str, side: int, rounds: int) -> dict[str, Any]:
+    """Median seconds, bytes of growth, and the map of small inputs."""
+    model = load()
+    image = pixels(model, side)
+    forget_peak()
+    loaded = status("VmRSS")
+    seconds = []
+    for _ in range(rounds + (rounds > 1)):
+        start = time.perf_counter()
+        result = RUNS[name](model, image)
+        seconds.append(time.perf_counter() - start)
+        if len(seconds) == 1:
+            growth = status("VmHWM") - loaded
+    shown = result.flatten().tolist() if isinstance(result, Tensor) and side <= 224 else None
+    return {"seconds": statistics.median(seconds[rounds > 1 :]), "growth": growth, "map": shown}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], *map(int, sys.argv[2:]))))

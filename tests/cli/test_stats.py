@@ -1,0 +1,298 @@
+"""`visattn stats`: numbers over a folder of tiny pictures, by a small random model, against the same worked out photo by photo."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import visattn
+from tests.cli.test_commands import TINY, Run, python, run
+from visattn._look import look
+from visattn.cli._stats import FILES
+from visattn.methods import diagnostics
+
+__all__ = ["run"]
+
+SHARES = ("cls", "self", "patches", "padding")
+Row = dict[str, str]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Four pictures of noise, one of them in a folder below, and a text."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    (folder / "README.md").write_text("not a photo")
+    for number, name in enumerate(("a.png", "b.JPG", "c.webp", "more/d.png")):
+        save(folder / name, number)
+    return folder
+
+
+def save(path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    small = random.integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    Image.fromarray(small).resize((90, 60), Image.Resampling.NEAREST).save(path)
+
+
+def table(path: str) -> list[Row]:
+    with Path(path).open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def number(row: Row, name: str) -> float:
+    return float(row[name]) if row[name] else math.nan
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """The model that TINY names."""
+    return visattn.load_model("vit_tiny_patch16_224", weights="none", img_size=64)
+
+
+def by_hand(model: Any, paths: list[Path]) -> tuple[list[list[diagnostics.HeadStatistics]], list[torch.Tensor]]:
+    """Statistics of each photo, and the divergence of the heads of each layer."""
+    found, apart = [], []
+    for path in paths:
+        recording = look(model, visattn.prepare(visattn.load_image(path), model, resize="fit", img_size=64))
+        found.append(diagnostics.statistics(recording))
+        apart.append(torch.stack([diagnostics.head_divergence(recording, layer=layer)[0] for layer in recording.layers]))
+    return found, apart
+
+
+def test_heads_are_the_means_of_statistics_photo_by_photo(run: Run, photos: Path, model: Any) -> None:
+    code, out, err = run("stats", photos, *TINY)
+    assert (code, out.split()) == (0, [f"stats/{name}" for name in FILES])
+    assert sorted(path.name for path in Path("stats").iterdir()) == sorted(FILES)
+    assert "warning: " in err
+    assert "the weights are random" in err
+    found, apart = by_hand(model, [photos / name for name in ("a.png", "b.JPG", "c.webp", "more/d.png")])
+    rows = table("stats/heads.csv")
+    assert len(rows) == 12 * 3
+    for row in rows:
+        layer, head = int(row["layer"].split(".")[1]), int(row["head"])
+        each = [one[layer] for one in found]
+        columns: dict[str, list[torch.Tensor | None]] = {
+            "entropy": [one.entropy for one in each],
+            "effective_keys": [one.effective_keys for one in each],
+            "largest": [one.saturation for one in each],
+            "collapsed": [one.collapsed for one in each],
+            "uniform": [one.uniform for one in each],
+            "distance_px": [one.distance for one in each],
+            **{share: [one.mass[share] for one in each] for share in SHARES},
+        }
+        for name, tensors in columns.items():
+            values = [float(tensor[0, head]) for tensor in tensors if tensor is not None]
+            assert len(values) == 4
+            assert number(row, name) == pytest.approx(np.mean(values), rel=1e-5, abs=1e-9)
+            assert min(values) - 1e-6 <= number(row, f"{name}_low") <= number(row, name) + 1e-6
+            assert number(row, name) - 1e-6 <= number(row, f"{name}_high") <= max(values) + 1e-6
+        ratios = [float(one.distance[0, head]) / one.uniform_distance for one in each if one.distance is not None]  # type: ignore[operator]
+        assert number(row, "distance_of_uniform") == pytest.approx(np.mean(ratios), rel=1e-5)
+        assert number(row, "keys") == np.mean([one.keys for one in each])
+    layers = table("stats/layers.csv")
+    assert len(layers) == 12
+    for place, row in enumerate(layers):
+        own = [other for other in rows if other["layer"] == row["layer"]]
+        for name in ("entropy", "distance_px", "patches"):
+            assert number(row, name) == pytest.approx(np.mean([number(other, name) for other in own]), rel=1e-9)
+        pairs = [float(photo[place, i, j]) for photo in apart for i in range(3) for j in range(i)]
+        assert number(row, "head_divergence") == pytest.approx(np.mean(pairs), rel=1e-4, abs=1e-9)
+        assert number(row, "to_sinks") == 0
+        assert sum(number(row, share) for share in SHARES) == pytest.approx(1, abs=1e-5)
+
+
+def test_photos_are_named_with_size_and_sinks(run: Run, photos: Path, model: Any) -> None:
+    assert run("stats", photos, *TINY)[0] == 0
+    rows = table("stats/photos.csv")
+    assert [row["photo"] for row in rows] == ["a.png", "b.JPG", "c.webp", "more/d.png"]
+    assert [(row["height"], row["width"]) for row in rows] == [("60", "90")] * 4
+    assert len({row["sha256"] for row in rows}) == 4
+    found, _ = by_hand(model, [photos / "b.JPG"])
+    assert number(rows[1], "entropy") == pytest.approx(float(np.mean([one.entropy.mean() for one in found[0]])), rel=1e-5)
+    assert [row["sinks"] for row in rows] == ["0"] * 4
+
+
+def test_json_and_its_file_hold_all_tables_and_how_they_were_made(run: Run, photos: Path) -> None:
+    code, out, _ = run("stats", photos, *TINY, "--json", "-o", "here")
+    told = json.loads(out)
+    assert code == 0
+    assert told.pop("output") == [f"here/{name}" for name in FILES]
+    assert told == json.loads(Path("here/stats.json").read_text())
+    assert [row["head"] for row in told["heads"][:3]] == [0, 1, 2]
+    assert len(told["layers"]) == 12
+    assert len(told["photos"]) == 4
+    facts = told["provenance"]
+    assert facts["random"] is True
+    assert facts["method"] == "statistics"
+    assert facts["parameters"] == {"photos": 4, "resize": "fit", "confidence": 0.95, "resamples": 2000, "seed": 0}
+    for name in ("distance.png", "entropy.png", "mass.png"):
+        with Image.open(Path("here", name)) as picture:
+            assert json.loads(picture.info["visattn"]) == facts
+
+
+def test_intervals_shrink_with_more_photos_and_repeat(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for seed in range(24):
+        save(folder / f"{seed:02d}.png", seed)
+    widths = {}
+    for limit in ("6", "24"):
+        code, _, err = run("stats", folder, *TINY, "--limit", limit, "-o", f"stats{limit}")
+        assert code == 0
+        assert ("intervals of 6 photos are too narrow; take 10 or more" in err) == (limit == "6")
+        rows = table(f"stats{limit}/heads.csv")
+        widths[limit] = np.mean([number(row, "distance_px_high") - number(row, "distance_px_low") for row in rows])
+    assert 1.4 < widths["6"] / widths["24"] < 2.8  # the root of 4
+    assert [row["photo"] for row in table("stats6/photos.csv")] == [f"{seed:02d}.png" for seed in (0, 4, 8, 12, 16, 20)]
+    assert run("stats", folder, *TINY, "--limit", "6", "-o", "again")[0] == 0
+    assert Path("again/heads.csv").read_bytes() == Path("stats6/heads.csv").read_bytes()
+
+
+def test_one_photo_has_no_intervals_and_says_little(run: Run, photos: Path) -> None:
+    code, _, err = run("stats", photos / "more", *TINY)
+    assert code == 0
+    assert "warning: " in err
+    assert "one photo says little of these heads, and has no interval" in err
+    for row in table("stats/heads.csv"):
+        assert {row[name] for name in row if name.endswith(("_low", "_high"))} == {""}
+        assert number(row, "entropy") > 0
+    assert Path("stats/distance.png").exists()
+
+
+def test_windows_have_their_own_baselines_and_no_sinks(run: Run, photos: Path) -> None:
+    swin = ("--model", "swin_tiny_patch4_window7_224", "--weights", "none")
+    code, _, err = run("stats", photos, *swin, "--limit", "2")
+    assert code == 0
+    assert "sinks are not counted, which takes layers that follow each other over one set of tokens" in err
+    layers = table("stats/layers.csv")
+    assert [row["heads"] for row in layers] == ["3"] * 2 + ["6"] * 2 + ["12"] * 6 + ["24"] * 2
+    assert [round(number(row, "distance_nearest_px")) for row in layers] == [4] * 2 + [8] * 2 + [16] * 6 + [32] * 2
+    for row in layers:  # random weights attend nearly evenly, behind masks too
+        assert number(row, "distance_of_uniform") == pytest.approx(1, abs=0.02)
+        assert number(row, "effective_keys") == pytest.approx(number(row, "keys"), rel=0.05)
+        assert row["to_sinks"] == ""
+    assert {row["sinks"] for row in table("stats/photos.csv")} == {""}
+
+
+def test_layers_without_distributions_over_tokens_are_left_out_with_a_note(run: Run, photos: Path) -> None:
+    small = ("--weights", "none", "--img-size", "64", "--resize", "fit", "--limit", "1", "--overwrite")
+    code, _, err = run("stats", photos, "--model", "cait_xxs24_224", *small)
+    assert code == 0
+    assert {row["layer"] for row in table("stats/layers.csv")} == {"blocks_token_only.0.attn", "blocks_token_only.1.attn"}
+    assert "left out, as rows do not sum to 1: blocks.0.attn, blocks.1.attn" in err
+    assert not Path("stats/distance.png").exists()  # the class token is on no grid
+    code, _, err = run("stats", photos, "--model", "xcit_nano_12_p16_224", *small)
+    assert code == 0
+    assert "left out, as channels attend to channels: blocks.0.attn" in err
+    code, _, err = run("stats", photos, "--model", "resnet18", "--weights", "none", "-o", "none")
+    assert code == 4
+    assert "no attention captured" in err
+    assert not Path("none").exists()
+
+
+def test_without_matplotlib_there_are_tables_and_one_line(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn._extras.find_spec", lambda _: None)
+    code, out, err = run("stats", photos, *TINY, "--limit", "1")
+    assert code == 0
+    assert [Path(line).suffix for line in out.split()] == [".csv", ".csv", ".csv", ".json"]
+    assert (
+        'visattn: tables only: a plot needs matplotlib, which is not installed. Run: pip install "visattn[figures]"'
+        in err.splitlines()
+    )
+
+
+def test_the_user_keeps_the_backend_and_pyplot_is_not_imported(photos: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, matplotlib; matplotlib.use('svg'); from visattn.cli._main import _run\n"
+        f"assert _run(['stats', {str(photos)!r}, *{TINY!r}, '--limit', '1', '-q', '-o', {str(tmp_path / 'out')!r}], False) == 0\n"
+        "print(matplotlib.get_backend(), 'matplotlib.pyplot' in sys.modules)"
+    )
+    done = python("-c", code)
+    assert done.stdout.splitlines()[-1:] == ["svg False"], done.stderr
+
+
+# ---- bad input --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bad_photo_among_good_ones_is_told_and_left_out(run: Run, photos: Path) -> None:
+    (photos / "bad.png").write_bytes(b"")
+    code, out, err = run("stats", photos, *TINY)
+    assert code == 1
+    assert f"visattn: error: {photos / 'bad.png'}: empty file; check the download or the copy\n" in err
+    assert err.count("visattn: error: ") == 1
+    assert len(out.split()) == len(FILES)
+    assert [row["photo"] for row in table("stats/photos.csv")] == ["a.png", "b.JPG", "c.webp", "more/d.png"]
+    assert json.loads(Path("stats/stats.json").read_text())["provenance"]["parameters"]["photos"] == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (lambda folder: None, "no such folder; check the path"),
+        (lambda folder: folder.write_text("x"), "a file, not a folder; pass the folder around it"),
+        (lambda folder: folder.mkdir(), "no photos in it or below (PNG, JPEG, "),
+        (lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("x")), "nothing to do"),
+        (lambda folder: (folder.mkdir(), (folder / "a.png").write_text("x")), "not an image (starts with 'x')"),
+    ],
+    ids=["missing", "file", "empty", "texts", "unreadable"],
+)
+def test_a_folder_without_a_photo_ends_with_3(run: Run, tmp_path: Path, make: Any, cause: str) -> None:
+    make(tmp_path / "in")
+    code, out, err = run("stats", tmp_path / "in", "--model", "no_such_model")  # told before the model is loaded
+    assert (code, out) == (3, "")
+    assert err.startswith(f"visattn: error: {tmp_path / 'in'}")
+    assert cause in err
+    assert err.count("\n") == 1
+    assert not Path("stats").exists()
+
+
+def test_an_existing_output_is_refused_and_another_run_replaces_it_whole(run: Run, photos: Path) -> None:
+    assert run("stats", photos, *TINY, "--limit", "1")[0] == 0
+    before = Path("stats/heads.csv").read_bytes()
+    code, _, err = run("stats", photos, "--model", "no_such_model")
+    assert code == 2
+    assert err == "visattn: error: stats: exists already; pass --overwrite to replace it or choose another -o/--output\n"
+    assert run("stats", photos, *TINY, "--limit", "2", "--overwrite")[0] == 0
+    assert Path("stats/heads.csv").read_bytes() != before
+    Path("stats/mine.txt").write_text("mine")
+    code, _, err = run("stats", photos, *TINY, "--overwrite")
+    assert code == 2
+    assert "stats: holds mine.txt, which would be lost" in err
+    assert Path("stats/mine.txt").read_text() == "mine"
+
+
+def test_the_photos_are_never_the_output(run: Run, photos: Path) -> None:
+    code, _, err = run("stats", photos, *TINY, "-o", photos, "--overwrite")
+    assert (code, Path(photos, "a.png").exists()) == (2, True)
+    assert "which would be lost" in err
+
+
+def test_own_plots_and_hidden_files_are_no_photos_of_the_next_run(run: Run, photos: Path) -> None:
+    (photos / ".thumbnails").mkdir()
+    save(photos / ".thumbnails" / "t.png", 9)
+    save(photos / "._a.png", 9)
+    (photos / "loop").symlink_to(photos)
+    for _ in range(2):
+        assert run("stats", photos, *TINY, "-o", photos / "stats", "--overwrite")[0] == 0
+        assert len(table(str(photos / "stats" / "photos.csv"))) == 4
+
+
+def test_a_wrong_limit_is_a_matter_of_usage(run: Run, photos: Path) -> None:
+    code, _, err = run("stats", photos, *TINY, "--limit", "0")
+    assert code == 2
+    assert "'--limit'" in err
+
+
+def test_progress_is_silent_where_nobody_watches(run: Run, photos: Path) -> None:
+    _, _, err = run("stats", photos, *TINY, "--limit", "1")
+    assert not [line for line in err.splitlines() if not line.startswith("visattn: ")]
+    assert "tqdm" in sys.modules

@@ -1,0 +1,138 @@
+"""`visattn stats`: what the heads of a model do over a folder of photos."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._checks import printable
+from visattn._files import check_folder, write_folder_whole
+from visattn._tables import to_csv, to_json
+from visattn.cli._main import complain
+from visattn.cli._options import model_options, talk_options
+from visattn.cli._talk import describe, note
+from visattn.errors import ImageError, MissingExtra, VisattnError
+
+FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
+
+
+@click.command("stats")
+@click.argument("folder", type=click.Path(path_type=Path))
+@model_options
+@click.option("--limit", type=click.IntRange(1), help="This many photos, evenly spaced among the sorted names.")
+@click.option(
+    "--max-pixels",
+    type=click.IntRange(1, 178_956_970),
+    default=64_000_000,
+    show_default=True,
+    help="Largest photo that is decoded.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("stats"), show_default=True, help="Folder.")
+@click.option("--overwrite", is_flag=True, help="Replace the folder of an earlier run.")
+@talk_options
+def stats_command(
+    folder: Path,
+    output: Path,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    limit: int | None,
+    max_pixels: int,
+    **options: Any,  # noqa: ANN401 - click's
+) -> int:
+    """Measure every head of a model over the photos in FOLDER, and write tables and plots.
+
+    \b
+    visattn stats photos
+    visattn stats photos --limit 200 -o stats_dinov2
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    check_folder(output, FILES, overwrite=overwrite)
+    paths, failed = _photos(folder, output)
+    if limit is not None and limit < len(paths):
+        paths = [paths[i * len(paths) // limit] for i in range(limit)]
+    survey, unread = _survey(folder, paths, max_pixels, quiet, options)
+    failed += unread
+    if survey is None:
+        return ImageError.exit_code
+    provenance = survey.provenance(printable(str(folder)))
+    heads, layers, photos = survey.heads(), survey.layers(), survey.photos
+    whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
+    files = {"heads.csv": to_csv(heads), "layers.csv": to_csv(layers), "photos.csv": to_csv(photos), "stats.json": to_json(whole)}
+    content = {name: text.encode() for name, text in files.items()} | _plots(heads, layers, provenance, quiet)
+    written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
+    describe(quiet, provenance)
+    click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
+    return VisattnError.exit_code if failed else 0
+
+
+def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
+    """Every picture in a folder and below, by its ending, sorted; hidden ones and the output's apart. And how many folders failed."""
+    from PIL import Image
+
+    from visattn.images import FORMATS
+
+    name = printable(str(folder))
+    if not folder.is_dir():
+        cause = "a file, not a folder; pass the folder around it" if folder.exists() else "no such folder; check the path"
+        raise ImageError(f"{name}: {cause}")
+    refused: list[OSError] = []
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+    seen, found = {output.resolve()}, []
+    for place, folders, files in os.walk(folder, onerror=refused.append, followlinks=True):
+        if Path(place).resolve() in seen:
+            folders.clear()
+            continue
+        seen.add(Path(place).resolve())
+        folders[:] = sorted(child for child in folders if not child.startswith("."))
+        found += [Path(place, file) for file in files if Path(file).suffix.lower() in endings and not file.startswith(".")]
+    for error in refused:
+        complain(f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its mode")
+    if not found:
+        raise ImageError(f"{name}: no photos in it or below ({', '.join(FORMATS)}); nothing to do")
+    return sorted(found), len(refused)
+
+
+def _survey(folder: Path, paths: list[Path], max_pixels: int, quiet: bool, options: dict[str, Any]) -> tuple[Any, int]:
+    """The statistics of all photos that can be used, None if there is none; the others are told one by one and counted."""
+    from tqdm import tqdm
+
+    from visattn._survey import Survey
+    from visattn.families import load_model
+    from visattn.images import load_image
+
+    survey, failed = None, 0
+    for path in tqdm(paths, unit="photo", disable=True if quiet else None):
+        try:
+            photo = load_image(path, max_pixels=max_pixels)
+            if survey is None:
+                model = load_model(options["model"], **{key: options[key] for key in ("weights", "seed", "img_size", "device")})
+                survey = Survey(model, **{key: options[key] for key in ("resize", "img_size", "seed")})
+            survey.add(photo, printable(str(path.relative_to(folder))))
+        except ImageError as error:
+            failed += 1
+            with tqdm.external_write_mode():
+                complain(str(error))
+    return survey if survey and survey.photos else None, failed
+
+
+def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
+    """The plots by file name; none without matplotlib."""
+    from visattn._extras import need
+
+    try:
+        need("matplotlib", "figures", "a plot")
+    except MissingExtra as missing:
+        note(quiet, f"tables only: {missing}")
+        return {}
+    from visattn import _figures
+
+    drawn = {
+        "distance.png": _figures.distance(heads, layers, provenance),
+        "entropy.png": _figures.entropy(heads, layers, provenance),
+        "mass.png": _figures.mass(layers, provenance),
+    }
+    return {name: png for name, png in drawn.items() if png is not None}
