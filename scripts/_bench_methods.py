@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from _bench_common import load, pixels, plain
 from _bench_memory import forget_peak, status
-from torch import Tensor
+from torch import Tensor, nn
 
 import visattn
 from visattn import methods
@@ -24,7 +24,7 @@ from visattn._prepare import Prepared
 from visattn._targets import Target
 from visattn.methods import diagnostics
 
-Run = Callable[[Any, Tensor], Tensor | None]
+Run = Callable[[nn.Module, Tensor], Tensor | None]
 
 
 def first_feature(output: Tensor) -> Tensor:
@@ -32,47 +32,55 @@ def first_feature(output: Tensor) -> Tensor:
     return output[:, 0]
 
 
-def forward(model: Any, image: Tensor) -> None:
+def forward(model: nn.Module, image: Tensor) -> None:
     """The forward pass and nothing else."""
     plain(model, image)
 
 
-def forward_backward(model: Any, image: Tensor) -> None:
+def forward_backward(model: nn.Module, image: Tensor) -> None:
     """The gradient of the score at the pixels; parameters are frozen, so only what that needs is kept."""
     image = image.detach().requires_grad_()
     torch.autograd.grad(first_feature(model.requires_grad_(False)(image)).sum(), image)
 
 
-def seen(model: Any, image: Tensor, **options: Any) -> visattn.Recording:
-    """A recording of what the method needs."""
-    return look(model, Prepared(image, (), ()), **options)
+def seen(model: nn.Module, image: Tensor, *, values: bool = False) -> visattn.Recording:
+    """A recording without gradients."""
+    return look(model, Prepared(image, (), ()), values=values)
 
 
-def explained(model: Any, image: Tensor, **options: Any) -> visattn.Recording:
-    """The same with the gradient of the target."""
-    return seen(model, image, target=Target(first_feature), **options)
+def explained(model: nn.Module, image: Tensor, *, each_layer: bool = False) -> visattn.Recording:
+    """A recording with the gradient of the target."""
+    features = "all" if each_layer else "last"
+    return look(model, Prepared(image, (), ()), target=Target(first_feature), each_layer=each_layer, features=features)
 
 
-def head_statistics(model: Any, image: Tensor) -> None:
+def head_statistics(model: nn.Module, image: Tensor) -> None:
     """Entropy, distance and the rest of every head."""
     diagnostics.statistics(seen(model, image))
 
 
-def legrad(model: Any, image: Tensor) -> Tensor:
+def legrad(model: nn.Module, image: Tensor) -> Tensor:
     """LeGrad with a score for each layer."""
-    return methods.legrad(explained(model, image, each_layer=True, features="all")).values
+    return methods.legrad(explained(model, image, each_layer=True)).values
 
 
-def collected(model: Any, keep: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def unfused(model: nn.Module) -> Any:  # noqa: ANN401 - timm's blocks
+    """The blocks, whose attention writes its weights out from now on."""
+    blocks: Any = model.get_submodule("blocks")
+    for block in blocks:
+        block.attn.fused_attn = False
+    return blocks
+
+
+def collected(model: nn.Module, keep: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """What `keep` makes of the weights of each layer of timm's written-out branch, in the forwards to come."""
     kept: list[Tensor] = []
-    for block in model.blocks:
-        block.attn.fused_attn = False
+    for block in unfused(model):
         block.attn.attn_drop.register_forward_hook(lambda _module, _args, weights: kept.append(keep(weights)))
     return kept
 
 
-def dense_rollout(model: Any, image: Tensor) -> Tensor:
+def dense_rollout(model: nn.Module, image: Tensor) -> Tensor:
     """Whole matrices, multiplied."""
     kept = collected(model, lambda weights: weights.mean(1))
     with torch.inference_mode():
@@ -83,7 +91,7 @@ def dense_rollout(model: Any, image: Tensor) -> Tensor:
     return result[0, 1:]
 
 
-def dense_relevance(model: Any, image: Tensor) -> Tensor:
+def dense_relevance(model: nn.Module, image: Tensor) -> Tensor:
     """Whole matrices and their gradients, multiplied."""
     kept = collected(model, lambda weights: weights)
     image = image.detach().requires_grad_()
@@ -94,26 +102,25 @@ def dense_relevance(model: Any, image: Tensor) -> Tensor:
     return result[0, 1:]
 
 
-def torchxai_rollout(model: Any, image: Tensor) -> Tensor:
+def torchxai_rollout(model: nn.Module, image: Tensor) -> Tensor:
     """torchxai-explain, heads averaged, nothing discarded."""
     from torchxai.methods.attention_rollout import AttentionRollout
 
     return torch.from_numpy(AttentionRollout(model, head_fusion="mean", discard_ratio=0.0)._compute_cam(image, None)).flatten()
 
 
-def torchxai_attribution(model: Any, image: Tensor) -> Tensor:
+def torchxai_attribution(model: nn.Module, image: Tensor) -> Tensor:
     """torchxai-explain's gradient-weighted rollout, the nearest it has to relevance."""
     from torchxai.methods.transformer_attribution import TransformerAttribution
 
     return torch.from_numpy(TransformerAttribution(model)._compute_cam(image, 0)).flatten()
 
 
-def fast_vit_rollout(model: Any, image: Tensor) -> Tensor:
+def fast_vit_rollout(model: nn.Module, image: Tensor) -> Tensor:
     """fast-vit-rollout, heads averaged, nothing discarded; it sees nothing unless timm's fused attention is off."""
     from fast_vit_rollout.vit_rollout import ViTAttentionRollout
 
-    for block in model.blocks:
-        block.attn.fused_attn = False
+    unfused(model)
     result: Tensor = ViTAttentionRollout(model, head_fusion="mean", discard_ratio=0.0)(image)
     return result[0, 0, 1:]
 

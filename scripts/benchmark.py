@@ -1,6 +1,6 @@
 """Speed and memory against the plain forward pass, and the overlay against its peers; exit status 1 if a bound is exceeded.
 
-`benchmark.py [--only time|memory|capture|overlay] [--quick] [--write-docs]`. Each part is measured in processes of its own
+`benchmark.py [--only time|memory|capture|methods|overlay] [--quick] [--write-docs]`. Each part is measured in processes of its own
 (`_bench_time.py` and so on), the peers in an environment of their own (`.bench/peers`).
 """
 
@@ -31,6 +31,7 @@ PARTS = {
     "time": "Time against the plain forward pass",
     "memory": "Memory against the plain forward pass",
     "capture": "Capture alone against the plain forward pass",
+    "methods": "Methods against the forward, whole matrices and peers",
     "overlay": "Overlay against its peers",
 }
 
@@ -49,10 +50,31 @@ PROCESSES = 3  # for each peak at 1036 px
 PEAK_RATIO = 1.3
 KEPT, SPARE = 1.15, 64e6  # growth may exceed the plain forward's by 1.15 x queries and keys + 64 MB
 PEAK_1778 = 3e9
+METHOD_ROUNDS = {224: 5, 518: 3, 1036: 1, 1778: 1}
+METHODS = {  # run: what it is a ratio of, the largest side that is run, bytes that it may take at 1778 px
+    "forward": (None, 1778, None),
+    "forward + backward": (None, 1778, None),
+    "rollout": ("forward", 1778, 4e9),
+    "rollout of norms": ("forward", 1778, 4e9),
+    "entropy and distance": ("forward", 1778, 4e9),
+    "relevance": ("forward + backward", 1778, 10e9),
+    "legrad": ("forward + backward", 1778, 10e9),
+    "dense rollout": ("rollout", 1036, None),
+    "torchxai-explain rollout": ("rollout", 1036, None),
+    "fast-vit-rollout": ("rollout", 1036, None),
+    "dense relevance": ("relevance", 518, None),
+    "torchxai-explain attribution": ("relevance", 518, None),
+}
+DENSE_RATIO = 4.0  # times rollout, at 1036 px
 OVERLAY_RATIO = 1.8  # times the bare OpenCV calls
 PEER_RATIO = 3.0  # times visattn
 
-_PEERS = ("grad-cam==1.5.7", "torchcam==0.5.0")  # installed without their dependencies, which would bring a second PyTorch
+_PEERS = (
+    "grad-cam==1.5.7",
+    "torchcam==0.5.0",
+    "torchxai-explain==0.3.0",
+    "fast-vit-rollout==0.1.1",
+)  # installed without their dependencies, which would bring a second PyTorch
 _THEIR_NEEDS = ("matplotlib", "scikit-learn", "ttach")  # what importing them needs beyond what is shared
 
 
@@ -76,7 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n{PARTS[part]}", flush=True)
         try:
             rows = list(
-                {"time": time_rows, "memory": memory_rows, "capture": capture_rows, "overlay": overlay_rows}[part](options.quick)
+                {
+                    "time": time_rows,
+                    "memory": memory_rows,
+                    "capture": capture_rows,
+                    "methods": method_rows,
+                    "overlay": overlay_rows,
+                }[part](options.quick)
             )
         except (NotMeasured, VisattnError) as error:
             print(f"benchmark: error: {part}: {error}", file=sys.stderr)
@@ -113,6 +141,11 @@ def protocol() -> list[str]:
         "Capture: random weights, 224 px, features not kept; `measured` is a capture of a size that was captured before, in the first one "
         "tokens are followed. What it costs is mostly Python, whatever the threads and the batch, so the ratio is bounded "
         "where the kernels have one thread; where a forward is short it is larger.",
+        "Methods: a fresh process each, capture and method together, the default allocator; one warm-up round at 224 and 518 px, "
+        "medians; the growth is of the first round's peak over the loaded model. What needs a target explains feature 0 of the class "
+        "token. Whole matrices and peers run as long as 24 GB allow: rollout at 1778 px would take 25 GB, relevance at 1036 px 26 GB. "
+        "`differs` is the largest difference from our map over its largest value, at 224 px. torchxai-explain's attribution weighs "
+        "attention by its gradient in a rollout and is another method; it is the nearest that it has.",
         "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
     ]
 
@@ -191,6 +224,44 @@ def capture_rows(quick: bool) -> Iterator[Row]:
             yield row(head, f"{ratio:.3f} x plain", ratio, bound, f"<= {bound:g} x")
         else:
             yield unbounded(head, f"{ratio:.3f} x plain")
+
+
+def method_rows(quick: bool) -> Iterator[Row]:
+    """Each method with its capture, beside the bare passes, whole matrices and peers."""
+    for side, rounds in METHOD_ROUNDS.items():
+        if quick and side == 1778:
+            continue
+        found: dict[str, dict[str, Any]] = {}
+        for name, (base, largest, allowed) in METHODS.items():
+            if side > largest:
+                continue
+            progress(f"{side} px, {name}")
+            theirs = name.startswith(("torchxai", "fast-vit"))
+            python = str(peers_python()) if theirs else sys.executable
+            found[name] = run_json(python, "_bench_methods.py", name, str(side), str(rounds))
+            seconds, growth = found[name]["seconds"], found[name]["growth"]
+            ratio = None if base is None else seconds / found[base]["seconds"]
+            head: Row = {
+                "px": side,
+                "run": name,
+                "s": f"{seconds:.3g}",
+                "growth MB": megabytes(growth),
+                "time": None if ratio is None else f"{ratio:.2f} x {base}",
+                "differs": difference(found[name]["map"], found.get(base or "", {}).get("map")),
+            }
+            if side == 1036 and name == "dense rollout":
+                yield row(head, f"{ratio:.1f} x rollout", ratio or 0, DENSE_RATIO, f">= {DENSE_RATIO:g} x")
+            elif side == 1778 and allowed is not None:
+                yield row(head, f"{megabytes(growth)} MB", growth, allowed, f"<= {megabytes(allowed)} MB")
+            else:
+                yield unbounded(head)
+
+
+def difference(one: list[float] | None, other: list[float] | None) -> str | None:
+    """The largest difference of two maps over the largest value, where both are known."""
+    if one is None or other is None:
+        return None
+    return f"{max(abs(a - b) for a, b in zip(one, other, strict=True)) / max(other):.1e}"
 
 
 def overlay_rows(quick: bool) -> Iterator[Row]:
