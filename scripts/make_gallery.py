@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import visattn
 from visattn import _figures, data
@@ -64,6 +66,8 @@ def main() -> None:
     _save("strip", sheet(rows, panel=240, column_labels=titles))
     _save("masked", _masked(model))
     _save("windows", _windows())
+    _save("targets", _targets(model))
+    _save("remedies", _remedies(model))
     _distance(model)
     for name in data.PHOTOS:
         _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])
@@ -86,6 +90,72 @@ def _masked(model: nn.Module) -> Image.Image:
         rows.append([Cell(_landscape(cell)) for cell in cells])
     titles = ["photo", "last layer", "rollout, sinks ringed", "last layer, sinks masked", "rollout, sinks masked"]
     return sheet(rows, panel=240, column_labels=titles)
+
+
+TARGETED = "relevance", "legrad", "gradient_rollout", "transition_attention", "gradcam"
+
+
+def _targets(model: nn.Module) -> Image.Image:
+    """Two photos side by side, and which patches make the whole more like one of them than like the other; rollout cannot tell."""
+    photos = [_square(visattn.load_image(ASSETS / "objects" / f"{name}.jpg")) for name in ("macaw", "moose")]
+    pair = Image.new("RGB", (photos[0].width * 2, photos[0].height))
+    for number, photo in enumerate(photos):
+        pair.paste(photo, (number * photo.width, 0))
+    macaw, moose = (F.normalize(_embedding(model, photo), dim=-1) for photo in photos)
+
+    def like_the_macaw(output: Tensor) -> Tensor:
+        return F.normalize(output, dim=-1) @ (macaw - moose)
+
+    def like_the_moose(output: Tensor) -> Tensor:
+        return -like_the_macaw(output)
+
+    rows = []
+    for target in (like_the_macaw, like_the_moose):
+        cells = [Cell(pair)]
+        found = [visattn.explain(model, pair, method=method, target=target, resize="fit") for method in TARGETED]
+        found.append(visattn.explain(model, pair, method="rollout", resize="fit"))
+        cells += [Cell(one.overlay(opacity=0.6, marks=False)) for one in found]
+        rows.append(cells)
+    return sheet(
+        [list(column) for column in zip(*rows, strict=True)],
+        panel=480,
+        row_labels=["photo", *TARGETED, "rollout"],
+        column_labels=["like the macaw", "like the moose"],
+    )
+
+
+def _square(photo: Image.Image) -> Image.Image:
+    side = min(photo.size)
+    left = (photo.width - side) // 2
+    return photo.crop((left, 0, left + side, side)).resize((480, 480), Image.Resampling.LANCZOS)
+
+
+def _embedding(model: nn.Module, photo: Image.Image) -> Tensor:
+    with torch.inference_mode():
+        output: Tensor = model(visattn.prepare(photo, model, resize="fit").pixels)
+    return output[0].clone()
+
+
+REMEDIES: dict[str, dict[str, Any]] = {
+    "rollout, sinks ringed": {},
+    "sinks dropped": {"sinks": "drop"},
+    "redistributed": {"sinks": "redistribute"},
+    "from layer 6": {"start_layer": 6},
+    "from layer 10": {"start_layer": 10},
+    "residual measured": {"residual": "measured"},
+}
+
+
+def _remedies(model: nn.Module) -> Image.Image:
+    """Rollout with its sinks, and what can be done about them."""
+    rows = []
+    for path in (data.photo_path("coffee"), data.photo_path("astronaut"), ASSETS / "objects" / "pika.jpg"):
+        prepared = visattn.prepare(visattn.load_image(path), model)
+        recording = look(model, prepared, values=True)
+        cells = [prepared.photo]
+        cells += [answer(recording, prepared, "rollout", options).overlay(opacity=0.6) for options in REMEDIES.values()]
+        rows.append([Cell(_landscape(cell)) for cell in cells])
+    return sheet(rows, panel=240, column_labels=["photo", *REMEDIES])
 
 
 WINDOWS = {

@@ -7,12 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visattn.methods._importance import head_ablation, head_importance
 from visattn.methods._select import chain
 from visattn.methods._statistics import HeadStatistics, head_divergence, statistics
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
 
-__all__ = ["THRESHOLD", "HeadStatistics", "column_scores", "from_scores", "head_divergence", "sink_mass", "sinks", "statistics"]
+__all__ = [
+    "THRESHOLD",
+    "HeadStatistics",
+    "column_scores",
+    "from_scores",
+    "head_ablation",
+    "head_divergence",
+    "head_importance",
+    "sink_mass",
+    "sinks",
+    "statistics",
+]
 
 THRESHOLD = 20.0  # times the uniform share; DINOv2's lie at 23 to 225, its objects' patches below 19
 
