@@ -33,6 +33,7 @@ from visattn.records import Recording
 
 DOCS = Path(__file__).parents[1] / "docs" / "coverage.md"
 BOUND = 1e-5
+SHOWN = "attention", "norm_attention", "rollout", "relevance"  # of the methods; others apply where one of these does
 ATTENTION = re.compile(r"attn|attention|mhsa|msa|mla", re.IGNORECASE)
 PART = re.compile(
     r"drop|norm|pool|proj|bias|rel_pos|softmax|scale|block|stage|layer|module|gate|conv|eca|se_|squeeze", re.IGNORECASE
@@ -97,7 +98,7 @@ def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str
         "error": f"{error:.1e}",
         "output": "same" if same(plain, out) and unchanged_later(model, pixels, out, recording) else "DIFFERENT",
         "missed": ", ".join(left),
-        "methods": ", ".join(key for key, method in METHODS.items() if method.accepts(recording) is None),
+        "methods": ", ".join(key for key in SHOWN if METHODS[key].accepts(recording) is None),
         "not on the image": "; ".join(filter(None, reasons)),
         "AttentionExtract": f"{extracted(model, pixels)} of {len(recording)}",
     }

@@ -10,7 +10,8 @@ from visattn._tables import to_json, to_text
 from visattn.cli._options import talk_options
 
 if TYPE_CHECKING:
-    from visattn.records import TokenLayout
+    from visattn.methods import Method
+    from visattn.records import Recording, TokenLayout
 
 
 @click.command("inspect")
@@ -48,7 +49,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         }
         for record in recording
     ]
-    methods = [{"method": name, "applies": method.accepts(recording) or "yes"} for name, method in METHODS.items()]
+    methods = [{"method": name, "applies": _applies(method, recording, spec.classifier)} for name, method in METHODS.items()]
     facts: dict[str, Any] = {
         "model": model,
         "input": list(spec.size),
@@ -78,6 +79,14 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     ]
     click.echo(to_text(rows))
     click.echo(to_text(methods).rstrip())
+
+
+def _applies(method: Method, recording: Recording, classifier: bool) -> str:
+    if reason := method.accepts(recording):
+        return reason
+    if method.targeted and not classifier:
+        return "with target=a function of the output, in Python: the model has no classification head"
+    return "yes"
 
 
 def _size(layout: TokenLayout) -> str:
