@@ -131,6 +131,7 @@ def protocol() -> list[str]:
     return [
         f"Machine: {cpu}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
+        "CUDA: not measured; everything here ran on the CPU.",
         "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1; a real photo squeezed to a square.",
         "Time: a process for each size, one warm-up round, then the runs in turn (A B C A B C ...); medians; ratios of one series.",
         'Runs: `rollout` captures every layer; `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
