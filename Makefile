@@ -25,7 +25,7 @@ lint: $(READY)  ## style, types, import contract
 	$(BIN)/lint-imports
 
 test: lint  ## everything: style, types, import contract, tests
-	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights())"
+	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights(), offline_weights('tf_efficientnet_lite0'))"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs

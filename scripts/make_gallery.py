@@ -68,6 +68,7 @@ def main() -> None:
     _save("windows", _windows())
     _save("targets", _targets(model))
     _save("remedies", _remedies(model))
+    _save("attributions", _attributions())
     _distance(model)
     for name in data.PHOTOS:
         _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])
@@ -192,6 +193,35 @@ def _distance(model: nn.Module) -> None:
     path = FOLDER / "distance.png"
     path.write_bytes(plot or b"")
     print(path)
+
+
+ATTRIBUTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "integrated gradients": ("captum.integrated_gradients", {}),
+    "SmoothGrad": ("captum.smoothgrad", {}),
+    "occlusion, 14 x 14": ("captum.occlusion", {}),
+    "Kernel SHAP, 5 x 5": ("captum.kernel_shap", {}),
+    "LIME, SLIC segments": ("captum.lime", {"segments": "slic"}),
+}
+
+
+def _attributions() -> Image.Image:
+    """What EfficientNet-Lite0, which has no attention, goes by, over what it saw of each photo in gray."""
+    name = "tf_efficientnet_lite0"
+    model = visattn.load_model(name, weights=data.offline_weights(name))
+    rows = []
+    for photo in ("coffee", "chelsea"):
+        found = [
+            visattn.explain(model, data.photo_path(photo), method=method, **options) for method, options in ATTRIBUTIONS.values()
+        ]
+        seen = tuple(int(side) for side in found[0].heatmap().seen)
+        gray = [replace(one, photo=one.photo.convert("L").convert("RGB")) for one in found]
+        pictures = [found[0].photo, *(one.overlay(interpolation="nearest", opacity=0.6) for one in gray)]
+        words = ["logit of " + found[0].provenance.target[0].split(" of ")[1].split(" (")[0]]
+        words += ["colours: up to ±{1:.2g}".format(*one.draw()[1].value_range or (0, 0)) for one in found]
+        cut = (seen[1], seen[0], seen[3], seen[2])
+        rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
+    notes = ("red speaks for the class, blue against it; each panel on its own scale, in units of the logit, baseline: blur",)
+    return sheet(rows, panel=240, column_labels=["what the model saw", *ATTRIBUTIONS], notes=notes)
 
 
 def _mask(heads: Explanation, head: int) -> Image.Image:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from visattn._prepare import Prepared
 from visattn._targets import NoClasses, Target
-from visattn.errors import OptionError, UnsupportedModel
-from visattn.families import capture, head, input_spec
+from visattn.errors import OptionError, ShapeError, UnsupportedModel
+from visattn.families import InputSpec, capture, head, input_spec, provenance_of
+from visattn.methods.replayed import Scored
 from visattn.records import Recording
 
 
@@ -47,11 +48,8 @@ def look(
     """
     spec = input_spec(model)
     pixels = prepared.pixels if edit is None else edit(prepared.pixels)
-    if target is not None and not spec.classifier and not callable(target.of):
-        raise NoClasses(
-            f"{type(model).__name__} has no classification head, so there is no class to explain. "
-            "Use method 'attention' or 'rollout', or pass target=a function of its output."
-        )
+    if target is not None:
+        _check_classes(model, spec, target)
     with _evaluating(model):
         if target is None:
             with torch.inference_mode(), capture(model, values=values, features=features) as recording:
@@ -69,9 +67,56 @@ def look(
                 features=[replace(feature, source=None) for feature in graded.features],
                 provenance=graded.provenance.but(target=resolved.texts),
             )
+    _check_size(spec, pixels)
+    return recording
+
+
+@contextmanager
+def scoring(model: nn.Module, prepared: Prepared, target: Target) -> Iterator[tuple[Recording, Scored]]:
+    """The model as a function from pixels to the target's score, in evaluation mode; its flags are put back.
+
+    Args:
+        model: Any model, with attention or without.
+        prepared: Pixels of one photo. The class that is explained is chosen on them as they are, once.
+        target: What is explained.
+
+    Yields:
+        A recording that holds no more than the model's and the target's names, and what is asked.
+
+    Raises:
+        NoClasses: If the target is a class and the model has none.
+        OptionError: If the target does not go with the model.
+        ShapeError: If there are several photos.
+        UnsupportedModel: If the model takes another size.
+    """
+    spec, pixels = input_spec(model), prepared.pixels
+    if len(pixels) != 1:
+        raise ShapeError(f"a score is asked of one photo, the batch has {len(pixels)}. Explain them one by one.")
+    _check_classes(model, spec, target)
+    _check_size(spec, pixels)
+    with _evaluating(model):
+        with torch.no_grad():
+            resolved = target.resolve(model(pixels))
+
+        def score(edited: Tensor) -> Tensor:
+            return resolved.score(model(edited))
+
+        provenance = provenance_of(model).but(target=resolved.texts)
+        recording = Recording(input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
+        yield recording, Scored(pixels, score, spec.mean, spec.std, spec.stride)
+
+
+def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
+    if not spec.classifier and not callable(target.of):
+        raise NoClasses(
+            f"{type(model).__name__} has no classification head, so there is no class to explain. "
+            "Use method 'attention' or 'rollout', or pass target=a function of its output."
+        )
+
+
+def _check_size(spec: InputSpec, pixels: Tensor) -> None:
     if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
         raise UnsupportedModel(f"the model takes {spec.size}, got {tuple(pixels.shape[-2:])}.")
-    return recording
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from PIL import Image
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from visattn import render
 from visattn._files import check_output, write_whole
-from visattn._look import look
+from visattn._look import look, scoring
 from visattn._prepare import Prepared, prepare
 from visattn._targets import NoClasses, Of, Space, Target
 from visattn._types import Interpolation, Normalization, Resize
@@ -80,7 +81,7 @@ class Explanation:
 
         Args:
             interpolation: See `AttentionMap.to_heatmap`.
-            normalize: See `visattn.maps.value_range`.
+            normalize: See `visattn.maps.value_range`; `auto` is percentile for attributions of single pixels.
             mass: Also draw the outline of the patches that hold this share.
             options: Others of `visattn.overlay`. Components of a PCA take none: they become red, green and blue.
 
@@ -91,11 +92,13 @@ class Explanation:
             heat = self.heatmap("nearest")
             return render.components(self.photo, heat), heat.provenance.but(normalization="percentile of each component")
         heat = self.heatmap(interpolation)
+        if normalize == "auto":  # of single pixels a few would leave all others white
+            finest = self.map.provenance.parameters.get("segments") == "pixels"
+            normalize = "percentile" if heat.signed and finest else "symmetric" if heat.signed else "minmax"
         picture = render.overlay(self.photo, heat, normalize=normalize, **options)
         if mass is not None:
             picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
-        how = normalize if normalize != "auto" else "symmetric" if heat.signed else "minmax"
-        return picture, heat.provenance.but(normalization=how, value_range=value_range(heat.grid, how))
+        return picture, heat.provenance.but(normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed))
 
     def overlay(self, **options: Any) -> Image.Image:  # noqa: ANN401
         """The photo under its heatmap; options of `draw`."""
@@ -140,7 +143,7 @@ def explain(
         target_space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
         labels: Names of the classes; ImageNet's are known.
         weights: See `load_model`; for a name only.
-        seed: See `load_model`.
+        seed: Of random weights, for a name only, and of methods that draw samples.
         device: Where a named model runs.
         resize: See `prepare`.
         img_size: See `prepare`.
@@ -162,9 +165,13 @@ def explain(
         model = load_model(model, weights=weights, seed=seed, img_size=img_size, device=device)
     prepared = prepare(photo, model, resize=resize, img_size=img_size)
     explained = Target(target, versus, target_space, labels_of(model) if labels is None else labels)
+    if method != "auto" and "score" in method_of(method).needs:
+        parameters |= {"seed": seed} if "seed" in _parameters_of(method) else {}
+        with scoring(model, prepared, explained) as (recording, scored):
+            return answer(recording, prepared, method, parameters, given={"scored": scored})
     name, recording = _seen_by(method, model, prepared, explained, asked, parameters)
-    replay = partial(_replayed, model, prepared, explained) if "replay" in method_of(name).needs else None
-    return answer(recording, prepared, name, parameters, replay=replay, auto=method == "auto")
+    given = {"replay": partial(_replayed, model, prepared, explained)} if "replay" in method_of(name).needs else {}
+    return answer(recording, prepared, name, parameters, given=given, auto=method == "auto")
 
 
 def _seen_by(
@@ -202,7 +209,8 @@ def check_parameters(method: str, parameters: dict[str, Any]) -> None:
 
 
 def _parameters_of(method: str) -> list[str]:
-    return [name for name in list(inspect.signature(method_of(method).function).parameters)[1:] if name != "replay"]
+    known = list(inspect.signature(method_of(method).function).parameters)[1:]
+    return [name for name in known if name not in ("replay", "scored")]
 
 
 def _candidates(parameters: dict[str, Any]) -> list[str]:
@@ -214,7 +222,7 @@ def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Targe
     """What a method needs, recorded."""
     needs, targeted, layer = method_of(method).needs, method_of(method).targeted, parameters.get("layer", -1)
     values = "values" in needs or parameters.get("of") == "values"
-    values = values or parameters.get("weights") == "norm" or parameters.get("residual") == "measured"
+    values = values or parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
     features: str | list[str] = "last"
     if "features" in needs and not targeted:
         features = "last" if layer == -1 else "all"
@@ -247,10 +255,16 @@ def answer(
     parameters: dict[str, Any],
     image: int = 0,
     *,
-    replay: Callable[[Callable[[Tensor], Tensor]], Recording] | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
     auto: bool = False,
 ) -> Explanation:
-    """One method's map of one image of the batch, with the photo's facts and the sinks written into its provenance."""
+    """One method's map of one image of the batch, with the photo's facts and the sinks written into its provenance.
+
+    `given` are the arguments of methods that run the model again: `replay`, `scored`.
+
+    Raises:
+        OptionError: If a parameter is not the method's, or the method does not apply.
+    """
     check_parameters(name, parameters)
     chosen = method_of(name)
     if reason := chosen.accepts(recording):
@@ -262,7 +276,7 @@ def answer(
     query = parameters.get("query")
     if isinstance(query, str) and query.startswith("pixel:"):
         parameters["query"] = pixel_to_input(query, recording, geometry)
-    result = chosen.function(recording, **parameters, **({} if replay is None else {"replay": replay}))
+    result = chosen.function(recording, **parameters, **given)
     if isinstance(query, str) and query.startswith("pixel:"):
         notes += (f"query {query} is {result.provenance.parameters['query']}",)
     if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:

@@ -66,7 +66,7 @@ class Target:
             values = {"logit": lambda x: x, "prob": lambda x: x.softmax(-1), "logprob": lambda x: x.log_softmax(-1)}[self.space](
                 logits
             )
-            picked: Tensor = values.gather(1, chosen[:, None])[:, 0]
+            picked: Tensor = values.gather(1, chosen.expand(len(values))[:, None])[:, 0]
             return picked if versus is None else picked - values[:, versus]
 
         found, shares = score(output.detach()), output.detach().softmax(-1)
@@ -110,7 +110,7 @@ class Resolved:
     """A target, of one output.
 
     Attributes:
-        score: From an output to a number for each image.
+        score: From an output to a number for each image; of a single image also from outputs of any number of its edited copies.
         texts: What is explained, for each image; one for all where a function was given.
     """
 

@@ -29,7 +29,8 @@ from visattn.records import TokenLayout
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SIGNED = ("cosine similarity", "principal component", "signed attention x gradient")  # meanings whose zero is a value of its own
+_ATTRIBUTIONS = ("integrated gradients", "SmoothGrad", "occlusion", "Shapley value", "LIME weight")
+SIGNED = ("cosine similarity", "principal component", "signed attention x gradient", *_ATTRIBUTIONS)  # zero is a value of its own
 _PERCENTILE = (1.0, 99.0)
 
 
@@ -251,8 +252,8 @@ def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = Fa
 
     Args:
         grid: Raw values, all finite.
-        how: `minmax`; `percentile` (1st to 99th); `symmetric` about zero; `none` (values are in [0, 1] already); `auto`:
-            symmetric for signed meanings, minmax otherwise.
+        how: `minmax`; `percentile` (1st to 99th; of signed values the 99th of their magnitudes on either side of zero); `symmetric`
+            about zero; `none` (values are in [0, 1] already); `auto`: symmetric for signed meanings, minmax otherwise.
         signed: Whether the meaning is signed.
 
     Returns:
@@ -274,6 +275,9 @@ def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = Fa
         return 0.0, 1.0
     if how == "symmetric" or (how == "auto" and signed):
         bound = max(abs(low), abs(high))
+        return -bound, bound
+    if how == "percentile" and signed:
+        bound = float(np.percentile(np.abs(grid), _PERCENTILE[1])) or max(abs(low), abs(high))
         return -bound, bound
     if how == "percentile":
         inner = tuple(float(edge) for edge in np.percentile(grid, _PERCENTILE))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from visattn import capture, load_model, prepare
 from visattn._pipeline import explain
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
-from visattn.families import _provenance_of, timm as family
+from visattn.families import provenance_of, timm as family
 from visattn.families._checkpoint import fill
 
 MODEL = "test_vit"  # 6 blocks of width 64, input 160, patch 16
@@ -43,7 +43,7 @@ def weights(name: str = MODEL, seed: int = 3, **options: Any) -> Weights:
 
 
 def notes(model: nn.Module) -> tuple[str, ...]:
-    return _provenance_of(model).notes
+    return provenance_of(model).notes
 
 
 def same(model: nn.Module, expected: Weights) -> bool:

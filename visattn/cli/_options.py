@@ -28,7 +28,7 @@ def model_options(command: F) -> F:
             help="fit: the whole photo; model: the model's own evaluation crop.",
         ),
         click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and of samples."),
     )
 
 

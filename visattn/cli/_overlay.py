@@ -30,6 +30,14 @@ _PARAMETERS = [
     "layers",
     "steps",
     "signed",
+    "segments",
+    "cells",
+    "count",
+    "baseline",
+    "evaluations",
+    "batch",
+    "noise",
+    "lasso",
 ]  # of methods
 
 
@@ -58,13 +66,21 @@ class _Residual(click.ParamType[float | str]):
 @click.option("--sinks", type=click.Choice(["keep", "drop", "redistribute"]), help="Rollout: what sinks do.")
 @click.option("--start-layer", type=int, help="First layer that takes part, where layers are multiplied.")
 @click.option("--residual", type=_Residual(), help="Rollout: weight of the residual path, or measured.")
-@click.option("--weights-by", "weights_by", type=click.Choice(["attention", "norm"]), help="Rollout: what counts as weight.")
+@click.option("--weights-by", type=click.Choice(["attention", "norm"]), help="Rollout: what counts as weight.")
 @click.option("--discard", type=float, help="Rollout: share of the smallest weights that is dropped, from 0 to less than 1.")
 @click.option("--discard-over", type=click.Choice(["row", "layer"]), help="Smallest of each row, or of the whole layer.")
 @click.option("--layers", type=int, help="LeGrad: how many of the last layers count.")
 @click.option("--steps", type=int, help="Transition attention: how many inputs are run.")
 @click.option("--signed", is_flag=True, default=None, help="Attention x gradient: keep what speaks against the class.")
 @click.option("--of", type=click.Choice(["tokens", "keys", "queries", "values"]), help="Similarity: of which vectors.")
+@click.option("--segments", type=click.Choice(["pixels", "grid", "slic"]), help="captum: the parts of the image.")
+@click.option("--cells", type=int, nargs=2, metavar="ROWS COLUMNS", help="captum: cells of --segments grid.")
+@click.option("--count", type=int, help="captum: about how many segments.")
+@click.option("--baseline", type=click.Choice(["mean", "black", "blur"]), help="captum: what stands in the place of a part.")
+@click.option("--evaluations", type=int, help="captum: how often the model is run.")
+@click.option("--batch-size", "batch", type=int, help="captum: how many images run at once.")
+@click.option("--noise", type=float, help="SmoothGrad: deviation of the noise, as a share of the image's range.")
+@click.option("--lasso", type=float, help="LIME: penalty of the weights, as a share of the score's rise.")
 @click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
 @click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
 @picture_options
@@ -121,8 +137,6 @@ def _parameters(options: dict[str, Any]) -> dict[str, Any]:
     from visattn._pipeline import check_parameters
 
     chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
-    if "weights_by" in chosen:  # --weights is the file
-        chosen["weights"] = chosen.pop("weights_by")
     if str(chosen.get("layer", "")).lstrip("-").isdigit():
         chosen["layer"] = int(chosen["layer"])
     method = options["method"]
@@ -196,6 +210,7 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any: 
             **_target(options),
             resize=options["resize"],
             img_size=options["img_size"],
+            seed=options["seed"],
             **parameters,
         )
         picture, provenance = found.draw(**_colours(options))

@@ -33,6 +33,7 @@ __all__ = [
     "intervene",
     "labels",
     "load_model",
+    "provenance_of",
     "register",
 ]
 
@@ -223,7 +224,7 @@ def cam_layer(model: nn.Module) -> str | None:
 
 
 def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> Anatomy:
-    provenance = _provenance_of(model)
+    provenance = provenance_of(model)
     if grid is not None:
         return custom.told(model, grid, prefix, provenance)
     if prefix:
@@ -254,7 +255,8 @@ def _family_of(model: nn.Module) -> ModuleType:
     return next(family for family in FAMILIES.values() if family.owns(model))
 
 
-def _provenance_of(model: nn.Module) -> Provenance:
+def provenance_of(model: nn.Module) -> Provenance:
+    """Where a model's weights came from."""
     if model not in _loaded:
         _loaded[model] = Provenance(model=type(model).__name__, weights="given with the model")
     return _loaded[model]

@@ -76,7 +76,9 @@ def rollout(
     if between(discard, 0, 1, "discard") == 1:
         raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
     if weights_by == "norm" and fusion != "mean":
-        raise OptionError(f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out.")
+        raise OptionError(
+            f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out."
+        )
     records = chain(recording)
     _recursion.check_start(start_layer, len(records))
     plain = fusion == "mean" and weights_by == "attention" and not discard and sinks == "keep" and residual != "measured"

@@ -18,10 +18,10 @@ from visattn.methods._relevance import relevance
 from visattn.methods._rollout import rollout
 from visattn.methods._select import chain_refusal, chain_refusal_of_any_rows, spatial_refusal
 from visattn.methods._similarity import similarity
-from visattn.methods.replayed import transition_attention
+from visattn.methods.replayed import integrated_gradients, kernel_shap, lime, occlusion, smoothgrad, transition_attention
 from visattn.records import Recording
 
-Need = Literal["attention", "gradients", "layer gradients", "values", "features", "replay"]
+Need = Literal["attention", "gradients", "layer gradients", "values", "features", "replay", "score"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Method:
 
     Attributes:
         function: From a recording and its own parameters to a map.
-        needs: What the recording must hold.
+        needs: What the recording must hold; `replay` and `score` are arguments of their own, see `visattn.methods.replayed`.
         targeted: Whether it explains a class.
         accepts: Why it does not apply to a recording, or None.
         sinks: Whether sinks can show in its map as bright spots.
@@ -56,6 +56,10 @@ def _norm_refusal(recording: Recording) -> str | None:
     return None if known else "the projection behind the heads is not known. Use method 'attention'."
 
 
+def _never(_recording: Recording) -> None:
+    """Pixels and a score are all that it needs."""
+
+
 def _needs(*names: Need) -> frozenset[Need]:
     return frozenset(names)
 
@@ -75,6 +79,11 @@ METHODS: dict[str, Method] = {
         transition_attention, _needs("attention", "gradients", "replay"), True, chain_refusal, True, ("tam",)
     ),
     "gradcam": Method(gradcam, _needs("features", "gradients"), True, _features_refusal),
+    "captum.integrated_gradients": Method(integrated_gradients, _needs("score"), True, _never, aliases=("ig",)),
+    "captum.smoothgrad": Method(smoothgrad, _needs("score"), True, _never, aliases=("smoothgrad",)),
+    "captum.occlusion": Method(occlusion, _needs("score"), True, _never, aliases=("occlusion",)),
+    "captum.kernel_shap": Method(kernel_shap, _needs("score"), True, _never, aliases=("shap",)),
+    "captum.lime": Method(lime, _needs("score"), True, _never, aliases=("lime",)),
 }
 
 
