@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,8 @@ def test_ablation_is_the_fall_of_the_score_without_the_values_of_a_head() -> Non
     assert [value.shape for value in found] == [(2, tiny.HEADS)] * tiny.LAYERS
     for number in range(tiny.LAYERS):
         for head in range(tiny.HEADS):
-            weight = model.get_submodule(f"blocks.{number}.attn.proj").weight
+            projection: Any = model.get_submodule(f"blocks.{number}.attn.proj")
+            weight = projection.weight
             columns = slice(head * 16, head * 16 + 16)
             kept = weight.detach()[:, columns].clone()
             with torch.no_grad():
