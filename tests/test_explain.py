@@ -19,6 +19,8 @@ from visattn._look import look
 from visattn._prepare import Prepared
 from visattn._targets import Target
 from visattn.errors import OptionError
+from visattn.geometry import Box
+from visattn.records import AttentionRecord, Recording, TokenLayout
 
 TARGETED = [name for name, method in methods.METHODS.items() if method.targeted and not name.startswith("captum")]
 
@@ -208,3 +210,14 @@ def test_flow_without_scipy_tells_how_to_get_it(photo: Image.Image, monkeypatch:
     monkeypatch.setattr("visattn._extras.find_spec", lambda name: None)
     with pytest.raises(visattn.errors.MissingExtra, match=r'attention_flow needs scipy, .* pip install "visattn\[flow\]"'):
         visattn.explain(classifier(), photo, method="attention_flow")
+
+
+def test_channel_attention_is_no_heatmap_and_names_methods_that_read_features() -> None:
+    channels = TokenLayout("channels", tuple(f"channel{i}" for i in range(4)), (), Box(0, 0, 32, 48))
+    operator = tiny.recording(prefix=(), grid=(2, 2))[0].operator
+    record = AttentionRecord("blocks.0.attn", 0, 0, "channel", operator, channels, channels)
+    features = tiny.recording().features
+    made = Recording([record], features, (32, 48))
+    with pytest.raises(OptionError, match=r"has no place on the image\. Use method 'similarity' or 'pca'"):
+        methods.attention(made)
+    assert methods.pca(made).layout.grid == tiny.GRID

@@ -84,7 +84,7 @@ class Provenance:
             data["geometry"] = Geometry.from_dict(data["geometry"])
         data["sinks"] = tuple(tuple(Sink(*sink) for sink in sinks) for sinks in data.get("sinks", ()))
         for name in ("target", "notes", "warnings"):
-            data[name] = tuple(data.get(name, ()))
+            data[name] = tuple(data.get(name) or ())
         if data.get("value_range"):
             data["value_range"] = tuple(data["value_range"])
         return cls(**data)

@@ -89,7 +89,7 @@ def spatial_refusal(recording: Recording) -> str | None:
         if record.reason:
             return f"{record.layer}: {record.reason}."
     if any(record.kind == "channel" for record in recording):
-        return "channels attend to channels in this model; that has no place on the image."
+        return "channels attend to channels in this model; that has no place on the image. Use method 'similarity' or 'pca'."
     return "no attention over tokens on a grid was recorded."
 
 
