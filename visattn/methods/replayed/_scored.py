@@ -187,14 +187,12 @@ def attributed(
 
 
 def _balance(values: Tensor, top: float, bottom: float, additive: bool) -> tuple[list[str], list[str]]:
-    """Notes and warnings: the score of the image and of the baseline, and how far the sum of additive values is from its rise."""
+    """Notes: the score of the image and of the baseline, and how far the sum is from its rise; a warning where it should be there."""
     notes = [f"the score is {top:.4g}, {bottom:.4g} on the baseline"]
-    if not additive:
-        return notes, []
     total, rise = float(values.double().sum()), top - bottom
     residual = abs(total - rise)
     notes.append(f"values sum to {total:.4g}, the score rises by {rise:.4g} from the baseline: residual {residual:.2g}")
-    missed = residual > _RESIDUAL * abs(rise) + _ROUNDING * float(values.abs().sum())
+    missed = additive and residual > _RESIDUAL * abs(rise) + _ROUNDING * float(values.abs().sum())
     return notes, [f"{notes[-1]}; raise evaluations"] if missed else []
 
 
