@@ -36,7 +36,7 @@ def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: 
 
     Raises:
         OptionError: If there are too many tokens, an option is out of range, or the layers do not share one token set.
-        ExtraMissing: If SciPy is not installed.
+        MissingExtra: If SciPy is not installed.
 
     Reference:
         Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928.
@@ -50,12 +50,12 @@ def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: 
     layout = records[0].keys
     begin, chosen = _recursion.beginning(recording, records, query, _recursion.fused("mean"), torch.float64)
     layers = [
-        residual * torch.eye(len(layout)) + (1 - residual) * record.operator.to(torch.float64).dense().mean(1)
+        residual * torch.eye(len(layout)) + (1 - residual) * record.operator.to(torch.float64).dense().mean(1).cpu()
         for record in reversed(records[start_layer:])
     ]
     flows = np.stack(
         [
-            _flows(begin.expand(len(layers[0]), -1, -1)[image, 0].numpy(), [layer[image].cpu().numpy() for layer in layers])
+            _flows(begin[image, 0].cpu().numpy(), [layer[image].numpy() for layer in layers])
             for image in range(len(layers[0]))
         ]
     )

@@ -10,9 +10,6 @@ from visattn.methods._query import Query, weights_of
 from visattn.methods._select import chain, chain_refusal_of_any_rows, described, graded, one_forward
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
-CROSSING = ("cross", "pool")
-
-
 def relevance(
     recording: Recording, *, start_layer: int = 0, query: Query = "auto", dtype: torch.dtype = torch.float32
 ) -> AttentionMap:

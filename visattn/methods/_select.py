@@ -67,9 +67,17 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
             return f"{after.layer} calls its attention several times, {instead}"
         if after.follows is not None and after.follows != (before.layer, before.call):
             return f"{after.layer} does not follow {before.layer} but {after.follows[0] or 'the pixels'}, {instead}"
+    outside = next((record for record in recording if record.kind == "pool" and _reads_elsewhere(record, records[0].keys)), None)
+    if outside is not None:
+        return f"{outside.layer} reads the image out by tokens that these layers do not have, {instead}"
     if probability and not all(record.probability for record in records):
         return f"attention rows do not sum to 1 in this model, {instead}"
     return None
+
+
+def _reads_elsewhere(pool: AttentionRecord, tokens: TokenLayout) -> bool:
+    """Whether a pooling head also attends to tokens outside of the set, as class attention does to its own."""
+    return pool.keys.grid == tokens.grid and not set(pool.keys.prefix) <= set(tokens.prefix)
 
 
 def chain_refusal_of_any_rows(recording: Recording) -> str | None:
