@@ -193,6 +193,12 @@ def _distance(model: nn.Module) -> None:
     path = FOLDER / "distance.png"
     path.write_bytes(plot or b"")
     print(path)
+    print("as docs/methods.md tells it; mean over photos (ends of the 95 % interval)")
+    for row in survey.heads():
+        figures = (f"{row[name]:.1f}" for name in ("distance_px", "distance_if_uniform_px", "effective_keys", "keys"))
+        print("layer {}, head {}: looks {} px far, even attention {}, {} effective keys of {}".format(row["layer"], row["head"], *figures))
+    for row in survey.layers():
+        print("layer {}: {:.1%} ({:.1%} to {:.1%}) to sinks".format(row["layer"], *(row["to_sinks" + end] for end in ("", "_low", "_high"))))
 
 
 ATTRIBUTIONS: dict[str, tuple[str, dict[str, Any]]] = {

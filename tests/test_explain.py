@@ -39,6 +39,19 @@ def first_of(output: Tensor) -> Tensor:
     return output[:, 0]
 
 
+class Odd(nn.Module):
+    """A model that no family knows, around one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny.vit()
+        self.img_size = tiny.INPUT
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
 def parameters_of(name: str) -> dict[str, Any]:
     return {"start_layer": 0, "steps": 3} if name == "transition_attention" else {}
 
@@ -64,7 +77,7 @@ def test_class_without_a_head_is_refused_with_a_method_that_works(name: str, pho
     assert "has no classification head, so there is no class to explain. Use method 'attention' or 'rollout'" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETED if name != "legrad"])
+@pytest.mark.parametrize("name", TARGETED)
 def test_headless_model_is_explained_by_a_function_of_its_output(name: str, photo: Image.Image) -> None:
     found = visattn.explain(classifier(num_classes=0), photo, method=name, target=first_of, **parameters_of(name))
     assert float(found.map.values.max()) > 0
@@ -114,6 +127,13 @@ def test_A09_batch_is_each_photo_alone() -> None:
         assert whole.at(batch=1).provenance.target == alone[1].provenance.target
 
 
+def test_gradcam_of_a_model_whose_layers_are_not_known_asks_for_one(photo: Image.Image) -> None:
+    with pytest.raises(OptionError, match="which layer Grad-CAM should read is not known"):
+        visattn.explain(Odd(), photo, method="gradcam")
+    found = visattn.explain(Odd(), photo, method="gradcam", layer="inner.blocks.1.norm1")
+    assert found.provenance.parameters["layer"] == "inner.blocks.1.norm1"
+
+
 def test_model_is_left_as_it_was(photo: Image.Image) -> None:
     model = classifier().train()
     some = next(iter(model.parameters())).requires_grad_(False)
@@ -142,16 +162,6 @@ def test_legrad_gives_each_layer_its_own_score() -> None:
 
 
 def test_legrad_of_a_head_that_is_not_known_is_refused(photo: Image.Image) -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = tiny.vit()
-            self.img_size = tiny.INPUT
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(x)
-            return out
-
     with pytest.raises(OptionError, match="behind each layer is not known"):
         visattn.explain(Odd(), photo, method="legrad")
     assert visattn.explain(Odd(), photo, method="relevance").map.layout.grid == tiny.GRID
@@ -165,6 +175,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "steps": ({"method": "transition_attention", "steps": 1, "start_layer": 0}, "steps must be at least 2, got 1"),
     "norm and fusion": ({"method": "rollout", "weights_by": "norm", "fusion": "max"}, "fusion='max' has no place"),
     "parameter": ({"method": "relevance", "discard": 0.5}, "method 'relevance' has no parameter 'discard'. It has: start_layer"),
+    "parameter of auto": ({"discard": 0.5}, "method 'auto' has no parameters discard. Name the method"),
     "alias": ({"method": "cheffer"}, "unknown method 'cheffer'"),
 }
 

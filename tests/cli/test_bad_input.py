@@ -356,7 +356,7 @@ def test_M13_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
     [
         ("swin_tiny_patch4_window7_224", "attend over different tokens"),
         ("pvt_v2_b0", "its keys are other tokens"),
-        ("cait_xxs24_224", "attention rows do not sum to 1"),
+        ("cait_xxs24_224", "reads the image out by tokens that these layers do not have"),
         ("xcit_nano_12_p16_224", "there is no self-attention to multiply"),
         ("lambda_resnet26t", "no weight belongs to a pair of tokens"),
     ],

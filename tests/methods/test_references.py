@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +149,17 @@ def test_relevance_of_a_vision_transformer(figures: Figures, target: int) -> Non
     check(figures, f"Chefer relevance of class {target}, the model", flat(by_model)[0], MM["vit_relevance"][target])
 
 
+def part_of(model: str, case: int, name: str, number: int, queries: TokenLayout, keys: TokenLayout, kind: str) -> AttentionRecord:
+    """One attention of a model's part."""
+    weights, gradient = (MM[f"{model}_{name}_{what}"][case, number] for what in ("attention", "gradient"))
+    return record(f"{name}.{number}", weights, gradient, queries, keys, kind)
+
+
 def detr(case: int) -> Recording:
     image = layout((4, 5), space="image")
     objects = TokenLayout("objects", tuple(f"query{i}" for i in range(6)), (), image.box)
 
-    def part(name: str, number: int, queries: TokenLayout, keys: TokenLayout, kind: str) -> AttentionRecord:
-        weights, gradient = (MM[f"detr_{name}_{what}"][case, number] for what in ("attention", "gradient"))
-        return record(f"{name}.{number}", weights, gradient, queries, keys, kind)
-
+    part = partial(part_of, "detr", case)
     records = [part("encoder", i, image, image, "self") for i in range(2)]
     for i in range(3):
         records += [part("decoder", i, objects, objects, "self"), part("cross", i, objects, image, "cross")]
@@ -186,10 +190,7 @@ def test_relevance_of_lxmert(figures: Figures, case: int) -> None:
     image = layout((2, 3), space="image")
     text = TokenLayout("text", tuple(f"query{i}" for i in range(5)), (), image.box)
 
-    def part(name: str, number: int, queries: TokenLayout, keys: TokenLayout, kind: str) -> AttentionRecord:
-        weights, gradient = (MM[f"lxmert_{name}_{what}"][case, number] for what in ("attention", "gradient"))
-        return record(f"{name}.{number}", weights, gradient, queries, keys, kind)
-
+    part = partial(part_of, "lxmert", case)
     records = [part("text", i, text, text, "self") for i in range(2)]
     records += [part("image", i, image, image, "self") for i in range(2)]
     for i in range(3):

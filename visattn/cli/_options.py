@@ -32,6 +32,15 @@ def model_options(command: F) -> F:
     )
 
 
+def photo_options(command: F) -> F:
+    """Which photos are decoded."""
+    limit = click.IntRange(1, 178_956_970)
+    return _all(
+        command,
+        click.option("--max-pixels", type=limit, default=64_000_000, show_default=True, help="Largest photo that is decoded."),
+    )
+
+
 def target_options(command: F) -> F:
     """What a class-specific method explains."""
     return _all(

@@ -10,7 +10,7 @@ import click
 from visattn._checks import between
 from visattn._files import check_output, write_whole
 from visattn.cli._main import complain
-from visattn.cli._options import model_options, output_options, picture_options, target_options
+from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
 from visattn.cli._talk import describe, result
 from visattn.errors import ImageError, OptionError, VisattnError
 from visattn.provenance import Provenance
@@ -84,13 +84,7 @@ class _Residual(click.ParamType[float | str]):
 @click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
 @click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
 @picture_options
-@click.option(
-    "--max-pixels",
-    type=click.IntRange(1, 178_956_970),
-    default=64_000_000,
-    show_default=True,
-    help="Largest photo that is decoded.",
-)
+@photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
 @click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map (.npz).")
 @output_options

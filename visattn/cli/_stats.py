@@ -12,7 +12,7 @@ from visattn._checks import printable
 from visattn._files import check_folder, write_folder_whole
 from visattn._tables import to_csv, to_json
 from visattn.cli._main import complain
-from visattn.cli._options import model_options, talk_options
+from visattn.cli._options import model_options, photo_options, talk_options
 from visattn.cli._talk import describe, note
 from visattn.errors import ImageError, MissingExtra, VisattnError
 
@@ -23,13 +23,7 @@ FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", 
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_options
 @click.option("--limit", type=click.IntRange(1), help="This many photos, evenly spaced among the sorted names.")
-@click.option(
-    "--max-pixels",
-    type=click.IntRange(1, 178_956_970),
-    default=64_000_000,
-    show_default=True,
-    help="Largest photo that is decoded.",
-)
+@photo_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("stats"), show_default=True, help="Folder.")
 @click.option("--overwrite", is_flag=True, help="Replace the folder of an earlier run.")
 @talk_options

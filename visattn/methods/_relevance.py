@@ -10,6 +10,7 @@ from visattn.methods._query import Query, weights_of
 from visattn.methods._select import chain, chain_refusal_of_any_rows, described, graded, one_forward
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
+
 def relevance(
     recording: Recording, *, start_layer: int = 0, query: Query = "auto", dtype: torch.dtype = torch.float32
 ) -> AttentionMap:
@@ -39,7 +40,7 @@ def relevance(
         where the authors' code divides 0 by 0. A pooling head's own `A'` is the row that the image's layers start from.
     """
     if any(record.kind == "cross" for record in one_forward(recording)):
-        row, layout, chosen = _between_sets(graded(recording), start_layer, query, dtype)
+        row, layout, chosen = _between_sets(recording, start_layer, query, dtype)
     else:
         records = chain(recording, probability=False)
         graded(recording)
@@ -82,7 +83,7 @@ def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: t
     """The row of the relevance matrix from the last set of queries to the image."""
     if reason := _sets_refusal(recording):
         raise OptionError(reason)
-    records = list(recording)
+    records = list(graded(recording))
     _recursion.check_start(start_layer, len(records))
     image = next(layout for record in records for layout in (record.queries, record.keys) if layout.grid)
     asking = next((record.queries for record in reversed(records) if not record.queries.grid), image)

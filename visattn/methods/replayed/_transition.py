@@ -37,7 +37,7 @@ def transition_attention(
         replay: Runs the model on edited pixels; gives a recording with the gradient of the target's score.
         steps: Number of inputs `alpha * pixels`, alpha evenly from 0 to 1, both included.
         start_layer: Lowest layer that takes part.
-        query: The token that is explained; `auto` is what the model itself reads out.
+        query: The token that is explained; `auto` is what the model itself reads out; of a pooling head the mean of the patches.
         dtype: float64 computes in double precision.
 
     Returns:
