@@ -198,7 +198,8 @@ def _distance(model: nn.Module) -> None:
         figures = (f"{row[name]:.1f}" for name in ("distance_px", "distance_if_uniform_px", "effective_keys", "keys"))
         print("layer {}, head {}: looks {} px far, even attention {}, {} effective keys of {}".format(row["layer"], row["head"], *figures))
     for row in survey.layers():
-        print("layer {}: {:.1%} ({:.1%} to {:.1%}) to sinks".format(row["layer"], *(row["to_sinks" + end] for end in ("", "_low", "_high"))))
+        shares = (row[f"to_sinks{end}"] for end in ("", "_low", "_high"))
+        print("layer {}: {:.1%} ({:.1%} to {:.1%}) to sinks".format(row["layer"], *shares))
 
 
 ATTRIBUTIONS: dict[str, tuple[str, dict[str, Any]]] = {
