@@ -196,7 +196,11 @@ def _distance(model: nn.Module) -> None:
     print("as docs/methods.md tells it; mean over photos (ends of the 95 % interval)")
     for row in survey.heads():
         figures = (f"{row[name]:.1f}" for name in ("distance_px", "distance_if_uniform_px", "effective_keys", "keys"))
-        print("layer {}, head {}: looks {} px far, even attention {}, {} effective keys of {}".format(row["layer"], row["head"], *figures))
+        print(
+            "layer {}, head {}: looks {} px far, even attention {}, {} effective keys of {}".format(
+                row["layer"], row["head"], *figures
+            )
+        )
     for row in survey.layers():
         shares = (row[f"to_sinks{end}"] for end in ("", "_low", "_high"))
         print("layer {}: {:.1%} ({:.1%} to {:.1%}) to sinks".format(row["layer"], *shares))
