@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from visattn import data as data, families as families, methods as methods, models as models
+    from visattn import data as data, families as families, methods as methods, models as models, nn as nn
     from visattn._pipeline import Explanation as Explanation, explain as explain
     from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
     from visattn._sheets import contact_sheet as contact_sheet
@@ -50,7 +50,7 @@ _NAMES = {
     "prepare": "_prepare",
     "prepare_batch": "_prepare",
 }
-_PACKAGES = ("data", "families", "methods", "models")
+_PACKAGES = ("data", "families", "methods", "models", "nn")
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 

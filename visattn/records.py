@@ -164,7 +164,9 @@ class FeatureRecord:
     Attributes:
         layer: Dotted name of the module that gave it.
         forward: Which forward pass of the recording.
-        role: `tokens`: `(B, N, D)`; `activation`: `(B, C, H, W)`; gates as their modules publish them.
+        role: `tokens`: `(B, N, D)`; `activation`: `(B, C, H, W)`; gates that features are multiplied by: `channel_gate`, `(B, C)`,
+            `spatial_gate`, `(B, 1, H, W)`, `gate`, `(B, C, H, W)`, and `branch_gate`, `(B, branches, C)`, over branches that are
+            summed; `transform`, `(B, 2, 3)`, the affine map of a spatial transformer, from output to input in `[-1, 1]`.
         value: The activation, detached.
         gradient: Its gradient, where one was asked for.
         layout: Where the tokens lie, for `tokens`.

@@ -1,0 +1,64 @@
+"""Inputs, parameters and outputs that other code gave: the authors' repositories, timm and torchvision.
+
+Every parameter tensor, biases too, is filled with evenly spaced numbers from -0.5 to 0.5; norms have weight 1 and bias 0. The
+numbers below were printed by the named code, in float64 and evaluation mode, with those parameters and `maps()` or `tokens()`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE = 1e-7
+
+
+def maps(columns: int = 7) -> Tensor:
+    """`(2, 32, 5, 7)`, or its first columns."""
+    return torch.sin(1 + torch.arange(2 * 32 * 5 * 7, dtype=torch.float64)).reshape(2, 32, 5, 7)[..., :columns]
+
+
+def tokens() -> Tensor:
+    """`(2, 49, 32)`."""
+    return torch.sin(1 + torch.arange(2 * 49 * 32, dtype=torch.float64)).reshape(2, 49, 32)
+
+
+def filled(module: nn.Module) -> nn.Module:
+    """The module in float64 and evaluation mode, with the parameters of the table."""
+    module = module.double().eval()
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+    with torch.no_grad():
+        for part in module.modules():
+            for parameter in part.parameters(recurse=False):
+                if isinstance(part, norms):
+                    parameter.fill_(1 if parameter is part.weight else 0)
+                elif parameter.numel() == 1:
+                    parameter.fill_(0.25)
+                else:
+                    parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel(), dtype=torch.float64).view_as(parameter))
+    return module
+
+
+def summary(output: Tensor) -> tuple[float, float, float, float]:
+    """Sum, first, last and sum of squares, as in the table."""
+    flat = output.detach().flatten()
+    return float(flat.sum()), float(flat[0]), float(flat[-1]), float(flat.square().sum())
+
+
+def check(output: Tensor, expected: tuple[float, float, float, float]) -> float:
+    """The worst difference from a row of the table, relative above 1.
+
+    Raises:
+        AssertionError: If it exceeds 1e-7.
+    """
+    found = summary(output)
+    worst = max(abs(a - b) / max(1, abs(b)) for a, b in zip(found, expected, strict=True))
+    assert math.isfinite(worst), found
+    assert worst <= TOLERANCE, f"{found} against {expected}"
+    return worst
+
+
+def parameters(module: nn.Module) -> int:
+    """How many numbers a module learns."""
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,83 @@
+"""What modules of attention check: their widths when they are built, and their input's shape when they run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from visattn._checks import printable
+from visattn.errors import OptionError, ShapeError
+
+
+def at_least(what: str, value: int, low: int = 1) -> int:
+    """`value`, if it is a whole number of at least `low`.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    if not isinstance(value, int) or value < low:
+        raise OptionError(f"{what} must be a whole number of at least {low}, got {printable(repr(value))}.")
+    return value
+
+
+def bottleneck(channels: int, reduction: int, width: int | None = None) -> int:
+    """How wide a bottleneck is: `width`, else `channels // reduction` and at least 1.
+
+    With a width of 0, which `channels // reduction` alone would give, a gate is a constant and nothing fails.
+
+    Raises:
+        OptionError: If one of them is below 1.
+    """
+    at_least("channels", channels)
+    at_least("reduction", reduction)
+    return max(1, channels // reduction) if width is None else at_least("the width of the bottleneck", width)
+
+
+def check_maps(module: object, x: Tensor, channels: int | None) -> None:
+    """Refuse what is not `(B, channels, H, W)`; with None any number of channels will do.
+
+    Raises:
+        ShapeError: If it is not.
+    """
+    if isinstance(x, fx.Proxy):  # a graph is traced; there is no shape yet
+        return
+    if x.ndim != 4 or (channels is not None and x.shape[1] != channels):
+        last = x.ndim == 4 and x.shape[-1] == channels
+        hint = "Channels come last here: pass x.permute(0, 3, 1, 2)." if last else "Build it for the channels that it is given."
+        hint = hint if x.ndim == 4 else "Pass a batch of feature maps, channels first."
+        wanted = "C" if channels is None else channels
+        raise ShapeError(f"{type(module).__name__} must be given (B, {wanted}, H, W), got {_shape(x)}. {hint}")
+
+
+def check_tokens(module: object, x: Tensor, width: int) -> None:
+    """Refuse what is not `(B, N, width)`.
+
+    Raises:
+        ShapeError: If it is not.
+    """
+    if isinstance(x, fx.Proxy):
+        return
+    if x.ndim != 3 or x.shape[-1] != width:
+        hint = (
+            "Pass x.flatten(2).transpose(1, 2) of a feature map." if x.ndim == 4 else "Build it for the width that it is given."
+        )
+        raise ShapeError(f"{type(module).__name__} must be given (B, N, {width}), got {_shape(x)}. {hint}")
+
+
+def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
+    """Refuse to normalise over a batch in which each channel has one value: its variance would be 0.
+
+    Raises:
+        ShapeError: If the norm trains on such a batch.
+    """
+    if isinstance(values, fx.Proxy) or not norm.training:
+        return
+    if values.shape[0] * values.shape[2:].numel() == 1:
+        raise ShapeError(
+            f"{type(norm).__name__} cannot train on one value per channel, got {_shape(values)}. "
+            "Use a batch of 2 or more, or put this module into eval mode."
+        )
+
+
+def _shape(x: Tensor) -> str:
+    return f"({', '.join(map(str, x.shape))})"
