@@ -75,6 +75,6 @@ class CBAM(nn.Module):
         planes = x.mean(1, keepdim=True), x.amax(1, keepdim=True)
         plane = self.conv(torch.cat(planes[::-1] if self.variant == "official" else planes, dim=1))
         check_norm(self.norm, plane)
-        spatial_gate = self.norm(plane).sigmoid()  # (B, 1, H, W)
+        spatial_gate: Tensor = self.norm(plane).sigmoid()  # (B, 1, H, W)
         publish(self, "spatial_gate", spatial_gate)
         return x * spatial_gate

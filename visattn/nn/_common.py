@@ -39,7 +39,7 @@ def check_maps(module: object, x: Tensor, channels: int | None) -> None:
     Raises:
         ShapeError: If it is not.
     """
-    if isinstance(x, fx.Proxy):  # a graph is traced; there is no shape yet
+    if _traced(x):
         return
     if x.ndim != 4 or (channels is not None and x.shape[1] != channels):
         last = x.ndim == 4 and x.shape[-1] == channels
@@ -55,7 +55,7 @@ def check_tokens(module: object, x: Tensor, width: int) -> None:
     Raises:
         ShapeError: If it is not.
     """
-    if isinstance(x, fx.Proxy):
+    if _traced(x):
         return
     if x.ndim != 3 or x.shape[-1] != width:
         hint = (
@@ -70,13 +70,18 @@ def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
     Raises:
         ShapeError: If the norm trains on such a batch.
     """
-    if isinstance(values, fx.Proxy) or not norm.training:
+    if _traced(values) or not norm.training:
         return
     if values.shape[0] * values.shape[2:].numel() == 1:
         raise ShapeError(
             f"{type(norm).__name__} cannot train on one value per channel, got {_shape(values)}. "
             "Use a batch of 2 or more, or put this module into eval mode."
         )
+
+
+def _traced(x: object) -> bool:
+    """Whether a graph is traced: there is no shape yet."""
+    return isinstance(x, fx.Proxy)
 
 
 def _shape(x: Tensor) -> str:

@@ -45,6 +45,6 @@ class SqueezeExcite(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels."""
         check_maps(self, x, self.channels)
-        gate = self.gate(self.fc2(self.act(self.fc1(x.mean((2, 3), keepdim=True)))))  # (B, C, 1, 1)
+        gate: Tensor = self.gate(self.fc2(self.act(self.fc1(x.mean((2, 3), keepdim=True)))))  # (B, C, 1, 1)
         publish(self, "channel_gate", gate)
         return x * gate
