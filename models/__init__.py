@@ -1,5 +1,12 @@
-"""Reference architectures, one readable file each. Import them as `visattn.models`."""
+"""Reference architectures, one readable file each. Import them as `visattn.models`.
 
+Residual networks take `attention="se"`, or another name of `visattn.nn.ATTENTION`. Once this is imported timm builds them by name:
+`timm.create_model("visattn_cbam_resnet18", num_classes=10)`.
+"""
+
+from visattn.models import _registry as _registry
+from visattn.models.ram import RAM
+from visattn.models.resnet import ResNet, resnet18, resnet20, resnet50, resnet56
 from visattn.models.vit import VisionTransformer
 
-__all__ = ["VisionTransformer"]
+__all__ = ["RAM", "ResNet", "VisionTransformer", "resnet18", "resnet20", "resnet50", "resnet56"]

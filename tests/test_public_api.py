@@ -11,8 +11,8 @@ import pytest
 import visattn
 
 PUBLIC = """
-AttentionMap AttentionRecord Explanation FeatureRecord Heatmap Recording TokenLayout VisattnError __version__ capture colorize
-contact_sheet data explain families intervene load_image load_model methods models nn normalize overlay prepare prepare_batch
+AttentionMap AttentionRecord Explanation FeatureRecord Heatmap Recording TokenLayout VisattnError __version__ attach capture
+colorize contact_sheet data explain families intervene load_image load_model methods models nn normalize overlay prepare prepare_batch
 """.split()  # noqa: SIM905 - one name after another reads best
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Recording as Recording,
         TokenLayout as TokenLayout,
     )
+    from visattn.nn import attach as attach
     from visattn.render import colorize as colorize, overlay as overlay
 
     __version__: str
@@ -38,6 +39,7 @@ _NAMES = {
     "Recording": "records",
     "TokenLayout": "records",
     "VisattnError": "errors",
+    "attach": "nn",
     "capture": "families",
     "colorize": "render",
     "contact_sheet": "_sheets",

@@ -13,23 +13,24 @@ from torch import Tensor, nn
 
 from visattn._types import Role
 
-Listener = Callable[[nn.Module, Role, Tensor], None]
+Listener = Callable[[nn.Module, Role, Tensor, Tensor | None], None]  # the arguments of `publish`
 
 _listeners: list[Listener] = []
 
 
-def publish(module: nn.Module, role: Role, gate: Tensor | Callable[[], Tensor]) -> None:
+def publish(module: nn.Module, role: Role, gate: Tensor | Callable[[], Tensor], features: Tensor | None = None) -> None:
     """Show a gate to whoever listens.
 
     Args:
         module: Whose gate it is.
         role: What the gate's axes are; see `visattn.records.FeatureRecord`. Axes that the gate is broadcast over may have length 1.
         gate: The gate, or a function that makes it, which is called only if somebody listens.
+        features: Of a gate of places the features that lie at the same places; the gate itself by default.
     """
     if not torch.compiler.is_compiling() and _listeners:  # compiled code holds nothing of this
         value = gate() if callable(gate) else gate
         for listener in _listeners:
-            listener(module, role, value)
+            listener(module, role, value, features)
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from visattn._checks import one_of
 from visattn._publish import publish
-from visattn.errors import OptionError
-from visattn.nn._common import at_least, bottleneck, check_maps, check_norm
+from visattn.nn._common import bottleneck, check_maps, normed, odd
 
 
 class CBAM(nn.Module):
@@ -54,8 +53,7 @@ class CBAM(nn.Module):
         super().__init__()
         one_of(variant, ("official", "paper"), "variant of CBAM")
         hidden = bottleneck(channels, reduction, width)
-        if at_least("kernel", kernel) % 2 == 0:
-            raise OptionError(f"kernel must be odd, got {kernel}: an even one shifts the gate by half a pixel.")
+        odd("kernel", kernel)
         biased = variant == "official"
         self.channels, self.variant = channels, variant
         self.fc1 = nn.Conv2d(channels, hidden, 1, bias=biased)
@@ -74,7 +72,6 @@ class CBAM(nn.Module):
         x = x * channel_gate
         planes = x.mean(1, keepdim=True), x.amax(1, keepdim=True)
         plane = self.conv(torch.cat(planes[::-1] if self.variant == "official" else planes, dim=1))
-        check_norm(self.norm, plane)
-        spatial_gate: Tensor = self.norm(plane).sigmoid()  # (B, 1, H, W)
-        publish(self, "spatial_gate", spatial_gate)
+        spatial_gate = normed(self.norm, plane).sigmoid()  # (B, 1, H, W)
+        publish(self, "spatial_gate", spatial_gate, x)
         return x * spatial_gate

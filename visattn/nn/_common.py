@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, fx
 
@@ -17,6 +19,17 @@ def at_least(what: str, value: int, low: int = 1) -> int:
     """
     if not isinstance(value, int) or value < low:
         raise OptionError(f"{what} must be a whole number of at least {low}, got {printable(repr(value))}.")
+    return value
+
+
+def odd(what: str, value: int) -> int:
+    """`value`, if it is an odd number of at least 1, as the side of a kernel that has a centre.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    if at_least(what, value) % 2 == 0:
+        raise OptionError(f"{what} must be odd, got {value}: an even one shifts the gate by half a step.")
     return value
 
 
@@ -72,10 +85,29 @@ def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
     """
     if _traced(values) or not norm.training:
         return
-    if values.shape[0] * values.shape[2:].numel() == 1:
+    if values.shape[0] * math.prod(values.shape[2:]) == 1:
         raise ShapeError(
             f"{type(norm).__name__} cannot train on one value per channel, got {_shape(values)}. "
             "Use a batch of 2 or more, or put this module into eval mode."
+        )
+
+
+def normed(norm: torch.nn.Module, values: Tensor) -> Tensor:
+    """`norm(values)`, after `check_norm`."""
+    check_norm(norm, values)
+    result: Tensor = norm(values)
+    return result
+
+
+def check_size(module: object, x: Tensor, size: tuple[int, int]) -> None:
+    """Refuse maps of another height or width.
+
+    Raises:
+        ShapeError: If they have one.
+    """
+    if not _traced(x) and tuple(x.shape[2:]) != size:
+        raise ShapeError(
+            f"{type(module).__name__} must be given (B, C, {size[0]}, {size[1]}), got {_shape(x)}. Build it for the size that it is given."
         )
 
 

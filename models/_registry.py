@@ -1,0 +1,52 @@
+"""The networks of `resnet.py` by name in timm: `timm.create_model("visattn_cbam_resnet18", num_classes=10)`.
+
+Names are `visattn_resnet50` and, with attention, `visattn_se_resnet50`, for each of `se`, `cbam`, `eca`, `bam` and each depth. Importing
+`visattn.models` registers them. No weights of them are published; `features_only=True` gives the maps of the stem and of each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from visattn.errors import OptionError
+from visattn.models.resnet import ResNet, resnet18, resnet20, resnet50, resnet56
+
+_CIFAR = {  # mean and deviation of the training pixels of CIFAR-10
+    "input_size": (3, 32, 32),
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2470, 0.2435, 0.2616),
+    "crop_pct": 1.0,
+    "num_classes": 10,
+    "pool_size": (8, 8),
+}
+_IMAGENET = {"interpolation": "bilinear", "pool_size": (7, 7)}  # the rest is timm's default
+
+default_cfgs: dict[str, Any] = {}  # timm looks here
+
+
+def _register(build: Callable[..., ResNet], attention: str | None, config: dict[str, Any]) -> None:
+    """Tell timm one name, how it is built, and how its pixels are prepared."""
+    name = "_".join(filter(None, ("visattn", attention, build.__name__)))
+    maps = tuple(range(4 if config is _CIFAR else 5))  # stem and stages
+
+    def adapted(in_chans: int = 3, drop_rate: float = 0.0, **options: Any) -> ResNet:  # noqa: ANN401
+        if drop_rate:  # timm's training script passes it always
+            raise OptionError(f"{name} has no dropout, got drop_rate={drop_rate}. Leave it at 0.")
+        return build(attention=attention, in_channels=in_chans, **options)
+
+    def entry(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401 - a ResNet, or its features
+        return build_model_with_cfg(adapted, name, pretrained, feature_cfg={"out_indices": maps}, **options)
+
+    entry.__name__ = name
+    default_cfgs.update(generate_default_cfgs({name: config | {"first_conv": "conv1", "classifier": "fc"}}))
+    globals()[name] = register_model(entry)  # timm puts the name into `__all__`
+
+
+for _attention in (None, "se", "cbam", "eca", "bam"):
+    for _build in (resnet18, resnet50):
+        _register(_build, _attention, _IMAGENET)
+    for _build in (resnet20, resnet56):
+        _register(_build, _attention, _CIFAR)
