@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +55,25 @@ def heads(model: nn.Module, image: Tensor) -> visattn.Recording:
 
 def medians(runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int) -> dict[str, float]:
     """Median seconds of each run; all are run in turn (A B C A B C ...), so that a slow spell hits all alike."""
+    return {name: statistics.median(values) for name, values in series(runs, rounds, warmup).items()}
+
+
+def series(runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int, *, back: bool = False) -> dict[str, list[float]]:
+    """Seconds of each run in each round; with `back` every other round goes backwards (A B C C B A ...)."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(warmup + rounds):
-        for name, run in runs.items():
+        order = list(runs.items())
+        for name, run in reversed(order) if back and turn % 2 else order:
             start = time.perf_counter()
             run()
             if turn >= warmup:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
+
+
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """Median of the ratios of each round, and between which two of them that median lies with a certainty of 95 %."""
+    ratios = sorted(one / other for one, other in zip(seconds, base, strict=True))
+    reach = 0.98 * math.sqrt(len(ratios))
+    low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
+    return statistics.median(ratios), ratios[max(low, 0)], ratios[min(high, len(ratios) - 1)]

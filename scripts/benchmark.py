@@ -1,7 +1,7 @@
-"""Speed and memory against the plain forward pass, and the overlay against its peers; exit status 1 if a bound is exceeded.
+"""Speed and memory against the plain forward pass and against peers; exit status 1 if a bound is exceeded.
 
-`benchmark.py [--only time|memory|capture|methods|overlay] [--quick] [--write-docs]`. Each part is measured in processes of its own
-(`_bench_time.py` and so on), the peers in an environment of their own (`.bench/peers`).
+`benchmark.py [--only PART,PART] [--quick] [--write-docs]`. Each part is measured in processes of its own (`_bench_time.py` and so on),
+those peers that no extra of visattn brings in an environment of their own (`.bench/peers`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ PARTS = {
     "capture": "Capture alone against the plain forward pass",
     "methods": "Methods against the forward, whole matrices and peers",
     "overlay": "Overlay against its peers",
+    "modules": "Attention modules against their peers",
+    "cams": "Grad-CAM against the plain forward pass and its peers",
 }
 
 THREADS = 2  # as in _bench_common, which imports torch
@@ -68,6 +70,11 @@ METHODS = {  # run: what it is a ratio of, the largest side that is run, bytes t
 DENSE_RATIO = 4.0  # times rollout, at 1036 px
 OVERLAY_RATIO = 1.8  # times the bare OpenCV calls
 PEER_RATIO = 3.0  # times visattn
+MODULES = {"cbam": 1.0, "se": 1.0}  # times timm's
+MODULE_ROUNDS = 40, 300  # of a module, of a bounded one
+CAM_RATIO = 1.15  # times the plain forward
+CAM_DIFFERENCE = 1e-5  # of the largest value
+CAM_ROUNDS = 60
 
 _PEERS = (
     "grad-cam==1.5.7",
@@ -85,8 +92,8 @@ class NotMeasured(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; 0: every bound kept, 1: a bound exceeded, 2: a part could not be measured."""
     parser = argparse.ArgumentParser(description="Speed and memory of visattn, each with its bound.")
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--quick", action="store_true", help="leave out 1778 px (some minutes)")
+    parser.add_argument("--only", type=parts, default=list(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="leave out 1778 px (some minutes); fewer rounds")
     parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
     options = parser.parse_args(arguments)
     if options.write_docs and options.quick:
@@ -94,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(protocol()), flush=True)
     measured: dict[str, list[Row]] = {}
     missing = False
-    for part in [options.only] if options.only else PARTS:
+    for part in options.only:
         print(f"\n{PARTS[part]}", flush=True)
         try:
             rows = list(
@@ -104,6 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "capture": capture_rows,
                     "methods": method_rows,
                     "overlay": overlay_rows,
+                    "modules": module_rows,
+                    "cams": cam_rows,
                 }[part](options.quick)
             )
         except (NotMeasured, VisattnError) as error:
@@ -122,9 +131,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2 if missing else int(bool(over))
 
 
+def parts(text: str) -> list[str]:
+    """Names of parts, separated by commas."""
+    chosen = text.split(",")
+    for part in chosen:
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"no part is called '{part}'. Choose from {', '.join(PARTS)}.")
+    return chosen
+
+
 def protocol() -> list[str]:
     """The machine and how things are measured, a line each."""
-    names = ("visattn", "torch", "timm", "opencv-python", "pillow", "numpy")
+    names = ("visattn", "torch", "torchvision", "timm", "opencv-python", "pillow", "numpy")
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     cpu = found[1].strip() if found else platform.machine()
@@ -148,6 +166,15 @@ def protocol() -> list[str]:
         "`differs` is the largest difference from our map over its largest value, at 224 px. torchxai-explain's attribution weighs "
         "attention by its gradient in a rollout and is another method; it is the nearest that it has.",
         "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
+        "Modules: a forward and a backward to the input and all parameters, float32, training mode, maps of 256 x 28 x 28, the batch as "
+        "stated: smaller where all pairs of places are weighed. Peers have the same layers and widths; what has none stands alone. "
+        "`gate` is the bare product of the maps with a number for each channel that is there already. One process, a series for each "
+        f"module, the allocator keeps; 5 warm-up rounds, then {MODULE_ROUNDS[0]}, where bounded {MODULE_ROUNDS[1]}, every other one "
+        "backwards (A B C C B A ...). `measured` is the median of the ratios of each round, and where that median lies with a "
+        "certainty of 95 %; the median is what is bounded.",
+        "Grad-CAM: torchvision's ResNet-50 with random weights, 224 px, batch 1, read at `layer4`; ratios as for modules. `visattn` goes "
+        "from pixels to the map, `explain` from the photo, each after the first time at this size; in the first one tokens are followed, "
+        "as for capture. Peers are told the class, and compared by their map before it is enlarged and scaled.",
     ]
 
 
@@ -278,6 +305,62 @@ def overlay_rows(quick: bool) -> Iterator[Row]:
         ratio = seconds[name] / ours
         head = {"run": f"{name} {versions[name]} {call}", "ms": f"{seconds[name] * 1e3:.2f}"}
         yield row(head, f"{ratio:.2f} x visattn", ratio, PEER_RATIO, f">= {PEER_RATIO:g} x")
+
+
+def module_rows(quick: bool) -> Iterator[Row]:
+    """Each module of `visattn.nn.ATTENTION`, beside the modules that compute the same, and a bare gate."""
+    progress("forward and backward of each module")
+    rounds = (5, 20) if quick else MODULE_ROUNDS
+    found = run_json(sys.executable, "_bench_modules.py", *map(str, rounds), ",".join(MODULES), allocator="keeps")
+    for name, series in found.items():
+        gate = series["seconds"].pop("gate")
+        for run, seconds in series["seconds"].items():
+            head: Row = {
+                "module": name,
+                "batch": series["batch"],
+                "run": run,
+                "parameters": series["parameters"][run],
+                "ms": f"{seconds * 1e3:.2f}",
+                "time": f"{seconds / gate:.1f} x gate",
+            }
+            peer = next((other for other in series["seconds"] if other.startswith("timm")), None)
+            if run != "visattn" or peer is None:
+                yield unbounded(head)
+                continue
+            measured = f"{spread(series['ratios'][peer])} x timm"
+            if name in MODULES:
+                yield row(head, measured, series["ratios"][peer][0], MODULES[name], f"<= {MODULES[name]:g} x")
+            else:
+                yield unbounded(head, measured)
+
+
+def cam_rows(quick: bool) -> Iterator[Row]:
+    """Grad-CAM of a CNN, the first time and later, and the same map by others."""
+    progress("Grad-CAM")
+    found = run_json(sys.executable, "_bench_cams.py", "10" if quick else str(CAM_ROUNDS), allocator="keeps")
+    names = {
+        "plain": "plain forward",
+        "first": "visattn, the first time",
+        "visattn": "visattn",
+        "explain": "visattn.explain, from a photo",
+        "grad-cam": f"grad-cam {found['versions']['grad-cam']} GradCAM",
+        "captum": f"captum {found['versions']['captum']} LayerGradCam",
+    }
+    for name, run in names.items():
+        ratio, differs = found["ratios"].get(name), found["differs"].get(name)
+        time = f"{spread(ratio)} x plain" if ratio else f"{found['first']:.3f} x plain"
+        head: Row = {"run": run, "ms": f"{found['seconds'][name] * 1e3:.1f}", "time": None if name == "plain" else time}
+        if name == "visattn":
+            yield row(head, f"{ratio[0]:.3f} x plain", ratio[0], CAM_RATIO, f"<= {CAM_RATIO:g} x")
+        elif differs is not None:
+            yield row(head, f"differs by {differs:.1e}", differs, CAM_DIFFERENCE, f"<= {CAM_DIFFERENCE:g}")
+        else:
+            yield unbounded(head)
+
+
+def spread(ratio: Sequence[float]) -> str:
+    """A ratio and its interval."""
+    return "{:.3f} ({:.3f} to {:.3f})".format(*ratio)
 
 
 def peers_python() -> Path:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from visattn.families import capture as capture, intervene as intervene, load_model as load_model
     from visattn.images import load_image as load_image
     from visattn.maps import AttentionMap as AttentionMap, Heatmap as Heatmap, normalize as normalize
+    from visattn.nn import attach as attach
     from visattn.records import (
         AttentionRecord as AttentionRecord,
         FeatureRecord as FeatureRecord,
         Recording as Recording,
         TokenLayout as TokenLayout,
     )
-    from visattn.nn import attach as attach
     from visattn.render import colorize as colorize, overlay as overlay
 
     __version__: str

@@ -72,16 +72,19 @@ def look(
 
 
 @contextmanager
-def scoring(model: nn.Module, prepared: Prepared, target: Target) -> Iterator[tuple[Recording, Scored]]:
+def scoring(
+    model: nn.Module, prepared: Prepared, target: Target, *, features: str | Sequence[str] = "none"
+) -> Iterator[tuple[Recording, Scored]]:
     """The model as a function from pixels to the target's score, in evaluation mode; its flags are put back.
 
     Args:
         model: Any model, with attention or without.
         prepared: Pixels of one photo. The class that is explained is chosen on them as they are, once.
         target: What is explained.
+        features: See `capture`.
 
     Yields:
-        A recording that holds no more than the model's and the target's names, and what is asked.
+        A recording that holds the model's and the target's names and the features, and what is asked.
 
     Raises:
         NoClasses: If the target is a class and the model has none.
@@ -101,9 +104,10 @@ def scoring(model: nn.Module, prepared: Prepared, target: Target) -> Iterator[tu
         def score(edited: Tensor) -> Tensor:
             return resolved.score(model(edited))
 
+        seen = [] if features == "none" else look(model, prepared, features=features).features
         provenance = provenance_of(model).but(target=resolved.texts)
-        recording = Recording(input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
-        yield recording, Scored(pixels, score, spec.mean, spec.std, spec.stride)
+        recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
+        yield recording, Scored(pixels, score, spec.mean, spec.std, spec.stride, model)
 
 
 def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
@@ -122,9 +126,10 @@ def _check_size(spec: InputSpec, pixels: Tensor) -> None:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """In evaluation mode, and no graph kept for the gradients of parameters, which nobody asks for."""
-    modes = {module: module.training for module in model.modules()}
+    modes = {module: module.training for module in model.modules() if module.training}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.eval()
+    if modes:
+        model.eval()
     for parameter in trained:
         parameter.requires_grad_(False)
     try:

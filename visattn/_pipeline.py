@@ -21,6 +21,7 @@ from visattn import render
 from visattn._files import check_output, write_whole
 from visattn._look import look, scoring
 from visattn._prepare import Prepared, prepare
+from visattn._sheets import captioned
 from visattn._targets import NoClasses, Of, Space, Target
 from visattn._types import Interpolation, Normalization, Resize
 from visattn.errors import OptionError
@@ -75,6 +76,7 @@ class Explanation:
         interpolation: Interpolation = "bilinear",
         normalize: Normalization = "auto",
         mass: float | None = None,
+        caption: bool = False,
         **options: Any,  # noqa: ANN401 - of visattn.overlay
     ) -> tuple[Image.Image, Provenance]:
         """The photo under its heatmap, and how the picture was made.
@@ -83,6 +85,7 @@ class Explanation:
             interpolation: See `AttentionMap.to_heatmap`.
             normalize: See `visattn.maps.value_range`; `auto` is percentile for attributions of single pixels.
             mass: Also draw the outline of the patches that hold this share.
+            caption: Write the predicted class with its probability, and what was explained, on a band below the picture.
             options: Others of `visattn.overlay`. Components of a PCA take none: they become red, green and blue.
 
         Returns:
@@ -98,7 +101,15 @@ class Explanation:
         picture = render.overlay(self.photo, heat, normalize=normalize, **options)
         if mass is not None:
             picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
+        if caption:
+            picture = captioned(picture, self._caption())
         return picture, heat.provenance.but(normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed))
+
+    def _caption(self) -> list[str]:
+        facts = self.provenance
+        layer = facts.parameters.get("layer")
+        how = f"{self.map.meaning} of {facts.model}" + (f", layer {layer}" if layer is not None else "")
+        return [*facts.target[:1], *(f"warning: {text}" for text in facts.warnings), how]
 
     def overlay(self, **options: Any) -> Image.Image:  # noqa: ANN401
         """The photo under its heatmap; options of `draw`."""
@@ -135,8 +146,8 @@ def explain(
     Args:
         model: A timm name, or a model.
         image: A path, a picture or an array.
-        method: A name of `visattn.methods.METHODS`; `auto` is relevance for the top class of a classifier whose layers compose, else
-            last-layer attention.
+        method: A name of `visattn.methods.METHODS`; `auto` is relevance for the top class of a classifier whose layers compose,
+            Grad-CAM for one without self-attention, else last-layer attention; of a class that was asked for, Grad-CAM.
         target: The class that is explained, by index or name; None: the top class; or a function from the model's output to a
             number for each image, which a model without a classification head needs. For class-specific methods only.
         versus: Another class, whose score is subtracted.
@@ -167,7 +178,8 @@ def explain(
     explained = Target(target, versus, target_space, labels_of(model) if labels is None else labels)
     if method != "auto" and "score" in method_of(method).needs:
         parameters |= {"seed": seed} if "seed" in _parameters_of(method) else {}
-        with scoring(model, prepared, explained) as (recording, scored):
+        features = [_cam_layer(model, parameters)] if "cam layer" in method_of(method).needs else "none"
+        with scoring(model, prepared, explained, features=features) as (recording, scored):
             return answer(recording, prepared, method, parameters, given={"scored": scored})
     name, recording = _seen_by(method, model, prepared, explained, asked, parameters)
     given = {"replay": partial(_replayed, model, prepared, explained)} if "replay" in method_of(name).needs else {}
@@ -181,17 +193,27 @@ def _seen_by(
     if method != "auto":
         return method, _looked_for(method, model, prepared, target, parameters)
     candidates = _candidates(parameters)
-    if asked or ("relevance" in candidates and input_spec(model).classifier):
+    if asked or (set(candidates) != {"attention"} and input_spec(model).classifier):
+        layer = parameters.get("layer")
+        known = layer if isinstance(layer, str) else cam_layer(model)
         try:
-            recording = _looked_for("relevance", model, prepared, target, parameters)
+            recording = look(model, prepared, target=target, features="none" if known is None else [known])
         except NoClasses:
             if asked:
                 raise
         else:
-            if asked or "attention" not in candidates or METHODS["relevance"].accepts(recording) is None:
-                return "relevance", recording
-            return "attention", recording
+            return _chosen(recording, candidates, asked), recording
     return candidates[-1], look(model, prepared)
+
+
+def _chosen(recording: Recording, candidates: list[str], asked: bool) -> str:
+    """The first method that applies: relevance where layers compose; for what has no self-attention Grad-CAM; else attention."""
+    if "relevance" in candidates and METHODS["relevance"].accepts(recording) is None:
+        return "relevance"
+    attends = any(record.kind == "self" for record in recording)
+    if "gradcam" in candidates and (asked or not attends) and METHODS["gradcam"].accepts(recording) is None:
+        return "gradcam"
+    return candidates[0] if asked else candidates[-1]
 
 
 def check_parameters(method: str, parameters: dict[str, Any]) -> None:
@@ -215,7 +237,7 @@ def _parameters_of(method: str) -> list[str]:
 
 def _candidates(parameters: dict[str, Any]) -> list[str]:
     """The methods that `auto` may stand for."""
-    return [name for name in ("relevance", "attention") if set(parameters) <= set(_parameters_of(name))]
+    return [name for name in ("relevance", "gradcam", "attention") if set(parameters) <= set(_parameters_of(name))]
 
 
 def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Target, parameters: dict[str, Any]) -> Recording:
@@ -223,11 +245,11 @@ def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Targe
     needs, targeted, layer = method_of(method).needs, method_of(method).targeted, parameters.get("layer", -1)
     values = "values" in needs or parameters.get("of") == "values"
     values = values or parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
-    features: str | list[str] = "last"
-    if "features" in needs and not targeted:
-        features = "last" if layer == -1 else "all"
+    features: str | list[str] = "none" if "gates" in needs else "last"
+    if "cam layer" in needs:
+        features = [_cam_layer(model, parameters)] if layer == -1 or isinstance(layer, str) else "all"
     elif "features" in needs:
-        features = [layer] if isinstance(layer, str) else "all" if layer != -1 else [_cam_layer(model)]
+        features = "last" if layer == -1 else "all"
     return look(
         model,
         prepared,
@@ -242,8 +264,11 @@ def _replayed(model: nn.Module, prepared: Prepared, target: Target, edit: Callab
     return look(model, prepared, target=target, edit=edit, features="none")
 
 
-def _cam_layer(model: nn.Module) -> str:
-    if (known := cam_layer(model)) is None:
+def _cam_layer(model: nn.Module, parameters: dict[str, Any]) -> str:
+    """The layer that class activation maps read: the one that was named, else that of the family."""
+    layer = parameters.get("layer", -1)
+    known = layer if isinstance(layer, str) else cam_layer(model) if layer == -1 else None
+    if known is None:
         raise OptionError(f"{type(model).__name__}: which layer Grad-CAM should read is not known. Name it: layer='...'.")
     return known
 

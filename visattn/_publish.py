@@ -25,7 +25,8 @@ def publish(module: nn.Module, role: Role, gate: Tensor | Callable[[], Tensor], 
         module: Whose gate it is.
         role: What the gate's axes are; see `visattn.records.FeatureRecord`. Axes that the gate is broadcast over may have length 1.
         gate: The gate, or a function that makes it, which is called only if somebody listens.
-        features: Of a gate of places the features that lie at the same places; the gate itself by default.
+        features: Of a gate of places the features that lie at the same places, by default the gate itself; of a transform those that
+            are sampled.
     """
     if not torch.compiler.is_compiling() and _listeners:  # compiled code holds nothing of this
         value = gate() if callable(gate) else gate

@@ -34,6 +34,7 @@ class Cell:
 
     picture: Image.Image
     caption: str = ""
+    heading: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,19 @@ def sheet(
     """
     size = min(panel, 320)
     title_font, label_font, caption_font = _font(max(15, size // 14)), _font(max(12, size // 17)), _font(max(11, size // 20))
-    scaled = [[cell and Cell(_to_width(cell.picture, panel), cell.caption) for cell in row] for row in rows]
+    scaled = [[cell and replace(cell, picture=_to_width(cell.picture, panel)) for cell in row] for row in rows]
     left = _MARGIN + (max((_width(text, label_font) for text in row_labels), default=0) + _GAP if row_labels else 0)
     columns = max((len(row) for row in rows), default=0)
     page_width = max(left + columns * (panel + _GAP) - _GAP + _MARGIN, 420)
     lines = [line for note in notes for line in _wrapped(note, caption_font, page_width - 2 * _MARGIN)]
     title_lines = _wrapped(title, title_font, page_width - 2 * _MARGIN) if title else []
     caption_height = _height(caption_font) + 4
+    above = [caption_height if any(cell and cell.heading for cell in row) else 0 for row in scaled]
     heights = [
-        max((cell.picture.height for cell in row if cell), default=0)
+        heading
+        + max((cell.picture.height for cell in row if cell), default=0)
         + (caption_height if any(c and c.caption for c in row) else 0)
-        for row in scaled
+        for row, heading in zip(scaled, above, strict=True)
     ]
     top = _MARGIN + len(title_lines) * (_height(title_font) + 4) + (_GAP if title else 0)
     top += _height(label_font) + 6 if column_labels else 0
@@ -99,10 +102,13 @@ def sheet(
             draw.text((_MARGIN, y + height / 2), row_labels[r], _INK, label_font, anchor="lm")
         for c, cell in enumerate(row):
             if cell:
-                x = left + c * (panel + _GAP)
-                page.paste(cell.picture, (x, y))
+                x, under = left + c * (panel + _GAP), y + above[r]
+                page.paste(cell.picture, (x, under))
+                if cell.heading:
+                    draw.text((x, y), _clipped(cell.heading, caption_font, panel), _INK, caption_font)
                 if cell.caption:
-                    draw.text((x, y + cell.picture.height + 2), _clipped(cell.caption, caption_font, panel), _FAINT, caption_font)
+                    text = _clipped(cell.caption, caption_font, panel)
+                    draw.text((x, under + cell.picture.height + 2), text, _FAINT, caption_font)
         y += height + _GAP
     if bar:
         _draw_bar(page, draw, bar, left, y, caption_font)
@@ -224,6 +230,19 @@ def side_by_side(
 ) -> Image.Image:
     """Pictures in one row with a label above each."""
     return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
+
+
+def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
+    """The picture with lines of text on a white band below it; its own pixels stay as they are."""
+    font = _font(max(12, min(picture.size) // 28))
+    wrapped = [part for line in lines for part in _wrapped(line, font, picture.width - 2 * _GAP)]
+    step = _height(font) + 4
+    page = Image.new("RGB", (picture.width, picture.height + _GAP + step * len(wrapped) + _GAP), _PAPER)
+    page.paste(picture)
+    draw = ImageDraw.Draw(page)
+    for number, line in enumerate(wrapped):
+        draw.text((_GAP, picture.height + _GAP + number * step), line, _INK, font)
+    return page
 
 
 def matrix_figure(

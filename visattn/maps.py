@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ATTRIBUTIONS = ("integrated gradients", "SmoothGrad", "occlusion", "Shapley value", "LIME weight")
-SIGNED = ("cosine similarity", "principal component", "signed attention x gradient", *_ATTRIBUTIONS)  # zero is a value of its own
+_OTHERS = ("cosine similarity", "principal component", "signed attention x gradient", "class activation")
+SIGNED = (*_OTHERS, *_ATTRIBUTIONS)  # zero is a value of its own
 _PERCENTILE = (1.0, 99.0)
 
 

@@ -166,10 +166,12 @@ class FeatureRecord:
         forward: Which forward pass of the recording.
         role: `tokens`: `(B, N, D)`; `activation`: `(B, C, H, W)`; gates that features are multiplied by: `channel_gate`, `(B, C)`,
             `spatial_gate`, `(B, 1, H, W)`, `gate`, `(B, C, H, W)`, and `branch_gate`, `(B, branches, C)`, over branches that are
-            summed; `transform`, `(B, 2, 3)`, the affine map of a spatial transformer, from output to input in `[-1, 1]`.
+            summed; `transform`, `(B, 2, 3)`, the affine map of a spatial transformer, from output to input in `[-1, 1]`; `mix`,
+            `(1, 1)`, the share of what the attention inside a module does that is used.
         value: The activation, detached.
-        gradient: Its gradient, where one was asked for.
-        layout: Where the tokens lie, for `tokens`.
+        gradient: Its gradient, where one was asked for; gates have none.
+        layout: Where the tokens lie, or the cells of a map, or of the map that is transformed; None where that is not known, and for
+            gates of channels.
         source: The activation in the model's graph, where `capture(model, gradients=True)` kept it.
     """
 
@@ -187,10 +189,13 @@ class FeatureRecord:
         Raises:
             ShapeError: If it does not.
         """
-        if self.layout is not None and self.value.shape[1] != len(self.layout):
-            raise ShapeError(
-                f"{self.layer}: tokens must be (B, {len(self.layout)}, D) by the layout, got {tuple(self.value.shape)}."
-            )
+        if self.layout is None:
+            return
+        shape = tuple(self.value.shape)
+        if self.role == "tokens" and shape[1] != len(self.layout):
+            raise ShapeError(f"{self.layer}: tokens must be (B, {len(self.layout)}, D) by the layout, got {shape}.")
+        if self.role not in ("tokens", "transform") and shape[2:] != self.layout.grid:
+            raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) by the layout, got {shape}.")
 
 
 @dataclass(eq=False)
@@ -291,12 +296,10 @@ class Recording(Sequence[AttentionRecord]):
             OptionError: If gradients were not kept, the score does not depend on what was recorded, or a layer has none.
         """
         if isinstance(score, Tensor):
-            filled = _slopes(score, [*self.records, *self.features])
-            slopes = filled[: len(self.records)]
-            features = [
-                replace(feature, gradient=gradient)
-                for feature, gradient in zip(self.features, filled[len(slopes) :], strict=True)
-            ]
+            graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
+            filled = _slopes(score, [*self.records, *graded])
+            slopes, of_features = filled[: len(self.records)], dict(zip(graded, filled[len(self.records) :], strict=True))
+            features = [replace(feature, gradient=of_features.get(feature)) for feature in self.features]
         else:
             missing = next((layer for layer in self.layers if layer not in score), None)
             if missing is not None:

@@ -179,6 +179,17 @@ def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tu
     return Image.fromarray(array)
 
 
+def frame(picture: Image.Image, corners: Sequence[tuple[float, float]]) -> Image.Image:
+    """Draw a quadrilateral of points `(y, x)`, and a dot at the first: which way up it is. It may reach outside the picture."""
+    array = np.array(picture)
+    width = _stroke(picture)
+    points = np.asarray([(x, y) for y, x in corners], float).round().astype(np.int32)
+    for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
+        cv2.polylines(array, [points], True, colour, thick, cv2.LINE_AA)
+        cv2.circle(array, points[0].tolist(), 2 * width + thick, colour, -1, cv2.LINE_AA)
+    return Image.fromarray(array)
+
+
 def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Image.Image:  # noqa: ANN401
     """Three components as red, green and blue.
 

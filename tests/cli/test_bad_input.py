@@ -375,14 +375,14 @@ def test_M14_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path
     ],
 )
 def test_M14_attention_without_a_place_is_not_drawn(run: Run, photo: Path, name: str, reason: str) -> None:
-    code, _, err = run("overlay", photo, "--model", name, "--weights", "none")
+    code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "attention")
     assert code == 2
     assert reason in err
 
 
 @pytest.mark.parametrize("name", ["efficientvit_b0", "mobilevitv2_050", "swiftformer_xs"])
 def test_M14_attention_without_a_matrix_is_refused_by_name(run: Run, photo: Path, name: str) -> None:
-    code, _, err = run("overlay", photo, "--model", name, "--weights", "none")
+    code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "attention")
     assert code == 4
     assert "weigh tokens without a query x key matrix" in err
 

@@ -330,7 +330,7 @@ def test_rows_that_are_no_distributions_are_refused() -> None:
 
 
 def test_recording_without_self_attention_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"there is no self-attention to multiply. Use method 'attention'"):
+    with pytest.raises(OptionError, match=r"there is no self-attention to multiply: no layer .*Use method 'gradcam'"):
         methods.rollout(Recording())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 def example() -> Tensor:
@@ -107,15 +107,42 @@ class Pieces(nn.Module):
         return self.end(torch.cat([one, two], 1)) + x  # type: ignore[no-any-return]
 
 
+def deep() -> nn.Sequential:
+    """Two layers."""
+    return nn.Sequential(nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, 1, 1))
+
+
 class SideBySide(nn.Module):
-    """As in RepVGG: three branches, none of them residual."""
+    """As in RepVGG, with deeper branches: three of them, none of them residual."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.one, self.three = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, 1, 1)
+        self.one, self.two = deep(), deep()
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.norm(x) + self.one(x) + self.three(x)).relu()
+        return x + self.one(x) + self.two(x)  # type: ignore[no-any-return]
+
+
+class Normed(nn.Module):
+    """As in MobileOne: a norm beside one convolution, to be merged into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(x) + self.conv(x))
+
+
+class Twins(nn.Module):
+    """Two branches alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = deep(), deep()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.two(x)  # type: ignore[no-any-return]
 
 
 class Pyramid(nn.Module):

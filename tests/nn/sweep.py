@@ -57,15 +57,17 @@ def build(name: str) -> tuple[nn.Module, object]:
         fixed = "swin" in model or "coatnet" in model
         size = 224 if fixed else 128 if "inception" in model or "xception" in model or "pnas" in model else 64
         return timm.create_model(model), torch.randn(1, 3, size, size)
-    few = (
-        {"weights_backbone": None} if any(kind in model for kind in ("rcnn", "ssd", "retina", "lraspp", "deeplab", "fcn")) else {}
-    )
-    few |= {"init_weights": False} if model in ("googlenet", "inception_v3") else {}
+    options: dict[str, object] = {}
+    if any(kind in model for kind in ("rcnn", "ssd", "retina", "lraspp", "deeplab", "fcn")):
+        options["weights_backbone"] = None
+    if model in ("googlenet", "inception_v3"):
+        options["init_weights"] = False
     size = 96 if "inception" in model else 64
     pixels = torch.randn(1, 3, size, size)
     detects = any(kind in model for kind in ("rcnn", "ssd", "retina"))
-    small = {"min_size": 96, "max_size": 128} if "rcnn" in model or "retina" in model else {}
-    return torchvision.models.get_model(model, weights=None, **few, **small), [pixels[0]] if detects else pixels
+    if "rcnn" in model or "retina" in model:
+        options |= {"min_size": 96, "max_size": 128}
+    return torchvision.models.get_model(model, weights=None, **options), [pixels[0]] if detects else pixels
 
 
 def logits(model: nn.Module, example: object) -> list[Tensor]:

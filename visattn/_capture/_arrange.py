@@ -246,6 +246,10 @@ class Tokens:
         flat = activation.movedim(self.channels, -1).flatten(1, -2)
         return flat if self.order is None else flat[:, self.order]
 
+    def maps(self, activation: Tensor) -> Tensor:
+        """`(B, D, H, W)`, of an activation with two other axes."""
+        return activation.movedim(self.channels, 1)
+
 
 def arrange_tokens(planes: Planes, codes: Tensor) -> Tokens | None:
     """Put the tokens of an activation `(B, N, D)`, `(B, H, W, D)` or `(B, D, H, W)` in order; None if they are not one set."""

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from visattn._capture._anatomy import Anatomy
 from visattn._capture._call import Call, own
 from visattn._capture._finite import Sums
+from visattn._capture._gates import telling
 from visattn._capture._watch import Watch
 from visattn._checks import printable
+from visattn._publish import listening
 from visattn._types import Role
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout
@@ -36,6 +38,8 @@ def record(
             stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
         for name, module in activations.items():
             stack.callback(module.register_forward_hook(session.keep_activation(name)).remove)
+        stack.enter_context(telling(model, session.keep_gate))
+        stack.enter_context(listening(session.keep_gate))
         stack.enter_context(session.watch.watching())
         yield session.recording
     session.finish()
@@ -64,8 +68,9 @@ class _Session:
         self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
-        self._by_name = False  # whether features were asked for by name
+        self._wanted = False  # whether features were asked for by name, or gates were met
         self._stream: dict[str, tuple[Tensor, TokenLayout]] = {}  # what last went into modules that attention is added to
+        self._names = {module: name for name, module in model.named_modules()}
 
     def _receive(self, layer: str, owner: nn.Module, call: Call) -> None:
         number = self.watch.number(layer)
@@ -125,35 +130,60 @@ class _Session:
         stream, layout = self._stream.pop(self._anatomy.adds_to(owner) or "", (None, None))
         return stream if layout == queries else None
 
-    def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
+    def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
         """A hook that keeps the tokens that a module gives."""
         self.watch.tokens_of.append(layer)
 
-        def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
-            if not self.watch.running() or not isinstance(output, Tensor):
-                return
-            tokens = self.watch.tokens(layer, output)
+        def hook(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
+            if not self.watch.running() or not isinstance(given, Tensor):
+                return None
+            output = self._begun(given)
+            tokens = self.watch.tokens(layer, given)
             if tokens is not None:
                 self._keep(layer, "tokens", output, tokens.take, tokens.layout)
+            return None if output is given else output
 
         return hook
 
-    def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], None]:
-        """A hook that keeps what a module gives, as tokens where it is `(B, N, D)` and could be followed."""
-        self._by_name = True
+    def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
+        """A hook that keeps what a module gives: as tokens where it is `(B, N, D)` and could be followed, maps channels first."""
+        self._wanted = True
         self.watch.tokens_of.append(layer)
 
-        def hook(_module: nn.Module, _args: object, output: Any) -> None:  # noqa: ANN401
-            output = output[0] if isinstance(output, (tuple, list)) and output else output
-            if not self.watch.running() or not isinstance(output, Tensor):
-                return
-            tokens = self.watch.tokens(layer, output) if output.ndim == 3 else None
-            if tokens is not None:
+        def hook(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
+            first = given[0] if isinstance(given, (tuple, list)) and given else given
+            if not self.watch.running() or not isinstance(first, Tensor):
+                return None
+            output = self._begun(first) if first is given else first
+            tokens = self.watch.tokens(layer, first) if first.ndim in (3, 4) else None
+            if tokens is not None and first.ndim == 3:
                 self._keep(layer, "tokens", output, tokens.take, tokens.layout)
+            elif tokens is not None and tokens.order is None and len(tokens.layout.grid) == 2:
+                self._keep(layer, "activation", output, tokens.maps, tokens.layout)
             else:
                 self._keep(layer, "activation", output, torch.Tensor.detach)
+            # the gradient is that of what was kept, also where the model writes over it, as torchvision's DenseNet does
+            return output.clone() if self._gradients and first is given else None
 
         return hook
+
+    def _begun(self, output: Tensor) -> Tensor:
+        """`output`, with a graph that begins here where none leads to it and gradients are wanted."""
+        return output.detach().requires_grad_() if self._gradients and not output.requires_grad else output
+
+    def keep_gate(self, module: nn.Module, role: Role, gate: Tensor, features: Tensor | None) -> None:
+        """Keep what a module's input is multiplied by."""
+        if module not in self._names or not self.watch.running():
+            return
+        self._wanted = True
+        layer, layout = self._names[module], None
+        if role in ("spatial_gate", "gate", "transform"):
+            tokens = self.watch.tokens(f"gate of {layer}", gate if features is None else features)
+            layout = tokens.layout if tokens is not None and tokens.order is None else None
+            layout = layout if layout is not None and (role == "transform" or layout.grid == gate.shape[2:]) else None
+        axes = {"channel_gate": 1, "branch_gate": 2}.get(role)
+        value = own(gate if axes is None else gate.flatten(axes))
+        self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, value, layout=layout))
 
     def _keep(
         self, layer: str, role: Role, output: Tensor, take: Callable[[Tensor], Tensor], layout: TokenLayout | None = None
@@ -168,7 +198,7 @@ class _Session:
         """Refuse a recording that is empty or not finite."""
         if self.watch.forward < 0:
             raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
-        if not self.recording.records and not self._by_name:
+        if not self.recording.records and not self._wanted:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by)))
         self._sums.check(self.recording)
 
@@ -176,7 +206,11 @@ class _Session:
 def _why_nothing(model: nn.Module, layers: str, passed_by: list[str]) -> str:
     if passed_by:
         return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
-    return f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{_kinds_without_matrix(model)}."
+    kinds = _kinds_without_matrix(model)
+    return (
+        f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}. "
+        "Use method 'gradcam', which needs no attention."
+    )
 
 
 def _kinds_without_matrix(model: nn.Module) -> str:

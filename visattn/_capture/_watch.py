@@ -135,8 +135,9 @@ class Watch:
         if pixels is None:
             raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
         self._inside = True
-        given = self._watched(pixels)
-        self._start(given, key_of(self._mode.owners.modules, pixels, (args, kwargs, self.tokens_of)))
+        key = key_of(self._mode.owners.modules, pixels, (args, kwargs, self.tokens_of, self.needs_gradients))
+        given = self._watched(pixels, way_of(self._model, key))
+        self._start(given, key)
         if given is pixels:
             return None
         return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
@@ -178,12 +179,14 @@ class Watch:
             self._mode.script.close()
             self._mode.script = None
 
-    def _watched(self, pixels: Tensor) -> Tensor:
-        """Pixels that need gradients, where frozen parameters would not give a graph to every layer."""
+    def _watched(self, pixels: Tensor, known: Way | None) -> Tensor:
+        """Pixels that need gradients, where frozen parameters would not give a graph to every attention."""
         if not self.needs_gradients:
             return pixels
         if not torch.is_grad_enabled():
             raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
+        if known is not None and not known.calls:  # features then begin a graph of their own
+            return pixels
         trained = [parameter.requires_grad for parameter in self._model.parameters()]
         if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
             return pixels.detach().requires_grad_()
@@ -209,7 +212,7 @@ class Watch:
             if output is not None and missing:
                 raise CaptureError(OTHERWISE.format(missing))
         elif follower is not None and not follower.chosen_by_data and key is not None and output is not None:
-            self._way.fixed = bool(self._way.calls) and not any(map(_varies, self._mode.owners.modules))
+            self._way.fixed = not any(map(_varies, self._mode.owners.modules))
             remember(self._model, key, self._way)
 
 

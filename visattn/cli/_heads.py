@@ -1,4 +1,4 @@
-"""`visattn heads`: many heads on one page, or in numbers."""
+"""`visattn heads`: many heads, or gates of a CNN, on one page, or in numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from visattn.errors import OptionError
 @click.command("heads")
 @click.argument("image", type=click.Path(path_type=Path))
 @model_options
-@click.option("--layer", default="-1", show_default=True, help="Position, dotted name, or all: the layers x heads wall.")
+@click.option(
+    "--method", type=click.Choice(["attention", "gates"]), default="attention", show_default=True, help="What is shown."
+)
+@click.option("--layer", help="Position, dotted name, or all: the layers x heads wall.  [default: -1; all gates]")
 @click.option("--head", default="all", show_default=True, help="A number; all; or mean.")
 @click.option("--query", default="auto", show_default=True, help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
 @click.option("--layers", is_flag=True, help="One query through all layers, heads averaged or one --head.")
@@ -47,11 +50,16 @@ def heads_command(
     visattn heads dog.jpg --query pixel:120,80 --layers    one query through the layers
     visattn heads dog.jpg --layer 5 --head 2 --matrix      query x key
     visattn heads dog.jpg --layer all --stats              every head in numbers
+    visattn heads dog.jpg --model seresnet50 --method gates
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    kind = _kind(options)
+    gated = options["method"] == "gates"
+    options["layer"] = options["layer"] or ("all" if gated else "-1")
+    kind = _kind_of_gates(options) if gated else _kind(options)
     target = output or Path(f"{image.stem}.{kind}.png")
-    if output is not None or kind != "stats":
+    if output is not None or not options["stats"]:
         check_output(target, overwrite=overwrite, inputs=[image])
+    from dataclasses import replace
+
     from visattn import render
     from visattn._look import look
     from visattn._pipeline import answer
@@ -62,13 +70,23 @@ def heads_command(
     photo = load_image(image)
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
-    recording = look(model, prepared)
-    if kind == "stats":
-        rows = _stats(recording, options["layer"], quiet)
+    recording = look(model, prepared, features="none" if gated else "last")
+    if gated or kind == "stats":
         source = facts(photo)
-        shown = recording.provenance.but(image=source.name, method="statistics", notes=source.notes + prepared.notes)
-        describe(quiet, shown.but(parameters={"layer": options["layer"]}))
+        seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes + prepared.notes)
+        seen = seen.but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
+        recording = replace(recording, provenance=seen)
+    if kind == "stats":
+        rows = _gate_stats(recording, options["layer"]) if gated else _stats(recording, options["layer"], quiet)
+        describe(quiet, seen)
         _print_stats(rows, output, as_json)
+        return
+    if gated:
+        written = write_whole(
+            target, render.to_png(_gates(recording, prepared, options), seen.but(geometry=prepared.geometries[0]))
+        )
+        describe(quiet, seen)
+        result(as_json, [(written, seen)])
         return
     layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
     found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
@@ -92,6 +110,48 @@ def _kind(options: dict[str, Any]) -> str:
             raise OptionError("--matrix shows one head: pass --layer N and --head N (or --head mean).")
         return "matrix"
     return "layers" if options["layers"] else "wall" if options["layer"] == "all" else "heads"
+
+
+def _kind_of_gates(options: dict[str, Any]) -> str:
+    """`gates` or `stats`."""
+    defaults = {"head": "all", "query": "auto", "layers": False, "matrix": False, "mass": None}
+    for name, default in defaults.items():
+        if options[name] != default:
+            raise OptionError(f"--{name} is for heads of attention. Leave it out with --method gates.")
+    return "stats" if options["stats"] else "gates"
+
+
+def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn._gate_figure import gate_figure
+
+    return gate_figure(
+        recording,
+        prepared,
+        layer=_number(options["layer"]),
+        panel=options["panel"] or 240,
+        opacity=options["opacity"],
+        colormap=options["colormap"],
+        shared=options["shared"],
+    )
+
+
+def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
+    """A row for each gate, or for those of one layer."""
+    from visattn.methods import diagnostics
+
+    rows: list[Row] = [
+        {
+            "layer": found.layer,
+            "gate": found.role,
+            "count": found.values.shape[1],
+            **{name: float(value[0]) for name, value in found.numbers().items()},
+        }
+        for found in diagnostics.gate_statistics(recording)
+        if layer in ("all", found.layer)
+    ]
+    if not rows:
+        raise OptionError(f"no gate of layer '{layer}' was met. Pass a dotted name, or --layer all.")
+    return rows
 
 
 def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -25,12 +25,14 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     """
     import torch
 
-    from visattn.families import capture, input_spec, load_model
+    from visattn.families import cam_layer, capture, input_spec, load_model
     from visattn.methods import METHODS
+    from visattn.methods._gates import GATES
 
     net = load_model(model, weights="none", img_size=img_size)
     spec = input_spec(net, img_size)
-    with capture(net, gradients=True) as recording:  # what the kernels gave is kept, to be compared
+    known = cam_layer(net)
+    with capture(net, features="last" if known is None else [known], gradients=True) as recording:  # with what the kernels gave
         net(torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
     layers = [
         {
@@ -49,6 +51,11 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         }
         for record in recording
     ]
+    gates = [
+        {"layer": feature.layer, "gate": feature.role, "size": " x ".join(map(str, feature.value.shape[1:]))}
+        for feature in recording.features
+        if feature.role in GATES
+    ]
     methods = [{"method": name, "applies": _applies(method, recording, spec.classifier)} for name, method in METHODS.items()]
     facts: dict[str, Any] = {
         "model": model,
@@ -57,13 +64,15 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         "patch": list(spec.stride),
         "classifier": spec.classifier,
         "readout": recording.readout,
+        "cam_layer": known,
     }
     if as_json:
-        click.echo(to_json({**facts, "layers": layers, "methods": methods}))
+        click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
-    click.echo(f"{model}: input {size}, {head}, reads out {recording.readout}\n")
+    how = f"reads out {recording.readout}" if len(recording) else "no attention"
+    click.echo(f"{model}: input {size}, {head}, {how}; Grad-CAM reads {known or 'a layer that you name'}\n")
     rows = [
         {
             "layer": record.layer + (f" #{record.call}" if record.call else ""),
@@ -77,7 +86,9 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         }
         for record, layer in zip(recording, layers, strict=True)
     ]
-    click.echo(to_text(rows))
+    for table in (rows, gates):
+        if table:
+            click.echo(to_text(table))
     click.echo(to_text(methods).rstrip())
 
 

@@ -34,9 +34,9 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
 
         names = list(colormaps.NAMES)
     else:
-        from visattn.families import timm
+        from visattn import families
 
-        names = timm.names(pattern)
+        names = families.names(pattern)
     click.echo(to_json(names) if as_json else "\n".join(names))
 
 

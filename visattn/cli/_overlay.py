@@ -83,6 +83,7 @@ class _Residual(click.ParamType[float | str]):
 @click.option("--lasso", type=float, help="LIME: penalty of the weights, as a share of the score's rise.")
 @click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
 @click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
+@click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
 @picture_options
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
@@ -207,7 +208,7 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any: 
             seed=options["seed"],
             **parameters,
         )
-        picture, provenance = found.draw(**_colours(options))
+        picture, provenance = found.draw(**_colours(options), caption=options["caption"])
         return render.to_png(picture, provenance), provenance, save_map(found.map, found.geometry)
 
     return draw

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import printable
 from visattn.errors import ModelError, OptionError
-from visattn.families import custom, timm
+from visattn.families import custom, timm, torchvision
 from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -33,11 +33,13 @@ __all__ = [
     "intervene",
     "labels",
     "load_model",
+    "names",
     "provenance_of",
     "register",
 ]
 
-FAMILIES: dict[str, ModuleType] = {"timm": timm, "custom": custom}  # the first that owns a model answers for it
+# the first that owns a model answers for it
+FAMILIES: dict[str, ModuleType] = {"timm": timm, "torchvision": torchvision, "custom": custom}
 
 Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], Anatomy])
 _registered: dict[type[nn.Module], Callable[[Any, Provenance], Anatomy]] = {}
@@ -48,10 +50,11 @@ _loaded: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 def load_model(
     name: str, *, weights: str | os.PathLike[str] = "auto", seed: int = 0, img_size: int | None = None, device: str = "cpu"
 ) -> nn.Module:
-    """Build a model by its timm name, or by `file.py:factory`, in evaluation mode.
+    """Build a model by its timm name, as `tv:` and its torchvision name, or by `file.py:factory`, in evaluation mode.
 
     Args:
-        name: For example `vit_small_patch14_dinov2.lvd142m`, or a file of yours and the function in it that makes the model.
+        name: For example `vit_small_patch14_dinov2.lvd142m`, `tv:resnet50`, `tv:resnet50.IMAGENET1K_V1`, or a file of yours and the
+            function in it that makes the model.
         weights: `auto`: the local cache, then the hub; `none`: random weights; else a safetensors file, or a checkpoint that loads
             without running code. It must have every tensor of the model; the number of classes and of input channels is its own.
         seed: Seed of random weights.
@@ -71,7 +74,8 @@ def load_model(
     if name.rpartition(":")[0].endswith(".py"):
         model, provenance = custom.load(name)
     else:
-        model, provenance = timm.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
+        family = torchvision if name.startswith(torchvision.PREFIX) else timm
+        model, provenance = family.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
     model = model.to(place)
     _loaded[model] = provenance
     return model
@@ -218,9 +222,14 @@ def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def cam_layer(model: nn.Module) -> str | None:
-    """The module whose tokens Grad-CAM reads, where that is known."""
+    """The module whose tokens or feature map Grad-CAM reads, where that is known."""
     known: str | None = _family_of(model).cam_layer(model)
     return known
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Models with published weights whose maps are known, by name pattern."""
+    return timm.names(pattern) + torchvision.names(pattern)
 
 
 def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> Anatomy:

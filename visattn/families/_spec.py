@@ -32,3 +32,8 @@ class InputSpec:
     classifier: bool
     channels: int
     transform: Sequence[Any]
+
+
+def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    """One value for each channel; their mean where the values are for another number of channels."""
+    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

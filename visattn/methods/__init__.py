@@ -5,9 +5,13 @@
 
 from visattn.methods import compat, diagnostics, replayed
 from visattn.methods._attention import attention
+from visattn.methods._cam import cam
+from visattn.methods._eigencam import eigencam
 from visattn.methods._flow import attention_flow
-from visattn.methods._gradcam import gradcam
+from visattn.methods._gates import gates
+from visattn.methods._gradcam import gradcam, gradcam_plus_plus, xgradcam
 from visattn.methods._gradient import attention_gradient, gradient_rollout
+from visattn.methods._hirescam import hirescam, layercam
 from visattn.methods._legrad import legrad
 from visattn.methods._norm import norm_attention
 from visattn.methods._pca import pca
@@ -24,10 +28,16 @@ __all__ = [
     "attention",
     "attention_flow",
     "attention_gradient",
+    "cam",
     "compat",
     "diagnostics",
+    "eigencam",
+    "gates",
     "gradcam",
+    "gradcam_plus_plus",
     "gradient_rollout",
+    "hirescam",
+    "layercam",
     "legrad",
     "method_of",
     "norm_attention",
@@ -36,4 +46,5 @@ __all__ = [
     "replayed",
     "rollout",
     "similarity",
+    "xgradcam",
 ]

@@ -8,6 +8,8 @@ from visattn.errors import OptionError
 from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
 
+NOTHING = "no layer multiplied a softmax with values. Use method 'gradcam', which needs no attention."
+
 
 def one_forward(recording: Recording) -> Recording:
     """`recording` itself, if it holds one forward pass.
@@ -57,6 +59,8 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
         why = other.reason or f"its keys are other tokens ({_size(other.keys)}) than its queries ({_size(other.queries)})"
         return f"{other.layer}: {why}, {instead}"
     records = [record for record in recording if record.kind == "self"]
+    if not len(recording):
+        return f"there is no self-attention to multiply: {NOTHING}"
     if not records:
         return "there is no self-attention to multiply. Use method 'attention'."
     for before, after in pairwise(records):
@@ -91,6 +95,8 @@ def _size(layout: TokenLayout) -> str:
 
 def spatial_refusal(recording: Recording) -> str | None:
     """Why no attention of a recording can be drawn on the image, or None."""
+    if not len(recording):
+        return NOTHING
     if any(record.keys.grid for record in recording):
         return None
     for record in recording:

@@ -6,11 +6,15 @@ from typing import Literal
 
 from visattn._checks import one_of
 from visattn.maps import AttentionMap
-from visattn.methods import _flow, _relevance
+from visattn.methods import _flow, _gates, _relevance, _tap
 from visattn.methods._attention import attention
+from visattn.methods._cam import cam
+from visattn.methods._eigencam import eigencam
 from visattn.methods._flow import attention_flow
-from visattn.methods._gradcam import gradcam
+from visattn.methods._gates import gates
+from visattn.methods._gradcam import gradcam, gradcam_plus_plus, xgradcam
 from visattn.methods._gradient import attention_gradient, gradient_rollout
+from visattn.methods._hirescam import hirescam, layercam
 from visattn.methods._legrad import legrad
 from visattn.methods._norm import norm_attention
 from visattn.methods._pca import pca
@@ -18,10 +22,19 @@ from visattn.methods._relevance import relevance
 from visattn.methods._rollout import rollout
 from visattn.methods._select import chain_refusal, chain_refusal_of_any_rows, spatial_refusal
 from visattn.methods._similarity import similarity
-from visattn.methods.replayed import integrated_gradients, kernel_shap, lime, occlusion, smoothgrad, transition_attention
+from visattn.methods.replayed import (
+    ablationcam,
+    integrated_gradients,
+    kernel_shap,
+    lime,
+    occlusion,
+    scorecam,
+    smoothgrad,
+    transition_attention,
+)
 from visattn.records import Recording
 
-Need = Literal["attention", "gradients", "layer gradients", "values", "features", "replay", "score"]
+Need = Literal["attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "replay", "score"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +43,8 @@ class Method:
 
     Attributes:
         function: From a recording and its own parameters to a map.
-        needs: What the recording must hold; `replay` and `score` are arguments of their own, see `visattn.methods.replayed`.
+        needs: What the recording must hold; `cam layer`: features of one layer, by default of that which `families.cam_layer` names;
+            `replay` and `score` are arguments of their own, see `visattn.methods.replayed`.
         targeted: Whether it explains a class.
         accepts: Why it does not apply to a recording, or None.
         sinks: Whether sinks can show in its map as bright spots.
@@ -64,6 +78,8 @@ def _needs(*names: Need) -> frozenset[Need]:
     return frozenset(names)
 
 
+_SLOPES = _needs("features", "cam layer", "gradients")
+
 METHODS: dict[str, Method] = {
     "attention": Method(attention, _needs("attention"), False, spatial_refusal, True, ("raw",)),
     "similarity": Method(similarity, _needs("features"), False, _features_refusal),
@@ -78,7 +94,16 @@ METHODS: dict[str, Method] = {
     "transition_attention": Method(
         transition_attention, _needs("attention", "gradients", "replay"), True, chain_refusal, True, ("tam",)
     ),
-    "gradcam": Method(gradcam, _needs("features", "gradients"), True, _features_refusal),
+    "gradcam": Method(gradcam, _SLOPES, True, _tap.refusal, aliases=("grad-cam",)),
+    "gradcam_plus_plus": Method(gradcam_plus_plus, _SLOPES, True, _tap.refusal, aliases=("gradcam++", "grad-cam++")),
+    "xgradcam": Method(xgradcam, _SLOPES, True, _tap.refusal, aliases=("xgrad-cam",)),
+    "hirescam": Method(hirescam, _SLOPES, True, _tap.refusal, aliases=("hires-cam",)),
+    "layercam": Method(layercam, _SLOPES, True, _tap.refusal, aliases=("layer-cam",)),
+    "cam": Method(cam, _SLOPES, True, _tap.refusal),
+    "eigencam": Method(eigencam, _needs("features", "cam layer"), False, _tap.refusal, aliases=("eigen-cam",)),
+    "scorecam": Method(scorecam, _needs("features", "cam layer", "score"), True, _tap.refusal, aliases=("score-cam",)),
+    "ablationcam": Method(ablationcam, _needs("features", "cam layer", "score"), True, _tap.refusal, aliases=("ablation-cam",)),
+    "gates": Method(gates, _needs("gates"), False, _gates.refusal),
     "captum.integrated_gradients": Method(integrated_gradients, _needs("score"), True, _never, aliases=("ig",)),
     "captum.smoothgrad": Method(smoothgrad, _needs("score"), True, _never, aliases=("smoothgrad",)),
     "captum.occlusion": Method(occlusion, _needs("score"), True, _never, aliases=("occlusion",)),

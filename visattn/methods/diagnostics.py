@@ -1,4 +1,4 @@
-"""What heads do in numbers, and what may make a map mislead: sinks, the few tokens that draw attention from every query."""
+"""What heads and gates do in numbers, and what may make a map mislead: sinks, the few tokens that draw attention from every query."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visattn.methods._gates import GateStatistics, gate_statistics
 from visattn.methods._importance import head_ablation, head_importance
 from visattn.methods._select import chain
 from visattn.methods._statistics import HeadStatistics, head_divergence, statistics
@@ -15,9 +16,11 @@ from visattn.records import AttentionRecord, Recording
 
 __all__ = [
     "THRESHOLD",
+    "GateStatistics",
     "HeadStatistics",
     "column_scores",
     "from_scores",
+    "gate_statistics",
     "head_ablation",
     "head_divergence",
     "head_importance",

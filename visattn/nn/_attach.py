@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from visattn._checks import one_of, suggest
 from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
 from visattn.nn._attached import Attached, Site
+from visattn.nn._common import at_least
 from visattn.nn._plugged import Plugged, plug
 from visattn.nn._sites import Maps, Place, Where, chosen, follow, maps_of
 
@@ -25,6 +26,7 @@ Init = Literal["identity", "paper", "zero_last", "two_sigmoid"]
 
 _INITS = ("identity", "paper", "zero_last", "two_sigmoid")
 _LAYOUTS = ("auto", "NCHW", "NHWC")
+_WRAPPERS = ("FullyShardedDataParallel", "OptimizedModule")
 _NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -52,11 +54,12 @@ def attach(
     One forward is followed to see sizes and layouts, and for `residual` which additions close a residual branch.
 
     Args:
-        model: Changed in place. Attach before it is wrapped for training on several devices and before a scheduler is built.
+        model: Changed in place. Attach before it is compiled or wrapped for several devices, and before a scheduler is built.
         attention: A name of `visattn.nn.ATTENTION`, a class, or a function of the number of channels that gives a module.
         where: `residual`: the end of each residual branch, before the addition. `stage`: after each stage. `depthwise`: after each
-            depthwise convolution, or its norm where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` also stands for
-            dots, a list of names, or a function of name and module. Names are those of the model before anything was attached.
+            depthwise convolution, or its norm where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` stays within one
+            part of a name and `**` goes over several, a list of names, or a function of name and module. Names are those of the model
+            before anything was attached.
         init: `identity`: `x + g (A(x) - x)` with one learned number `g`. `paper`: plain `A(x)`. `zero_last`: plain `A(x)` with its last
             layer zero, for attention that is then the identity, as gc and nl. `two_sigmoid`: `2 A(x)` with its last layer zero, for
             attention whose one gate is then a half, as se and eca; no number more than the paper's, but another function.
@@ -76,7 +79,7 @@ def attach(
     Raises:
         OptionError: If an option, name or pattern is unknown, fits nothing, or a place has attention or hangs twice.
         ShapeError: If a place gives no maps, or the attention does not keep their shape.
-        ModelError: If the model is wrapped or compiled to a script already.
+        ModelError: If the model is wrapped, compiled or scripted already.
 
     Example:
         >>> import timm, visattn
@@ -85,6 +88,7 @@ def attach(
         [('layer4.0.bn2', 512, (7, 7)), ('layer4.1.bn2', 512, (7, 7))]
     """
     _check_options(model, init, gate, layout, optimizer)
+    at_least("min_channels", min_channels)
     flow = follow(model, example)
     seen = [(place, maps_of(place, flow, layout)) for place in chosen(model, where, flow)]
     wide = [(place, maps) for place, maps in seen if maps.channels >= min_channels]
@@ -112,9 +116,9 @@ def attach(
     handle = Attached(model, sites, None if dry_run else plugged)
     if dry_run:
         return handle
+    _warn(model, plugged, idle=[] if isinstance(flow, Exception) else [place.name for place, maps in wide if not maps.shapes])
     for place, wrapper in plugged:
         place.parent._modules[place.key] = wrapper
-    _warn(model, plugged, idle=[] if isinstance(flow, Exception) else [place.name for place, maps in wide if not maps.shapes])
     if optimizer is not None:
         handle.join(optimizer)
     return handle
@@ -126,18 +130,22 @@ def _check_options(model: nn.Module, init: str, gate: float, layout: str, optimi
             f"model must be a torch.nn.Module, got {type(model).__name__}. Load it first, as with visattn.load_model."
         )
     kind = type(model).__name__
-    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or kind == "FullyShardedDataParallel":
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or kind in _WRAPPERS:
         raise ModelError(
-            f"the model must not be wrapped yet, got {kind}, which would not synchronise the attention. Attach, then wrap."
+            f"the model must not be wrapped or compiled yet, got {kind}, which would not know the attention. Attach first."
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise ModelError(f"the model must be a Python module, got {kind}, whose code is fixed. Attach, then script or trace.")
+        raise ModelError(f"the model must be a Python module, got {kind}, whose code is fixed. Attach first.")
     one_of(init, _INITS, "init")
     one_of(layout, _LAYOUTS, "layout")
     if not isinstance(gate, (int, float)) or not math.isfinite(gate):
         raise OptionError(f"gate must be a finite number, got {gate!r}. 0 changes nothing at first.")
     if gate and init != "identity":
         raise OptionError(f"gate must be left out with init='{init}', got {gate:g}. It belongs to init='identity'.")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. Leave it out to build it later."
+        )
     if optimizer is not None and any("initial_lr" in group for group in optimizer.param_groups):
         raise OptionError(
             "optimizer must have no scheduler yet, which would not know the new group. Attach first, then build it."
@@ -158,7 +166,7 @@ def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str)
     try:
         inspect.signature(make).bind(maps.channels, **options)
     except TypeError as problem:
-        known = [option for option in inspect.signature(make).parameters if option != "channels"]
+        known = list(inspect.signature(make).parameters)[1:]
         wrong = next((option for option in options if option not in known), None)
         near = suggest(wrong, known, 1) if wrong is not None else []
         hint = f"; did you mean '{near[0]}'?" if near else "."
@@ -175,31 +183,35 @@ def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str)
 
 
 def _macs(module: nn.Module, maps: Maps, name: str) -> int | None:
-    """Multiply-adds in the forward that was followed, counted without numbers, which also shows whether shapes are kept.
+    """Multiply-adds in the forward that was followed, counted without numbers where the module can do without.
 
     Raises:
-        ShapeError: If they are not kept.
+        ShapeError: If the module does not keep the shape.
     """
-    bare = copy.deepcopy(module).to("meta").eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        for shape in maps.shapes or ((1, maps.channels, 16, 16),):
-            try:
-                output = bare(torch.empty(shape, device="meta"))
-            except NotImplementedError:  # an operation that must see numbers
-                return None
-            except ShapeError:
-                raise
-            except Exception as problem:
-                why = str(problem).strip().split("\n")[0]
-                raise ShapeError(
-                    f"the attention must take {shape} at '{name}', and says: {why} Build it for what it is given."
-                ) from problem
-            found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            if found != shape:
-                raise ShapeError(
-                    f"the attention must keep {shape} at '{name}', got {found}. Build it for the channels that it is given."
-                )
-    return counter.get_total_flops() // 2 if maps.shapes else None
+    shapes = maps.shapes or ((1, maps.channels, 16, 16),)
+    try:
+        bare = copy.deepcopy(module).to("meta").eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            outputs = [bare(torch.empty(shape, device="meta")) for shape in shapes]
+        macs = counter.get_total_flops() // 2 if maps.shapes else None
+    except ShapeError:
+        raise
+    except Exception:  # it must see numbers, or refuses these with them as well
+        macs = None
+        try:
+            outputs = [_still(module, torch.zeros(shapes[0]))]
+        except Exception as problem:
+            why = str(problem).strip().split("\n")[0].rstrip(".")
+            raise ShapeError(
+                f"the attention must take {shapes[0]} at '{name}', got: {why}. Build it for what it is given."
+            ) from problem
+    for output, shape in zip(outputs, shapes, strict=False):
+        found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if found != shape:
+            raise ShapeError(
+                f"the attention must keep {shape} at '{name}', got {found}. Build it for the channels that it is given."
+            )
+    return macs
 
 
 def _prepare(module: nn.Module, init: str, maps: Maps) -> float:
@@ -229,14 +241,20 @@ def _prepare(module: nn.Module, init: str, maps: Maps) -> float:
 def _factor(module: nn.Module, maps: Maps) -> float | None:
     """The power of two that a module multiplies all numbers with, if it does nothing else."""
     size = maps.size if maps.size is not None and math.prod(maps.size) <= 1024 else (14, 15)
-    weight = next(chain(module.parameters(), module.buffers()), torch.zeros(()))
-    x = torch.sin(torch.arange(2 * maps.channels * math.prod(size))).reshape(2, maps.channels, *size).to(weight)
+    x = torch.sin(torch.arange(2 * maps.channels * math.prod(size))).reshape(2, maps.channels, *size)
+    y = _still(module, x)
+    return next((factor for factor in (1.0, 0.5) if torch.equal(y, (x * factor).to(y))), None)
+
+
+def _still(module: nn.Module, x: Tensor) -> Tensor:
+    """What a module gives in evaluation mode; its flags are put back."""
     flags = [(part, part.training) for part in module.modules()]
     with torch.no_grad():
-        y = module.eval()(x)
+        weight = _like(module, module)
+        y: Tensor = module.eval()(x if weight is None else x.to(weight))
     for part, training in flags:
         part.training = training
-    return next((factor for factor in (1.0, 0.5) if torch.equal(y, x * factor)), None)
+    return y
 
 
 def _like(module: nn.Module, model: nn.Module) -> Tensor | None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from visattn._checks import one_of
 from visattn._publish import publish
 from visattn.nn._common import bottleneck, check_maps, normed, odd
+from visattn.nn._mean import mean_over
 
 
 class CBAM(nn.Module):
@@ -65,12 +66,12 @@ class CBAM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels, then the places."""
         check_maps(self, x, self.channels)
-        pooled = x.mean((2, 3), keepdim=True), x.amax((2, 3), keepdim=True)  # adaptive pools do not export
+        pooled = mean_over(x, 2, 3), x.amax((2, 3), keepdim=True)  # adaptive pools do not export
         mean, peak = (self.fc2(self.act(self.fc1(one))) for one in pooled)
         channel_gate = (mean + peak).sigmoid()  # (B, C, 1, 1)
         publish(self, "channel_gate", channel_gate)
         x = x * channel_gate
-        planes = x.mean(1, keepdim=True), x.amax(1, keepdim=True)
+        planes = mean_over(x, 1), x.amax(1, keepdim=True)
         plane = self.conv(torch.cat(planes[::-1] if self.variant == "official" else planes, dim=1))
         spatial_gate = normed(self.norm, plane).sigmoid()  # (B, 1, H, W)
         publish(self, "spatial_gate", spatial_gate, x)

@@ -209,17 +209,14 @@ class Flow(TorchFunctionMode):
 
     def _leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-            began = self._running.pop()
+            self._running.pop()
             self.outputs[name].append(tuple(output.shape) if isinstance(output, Tensor) else None)
             trail = self._trails.get(output) if isinstance(output, Tensor) else None
             if not isinstance(output, Tensor) or trail is None:
                 return
             self._layouts.setdefault(name, trail.layout)
-            if _PASSING.match(type(module).__name__):
-                better = trail.end is None or not self._fits(trail.end, output)
-            else:
-                better = trail.serial > began
-            if better:
+            passes = _PASSING.match(type(module).__name__)
+            if not passes or trail.end is None or not self._fits(trail.end, output):
                 self._trails[output] = replace(trail, end=name)
 
         return leave

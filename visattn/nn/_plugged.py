@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn._publish import publish
 from visattn.nn._flow import Layout
 
 
@@ -33,6 +34,9 @@ class Plugged(nn.Module):
 
     Shape:
         Whatever `base` takes, to whatever it gives.
+
+    Publishes:
+        `mix`, `(1, 1)`: `g`, where there is one. A gate of the attention inside acts by that share only.
     """
 
     supplied: tuple[str, ...]
@@ -52,8 +56,8 @@ class Plugged(nn.Module):
         self.register_parameter(
             "gate", None if gate is None else nn.Parameter(gate)
         )  # before base, which may have one of its own
-        self.attention = attention
         self.base = base
+        self.attention = attention
         self.scale, self.layout, self.strict_attention = scale, layout, strict_attention
         self.supplied = ()
         self.training = base.training
@@ -65,6 +69,7 @@ class Plugged(nn.Module):
         changed: Tensor = self.attention(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) if last else self.attention(x)
         gate: Tensor | None = self.gate
         if gate is not None:
+            publish(self, "mix", gate.reshape(1, 1))
             return x + gate * (changed - x)
         return changed if self.scale == 1 else changed * self.scale
 

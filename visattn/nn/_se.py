@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from visattn._publish import publish
 from visattn.nn._common import bottleneck, check_maps
+from visattn.nn._mean import mean_over
 
 
 class SqueezeExcite(nn.Module):
@@ -45,6 +46,6 @@ class SqueezeExcite(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scale the channels."""
         check_maps(self, x, self.channels)
-        gate: Tensor = self.gate(self.fc2(self.act(self.fc1(x.mean((2, 3), keepdim=True)))))  # (B, C, 1, 1)
+        gate: Tensor = self.gate(self.fc2(self.act(self.fc1(mean_over(x, 2, 3)))))  # (B, C, 1, 1)
         publish(self, "channel_gate", gate)
         return x * gate

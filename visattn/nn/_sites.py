@@ -129,6 +129,8 @@ def chosen(model: nn.Module, where: Where, flow: Flow | Exception) -> list[Place
         names = {place.name for place in known if where(place.name, place.module)}
         if not names:
             raise OptionError(f"the function says no to all {len(known)} modules. It is given names such as {_examples(known)}.")
+    elif not isinstance(where, (list, tuple, set)):
+        raise OptionError(f"where must be a preset, a pattern, a list of names or a function, got {type(where).__name__}.")
     else:
         names = set(where)
         for name in (name for name in where if name not in {place.name for place in known}):
@@ -278,7 +280,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _moved(value: Any, model: nn.Module) -> Any:  # noqa: ANN401 - as nested as the user's example
-    """Tensors on the model's device, those with a point in its dtype; new ones, so that nothing is noted about the user's own."""
+    """Tensors on the model's device, those with a point in its dtype; copies, as a model may write into what it is given."""
     weight = next((one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()), None)
 
     def moved(tensor: Tensor) -> Tensor:
@@ -291,10 +293,20 @@ def _moved(value: Any, model: nn.Module) -> Any:  # noqa: ANN401 - as nested as 
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern in which `*` and `?` stay within one part of a name, and `**` goes over any number of parts."""
+    """A pattern in which `*` and `?` stay within one part of a name, and `**` goes over any number of parts.
+
+    Raises:
+        OptionError: If a range in it is none.
+    """
     wild = {"**.": r"(.+\.)?", "**": ".*", "*": "[^.]*", "?": "[^.]"}
     parts = re.findall(r"\*\*\.?|\*|\?|\[[^\]]+\]|.", pattern, flags=re.DOTALL)
-    return re.compile("".join(wild.get(part, part if len(part) > 1 else re.escape(part)) for part in parts))
+    plain = (part.replace("[!", "[^") if len(part) > 1 else re.escape(part) for part in parts)
+    try:
+        return re.compile("".join(wild.get(part, other) for part, other in zip(parts, plain, strict=True)))
+    except re.error as problem:
+        raise OptionError(
+            f"where must be a pattern of names, got '{printable(pattern)}': {problem}. Check its brackets."
+        ) from problem
 
 
 def _nearest(name: str, known: list[Place]) -> str:

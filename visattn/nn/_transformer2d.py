@@ -75,7 +75,7 @@ class SpatialTransformer(nn.Module):
                 scale, zero = numbers[:, 0], torch.zeros_like(numbers[:, 0])
                 numbers = torch.stack((scale, zero, numbers[:, 1], zero, scale, numbers[:, 2]), 1)
             theta = torch.unflatten(numbers, 1, (2, 3))
-            publish(self, "transform", theta)
+            publish(self, "transform", theta, x)
             height, width = self.size or (x.shape[2], x.shape[3])
             positions = F.affine_grid(theta, [x.shape[0], x.shape[1], height, width], align_corners=False)
         return sample(x, positions)

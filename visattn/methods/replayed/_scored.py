@@ -6,13 +6,14 @@ to, what the score is with and without the image, and how often the model was ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visattn._checks import one_of
 from visattn._cv2 import cv2
@@ -43,6 +44,7 @@ class Scored:
         mean: What was subtracted from each channel of pixels in [0, 1].
         std: What they were divided by then.
         patch: Input pixels of one token, `(vertical, horizontal)`.
+        model: The model behind the score, for methods that change what a layer gives.
     """
 
     pixels: Tensor
@@ -50,6 +52,27 @@ class Scored:
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch: tuple[int, int] = (1, 1)
+    model: nn.Module | None = None
+
+    @contextmanager
+    def editing(self, layer: str, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Inside the `with`, a layer of the model gives `edit(what it gave)`.
+
+        Raises:
+            OptionError: If the model is not known or has no such layer.
+        """
+        module = dict(self.model.named_modules()).get(layer) if self.model is not None else None
+        if module is None:
+            raise OptionError(f"the model behind the score is not known, or has no layer {layer}. Use visattn.explain.")
+
+        def hook(_module: nn.Module, _args: object, output: object) -> object:
+            return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(cast(Tensor, output))
+
+        handle = module.register_forward_hook(hook)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def baseline(self, kind: Baseline) -> Tensor:
         """Pixels `(B, C, H, W)` without content: `mean` (the colour that was subtracted), `black`, or `blur` (each image, blurred).
@@ -165,7 +188,7 @@ def attributed(
         known["baseline"] = baseline
         notes.append(_described(baseline, grounds))
     for i, part in enumerate(parts):
-        image, score = scored.pixels[i : i + 1], _Counted(scored.score)
+        image, score = scored.pixels[i : i + 1], Counted(scored.score)
         ground = image if grounds is None else grounds[i : i + 1]
         with torch.no_grad():
             top, bottom = (0.0, 0.0) if grounds is None else (float(score(image)), float(score(ground)))
@@ -196,7 +219,7 @@ def _balance(values: Tensor, top: float, bottom: float, additive: bool) -> tuple
     return notes, [f"{notes[-1]}; raise evaluations"] if missed else []
 
 
-class _Counted:
+class Counted:
     """A score whose numbers are checked, and that counts the images it was asked of."""
 
     def __init__(self, score: Score) -> None:

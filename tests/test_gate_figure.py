@@ -1,0 +1,125 @@
+"""The page of gates: which modules get a panel, and that what is drawn is what was recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import nn
+
+import visattn
+from visattn import _gate_figure, nn as ours
+from visattn._gate_figure import gate_figure
+from visattn._prepare import Prepared, prepare
+from visattn.errors import OptionError
+from visattn.methods import gates
+from visattn.methods._gates import mixed
+from visattn.records import Recording
+
+PANEL = 64
+
+
+def network(*parts: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), *parts, nn.AdaptiveAvgPool2d(1)).eval()
+
+
+def seen(model: nn.Module) -> tuple[Recording, Prepared]:
+    noise = np.random.default_rng(0).integers(0, 255, (48, 72, 3), np.uint8)
+    prepared = prepare(Image.fromarray(noise), model)
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(prepared.pixels)
+    return recording, prepared
+
+
+def layers(model: nn.Module) -> list[str]:
+    return [module.layer for module in _gate_figure._modules(seen(model)[0])]
+
+
+def test_gates_of_one_module_share_a_panel() -> None:
+    assert layers(network(ours.CBAM(8), ours.SqueezeExcite(8), ours.CBAM(8))) == ["1", "2", "3"]
+    assert layers(network(ours.SCSE(8))) == ["1"]
+    assert layers(timm.create_model("resnet18", block_args={"attn_layer": "cbam"}).eval())[:2] == ["layer1.0.se", "layer1.1.se"]
+
+
+def test_gates_of_neighbours_do_not() -> None:
+    model = timm.create_model("seresnet18").eval()
+    assert layers(model) == [name for name, part in model.named_modules() if name.endswith(".se")]
+
+
+def test_map_shows_the_gate_in_its_place() -> None:
+    """Two opposite corners of the gate are open: their pixels, and only those, get the brightest colour."""
+    recording, prepared = seen(network(ours.CBAM(8)))
+    gate = next(feature for feature in recording.features if feature.role == "spatial_gate")
+    gate.value.fill_(0.2)
+    gate.value[0, 0, 0, 0] = gate.value[0, 0, -1, -1] = 0.9
+    assert gate.layout is not None
+    page = np.asarray(gate_figure(recording, prepared, panel=225, opacity=1.0))
+    colour = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
+    found = np.argwhere((page[:240] == colour).all(-1))  # above the colour bar
+    place = prepared.geometries[0].resized((150, 225))
+    first, last = (place.patch_box(at, at, (112, 112), gate.layout.box) for at in (0, 111))
+    assert abs(np.ptp(found[:, 0]) + 1 - (last.bottom - first.top)) <= 1
+    assert abs(found[:, 1].min() - first.left - 18) <= 1  # the page's margin
+    assert abs(found[:, 1].max() + 1 - last.right - 18) <= 1
+    assert len(found) <= 8
+
+
+def test_share_by_which_attached_attention_acts_is_told() -> None:
+    model = network()
+    visattn.attach(model, "cbam", ["0"], gate=0.25)
+    recording, prepared = seen(model)
+    assert gates(recording).provenance.notes[-1] == "0.attention acts by a share of 0.25: y = x + 0.25 (A(x) - x)"
+    assert mixed(recording, "0.attention") == 0.25
+    bare, _ = seen(network(ours.CBAM(8)))
+    assert mixed(bare, "1") is None
+    assert gate_figure(recording, prepared, panel=PANEL).height == gate_figure(bare, prepared, panel=PANEL).height
+
+
+def test_window_of_a_spatial_transformer_is_framed_on_the_photo() -> None:
+    transformer = ours.SpatialTransformer(3)
+    with torch.no_grad():
+        transformer.theta.bias.copy_(torch.tensor([0.5, 0, 0.25, 0, 0.4, -0.2]))  # half as wide, moved right and up
+    recording, prepared = seen(nn.Sequential(transformer, nn.AdaptiveAvgPool2d(1)).eval())
+    (window,) = recording.features
+    assert window.layout is not None
+    place = prepared.geometries[0].resized((200, 300))
+    corners = _gate_figure._corners(window.value, window.layout.box, place)
+    side = 200  # of the square that the model sees, in the middle of the photo
+    rows, columns = (0.5 + (-0.2 + step * 0.4) / 2 for step in (-1, 1)), (0.5 + (0.25 + step * 0.5) / 2 for step in (-1, 1))
+    (top, bottom), (left, right) = (y * side for y in rows), (50 + x * side for x in columns)
+    assert corners == [pytest.approx(point, abs=0.7) for point in ((top, left), (top, right), (bottom, right), (bottom, left))]
+    page = gate_figure(recording, prepared, panel=PANEL)
+    assert (
+        page.tobytes() != gate_figure(seen(nn.Sequential(ours.SpatialTransformer(3)).eval())[0], prepared, panel=PANEL).tobytes()
+    )
+
+
+def test_strip_is_as_high_as_the_gates_are_large() -> None:
+    strip = np.asarray(_gate_figure._strip(np.linspace(0, 1, 50, dtype=np.float32), 200, "inferno"))[1:-1, 1:-1]
+    filled = (strip < 190).any(-1).sum(0) / len(strip)
+    assert (np.diff(filled) <= 1e-6).all()  # the largest first
+    assert np.abs(filled - np.linspace(1, 0, 198)).max() < 0.06
+
+
+def test_one_scale_is_written_at_the_bar() -> None:
+    recording, prepared = seen(network(ours.CBAM(8), ours.CBAM(8)))
+    one, own = (gate_figure(recording, prepared, panel=PANEL, shared=shared) for shared in (True, False))
+    assert one.size[0] == own.size[0]
+    assert one.tobytes() != own.tobytes()
+
+
+def test_layer_is_chosen_by_position_or_name() -> None:
+    recording, prepared = seen(network(ours.CBAM(8), ours.SqueezeExcite(8)))
+    last, named = (gate_figure(recording, prepared, layer=layer, panel=PANEL) for layer in (-1, "2"))
+    assert last.tobytes() == named.tobytes()
+    with pytest.raises(OptionError, match="layer must be all or one of 1, 2, got 7"):
+        gate_figure(recording, prepared, layer=7)
+
+
+def test_network_without_gates_is_refused() -> None:
+    _, prepared = seen(network(ours.CBAM(8)))
+    with pytest.raises(OptionError, match="the network has no gates"):
+        gate_figure(Recording(), prepared)

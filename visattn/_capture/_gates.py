@@ -1,0 +1,119 @@
+"""Gates of attention modules that do not publish them: those of timm and torchvision, and of the authors' own code.
+
+Each is told by its class and by its parts: which of them are listened to, and how what they give becomes the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from visattn._publish import Listener
+from visattn._types import Role
+
+Heard = Mapping[str, Sequence[Tensor]]  # what each part gave in this call of the module
+
+
+class Gate(NamedTuple):
+    """How to tell a module's gate.
+
+    Attributes:
+        role: What the gate's axes are.
+        parts: Names of the submodules that are listened to.
+        make: From what they gave to the gate.
+    """
+
+    role: Role
+    parts: tuple[str, ...]
+    make: Callable[[Heard], Tensor]
+
+
+def _whole(part: str, role: Role = "channel_gate") -> Gate:
+    """What the last call of one part gave is the gate."""
+    return Gate(role, (part,), lambda heard: heard[part][-1])
+
+
+def _product(heard: Heard) -> Tensor:
+    """Strips of timm: one activation called for rows, then for columns."""
+    rows, columns = heard["gate"][-2:]
+    return rows * columns
+
+
+_CHANNELS, _PLACES, _BOTH = _whole("gate"), _whole("gate", "spatial_gate"), _whole("gate", "gate")
+_STRIPS = Gate("gate", ("gate",), _product)
+
+# by module and class for libraries; by class alone for code that is copied from its authors' repositories
+GATES: dict[str, Gate] = {
+    "timm.layers.squeeze_excite.SEModule": _CHANNELS,
+    "timm.layers.squeeze_excite.EffectiveSEModule": _CHANNELS,
+    "timm.layers.squeeze_excite.SqueezeExciteCl": _CHANNELS,
+    "timm.models._efficientnet_blocks.SqueezeExcite": _CHANNELS,
+    "timm.models.senet.SEModule": _whole("sigmoid"),
+    "timm.layers.eca.EcaModule": _CHANNELS,
+    "timm.layers.eca.CecaModule": _CHANNELS,
+    "timm.layers.cbam.ChannelAttn": _CHANNELS,
+    "timm.layers.cbam.SpatialAttn": _PLACES,
+    "timm.layers.cbam.LightSpatialAttn": _PLACES,
+    "timm.layers.gather_excite.GatherExcite": _BOTH,
+    "timm.layers.coord_attn.CoordAttn": _STRIPS,
+    "timm.layers.coord_attn.SimpleCoordAttn": _BOTH,
+    "timm.layers.coord_attn.EfficientLocalAttn": _STRIPS,
+    "timm.layers.coord_attn.StripAttn": _BOTH,
+    "timm.layers.global_context.GlobalContext": _CHANNELS,
+    "timm.layers.selective_kernel.SelectiveKernelAttn": Gate("branch_gate", ("",), lambda heard: heard[""][-1]),
+    "torchvision.ops.misc.SqueezeExcitation": _whole("scale_activation"),
+    "ChannelGate": Gate("channel_gate", ("mlp",), lambda heard: torch.stack([*heard["mlp"]]).sum(0).sigmoid()),
+    "SpatialGate": Gate("spatial_gate", ("spatial",), lambda heard: heard["spatial"][-1].sigmoid()),
+    "BAM": Gate(
+        "gate",
+        ("channel_att", "spatial_att"),
+        lambda heard: 1 + (heard["channel_att"][-1] * heard["spatial_att"][-1]).sigmoid(),
+    ),
+    "SELayer": _whole("fc"),
+    "eca_layer": _whole("sigmoid"),
+    "simam_module": _whole("activaton", "gate"),  # as its authors spell it
+    "CoordAtt": Gate("gate", ("conv_h", "conv_w"), lambda heard: heard["conv_h"][-1].sigmoid() * heard["conv_w"][-1].sigmoid()),
+}
+
+
+@contextmanager
+def telling(model: nn.Module, listener: Listener) -> Iterator[None]:
+    """Tell `listener` the gates of a model's modules that have an entry in `GATES`, inside the `with`."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            gate = _gate_of(module)
+            if gate is not None:
+                _hang(stack, module, gate, listener)
+        yield
+
+
+def _gate_of(module: nn.Module) -> Gate | None:
+    """How a module's gate is told, if it is one of those; a class of the same name with other parts is not."""
+    kind = type(module)
+    gate = GATES.get(f"{kind.__module__}.{kind.__name__}", GATES.get(kind.__name__))
+    return gate if gate is not None and {"", *dict(module.named_children())} >= set(gate.parts) else None
+
+
+def _hang(stack: ExitStack, module: nn.Module, gate: Gate, listener: Listener) -> None:
+    heard: dict[str, list[Tensor]] = {name: [] for name in gate.parts}
+
+    def begin(_module: nn.Module, _args: Any) -> None:  # noqa: ANN401
+        for outputs in heard.values():
+            outputs.clear()
+
+    def hear(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _module, _args, output: heard[name].append(output)
+
+    def end(_module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        if all(heard.values()):  # parts may be replaced by others that are not called as modules
+            listener(module, gate.role, gate.make(heard), output)
+        begin(_module, _args)
+
+    stack.callback(module.register_forward_pre_hook(begin).remove)
+    for name in gate.parts:
+        stack.callback(module.get_submodule(name).register_forward_hook(hear(name)).remove)
+    stack.callback(module.register_forward_hook(end).remove)

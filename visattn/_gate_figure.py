@@ -1,0 +1,205 @@
+"""A page of a network's own gates on one photo: where each module looks, and which channels it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from visattn import colormaps, render
+from visattn._prepare import Prepared
+from visattn._sheets import Bar, Cell, sheet
+from visattn.errors import OptionError
+from visattn.geometry import Box, Geometry
+from visattn.maps import Heatmap, value_range
+from visattn.methods import gates
+from visattn.methods._gates import GATES, PLACES, mixed
+from visattn.nn import SpatialTransformer
+from visattn.records import FeatureRecord, Recording
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_INK, _FAINT, _PAPER = (24, 24, 27), (200, 200, 205), (255, 255, 255)
+_STRIP = 0.2  # height of a strip in panel widths
+_ACROSS = 4
+
+
+@dataclass(eq=False)
+class _Module:
+    """What one module multiplies its features by, a map of places and strips of channels; or the window that it samples."""
+
+    layer: str
+    place: FeatureRecord | None = None
+    channels: list[NDArray[np.float32]] = field(default_factory=list)
+    window: FeatureRecord | None = None
+
+
+def gate_figure(
+    recording: Recording,
+    prepared: Prepared,
+    *,
+    layer: int | str = "all",
+    panel: int = 240,
+    opacity: float = 0.6,
+    colormap: str | None = None,
+    shared: bool = False,
+) -> Image.Image:
+    """Draw the gates of one photo, a panel for each module.
+
+    Args:
+        recording: A forward pass over the photo.
+        prepared: The photo and where the model's input lies on it.
+        layer: `all`, or position or dotted name of one module.
+        panel: Width of a panel in pixels.
+        opacity: See `overlay`.
+        colormap: See `overlay`; inferno by default.
+        shared: Whether all maps share one colour scale.
+
+    Returns:
+        The page: over the photo what the features of each place are multiplied by, and below it the gates of all channels, sorted.
+
+    Raises:
+        OptionError: If the network has no gates, or not in that layer.
+    """
+    modules = _chosen(_modules(recording), layer)
+    photo, colours = prepared.photos[0], colormap or "inferno"
+    height = max(1, round(photo.height * panel / photo.width))
+    small = photo.resize((panel, height), Image.Resampling.BOX if photo.width > panel else Image.Resampling.BICUBIC)
+    place = prepared.geometries[0].resized((height, panel))
+    heats = {
+        module.layer: gates(replace(recording, features=[module.place])).at(batch=0).to_heatmap(place, "nearest")
+        for module in modules
+        if module.place is not None and module.place.layout is not None
+    }
+    ends = [value_range(heat.grid, "minmax") for heat in heats.values()]
+    scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared else None
+
+    def cell(module: _Module) -> Cell:
+        pictures, words = [], []
+        if (heat := heats.get(module.layer)) is not None:
+            low, high = scale or value_range(heat.grid, "minmax")
+            pictures.append(_overlaid(small, heat, low, high, opacity, colours))
+            words.append(_range(heat.grid))
+        if module.window is not None and module.window.layout is not None:
+            pictures.append(render.frame(small, _corners(module.window.value, module.window.layout.box, place)))
+            words.append("the window that is sampled; the dot is its top left")
+        for values in module.channels:
+            pictures.append(_strip(values, panel, colours))
+            words.append(f"{len(values)} channels {_range(values)}")
+        share = mixed(recording, module.layer)
+        acts = "" if share is None else f", acts by a share of {share:.2g}"
+        return Cell(_stacked(pictures), "; ".join(words), module.layer + acts)
+
+    drawn = heats or any(module.window is not None for module in modules)
+    cells = [] if drawn else [Cell(small, heading="photo")]
+    cells += [cell(module) for module in modules]
+    facts, notes = recording.provenance, []
+    if heats:
+        notes.append("map: what the features of each place are multiplied by")
+    if any(module.channels for module in modules):
+        notes.append("strip: what each channel is multiplied by, the largest first; it begins at 0, the line is at 1")
+    notes.append("a gate scales features, and what follows may scale them back: low is not yet of no use")
+    ticks = tuple(f"{end:.2g}" for end in scale) if scale else ("map's lowest", "map's highest")
+    return sheet(
+        [cells[start : start + _ACROSS] for start in range(0, len(cells), _ACROSS)],
+        panel=panel,
+        title=f"{facts.model}, {facts.weights}: {facts.image}, gates",
+        notes=(*notes, *facts.notes, *(f"warning: {text}" for text in facts.warnings)),
+        bar=Bar(colours, ticks, "one scale for all maps" if scale else "each map on its own scale, written under it")
+        if heats
+        else None,
+    )
+
+
+def _modules(recording: Recording) -> list[_Module]:
+    """The gates of the last forward by module, in the order of the calls; a channel gate and the spatial one beside it are one module."""
+    found: list[_Module] = []
+    for record in recording.select(forward=-1).features if recording.features else ():
+        if record.role == "transform":
+            found.append(_Module(record.layer, window=record))
+        if record.role not in GATES:
+            continue
+        placed = record.role in PLACES
+        if not (found and _same_module(found[-1], record, placed)):
+            found.append(_Module(record.layer))
+        module = found[-1]
+        module.layer = module.layer if module.layer == record.layer else _parent(record.layer)
+        if placed:
+            module.place = record
+        else:
+            module.channels += list(record.value[0].float().reshape(-1, record.value.shape[-1]).numpy())
+    return found
+
+
+def _same_module(module: _Module, record: FeatureRecord, placed: bool) -> bool:
+    beside = bool(_parent(record.layer)) and _parent(record.layer) == _parent(module.layer)  # timm's se.channel and se.spatial
+    if record.layer == module.layer:
+        return not (placed and module.place is not None and module.place.role == record.role)
+    return beside and placed and module.place is None
+
+
+def _parent(layer: str) -> str:
+    return layer.rpartition(".")[0]
+
+
+def _chosen(modules: list[_Module], layer: int | str) -> list[_Module]:
+    if not modules:
+        raise OptionError("the network has no gates: no module of visattn.nn, timm, torchvision or their authors' code was met.")
+    if layer == "all":
+        return modules
+    names = [module.layer for module in modules]
+    if isinstance(layer, int) and -len(names) <= layer < len(names):
+        return [modules[layer]]
+    if layer not in names:
+        raise OptionError(f"layer must be all or one of {', '.join(names)}, got {layer}.")
+    return [modules[names.index(str(layer))]]
+
+
+def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, opacity: float, colormap: str) -> Image.Image:
+    """The photo under a map on a given scale; untouched under a constant one."""
+    if high <= low:
+        return photo
+    values, grid = (((x - low) / (high - low)).clip(0, 1) for x in (heat.values, heat.grid))
+    return render.overlay(photo, replace(heat, values=values, grid=grid), normalize="none", opacity=opacity, colormap=colormap)
+
+
+def _corners(theta: Tensor, box: Box, place: Geometry) -> list[tuple[float, float]]:
+    """The corners of a transform's window on the photo."""
+    shares = SpatialTransformer.corners(theta[:1])[0].tolist()
+    return [place.to_photo(box.top + y * box.height, box.left + x * box.width) for y, x in shares]
+
+
+def _strip(values: NDArray[np.float32], width: int, colormap: str) -> Image.Image:
+    """Sorted gates as columns, as high as they are large."""
+    height = max(24, round(width * _STRIP))
+    top = max(1.0, float(values.max()))
+    ranks = np.linspace(0, len(values) - 1, width).round().astype(int)
+    share = np.sort(values)[::-1][ranks] / top
+    colours = colormaps.table(colormap)[(share.clip(0, 1) * 200).round().astype(int)]  # the brightest colours vanish on white
+    filled = np.arange(height)[:, None] >= height - np.ceil(share * height)[None]
+    picture = Image.fromarray(np.where(filled[..., None], colours[None], np.uint8(255)).astype(np.uint8))
+    draw = ImageDraw.Draw(picture)
+    line = round((1 - 1 / top) * (height - 1))
+    draw.line([(0, line), (width, line)], _FAINT)
+    draw.rectangle([0, 0, width - 1, height - 1], outline=_FAINT)
+    return picture
+
+
+def _range(values: NDArray[np.float32]) -> str:
+    low, high = values.min(), values.max()
+    return f"{low:.2g} to {high:.2g}" if low < high else f"constant {low:.3g}"
+
+
+def _stacked(pictures: Sequence[Image.Image]) -> Image.Image:
+    gap = 4
+    height = sum(picture.height for picture in pictures) + gap * (len(pictures) - 1)
+    page, top = Image.new("RGB", (pictures[0].width, height), _PAPER), 0
+    for picture in pictures:
+        page.paste(picture, (0, top))
+        top += picture.height + gap
+    return page

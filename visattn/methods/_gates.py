@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visattn._types import Role
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods._select import described, one_forward
+from visattn.records import FeatureRecord, Recording
+
+PLACES: tuple[Role, ...] = "spatial_gate", "gate"
+GATES: tuple[Role, ...] = *PLACES, "channel_gate", "branch_gate"
+CLOSED, OPEN = 0.05, 0.95  # beyond which a gate counts as saturated
+
+
+def gates(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
+    """The gate of a module of spatial attention: what it multiplies the features of each place by.
+
+    Of a gate for places and channels, such as coordinate attention's, the mean over channels.
+
+    Args:
+        recording: A forward of a network with such modules; they are recorded without being asked for.
+        layer: Position or dotted name among the modules with spatial gates.
+
+    Returns:
+        Map with the axis `batch`, on the grid of the module; as the module computed it, for the most part in `(0, 1)`.
+
+    Raises:
+        OptionError: If there is no such gate, or where it lies on the image is not known.
+
+    Reference:
+        The modules' own papers. A gate scales features; what follows may scale them back, so a low gate alone does not say that a
+        place does not matter.
+    """
+    chosen = select(recording, layer, PLACES)
+    if chosen.layout is None:
+        raise OptionError(f"{chosen.layer}: where its gate lies on the image could not be followed. Choose another layer.")
+    share = mixed(recording, chosen.layer)
+    notes = () if share is None else (f"{chosen.layer} acts by a share of {share:.3g}: y = x + {share:.3g} (A(x) - x)",)
+    provenance = described(recording, "gates", notes=notes, layer=chosen.layer)
+    return AttentionMap(chosen.value.float().mean(1), ("batch",), chosen.layout, {}, "gate", provenance)
+
+
+def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> FeatureRecord:
+    """The gate of one module, by position or name among those with one of these roles.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    found = [feature for feature in one_forward(recording).features if feature.role in roles]
+    names = list(dict.fromkeys(feature.layer for feature in found))
+    if not names:
+        raise OptionError(str(refusal(recording)))
+    if isinstance(layer, int) and -len(names) <= layer < len(names):
+        layer = names[layer]
+    matching = [feature for feature in found if feature.layer == layer]
+    if not matching:
+        raise OptionError(f"layer must be one of the modules with such gates, {', '.join(names)}, got {layer}.")
+    return matching[-1]
+
+
+def mixed(recording: Recording, layer: str) -> float | None:
+    """The share by which attached attention acts, where it stands behind a learned number; at 0 its gates do nothing."""
+    shares = {feature.layer: float(feature.value) for feature in recording.features if feature.role == "mix"}
+    return next((share for name, share in shares.items() if layer.startswith(f"{name}.")), None)
+
+
+def refusal(recording: Recording) -> str | None:
+    """Why no gate can be drawn on the image, or None."""
+    roles = {feature.role for feature in recording.features}
+    if roles & {*PLACES}:
+        return None
+    if roles & {*GATES}:
+        return "its modules weigh channels only, which have no place on the image. Use visattn heads --method gates."
+    return "no module with gates was met; those of visattn.nn, timm and torchvision and their authors' code are known."
+
+
+@dataclass(frozen=True, eq=False)
+class GateStatistics:
+    """One gate of one module, in numbers.
+
+    Attributes:
+        layer: Dotted name of the module.
+        role: `channel_gate`, `spatial_gate`, `gate` or `branch_gate`.
+        values: `(B, count)`, flattened.
+    """
+
+    layer: str
+    role: Role
+    values: Tensor
+
+    def numbers(self) -> dict[str, Tensor]:
+        """By name, each `(B,)`: mean, least and largest value, deviation, and the shares below 0.05 and above 0.95."""
+        x = self.values
+        return {
+            "mean": x.mean(1),
+            "deviation": x.std(1, unbiased=False),
+            "least": x.amin(1),
+            "largest": x.amax(1),
+            "closed": (x < CLOSED).float().mean(1),
+            "open": (x > OPEN).float().mean(1),
+        }
+
+
+def gate_statistics(recording: Recording) -> list[GateStatistics]:
+    """Every gate of a recording in numbers, in the order of the calls: whether it chooses at all.
+
+    A module whose gates hardly deviate scales all alike, and its picture shows little; one that is closed or open everywhere no longer
+    learns.
+    """
+    return [
+        GateStatistics(feature.layer, feature.role, feature.value.to(torch.float32).flatten(1))
+        for feature in one_forward(recording).features
+        if feature.role in GATES
+    ]
