@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from train_gates import gated
 
 import visattn
 from visattn import _figures, data
+from visattn._gate_figure import gate_figure
 from visattn._look import look
 from visattn._pipeline import Explanation, answer
 from visattn._sheets import Cell, contact_sheet, matrix_figure, sheet
@@ -69,6 +71,8 @@ def main() -> None:
     _save("targets", _targets(model))
     _save("remedies", _remedies(model))
     _save("attributions", _attributions())
+    _save("cams", _cams())
+    _save("gates", _gates())
     _distance(model)
     for name in data.PHOTOS:
         _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])
@@ -233,6 +237,40 @@ def _attributions() -> Image.Image:
         rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
     notes = ("red speaks for the class, blue against it; each panel on its own scale, in units of the logit, baseline: blur",)
     return sheet(rows, panel=240, column_labels=["what the model saw", *ATTRIBUTIONS], notes=notes)
+
+
+CAMS: dict[str, dict[str, Any]] = {
+    "Grad-CAM": {"method": "gradcam"},
+    "Grad-CAM++": {"method": "gradcam_plus_plus"},
+    "CAM, signed": {"method": "cam"},
+    "Layer-CAM, blocks.4": {"method": "layercam", "layer": "blocks.4"},
+    "Eigen-CAM": {"method": "eigencam"},
+}
+
+
+def _cams() -> Image.Image:
+    """Class activation maps of EfficientNet-Lite0 on what it saw of each photo."""
+    name = "tf_efficientnet_lite0"
+    model = visattn.load_model(name, weights=data.offline_weights(name))
+    rows = []
+    for photo in ("coffee", "chelsea"):
+        found = [visattn.explain(model, data.photo_path(photo), **options) for options in CAMS.values()]
+        seen = tuple(int(side) for side in found[0].heatmap().seen)
+        words = [found[0].provenance.target[0].split(" of ")[1].split(" (")[0]]
+        words += ["{:.2g} to {:.2g}".format(*one.draw()[1].value_range or (0, 0)) for one in found]
+        pictures = [found[0].photo, *(one.overlay(opacity=0.6) for one in found)]
+        cut = (seen[1], seen[0], seen[3], seen[2])
+        rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
+    return sheet(rows, panel=220, column_labels=["what the model saw", *CAMS])
+
+
+def _gates(name: str = "rocket") -> Image.Image:
+    """`visattn heads --method gates` of a CNN whose CBAM was trained on other photos."""
+    model = gated()
+    prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
+    recording = look(model, prepared, features="none")
+    facts = recording.provenance.but(model="EfficientNet-Lite0 and CBAM", weights="gates trained on other photos", image=name)
+    return gate_figure(replace(recording, provenance=facts), prepared, panel=280)
 
 
 def _mask(heads: Explanation, head: int) -> Image.Image:

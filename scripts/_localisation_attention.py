@@ -1,0 +1,55 @@
+"""Lift of DINOv2's attention: each photo whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from _localisation_common import PRIOR, Measured, Part, Photo, copies_of, photos, references
+
+import visattn
+from visattn import data, methods
+from visattn._look import look
+from visattn.records import Recording
+
+COLUMNS = {
+    "heads, mean": "last layer, mean of heads",
+    "best head": "last layer, best head by the mask",
+    "worst head": "last layer, worst head by the mask",
+    "rollout": "rollout from layer 0",
+    "sinks dropped": "rollout from layer 0, sinks dropped",
+    "centre prior": PRIOR,
+}
+
+
+def measured() -> Part:
+    """Every photo."""
+    model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
+    part = {}
+    for photo in photos(model, "fit"):
+        recording = look(model, photo.prepared, values=True)
+        facts = {"object": f"{photo.seen.mean():.1%}", "sinks": str(len(methods.diagnostics.sinks(recording)[0]))}
+        part[photo.name] = Measured(facts, dict(lifts_of(photo, recording)))
+    return part
+
+
+def lifts_of(photo: Photo, recording: Recording) -> Iterator[tuple[str, float]]:
+    """Everything that is compared, of one photo."""
+    layers = len(recording.layers)
+    for sinks in ("keep", "drop"):
+        name = {"keep": "", "drop": ", sinks dropped"}[sinks]
+        heads = photo.lift(methods.attention(recording, sinks=sinks).at(batch=0))
+        mean = methods.attention(recording, fusion="mean", sinks=sinks).at(batch=0)
+        yield f"last layer, mean of heads{name}", float(photo.lift(mean))
+        yield f"last layer, best head by the mask{name}", float(heads.max())
+        yield f"last layer, worst head by the mask{name}", float(heads.min())
+        for start in (0, layers // 2, layers - 2):
+            rolled = methods.rollout(recording, start_layer=start, sinks=sinks).at(batch=0)
+            yield f"rollout from layer {start}{name}", float(photo.lift(rolled))
+            if start == 0 and sinks == "keep":
+                yield copies_of(photo, rolled, "rollout")
+        if sinks == "keep":
+            yield copies_of(photo, mean, "the mean of heads")
+    yield "norm attention of the last layer", float(photo.lift(methods.norm_attention(recording).at(batch=0)))
+    yield "rollout, weights by norm", float(photo.lift(methods.rollout(recording, weights_by="norm").at(batch=0)))
+    yield "rollout, residual measured", float(photo.lift(methods.rollout(recording, residual="measured").at(batch=0)))
+    yield from references(photo, mean)

@@ -1,0 +1,94 @@
+"""Lift of a CNN's class activation maps: EfficientNet-Lite0 and its first class, each photo through its own evaluation transform."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from _localisation_common import COPIES, ITSELF, PRIOR, Measured, Part, Photo, copies_of, photos, references, times
+
+import visattn
+from visattn import data, methods
+from visattn._look import look
+from visattn._targets import Target
+from visattn.families import cam_layer, labels
+from visattn.records import Recording
+
+MODEL = "tf_efficientnet_lite0"
+POSITIVE = "CAM, positive part"
+ALIKE = "Grad-CAM", "XGrad-CAM", "HiResCAM", POSITIVE  # behind an average one map up to a factor
+METHODS = (
+    methods.gradcam,
+    methods.xgradcam,
+    methods.hirescam,
+    methods.cam,
+    methods.gradcam_plus_plus,
+    methods.layercam,
+    methods.eigencam,
+)
+COLUMNS = {
+    "Grad-CAM": "Grad-CAM",
+    "Grad-CAM++": "Grad-CAM++",
+    "Layer-CAM": "Layer-CAM",
+    "Eigen-CAM": "Eigen-CAM",
+    "shifted copies": f"{COPIES} shifted copies of Grad-CAM",
+    "centre prior": PRIOR,
+    "the mask": ITSELF,
+}
+
+
+def measured() -> Part:
+    """Every photo."""
+    model = visattn.load_model(MODEL, weights=data.offline_weights(MODEL))
+    names, layer = labels(model), cam_layer(model)
+    if names is None or layer is None:
+        sys.exit(f"{MODEL}: the names of its classes, or the layer to read, are not known")
+    part = {}
+    for photo in photos(model, "model"):
+        with torch.inference_mode():
+            shares = model(photo.prepared.pixels)[0].softmax(0)
+        first = int(shares.argmax())
+        facts = {
+            "object": f"{photo.seen.mean():.1%}",
+            "of it seen": f"{photo.seen.sum() / photo.mask.sum():.0%}",
+            "first class": names[first].split(",")[0],
+            "probability": f"{float(shares[first]):.0%}",
+        }
+        recording = look(model, photo.prepared, target=Target(first), features=[layer])
+        part[photo.name] = Measured(facts, dict(lifts_of(photo, recording)))
+    return part
+
+
+def lifts_of(photo: Photo, recording: Recording) -> Iterator[tuple[str, float]]:
+    """Everything that is compared, of one photo."""
+    for method in METHODS:
+        shown = method(recording).at(batch=0)
+        if method is methods.cam:
+            shown = replace(shown, values=shown.values.clamp(min=0), meaning=POSITIVE)
+        yield shown.meaning, float(photo.lift(shown))
+        if method in (methods.gradcam, methods.eigencam):
+            yield copies_of(photo, shown, shown.meaning)
+    yield from references(photo, shown)
+
+
+def apart(part: Part) -> float:
+    """The largest difference between lifts of methods that are one map behind an average."""
+    found = ([photo.lifts[name] for name in ALIKE] for photo in part.values())
+    return max(max(lifts) - min(lifts) for lifts in found)
+
+
+def conclusion(part: Part) -> str:
+    """What the figures show."""
+    lift, low, high = times(part, "Grad-CAM")
+    ratio, ratio_low, ratio_high = times(part, "Grad-CAM", PRIOR)
+    told = "these photos tell them apart" if ratio_low > 1 or ratio_high < 1 else f"{len(part)} photos do not tell them apart"
+    helmet, tripod = (part[name].lifts["Grad-CAM"] for name in ("astronaut", "camera"))
+    return (
+        f"Grad-CAM is {lift:.2f} times as dense on the object as over all that the model saw (interval {low:.2f} to {high:.2f}), its "
+        f"shifted copies {times(part, f'{COPIES} shifted copies of Grad-CAM')[0]:.2f} times; a centre prior, which sees no photo, "
+        f"reaches {times(part, PRIOR)[0]:.2f}, and {told} (ratio {ratio:.2f}, {ratio_low:.2f} to {ratio_high:.2f}). On `astronaut` and "
+        f"`camera` it is {helmet:.2f} and {tripod:.2f}: the first classes are a helmet and a tripod, which the masks leave out, and a map "
+        "of a class shows that class, not what the photo is of."
+    )

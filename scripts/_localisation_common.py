@@ -1,0 +1,138 @@
+"""Photos with masks, what every map of them is compared with, and the tables of lifts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+import visattn
+from visattn import evaluation
+from visattn._bootstrap import mean_interval
+from visattn._prepare import Prepared
+from visattn._tables import Row
+from visattn._types import Resize
+from visattn.maps import AttentionMap
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"
+MASKS = ROOT / "assets" / "objects" / "masks"
+LARGEST = 0.5  # photos that one object fills leave nothing to be found
+COPIES = 20
+PRIOR = "centre prior"
+ITSELF = "the mask itself, in cells of the grid"
+_NONE = -1e9  # stands for the logarithm of a lift of 0: -inf times a weight of 0 would make the bootstrap's sums NaN
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo as a model wants it, and where the object is."""
+
+    name: str
+    prepared: Prepared
+    mask: NDArray[np.bool_]
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """The mask of what the model saw."""
+        top, left, bottom, right = map(int, self.prepared.geometry.seen())
+        return self.mask[top:bottom, left:right]
+
+    def lift(self, shown: AttentionMap) -> NDArray[np.float64]:
+        """Of a map of this photo."""
+        return evaluation.lift(shown, self.mask, self.prepared.geometry)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The facts and the lifts of one photo, by name."""
+
+    facts: dict[str, str]
+    lifts: dict[str, float]
+
+
+Part = dict[str, Measured]  # by the photo's name
+
+
+def photos(model: nn.Module, resize: Resize) -> Iterator[Photo]:
+    """Those with a mask, without those that the object fills as the model sees them."""
+    for file in sorted((path for folder in FOLDERS for path in folder.iterdir()), key=lambda path: path.stem):
+        place = MASKS / f"{file.stem}.png"
+        if not place.exists() or file.is_dir():
+            continue
+        with Image.open(place) as picture:
+            mask = np.asarray(picture) > 0
+        photo = Photo(file.stem, visattn.prepare(visattn.load_image(file), model, resize=resize), mask)
+        if photo.seen.mean() > LARGEST:
+            print(f"{photo.name} is left out: the object covers {photo.seen.mean():.0%}", file=sys.stderr)
+            continue
+        yield photo
+        print(f"  ... {photo.name}", file=sys.stderr, flush=True)
+
+
+def copies_of(photo: Photo, shown: AttentionMap, name: str) -> tuple[str, float]:
+    """What a map reaches where its place means nothing."""
+    return f"{COPIES} shifted copies of {name}", float(photo.lift(evaluation.shifted_copies(shown, COPIES)).mean())
+
+
+def references(photo: Photo, like: AttentionMap) -> Iterator[tuple[str, float]]:
+    """A habit of photographers, and the object itself as coarse as the map."""
+    yield PRIOR, float(photo.lift(evaluation.centre_prior(like)))
+    cells, grid = like.layout.cells, like.layout.grid
+    each = photo.lift(replace(like, values=torch.eye(cells).view(cells, *grid), axes=("cell",)))
+    mask = torch.from_numpy(each).view(grid)  # the lift of one cell is the object's share of it, up to a factor
+    yield ITSELF, float(photo.lift(replace(like, values=mask)))
+
+
+def over_photos(part: Part) -> list[Row]:
+    """Geometric means with their bootstrap intervals over photos, the highest first."""
+    names = list(next(iter(part.values())).lifts)
+    logarithms = np.stack([_logarithms(part, name) for name in names], 1)
+    beyond = logarithms - logarithms[:, [names.index(PRIOR)]]
+    (means, low, high), (ratio, ratio_low, ratio_high) = map(geometric, (logarithms, beyond))
+    empty, above, above_prior = ((x).sum(0) for x in (logarithms == _NONE, logarithms > 0, beyond > 0))
+    rows: list[Row] = [
+        {
+            "map": name,
+            "lift": f"{means[i]:.2f}" + (f" (0 on {empty[i]} of {len(part)})" if empty[i] else ""),
+            "95 % interval": f"{low[i]:.2f} to {high[i]:.2f}",
+            "photos above chance": f"{above[i]} of {len(part)}",
+            "above the centre prior": None if name == PRIOR else f"{above_prior[i]} of {len(part)}",
+            "times the centre prior": None if name == PRIOR else f"{ratio[i]:.2f} ({ratio_low[i]:.2f} to {ratio_high[i]:.2f})",
+        }
+        for i, name in enumerate(names)
+    ]
+    return [rows[i] for i in np.argsort(-means.round(5), kind="stable")]  # what differs by rounding only keeps its order
+
+
+def by_photo(part: Part, columns: dict[str, str]) -> list[Row]:
+    """A row for each photo; `columns` are names of lifts by their titles."""
+    return [
+        {"photo": name, **measured.facts, **{title: f"{measured.lifts[key]:.2f}" for title, key in columns.items()}}
+        for name, measured in part.items()
+    ]
+
+
+def times(part: Part, name: str, other: str | None = None) -> tuple[float, float, float]:
+    """Geometric mean over photos of a lift, or of how many times another it is, and both ends of its interval."""
+    logarithms = _logarithms(part, name) - (0 if other is None else _logarithms(part, other))
+    mean, low, high = (float(x[0]) for x in geometric(logarithms[:, None]))
+    return mean, low, high
+
+
+def geometric(logarithms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Means of `(photos, ...)` and both ends of their intervals; a 0 makes the mean 0, and each resample that holds it."""
+    low, high = mean_interval(logarithms)
+    return np.exp(logarithms.mean(0)), np.exp(low), np.exp(high)
+
+
+def _logarithms(part: Part, name: str) -> NDArray[np.float64]:
+    lifts = np.array([measured.lifts[name] for measured in part.values()])
+    return np.log(lifts, out=np.full(len(lifts), _NONE), where=lifts > 0)
