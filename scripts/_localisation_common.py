@@ -97,7 +97,7 @@ def over_photos(part: Part) -> list[Row]:
     logarithms = np.stack([_logarithms(part, name) for name in names], 1)
     beyond = logarithms - logarithms[:, [names.index(PRIOR)]]
     (means, low, high), (ratio, ratio_low, ratio_high) = map(geometric, (logarithms, beyond))
-    empty, above, above_prior = ((x).sum(0) for x in (logarithms == _NONE, logarithms > 0, beyond > 0))
+    empty, above, above_prior = (x.sum(0) for x in (logarithms == _NONE, logarithms > 0, beyond > 0))
     rows: list[Row] = [
         {
             "map": name,
@@ -135,4 +135,6 @@ def geometric(logarithms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
 
 def _logarithms(part: Part, name: str) -> NDArray[np.float64]:
     lifts = np.array([measured.lifts[name] for measured in part.values()])
-    return np.log(lifts, out=np.full(len(lifts), _NONE), where=lifts > 0)
+    found = np.full(len(lifts), _NONE)
+    np.log(lifts, out=found, where=lifts > 0)
+    return found

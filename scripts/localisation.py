@@ -60,8 +60,8 @@ def document(attended: Part, activated: Part) -> str:
             to_markdown(by_photo(attended, attention.COLUMNS)),
             "## Class activation maps of EfficientNet-Lite0\n",
             cams.conclusion(activated) + "\n",
-            "- Model: EfficientNet-Lite0 with real ImageNet weights; each photo through its own evaluation transform, which cuts the middle "
-            "out (`of it seen`: the share of the object that is left); target: the logit of the first class.",
+            "- Model: EfficientNet-Lite0 with real ImageNet weights; each photo through its own evaluation transform, which keeps "
+            "the middle (`of it seen`: the share of the object that is left); target: the logit of the first class.",
             "- The maps have 7 x 7 cells. Objects fill more of a crop, so there is less to gain than above: lifts of the two parts are not "
             "to be compared.",
             "- Behind an average `gradcam`, `xgradcam`, `hirescam` and the positive part of `cam` are one map up to a factor, so four rows "

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import timm
 from torch import nn
 
 import visattn
@@ -25,8 +26,13 @@ def offline(dinov2: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A folder with dog.jpg, and the hub's weights replaced by those at hand."""
     shutil.copy(data.photo_path("rocket"), tmp_path / "dog.jpg")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(visattn, "load_model", lambda name, **_: dinov2, raising=False)
-    monkeypatch.setattr("visattn._pipeline.load_model", lambda name, **_: dinov2)
+
+    def at_hand(name: str, **_: object) -> nn.Module:
+        made: nn.Module = dinov2 if "dinov2" in name else timm.create_model(name)
+        return made
+
+    monkeypatch.setattr(visattn, "load_model", at_hand, raising=False)
+    monkeypatch.setattr("visattn._pipeline.load_model", at_hand)
 
 
 @pytest.mark.real
@@ -42,6 +48,12 @@ def test_python_of_the_capture_page_runs_and_prints_what_it_shows(capsys: pytest
     exec(compile("\n".join(blocks), "capture.md", "exec"), {})
     shown = [line.removeprefix("# ") for block in blocks for line in block.splitlines() if line.startswith("# ")]
     assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_python_of_the_modules_page_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "modules.md").read_text(), re.DOTALL)
+    assert blocks
+    exec(compile("\n".join(blocks), "modules.md", "exec"), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
