@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from visattn._checks import one_of
@@ -195,17 +196,22 @@ class Bottleneck(nn.Module):
 
 
 class Subsample(nn.Module):
-    """Option A: every `stride`-th place, and zeros for the channels that are new. Nothing to learn."""
+    """Option A: every `stride`-th place, and zeros for the channels that are new. Nothing to learn.
 
-    def __init__(self, new: int, stride: int) -> None:
-        """Remember how many channels are `new`."""
+    A convolution with fixed weights, and so one that whoever follows places through a network understands.
+    """
+
+    kept: Tensor
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Keep each channel; the new ones come behind the last."""
         super().__init__()
-        self.new, self.stride = new, stride
+        self.stride = stride
+        self.register_buffer("kept", torch.eye(outputs, inputs)[..., None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, C, H, W)` to `(B, C + new, H / stride, W / stride)`."""
-        kept = x[:, :, :: self.stride, :: self.stride]
-        return nn.functional.pad(kept, (0, 0, 0, 0, 0, self.new))  # behind the last channel
+        """`(B, inputs, H, W)` to `(B, outputs, H / stride, W / stride)`."""
+        return nn.functional.conv2d(x, self.kept, stride=self.stride)
 
 
 def _shortcut(inputs: int, outputs: int, stride: int, *, project: bool) -> nn.Module:
@@ -213,7 +219,7 @@ def _shortcut(inputs: int, outputs: int, stride: int, *, project: bool) -> nn.Mo
     if inputs == outputs and stride == 1:
         return nn.Identity()
     if not project:
-        return Subsample(outputs - inputs, stride)
+        return Subsample(inputs, outputs, stride)
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 

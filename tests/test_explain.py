@@ -234,3 +234,20 @@ def test_channel_attention_is_no_heatmap_and_names_methods_that_read_features() 
     with pytest.raises(OptionError, match=r"has no place on the image\. Use method 'similarity' or 'pca'"):
         methods.attention(made)
     assert methods.pca(made).layout.grid == tiny.GRID
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_model_in_half_precision_is_given_its_precision(precision: torch.dtype, photo: Image.Image) -> None:
+    found = visattn.explain(classifier().to(precision), photo, method="relevance")
+    exact = visattn.explain(classifier(), photo, method="relevance")
+    assert float((found.map.values - exact.map.values).norm()) <= 0.1 * float(exact.map.values.norm())
+
+
+def test_gradcam_by_position_is_refused_where_there_are_no_tokens(photo: Image.Image) -> None:
+    with pytest.raises(OptionError, match="layer -2 counts layers of tokens, and the model has none"):
+        visattn.explain("resnet18", photo, method="gradcam", layer=-2, weights="none")
+
+
+def test_cnn_takes_any_size(photo: Image.Image) -> None:
+    found = visattn.explain("resnet18", photo, method="gradcam", weights="none", img_size=160)
+    assert found.map.layout.grid == (5, 5)

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import visattn
 from visattn import _gate_figure, nn as ours
@@ -115,7 +115,7 @@ def test_layer_is_chosen_by_position_or_name() -> None:
     recording, prepared = seen(network(ours.CBAM(8), ours.SqueezeExcite(8)))
     last, named = (gate_figure(recording, prepared, layer=layer, panel=PANEL) for layer in (-1, "2"))
     assert last.tobytes() == named.tobytes()
-    with pytest.raises(OptionError, match="layer must be all or one of 1, 2, got 7"):
+    with pytest.raises(OptionError, match="layer must be all or one of the modules with such gates, 1, 2, got 7"):
         gate_figure(recording, prepared, layer=7)
 
 
@@ -123,3 +123,57 @@ def test_network_without_gates_is_refused() -> None:
     _, prepared = seen(network(ours.CBAM(8)))
     with pytest.raises(OptionError, match="the network has no gates"):
         gate_figure(Recording(), prepared)
+
+
+class Half(nn.Module):
+    """Opens the left half in its first call and the upper half in its second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        gate = torch.full_like(x[:, :1], 0.1)
+        half = gate[..., : x.shape[3] // 2] if self.calls % 2 else gate[..., : x.shape[2] // 2, :]
+        half.fill_(0.9)
+        ours.publish(self, "spatial_gate", gate, x)
+        return x * gate
+
+
+def test_module_that_is_called_twice_has_both_maps() -> None:
+    half = Half()
+    recording, prepared = seen(network(half, half))
+    page = np.asarray(gate_figure(recording, prepared, panel=225, opacity=1.0))
+    left, right = page[:230, 18:243], page[:230, 251:476]
+    colour = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
+    spans = [np.ptp(np.argwhere((part == colour).all(-1)), axis=0) + 1 for part in (left, right)]
+    assert spans[0].tolist() == [150, 75]  # of a square of 150 pixels
+    assert spans[1].tolist() == [75, 150]
+
+
+def test_gates_of_other_modules_in_one_sequence_keep_apart() -> None:
+    model = nn.Sequential(network(ours.SqueezeExcite(8), Half(), ours.SqueezeExcite(8), Half()), nn.Identity()).eval()
+    assert layers(model) == ["0.1", "0.2", "0.3", "0.4"]
+
+
+def test_gate_below_zero_hangs() -> None:
+    strip = np.asarray(_gate_figure._strip(np.array([1, 0.5, -0.5, -1], np.float32), 80, "inferno"))[1:-1, 1:-1]
+    dark = np.any(strip < 190, axis=-1)
+    middle = len(strip) // 2
+    assert dark[:middle, :30].any()
+    assert not dark[middle + 2 :, :30].any()
+    assert dark[middle:, -30:].any()
+    assert not dark[: middle - 2, -30:].any()
+
+
+def test_gate_whose_place_is_lost_is_not_drawn() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            turned: Tensor = torch.fft.fft2(x).real
+            return turned
+
+    recording, prepared = seen(network(Turned(), Half()))
+    (gate,) = [feature for feature in recording.features if feature.role == "spatial_gate"]
+    assert gate.layout is None
+    assert gate_figure(recording, prepared, panel=PANEL).height > PANEL / 2

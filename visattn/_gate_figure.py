@@ -13,11 +13,12 @@ from torch import Tensor
 from visattn import colormaps, render
 from visattn._prepare import Prepared
 from visattn._sheets import Bar, Cell, sheet
+from visattn._types import Role
 from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import Heatmap, value_range
 from visattn.methods import gates
-from visattn.methods._gates import GATES, PLACES, mixed
+from visattn.methods._gates import GATES, NO_GATES, PLACES, layer_of, mixed
 from visattn.nn import SpatialTransformer
 from visattn.records import FeatureRecord, Recording
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _INK, _FAINT, _PAPER = (24, 24, 27), (200, 200, 205), (255, 255, 255)
 _STRIP = 0.2  # height of a strip in panel widths
 _ACROSS = 4
+_PARTS = ("channel", "spatial"), ("ChannelGate", "SpatialGate")  # of one module, as timm and the authors of CBAM name them
 
 
 @dataclass(eq=False)
@@ -37,6 +39,7 @@ class _Module:
     place: FeatureRecord | None = None
     channels: list[NDArray[np.float32]] = field(default_factory=list)
     window: FeatureRecord | None = None
+    roles: set[Role] = field(default_factory=set)
 
 
 def gate_figure(
@@ -72,19 +75,22 @@ def gate_figure(
     small = photo.resize((panel, height), Image.Resampling.BOX if photo.width > panel else Image.Resampling.BICUBIC)
     place = prepared.geometries[0].resized((height, panel))
     heats = {
-        module.layer: gates(replace(recording, features=[module.place])).at(batch=0).to_heatmap(place, "nearest")
-        for module in modules
+        number: gates(replace(recording, features=[module.place])).at(batch=0).to_heatmap(place, "nearest")
+        for number, module in enumerate(modules)
         if module.place is not None and module.place.layout is not None
     }
     ends = [value_range(heat.grid, "minmax") for heat in heats.values()]
     scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared else None
 
-    def cell(module: _Module) -> Cell:
+    def cell(number: int, module: _Module) -> Cell:
         pictures, words = [], []
-        if (heat := heats.get(module.layer)) is not None:
+        if (heat := heats.get(number)) is not None:
             low, high = scale or value_range(heat.grid, "minmax")
             pictures.append(_overlaid(small, heat, low, high, opacity, colours))
             words.append(_range(heat.grid))
+        elif module.place is not None or (module.window is not None and module.window.layout is None):
+            pictures.append(Image.new("RGB", (panel, height), _FAINT))
+            words.append("where it lies could not be followed")
         if module.window is not None and module.window.layout is not None:
             pictures.append(render.frame(small, _corners(module.window.value, module.window.layout.box, place)))
             words.append("the window that is sampled; the dot is its top left")
@@ -97,7 +103,7 @@ def gate_figure(
 
     drawn = heats or any(module.window is not None for module in modules)
     cells = [] if drawn else [Cell(small, heading="photo")]
-    cells += [cell(module) for module in modules]
+    cells += [cell(number, module) for number, module in enumerate(modules)]
     facts, notes = recording.provenance, []
     if heats:
         notes.append("map: what the features of each place are multiplied by")
@@ -125,10 +131,11 @@ def _modules(recording: Recording) -> list[_Module]:
         if record.role not in GATES:
             continue
         placed = record.role in PLACES
-        if not (found and _same_module(found[-1], record, placed)):
+        if not (found and _same_module(found[-1], record)):
             found.append(_Module(record.layer))
         module = found[-1]
         module.layer = module.layer if module.layer == record.layer else _parent(record.layer)
+        module.roles.add(record.role)
         if placed:
             module.place = record
         else:
@@ -136,28 +143,27 @@ def _modules(recording: Recording) -> list[_Module]:
     return found
 
 
-def _same_module(module: _Module, record: FeatureRecord, placed: bool) -> bool:
-    beside = bool(_parent(record.layer)) and _parent(record.layer) == _parent(module.layer)  # timm's se.channel and se.spatial
+def _same_module(module: _Module, record: FeatureRecord) -> bool:
+    """Whether a gate is of the same call of the same module as those before; CBAM is two modules in timm and in its authors' code."""
     if record.layer == module.layer:
-        return not (placed and module.place is not None and module.place.role == record.role)
-    return beside and placed and module.place is None
+        return record.role not in module.roles
+    beside = _parent(record.layer) == _parent(module.layer)
+    return beside and (_name(module.layer), _name(record.layer)) in _PARTS
 
 
 def _parent(layer: str) -> str:
     return layer.rpartition(".")[0]
 
 
+def _name(layer: str) -> str:
+    return layer.rpartition(".")[2]
+
+
 def _chosen(modules: list[_Module], layer: int | str) -> list[_Module]:
     if not modules:
-        raise OptionError("the network has no gates: no module of visattn.nn, timm, torchvision or their authors' code was met.")
-    if layer == "all":
-        return modules
-    names = [module.layer for module in modules]
-    if isinstance(layer, int) and -len(names) <= layer < len(names):
-        return [modules[layer]]
-    if layer not in names:
-        raise OptionError(f"layer must be all or one of {', '.join(names)}, got {layer}.")
-    return [modules[names.index(str(layer))]]
+        raise OptionError(NO_GATES)
+    name = layer_of(layer, [module.layer for module in modules], also="all ") if layer != "all" else layer
+    return [module for module in modules if name in ("all", module.layer)]
 
 
 def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, opacity: float, colormap: str) -> Image.Image:
@@ -175,17 +181,20 @@ def _corners(theta: Tensor, box: Box, place: Geometry) -> list[tuple[float, floa
 
 
 def _strip(values: NDArray[np.float32], width: int, colormap: str) -> Image.Image:
-    """Sorted gates as columns, as high as they are large."""
+    """Sorted gates as columns from 0, as high as they are large; those below 0 hang."""
     height = max(24, round(width * _STRIP))
-    top = max(1.0, float(values.max()))
+    top, bottom = max(1.0, float(values.max())), min(0.0, float(values.min()))
     ranks = np.linspace(0, len(values) - 1, width).round().astype(int)
-    share = np.sort(values)[::-1][ranks] / top
-    colours = colormaps.table(colormap)[(share.clip(0, 1) * 200).round().astype(int)]  # the brightest colours vanish on white
-    filled = np.arange(height)[:, None] >= height - np.ceil(share * height)[None]
+    sorted_ = np.sort(values)[::-1][ranks]
+    colours = colormaps.table(colormap)[((sorted_ / top).clip(0, 1) * 200).round().astype(int)]  # the brightest vanish on white
+    zero, ends = ((top - x) / (top - bottom) * height for x in (0.0, sorted_))
+    rows = np.arange(height)[:, None] + 0.5
+    filled = (rows >= np.minimum(zero, ends)) & (rows <= np.maximum(zero, ends))
     picture = Image.fromarray(np.where(filled[..., None], colours[None], np.uint8(255)).astype(np.uint8))
     draw = ImageDraw.Draw(picture)
-    line = round((1 - 1 / top) * (height - 1))
-    draw.line([(0, line), (width, line)], _FAINT)
+    for line in {1.0, 0.0} if bottom < 0 else {1.0}:
+        at = round((top - line) / (top - bottom) * (height - 1))
+        draw.line([(0, at), (width, at)], _FAINT)
     draw.rectangle([0, 0, width - 1, height - 1], outline=_FAINT)
     return picture
 

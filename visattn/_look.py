@@ -47,7 +47,8 @@ def look(
         UnsupportedModel: If the model takes another size.
     """
     spec = input_spec(model)
-    pixels = prepared.pixels if edit is None else edit(prepared.pixels)
+    pixels = _as_the_model(model, prepared.pixels)
+    pixels = pixels if edit is None else edit(pixels)
     if target is not None:
         _check_classes(model, spec, target)
     with _evaluating(model):
@@ -92,7 +93,7 @@ def scoring(
         ShapeError: If there are several photos.
         UnsupportedModel: If the model takes another size.
     """
-    spec, pixels = input_spec(model), prepared.pixels
+    spec, pixels = input_spec(model), _as_the_model(model, prepared.pixels)
     if len(pixels) != 1:
         raise ShapeError(f"a score is asked of one photo, the batch has {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)
@@ -110,11 +111,17 @@ def scoring(
         yield recording, Scored(pixels, score, spec.mean, spec.std, spec.stride, model)
 
 
+def _as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Pixels in the precision of the model's parameters."""
+    kind = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), pixels.dtype)
+    return pixels.to(kind)
+
+
 def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
     if not spec.classifier and not callable(target.of):
         raise NoClasses(
             f"{type(model).__name__} has no classification head, so there is no class to explain. "
-            "Use method 'attention' or 'rollout', or pass target=a function of its output."
+            "Use method 'attention' or 'rollout', of a CNN 'eigencam', or pass target=a function of its output."
         )
 
 

@@ -24,12 +24,13 @@ from visattn._prepare import Prepared, prepare
 from visattn._sheets import captioned
 from visattn._targets import NoClasses, Of, Space, Target
 from visattn._types import Interpolation, Normalization, Resize
-from visattn.errors import OptionError
+from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
 from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.methods import METHODS, diagnostics, method_of
+from visattn.methods._gates import NO_GATES
 from visattn.methods._select import chain_refusal
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -250,14 +251,23 @@ def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Targe
         features = [_cam_layer(model, parameters)] if layer == -1 or isinstance(layer, str) else "all"
     elif "features" in needs:
         features = "last" if layer == -1 else "all"
-    return look(
-        model,
-        prepared,
-        target=target if targeted else None,
-        each_layer="layer gradients" in needs,
-        values=values,
-        features="all" if "layer gradients" in needs else features,
-    )
+    try:
+        return look(
+            model,
+            prepared,
+            target=target if targeted else None,
+            each_layer="layer gradients" in needs,
+            values=values,
+            features="all" if "layer gradients" in needs else features,
+        )
+    except NoAttentionCaptured as nothing:
+        if "cam layer" in needs:
+            raise OptionError(
+                f"layer {layer} counts layers of tokens, and the model has none. Name the layer: layer='...'."
+            ) from nothing
+        if "gates" in needs:
+            raise OptionError(NO_GATES) from nothing
+        raise
 
 
 def _replayed(model: nn.Module, prepared: Prepared, target: Target, edit: Callable[[Tensor], Tensor]) -> Recording:

@@ -212,7 +212,7 @@ def test_method_gates_chooses_a_layer() -> None:
 def test_method_gates_refuses_gates_of_channels() -> None:
     with pytest.raises(OptionError, match=r"weigh channels only, which have no place on the image\. Use visattn heads"):
         gates(seen(ours.SqueezeExcite(3), torch.randn(1, 3, 6, 9)))
-    with pytest.raises(OptionError, match="no module with gates was met"):
+    with pytest.raises(OptionError, match="the network has no gates"):
         gates(Recording())
 
 
@@ -229,3 +229,61 @@ def test_numbers_of_a_gate() -> None:
     assert numbers == pytest.approx(
         {"mean": 0.62, "deviation": 0.4040, "least": 0.01, "largest": 0.99, "closed": 0.25, "open": 0.5}, abs=1e-4
     )
+
+
+def test_module_that_only_shares_a_name_is_not_told() -> None:
+    class SELayer(nn.Module):  # whose sigmoid stands outside of fc
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.fc = nn.Linear(channels, channels)
+
+        def forward(self, x: Tensor) -> Tensor:
+            gate: Tensor = self.fc(x.mean((2, 3))).sigmoid()
+            return x * gate[..., None, None]
+
+    with pytest.raises(NoAttentionCaptured):
+        seen(SELayer(8), torch.randn(2, 8, 4, 4))
+
+
+@pytest.mark.parametrize("many", [tuple, list])
+def test_gradient_of_a_layer_that_gives_several_results_and_is_written_over(many: type) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: Tensor) -> object:
+            y = self.conv(x)
+            return many((y, y.mean()))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.two, self.head = Two(), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, _ = self.two(x)
+            out: Tensor = self.head(torch.relu_(y).mean((2, 3)))
+            return out
+
+    torch.manual_seed(0)
+    model, pixels = Net().eval().requires_grad_(False), torch.randn(1, 3, 8, 8)
+    before = model.two.conv(pixels).requires_grad_()
+    (expected,) = torch.autograd.grad(model.head(before.relu().mean((2, 3)))[0, 1], before)
+    for _ in range(3):
+        with visattn.capture(model, features=["two"], gradients=True) as recording:
+            logits = model(pixels)
+        (feature,) = recording.gradients(logits[0, 1]).features
+        assert feature.gradient is not None
+        assert torch.equal(feature.value, before)
+        assert torch.allclose(feature.gradient, expected)
+
+
+@pytest.mark.parametrize("name", ["cbam", "bam"])
+def test_small_reference_networks_are_followed_to_their_end(name: str) -> None:
+    model = visattn.models.resnet20(attention=name).eval()
+    with torch.no_grad(), visattn.capture(model, features=["layer3"]) as recording:
+        model(torch.randn(1, 3, 32, 32))
+    places = [feature for feature in recording.features if feature.role != "channel_gate"]
+    assert len(places) == {"cbam": 10, "bam": 3}[name]
+    assert all(feature.layout is not None and feature.layout.box == Box(0, 0, 32, 32) for feature in places)

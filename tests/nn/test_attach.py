@@ -845,3 +845,18 @@ def test_a_script_is_refused() -> None:
 def test_no_module_is_refused() -> None:
     with pytest.raises(OptionError, match=r"model must be a torch\.nn\.Module, got str"):
         attach("resnet18", "se")  # type: ignore[arg-type]
+
+
+def test_module_that_the_model_reaches_by_another_way_is_told() -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(3, 4, 3)
+            self.order = [self.a]
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.order[0](x)
+            return out
+
+    with pytest.warns(VisattnWarning, match="'a' ran before and does not run with attention"):
+        visattn.attach(Listed(), "se", ["a"], example=torch.randn(1, 3, 8, 8))

@@ -154,7 +154,7 @@ class _Session:
             first = given[0] if isinstance(given, (tuple, list)) and given else given
             if not self.watch.running() or not isinstance(first, Tensor):
                 return None
-            output = self._begun(first) if first is given else first
+            output = self._begun(first)
             tokens = self.watch.tokens(layer, first) if first.ndim in (3, 4) else None
             if tokens is not None and first.ndim == 3:
                 self._keep(layer, "tokens", output, tokens.take, tokens.layout)
@@ -163,7 +163,7 @@ class _Session:
             else:
                 self._keep(layer, "activation", output, torch.Tensor.detach)
             # the gradient is that of what was kept, also where the model writes over it, as torchvision's DenseNet does
-            return output.clone() if self._gradients and first is given else None
+            return _replaced(given, output.clone()) if self._gradients else None
 
         return hook
 
@@ -177,6 +177,8 @@ class _Session:
             return
         self._wanted = True
         layer, layout = self._names[module], None
+        if role == "gate" and gate.shape[2:] == (1, 1):  # of a module that may also weigh places
+            role = "channel_gate"
         if role in ("spatial_gate", "gate", "transform"):
             tokens = self.watch.tokens(f"gate of {layer}", gate if features is None else features)
             layout = tokens.layout if tokens is not None and tokens.order is None else None
@@ -203,13 +205,21 @@ class _Session:
         self._sums.check(self.recording)
 
 
+def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401
+    """What a module gave, with its first tensor replaced."""
+    if isinstance(given, Tensor):
+        return output
+    parts = output, *given[1:]
+    return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
+
+
 def _why_nothing(model: nn.Module, layers: str, passed_by: list[str]) -> str:
     if passed_by:
         return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
     kinds = _kinds_without_matrix(model)
     return (
         f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}. "
-        "Use method 'gradcam', which needs no attention."
+        "Use method 'gradcam', or 'eigencam' where there is no class."
     )
 
 

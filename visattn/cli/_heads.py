@@ -12,7 +12,7 @@ from visattn._files import check_output, write_whole
 from visattn._tables import Row, to_csv, to_json, to_text
 from visattn.cli._options import model_options, output_options
 from visattn.cli._talk import describe, note, result
-from visattn.errors import OptionError
+from visattn.errors import NoAttentionCaptured, OptionError
 
 
 @click.command("heads")
@@ -70,7 +70,7 @@ def heads_command(
     photo = load_image(image)
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
-    recording = look(model, prepared, features="none" if gated else "last")
+    recording = _with_gates(model, prepared) if gated else look(model, prepared)
     if gated or kind == "stats":
         source = facts(photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes + prepared.notes)
@@ -121,6 +121,16 @@ def _kind_of_gates(options: dict[str, Any]) -> str:
     return "stats" if options["stats"] else "gates"
 
 
+def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
+    from visattn._look import look
+    from visattn.methods._gates import NO_GATES
+
+    try:
+        return look(model, prepared, features="none")
+    except NoAttentionCaptured as nothing:
+        raise OptionError(NO_GATES) from nothing
+
+
 def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
     from visattn._gate_figure import gate_figure
 
@@ -138,20 +148,22 @@ def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # no
 def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
     """A row for each gate, or for those of one layer."""
     from visattn.methods import diagnostics
+    from visattn.methods._gates import NO_GATES, layer_of
 
-    rows: list[Row] = [
+    every = diagnostics.gate_statistics(recording)
+    if not every:
+        raise OptionError(NO_GATES)
+    chosen = layer if layer == "all" else layer_of(_number(layer), [found.layer for found in every], also="all ")
+    return [
         {
             "layer": found.layer,
             "gate": found.role,
             "count": found.values.shape[1],
             **{name: float(value[0]) for name, value in found.numbers().items()},
         }
-        for found in diagnostics.gate_statistics(recording)
-        if layer in ("all", found.layer)
+        for found in every
+        if chosen in ("all", found.layer)
     ]
-    if not rows:
-        raise OptionError(f"no gate of layer '{layer}' was met. Pass a dotted name, or --layer all.")
-    return rows
 
 
 def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -102,7 +102,9 @@ def _build(name: str, img_size: int | None, **options: int) -> Any:  # noqa: ANN
     try:
         return timm.create_model(name, dynamic_img_size=True, **options)
     except TypeError:
-        size = {} if img_size is None else {"img_size": img_size}
+        config = timm.get_pretrained_cfg(name)
+        fixed = config is None or config.fixed_input_size
+        size = {"img_size": img_size} if img_size is not None and fixed else {}
         return timm.create_model(name, **size, **options)
 
 
@@ -185,11 +187,13 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     """
     config = timm.data.resolve_model_data_config(model)
     stem: Any = getattr(model, "patch_embed", None)
-    dynamic = bool(getattr(model, "dynamic_img_size", False))
     fixed = getattr(stem, "img_size", None)
+    stride: Any = tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1)
+    known: Any = getattr(model, "pretrained_cfg", None) or {}
+    convolutional = stem is None and known.get("fixed_input_size") is False
+    dynamic = bool(getattr(model, "dynamic_img_size", False)) or convolutional
     size = tuple(fixed) if fixed is not None else tuple(config["input_size"][1:])
     if img_size is not None and dynamic:
-        stride = stem.feat_ratio(as_scalar=False)
         size = tuple(max(1, round(img_size / side)) * side for side in stride)
     elif img_size is not None and size != (img_size, img_size):
         raise OptionError(
@@ -201,7 +205,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     return InputSpec(
         size=size,
         dynamic=dynamic,
-        stride=tuple(stem.feat_ratio(as_scalar=False)) if hasattr(stem, "feat_ratio") else (1, 1),
+        stride=stride,
         mean=per_channel(config["mean"], channels),
         std=per_channel(config["std"], channels),
         interpolation=config["interpolation"],

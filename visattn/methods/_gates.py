@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from visattn.records import FeatureRecord, Recording
 
 PLACES: tuple[Role, ...] = "spatial_gate", "gate"
 GATES: tuple[Role, ...] = *PLACES, "channel_gate", "branch_gate"
+NO_GATES = "the network has no gates: no module of visattn.nn, timm, torchvision or the authors' code was met that has some."
 CLOSED, OPEN = 0.05, 0.95  # beyond which a gate counts as saturated
 
 
@@ -51,15 +53,26 @@ def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> F
         OptionError: If there is none.
     """
     found = [feature for feature in one_forward(recording).features if feature.role in roles]
-    names = list(dict.fromkeys(feature.layer for feature in found))
-    if not names:
+    if not found:
         raise OptionError(str(refusal(recording)))
-    if isinstance(layer, int) and -len(names) <= layer < len(names):
-        layer = names[layer]
-    matching = [feature for feature in found if feature.layer == layer]
-    if not matching:
-        raise OptionError(f"layer must be one of the modules with such gates, {', '.join(names)}, got {layer}.")
-    return matching[-1]
+    name = layer_of(layer, [feature.layer for feature in found])
+    return [feature for feature in found if feature.layer == name][-1]
+
+
+def layer_of(layer: int | str, names: Iterable[str], *, also: str = "") -> str:
+    """A name among `names`, by itself or by position; a name that is a number goes before a position.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    known = list(dict.fromkeys(names))
+    if str(layer) in known:
+        return str(layer)
+    if isinstance(layer, int) and -len(known) <= layer < len(known):
+        return known[layer]
+    raise OptionError(
+        f"layer must be {also and also + 'or '}one of the modules with such gates, {', '.join(known)}, got {layer}."
+    )
 
 
 def mixed(recording: Recording, layer: str) -> float | None:
@@ -75,7 +88,7 @@ def refusal(recording: Recording) -> str | None:
         return None
     if roles & {*GATES}:
         return "its modules weigh channels only, which have no place on the image. Use visattn heads --method gates."
-    return "no module with gates was met; those of visattn.nn, timm and torchvision and their authors' code are known."
+    return NO_GATES
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from visattn.errors import OptionError
 from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
 
-NOTHING = "no layer multiplied a softmax with values. Use method 'gradcam', which needs no attention."
+NOTHING = "no layer multiplied a softmax with values. Use method 'gradcam', or 'eigencam' where there is no class."
 
 
 def one_forward(recording: Recording) -> Recording:

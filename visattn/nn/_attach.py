@@ -119,6 +119,7 @@ def attach(
     _warn(model, plugged, idle=[] if isinstance(flow, Exception) else [place.name for place, maps in wide if not maps.shapes])
     for place, wrapper in plugged:
         place.parent._modules[place.key] = wrapper
+    _warn_of_bypassed(model, example, plugged, [] if isinstance(flow, Exception) else [maps for _, maps in wide])
     if optimizer is not None:
         handle.join(optimizer)
     return handle
@@ -281,6 +282,26 @@ def _warn(model: nn.Module, plugged: list[tuple[Place, Plugged]], idle: list[str
         warnings.warn(
             f"{_some(still)} stay in evaluation mode in a model that trains, and so do the norms of their attention, whose mean and "
             "variance are still 0 and 1. Call train() on the modules of handle.sites.",
+            VisattnWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_bypassed(model: nn.Module, example: object, plugged: list[tuple[Place, Plugged]], seen: list[Maps]) -> None:
+    """Say which modules the model still reaches past their attention, as through a list of its own."""
+    met: set[nn.Module] = set()
+    handles = [wrapper.register_forward_pre_hook(lambda module, _: met.add(module)) for _, wrapper in plugged]
+    try:
+        again = follow(model, example) if seen else Exception()
+    finally:
+        for handle in handles:
+            handle.remove()
+    ran = zip(plugged, seen, strict=True) if not isinstance(again, Exception) else ()
+    bypassed = [place.name for (place, wrapper), maps in ran if maps.shapes and wrapper not in met]
+    if bypassed:
+        warnings.warn(
+            f"{_some(bypassed)} ran before and does not run with attention: the model holds the module somewhere else too, as in a list. "
+            "Attach to a module that it reaches by name.",
             VisattnWarning,
             stacklevel=3,
         )
