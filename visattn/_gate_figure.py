@@ -162,7 +162,7 @@ def _name(layer: str) -> str:
 def _chosen(modules: list[_Module], layer: int | str) -> list[_Module]:
     if not modules:
         raise OptionError(NO_GATES)
-    name = layer_of(layer, [module.layer for module in modules], also="all ") if layer != "all" else layer
+    name = layer_of(layer, [module.layer for module in modules], also="all or ") if layer != "all" else layer
     return [module for module in modules if name in ("all", module.layer)]
 
 

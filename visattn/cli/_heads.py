@@ -153,7 +153,7 @@ def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
     every = diagnostics.gate_statistics(recording)
     if not every:
         raise OptionError(NO_GATES)
-    chosen = layer if layer == "all" else layer_of(_number(layer), [found.layer for found in every], also="all ")
+    chosen = layer if layer == "all" else layer_of(_number(layer), [found.layer for found in every], also="all or ")
     return [
         {
             "layer": found.layer,

@@ -127,7 +127,7 @@ def _outline(architecture: str, **options: Any) -> nn.Module:  # noqa: ANN401
     try:
         with torch.device("meta"):
             model: nn.Module = _build(architecture, **options)
-    except (RuntimeError, NotImplementedError):  # RegNet computes with values while it is built
+    except RuntimeError:  # RegNet computes with values while it is built
         model = _build(architecture, **options)
     return model
 

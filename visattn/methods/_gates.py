@@ -70,9 +70,7 @@ def layer_of(layer: int | str, names: Iterable[str], *, also: str = "") -> str:
         return str(layer)
     if isinstance(layer, int) and -len(known) <= layer < len(known):
         return known[layer]
-    raise OptionError(
-        f"layer must be {also and also + 'or '}one of the modules with such gates, {', '.join(known)}, got {layer}."
-    )
+    raise OptionError(f"layer must be {also}one of the modules with such gates, {', '.join(known)}, got {layer}.")
 
 
 def mixed(recording: Recording, layer: str) -> float | None:
