@@ -1,9 +1,9 @@
 """CBAM for a trained CNN whose own weights stay: gates that close wherever the prediction does not need what lies there.
 
-`train_gates.py [--steps 800]` writes `assets/checkpoints/efficientnet_lite0_cbam.safetensors`, a few minutes on two cores. `gated()`
-builds the network with them, for `visattn heads photo.jpg --model scripts/train_gates.py:gated --method gates`.
+`train_gates.py [--steps 1000]` writes `assets/checkpoints/efficientnet_lite0_cbam.safetensors`, some minutes on two cores; `--tell`
+prints what its gates do. `gated()` builds the network, for `visattn heads photo.jpg --model scripts/train_gates.py:gated --method gates`.
 
-An illustration of gates that mean something, from 11 photos; no better a classifier than before.
+An illustration of gates that mean something, from 11 photos; a far worse classifier than before.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ PRICE = 7.0  # of open places, beside the divergence of predictions in nats
 def main() -> None:
     """Train, write the checkpoint, and tell what the gates do on photos that were not trained on."""
     parser = argparse.ArgumentParser(description="Train CBAM gates on a frozen CNN.")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--tell", action="store_true", help="only tell what the gates of the checkpoint do")
     options = parser.parse_args()
+    if options.tell:
+        tell(visattn.load_model(NAME, weights=data.offline_weights(NAME)), gated())
+        return
     torch.manual_seed(SEED)
     teacher = visattn.load_model(NAME, weights=data.offline_weights(NAME))
     student, handle = attached(teacher)
@@ -118,7 +122,8 @@ def tell(teacher: nn.Module, student: nn.Module) -> None:
             mask = np.asarray(picture) > 0
         recording = look(student, prepared, features="none")
         with torch.no_grad():
-            before, after = (int(model(prepared.pixels).argmax()) for model in (teacher, student))
+            shares = [model(prepared.pixels).softmax(-1)[0] for model in (teacher, student)]
+        before, after = (f"{int(share.argmax())} ({float(share.max()):.0%})" for share in shares)
         lifts = []
         for place in range(len(PLACES)):
             gate = methods.gates(recording, layer=place).at(batch=0)
