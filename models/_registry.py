@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-
 from visattn.errors import OptionError
-from visattn.models.resnet import ResNet, resnet18, resnet20, resnet50, resnet56
+from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
+from visattn.models.vit_c import vit_c
 
 _CIFAR = {  # mean and deviation of the training pixels of CIFAR-10
     "input_size": (3, 32, 32),
@@ -48,5 +48,28 @@ def _register(build: Callable[..., ResNet], attention: str | None, config: dict[
 for _attention in (None, "se", "cbam", "eca", "bam"):
     for _build in (resnet18, resnet50):
         _register(_build, _attention, _IMAGENET)
-    for _build in (resnet20, resnet56):
+    for _build in (resnet14, resnet20, resnet56):
         _register(_build, _attention, _CIFAR)
+
+default_cfgs.update(
+    generate_default_cfgs(
+        {
+            "visattn_vit_c": {
+                "input_size": (3, 64, 64),
+                "fixed_input_size": True,
+                "crop_pct": 1.0,
+                "num_classes": 10,
+                "first_conv": "patch_embed.proj.0",
+                "classifier": "head",
+            }
+        }
+    )
+)
+
+
+def _vit_c(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401
+    return build_model_with_cfg(vit_c, "visattn_vit_c", pretrained, **options)
+
+
+_vit_c.__name__ = "visattn_vit_c"
+visattn_vit_c = register_model(_vit_c)

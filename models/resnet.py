@@ -14,38 +14,66 @@ import torch
 from torch import Tensor, nn
 
 from visattn._checks import one_of
+from visattn.errors import OptionError
 from visattn.nn import ATTENTION, BAM, CBAM
 
 Attention = str | Callable[[int], nn.Module] | None
 
 
-def resnet18(*, attention: Attention = None, num_classes: int = 1000, in_channels: int = 3) -> ResNet:
+def resnet14(
+    *, attention: Attention = None, widths: Sequence[int] = (16, 32, 64), num_classes: int = 10, in_channels: int = 3
+) -> ResNet:
+    """Not the paper's: ResNet-20 with two blocks a stage, and a stem that halves the resolution, for pictures of 64 pixels."""
+    return ResNet(
+        BasicBlock,
+        (2, 2, 2),
+        widths,
+        small=True,
+        stem_stride=2,
+        attention=attention,
+        num_classes=num_classes,
+        in_channels=in_channels,
+    )
+
+
+def resnet18(
+    *,
+    attention: Attention = None,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    num_classes: int = 1000,
+    in_channels: int = 3,
+) -> ResNet:
     """18 layers with weights: two basic blocks in each of four stages; 11.69 M parameters without attention."""
-    return ResNet(
-        BasicBlock, (2, 2, 2, 2), (64, 128, 256, 512), attention=attention, num_classes=num_classes, in_channels=in_channels
-    )
+    return ResNet(BasicBlock, (2, 2, 2, 2), widths, attention=attention, num_classes=num_classes, in_channels=in_channels)
 
 
-def resnet50(*, attention: Attention = None, num_classes: int = 1000, in_channels: int = 3) -> ResNet:
+def resnet50(
+    *,
+    attention: Attention = None,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    num_classes: int = 1000,
+    in_channels: int = 3,
+) -> ResNet:
     """50 layers with weights: 3, 4, 6 and 3 bottlenecks; 25.56 M parameters without attention."""
-    return ResNet(
-        Bottleneck, (3, 4, 6, 3), (64, 128, 256, 512), attention=attention, num_classes=num_classes, in_channels=in_channels
-    )
+    return ResNet(Bottleneck, (3, 4, 6, 3), widths, attention=attention, num_classes=num_classes, in_channels=in_channels)
 
 
-def resnet20(*, attention: Attention = None, num_classes: int = 10, in_channels: int = 3) -> ResNet:
+def resnet20(
+    *, attention: Attention = None, widths: Sequence[int] = (16, 32, 64), num_classes: int = 10, in_channels: int = 3
+) -> ResNet:
     """For CIFAR, section 4.2 of the paper: three basic blocks in each of three stages; 0.27 M parameters without attention."""
-    return _for_cifar(3, attention, num_classes, in_channels)
+    return _for_cifar(3, attention, widths, num_classes, in_channels)
 
 
-def resnet56(*, attention: Attention = None, num_classes: int = 10, in_channels: int = 3) -> ResNet:
+def resnet56(
+    *, attention: Attention = None, widths: Sequence[int] = (16, 32, 64), num_classes: int = 10, in_channels: int = 3
+) -> ResNet:
     """For CIFAR: nine basic blocks in each of three stages; 0.85 M parameters without attention."""
-    return _for_cifar(9, attention, num_classes, in_channels)
+    return _for_cifar(9, attention, widths, num_classes, in_channels)
 
 
-def _for_cifar(depth: int, attention: Attention, num_classes: int, in_channels: int) -> ResNet:
+def _for_cifar(depth: int, attention: Attention, widths: Sequence[int], num_classes: int, in_channels: int) -> ResNet:
     """Of `6 depth + 2` layers."""
-    widths = (16, 32, 64)
     return ResNet(
         BasicBlock, (depth,) * 3, widths, small=True, attention=attention, num_classes=num_classes, in_channels=in_channels
     )
@@ -61,6 +89,7 @@ class ResNet(nn.Module):
         widths: Sequence[int],
         *,
         small: bool = False,
+        stem_stride: int = 1,
         attention: Attention = None,
         num_classes: int = 1000,
         in_channels: int = 3,
@@ -70,31 +99,35 @@ class ResNet(nn.Module):
         Args:
             block: `BasicBlock` or `Bottleneck`.
             depths: Blocks in each stage; each stage but the first halves the resolution.
-            widths: Channels in the 3x3 convolutions of each stage.
+            widths: Channels in the 3x3 convolutions of each stage; those of a small network do not decrease.
             small: For small images: a 3x3 stem that keeps the resolution, and shortcuts without parameters (option A, the paper's
                 choice for CIFAR). Otherwise a stem that divides it by 4, and projections where the shape changes (option B).
+            stem_stride: Of the stem of a small network.
             attention: A name of `visattn.nn.ATTENTION`, or a function from a number of channels to a module that keeps the shape:
                 `lambda channels: SqueezeExcite(channels, 8)`. BAM, also as `functools.partial(BAM, ...)`, goes between the stages.
             num_classes: Length of the output; 0 for the pooled features.
             in_channels: C.
 
         Raises:
-            OptionError: If no attention goes by this name.
+            OptionError: If no attention goes by this name, or the widths fit no such network.
         """
         super().__init__()
+        if len(widths) != len(depths) or min(widths) < 1 or (small and list(widths) != sorted(widths)):
+            order = ", none smaller than the one before" if small else ""
+            raise OptionError(f"widths must be {len(depths)} numbers of 1 or more{order}, got {tuple(widths)}.")
         make = ATTENTION[one_of(attention, list(ATTENTION), "attention")] if isinstance(attention, str) else attention
         between = make if getattr(make, "func", make) is BAM else None  # `func`: of a partial
         inside = None if between else make
 
         channels = widths[0]
-        self.conv1 = conv(in_channels, channels, 3) if small else conv(in_channels, channels, 7, 2)
+        self.conv1 = conv(in_channels, channels, 3, stem_stride) if small else conv(in_channels, channels, 7, 2)
         self.bn1 = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU()
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1)
 
-        reduction = 1 if small else 4  # pixels of the image to a place of the map, by side
+        reduction = stem_stride if small else 4  # pixels of the image to a place of the map, by side
         self.feature_info: list[dict[str, int | str]] = [
-            {"num_chs": channels, "reduction": max(1, reduction // 2), "module": "relu"}
+            {"num_chs": channels, "reduction": stem_stride if small else 2, "module": "relu"}
         ]  # timm's keys
         self.stages: list[str] = []
         for number, (depth, width) in enumerate(zip(depths, widths, strict=True), start=1):

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from visattn._checks import printable
@@ -78,11 +78,7 @@ def write_whole(path: Path, data: bytes) -> Path:
         Path(temporary).chmod(0o666 & ~mask)
         os.replace(temporary, path)
         temporary = None
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _flush(path.parent)
     except OSError as error:
         refused = _explain(error, path)
         raise refused from error
@@ -161,6 +157,54 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
             if rest is not None:
                 shutil.rmtree(rest, ignore_errors=True)
     return [path / name for name in files]
+
+
+@contextlib.contextmanager
+def building_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that becomes `path` when the body ends well, and is gone when it does not.
+
+    Each file is flushed to disk before the folder gets its name.
+
+    Args:
+        path: The folder to be; it must not exist.
+
+    Yields:
+        The temporary folder.
+
+    Raises:
+        OutputError: If `path` exists or cannot be written.
+        ResourceError: If the disk is full.
+    """
+    check_folder(path, ())
+    temporary = None
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=".visattn-"))
+        yield temporary
+        for place, _folders, files in os.walk(temporary):
+            for item in (*(Path(place, name) for name in files), Path(place)):
+                _flush(item)
+        mask = os.umask(0)  # a temporary folder is private (0700)
+        os.umask(mask)
+        temporary.chmod(0o777 & ~mask)
+        temporary.rename(path)
+        _flush(path.parent)
+    except VisattnError:
+        raise
+    except OSError as error:
+        refused = _explain(error, path)
+        raise refused from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _explain(error: OSError | ValueError, path: Path) -> VisattnError:

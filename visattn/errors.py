@@ -5,11 +5,14 @@
     ├─ MapError(ValueError)             4   a map that may not be drawn: not finite, wrong shape, out of range
     ├─ ShapeError(ValueError)           2   an argument of the wrong rank or size
     ├─ OptionError(ValueError)          2   an unknown name or a value out of range
+    ├─ DataError(ValueError)            2   a data set that cannot be learned from
     ├─ OutputError(OSError)             2   an output that may not be written there
     ├─ ResourceError(OSError)           5   disk full, out of memory
     ├─ ModelError(RuntimeError)         4   a model or a checkpoint that cannot be used
     │  ├─ UnsupportedModel(TypeError)       no family knows this model
     │  ├─ WeightsError                      weights unreachable, damaged or of another model
+    │  ├─ CheckpointError                   a training state that cannot be gone on from
+    │  ├─ TrainingError                     a training that cannot go on
     │  ├─ CaptureError                      the forward pass could not be recorded
     │  │  └─ NoAttentionCaptured            no softmax attention ran
     │  └─ LayoutError                       the tokens cannot be put back on the image
@@ -52,6 +55,12 @@ class OptionError(VisattnError, ValueError):
     exit_code = 2
 
 
+class DataError(VisattnError, ValueError):
+    """A data set cannot be learned from."""
+
+    exit_code = 2
+
+
 class OutputError(VisattnError, OSError):
     """An output may not be written where it was asked for."""
 
@@ -76,6 +85,14 @@ class UnsupportedModel(ModelError, TypeError):
 
 class WeightsError(ModelError):
     """Weights are unreachable, damaged or belong to another model."""
+
+
+class CheckpointError(ModelError):
+    """A training state is damaged, of another version or of another run."""
+
+
+class TrainingError(ModelError):
+    """A training cannot go on: its loss is no number, or a worker died."""
 
 
 class CaptureError(ModelError):

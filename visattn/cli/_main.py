@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "Look at four photos through DINOv2: heads, features, similarity, rollout.",
     "overlay": "Lay a model's attention over photos.",
     "heads": "A page of all heads, all layers, or the query x key matrix of one head.",
+    "train": "Train a network, with or without attention.",
     "stats": "Every head in numbers, over a folder of photos.",
     "inspect": "What a model is made of, and which methods apply to it.",
     "list": "Models, methods or colour maps.",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import printable
 from visattn.errors import ModelError, OptionError
-from visattn.families import custom, timm, torchvision
+from visattn.families import custom, timm, torchvision, trained
 from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 # the first that owns a model answers for it
-FAMILIES: dict[str, ModuleType] = {"timm": timm, "torchvision": torchvision, "custom": custom}
+FAMILIES: dict[str, ModuleType] = {"trained": trained, "timm": timm, "torchvision": torchvision, "custom": custom}
 
 Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], Anatomy])
 _registered: dict[type[nn.Module], Callable[[Any, Provenance], Anatomy]] = {}
@@ -50,11 +50,11 @@ _loaded: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 def load_model(
     name: str, *, weights: str | os.PathLike[str] = "auto", seed: int = 0, img_size: int | None = None, device: str = "cpu"
 ) -> nn.Module:
-    """Build a model by its timm name, as `tv:` and its torchvision name, or by `file.py:factory`, in evaluation mode.
+    """Build a model by its timm name, as `tv:` and its torchvision name, by `file.py:factory` or a folder, in evaluation mode.
 
     Args:
-        name: For example `vit_small_patch14_dinov2.lvd142m`, `tv:resnet50`, `tv:resnet50.IMAGENET1K_V1`, or a file of yours and the
-            function in it that makes the model.
+        name: For example `vit_small_patch14_dinov2.lvd142m`, `tv:resnet50`, `tv:resnet50.IMAGENET1K_V1`, a file of yours and the
+            function in it that makes the model, or a folder with a network that visattn trained.
         weights: `auto`: the local cache, then the hub; `none`: random weights; else a safetensors file, or a checkpoint that loads
             without running code. It must have every tensor of the model; the number of classes and of input channels is its own.
         seed: Seed of random weights.
@@ -73,6 +73,12 @@ def load_model(
     place = _device(device)
     if name.rpartition(":")[0].endswith(".py"):
         model, provenance = custom.load(name)
+    elif (folder := Path(name)).joinpath(trained.FACTS).is_file():
+        if weights != "auto":
+            raise OptionError(
+                f"{printable(name)}: a folder holds its own weights, got {printable(str(weights))}. Leave weights out."
+            )
+        model, provenance = trained.load(folder)
     else:
         family = torchvision if name.startswith(torchvision.PREFIX) else timm
         model, provenance = family.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)

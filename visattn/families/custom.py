@@ -35,6 +35,16 @@ def load(name: str) -> tuple[nn.Module, Provenance]:
     Raises:
         UnsupportedModel: If the file cannot be run, or the factory is missing or gives no module.
     """
+    file, _, function = name.rpartition(":")
+    return built(name).eval(), Provenance(model=f"{Path(file).name}:{function}", weights="given by the file")
+
+
+def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
+    """What the function of a file makes of these arguments.
+
+    Raises:
+        UnsupportedModel: If the file cannot be run, or the factory is missing or gives no module.
+    """
     file, _, factory = name.rpartition(":")
     path, shown = Path(file), printable(name)
     if not path.is_file():
@@ -53,14 +63,14 @@ def load(name: str) -> tuple[nn.Module, Provenance]:
         near = ", ".join(suggest(factory, known) or known[:5]) or "none"
         raise UnsupportedModel(f"{shown}: the file has no function '{printable(factory)}'; it has: {near}.")
     try:
-        model = make()
+        model = make(**arguments)
     except Exception as error:  # the factory's own
-        raise UnsupportedModel(
-            f"{shown}: {factory}() fails: {type(error).__name__}: {error}; it is called without arguments."
-        ) from error
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        how = f"with {given}" if given else "without arguments"
+        raise UnsupportedModel(f"{shown}: {factory}() fails: {type(error).__name__}: {error}; it is called {how}.") from error
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"{shown}: {factory}() gives a {type(model).__name__}; return a torch.nn.Module.")
-    return model.eval(), Provenance(model=f"{path.name}:{factory}", weights="given by the file")
+    return model
 
 
 def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:

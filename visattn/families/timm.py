@@ -56,10 +56,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
         UnsupportedModel: If timm has no such model.
         WeightsError: If weights are unreachable, damaged or of another model.
     """
-    if not timm.is_model(name):
-        known = timm.list_models() + timm.list_models(pretrained=True)
-        near = ", ".join(suggest(name, known)) or "none is near; see visattn list"
-        raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
+    _check_name(name)
     if weights == "none":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -81,6 +78,26 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
     source = tag if weights == "auto" else printable(file.name)
     notes += cast + adapted + changed
     return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes)
+
+
+def built(name: str, size: tuple[int, int], **options: Any) -> nn.Module:  # noqa: ANN401
+    """A model of timm with random weights for one input size, to be trained.
+
+    Raises:
+        UnsupportedModel: If timm has no such model.
+    """
+    _check_name(name)
+    config = timm.get_pretrained_cfg(name)
+    sized = {"img_size": size} if config is None or config.fixed_input_size else {}
+    model: nn.Module = timm.create_model(name, **sized, **options)
+    return model
+
+
+def _check_name(name: str) -> None:
+    if not timm.is_model(name):
+        known = timm.list_models() + timm.list_models(pretrained=True)
+        near = ", ".join(suggest(name, known)) or "none is near; see visattn list"
+        raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
 
 
 def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any) -> tuple[dict[str, int], tuple[str, ...]]:  # noqa: ANN401

@@ -86,6 +86,18 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
     return model.eval(), provenance
 
 
+def built(name: str, size: int, **options: Any) -> nn.Module:  # noqa: ANN401
+    """A classifier with random weights, to be trained.
+
+    Raises:
+        UnsupportedModel: If torchvision has no such classifier.
+    """
+    architecture, _ = _entry(name)
+    plain = {"transform_input": False} if _inception(architecture) else {}
+    model: nn.Module = _build(architecture, **plain, **_sized(architecture, size), **options)
+    return model
+
+
 def _entry(name: str) -> tuple[str, Any]:
     """The architecture and the weights that a name means."""
     architecture, _, tag = name.removeprefix(PREFIX).partition(".")

@@ -1,0 +1,134 @@
+"""`visattn train`: a network from pictures, with or without attention, in a folder that tells how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn.cli._options import talk_options
+
+
+@click.group("train")
+def train_command() -> None:
+    """Train a network, with or without attention."""
+
+
+def _recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for every setting of a training."""
+    from visattn.training import Config
+
+    for setting in reversed(fields(Config)):
+        command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Field[Any]) -> Callable[..., Any]:
+    default = setting.default if setting.default is not MISSING else None
+    flag = f"--{setting.name.replace('_', '-')}"
+    text = f"{setting.metadata['help']}  [default: {default}]" if default not in (None, "", ()) else setting.metadata["help"]
+    if isinstance(default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=text)
+    if setting.name in ("model_kwargs", "widths"):
+        kind = int if setting.name == "widths" else str
+        return click.option(flag, type=kind, multiple=True, metavar="N" if kind is int else "KEY=VALUE", help=text)
+    choices = setting.metadata["choices"]
+    return click.option(flag, type=click.Choice(choices) if choices else type(default), default=None, help=text)
+
+
+class _Recipe(click.Command):
+    """A command whose options are made when they are asked for: the settings lie in a module that imports torch."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **options)
+        self._complete = False
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not self._complete:
+            made = _recipe_options(lambda: None)
+            self.params = [*reversed(getattr(made, "__click_params__", [])), *self.params]
+            self._complete = True
+        return super().get_params(ctx)
+
+
+@train_command.command("classify", cls=_Recipe)
+@click.option("--config", type=click.Path(path_type=Path), help="Settings from a TOML file; options come before them.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+@click.option("--compare", help="Train several: names of attention with commas between them, and wide for a wider plain network.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How often each of them is trained.")
+@click.option("--force", is_flag=True, help="Go on with a run though recipe or data differ.")
+@click.option("--overwrite", is_flag=True, help="Remove an earlier run first.")
+@click.option("--dry-run", is_flag=True, help="Print the whole recipe as TOML and stop.")
+@talk_options
+def classify_command(
+    config: Path | None,
+    output: Path,
+    compare: str | None,
+    seeds: int,
+    force: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - the recipe's
+) -> int:
+    """Train a classifier: any CNN or ViT of timm, torchvision or yours, with the attention you choose.
+
+    The same command goes on where it was interrupted, to the same result.
+
+    \b
+    visattn train classify --data fashion-mnist --attention cbam -o runs/cbam
+    visattn train classify --data photos --model resnet18 --weights auto --attention se -o runs/se
+    visattn train classify --data fashion-mnist --compare se,cbam,wide --seeds 5 -o runs/comparison
+    torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    from visattn._tables import to_json
+    from visattn.training import Config, checked, read_config, train
+    from visattn.training._comparison import compare_runs
+
+    given = read_config(config) if config else {}
+    given |= checked(_given(options), "options")
+    recipe = Config(**given)
+    if dry_run:
+        click.echo(recipe.toml(), nl=False)
+        return 0
+    if compare:
+        table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
+        click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
+        return 0
+    result = train(recipe, output, force=force, overwrite=overwrite, quiet=quiet)
+    if result.stopped:
+        click.echo(f"visattn: stopped at step {result.steps}; the same command goes on from there", err=True)
+        return 128 + result.stopped
+    click.echo(to_json(asdict(result)) if as_json else f"{output}: test accuracy {result.accuracy:.4f}")
+    return 1 if result.bad else 0
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """What the user gave, by setting."""
+    from visattn.errors import OptionError
+
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
+    if "model_kwargs" in given:
+        pairs = {}
+        for text in given["model_kwargs"]:
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise OptionError(f"--model-kwargs must be KEY=VALUE, got '{text}'.")
+            pairs[key] = _value(value)
+        given["model_kwargs"] = pairs
+    return given
+
+
+def _value(text: str) -> Any:  # noqa: ANN401
+    """A text as the number, truth value or list that it reads as."""
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,231 @@
+"""Pictures in batches: in which order, how augmented, and what happens to one that cannot be read.
+
+Training runs over one long stream: permutation after permutation of all pictures, cut into batches of `batch_size` without regard to
+where an epoch ends. So every picture is seen exactly once an epoch, every batch is full, and the number of pictures seen is all that
+has to be remembered to go on, with any number of processes or workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import timm.data
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision import transforms
+
+from visattn.data import Labelled
+from visattn.errors import DataError, ImageError
+from visattn.families.trained import Blueprint, evaluation_transform
+from visattn.training._config import Config
+from visattn.training._randomness import seed_of, seeded
+
+Transform = Callable[[Image.Image], Tensor]
+_LEFT_OUT = -1  # the label of a test picture that cannot be read
+_PATIENCE = 60  # seconds without a batch before a worker counts as hung
+
+
+class Ticket(NamedTuple):
+    """Which picture, in which epoch: what its augmentation is made from."""
+
+    epoch: int
+    number: int
+
+
+class Sample(NamedTuple):
+    """A picture as the model takes it, its label, its number, and what could not be read."""
+
+    pixels: Tensor
+    label: int
+    number: int
+    bad: tuple[str, ...]
+
+
+class Batch(NamedTuple):
+    """`pixels (B, C, H, W)`, `labels (B,)`, the numbers of the pictures, and messages about those that could not be read."""
+
+    pixels: Tensor
+    labels: Tensor
+    numbers: list[int]
+    bad: tuple[str, ...]
+
+
+class Samples(Dataset[Sample]):
+    """Pictures prepared one by one."""
+
+    def __init__(self, pictures: Labelled, transform: Transform, *, mode: str, seed: int, replace: bool) -> None:
+        """Nothing is read yet.
+
+        Args:
+            pictures: The data.
+            transform: From a picture to pixels; what it draws at random is seeded for each picture and epoch.
+            mode: `L` or `RGB`: what pictures are converted to.
+            seed: Of the run.
+            replace: Whether the next picture that can be read takes the place of one that cannot; else it is left out.
+        """
+        self.pictures, self.transform, self.mode, self.seed, self.replace = pictures, transform, mode, seed, replace
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.pictures)
+
+    def __getitem__(self, ticket: Ticket) -> Sample:
+        """The picture of a ticket.
+
+        Raises:
+            DataError: If no picture can be read.
+        """
+        bad: list[str] = []
+        for ahead in range(len(self.pictures) if self.replace else 1):
+            index = (ticket.number + ahead) % len(self.pictures)
+            try:
+                picture, label = self.pictures[index]
+            except ImageError as error:
+                bad.append(str(error))
+                continue
+            with seeded(seed_of(self.seed, ticket.epoch, index)):
+                return Sample(self.transform(picture.convert(self.mode)), label, index, tuple(bad))
+        if self.replace:
+            raise DataError(f"no picture can be read: {bad[0]}")
+        blank = self.transform(Image.new(self.mode, (64, 64)))
+        return Sample(blank, _LEFT_OUT, ticket.number, tuple(bad))
+
+
+def collate(samples: list[Sample]) -> Batch:
+    """Samples as a batch; pictures that were left out are not in it."""
+    kept = [sample for sample in samples if sample.label != _LEFT_OUT]
+    pixels = torch.stack([sample.pixels for sample in kept or samples[:1]])[: len(kept)]
+    labels = torch.tensor([sample.label for sample in kept], dtype=torch.long)
+    return Batch(pixels, labels, [sample.number for sample in kept], tuple(text for sample in samples for text in sample.bad))
+
+
+class Stream(Sampler[list[Ticket]]):
+    """The tickets of this process, part by part, from some number of pictures seen to another.
+
+    A batch of the whole run is `batch` tickets in a row. Process `rank` of `world` takes the `rank`-th piece of it, in `parts` parts.
+    """
+
+    def __init__(
+        self, count: int, batch: int, seen: int, steps: int, *, seed: int, rank: int = 0, world: int = 1, parts: int = 1
+    ) -> None:
+        """`steps` batches, beginning after `seen` pictures of a data set of `count`."""
+        self.count, self.batch, self.seen, self.steps = count, batch, seen, steps
+        self.seed, self.rank, self.world, self.parts = seed, rank, world, parts
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def __len__(self) -> int:
+        """How many parts."""
+        return self.steps * self.parts
+
+    def __iter__(self) -> Iterator[list[Ticket]]:
+        """Parts in the order of the run."""
+        piece = self.batch // self.world
+        size = piece // self.parts
+        for step in range(self.steps):
+            first = self.seen + step * self.batch + self.rank * piece
+            for part in range(self.parts):
+                yield [self.ticket(first + part * size + i) for i in range(size)]
+
+    def ticket(self, position: int) -> Ticket:
+        """The ticket at a place of the stream."""
+        epoch, place = divmod(position, self.count)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, epoch) % 2**63)
+            self._epoch, self._order = epoch, torch.randperm(self.count, generator=generator)
+        return Ticket(epoch, int(self._order[place]))
+
+
+class InOrder(Sampler[list[Ticket]]):
+    """Every picture once in its own order, in batches; process `rank` of `world` takes every `world`-th."""
+
+    def __init__(self, count: int, batch: int, rank: int, world: int) -> None:
+        """Of `count` pictures."""
+        self.mine, self.batch = range(rank, count, world), batch
+
+    def __len__(self) -> int:
+        """How many batches."""
+        return -(-len(self.mine) // self.batch)
+
+    def __iter__(self) -> Iterator[list[Ticket]]:
+        """Batches; the last may be smaller."""
+        for start in range(0, len(self.mine), self.batch):
+            yield [Ticket(0, index) for index in self.mine[start : start + self.batch]]
+
+
+def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device: torch.device) -> DataLoader[Any]:
+    """A loader of torch, whose workers take one thread each."""
+    return DataLoader(
+        samples,
+        batch_sampler=order,
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        timeout=_PATIENCE if workers else 0,
+        worker_init_fn=_one_thread,
+    )
+
+
+def training_transform(config: Config, blueprint: Blueprint) -> Transform:
+    """From a picture to pixels, augmented."""
+    plain: Any = evaluation_transform(blueprint)
+    if config.augment == "imagenet":
+        made: Transform = timm.data.create_transform(
+            (blueprint.channels, *blueprint.size),
+            is_training=True,
+            interpolation="bilinear",
+            mean=blueprint.mean,
+            std=blueprint.std,
+            auto_augment=config.auto_augment or None,
+            re_prob=config.reprob,
+            color_jitter=0.4 if blueprint.channels == 3 else 0.0,
+        )
+        return made
+    if config.augment == "none":
+        return plain  # type: ignore[no-any-return]
+    steps: list[Any] = [*plain.transforms]
+    last = next(i for i, step in enumerate(steps) if type(step).__name__ in ("MaybeToTensor", "ToTensor"))
+    side = max(blueprint.size) // 8
+    shifted = [transforms.RandomCrop(blueprint.size, padding=side)] if config.augment == "crop" else []
+    turned = [_Turn()] if config.augment == "turn" else []
+    combined: Transform = transforms.Compose([*steps[:last], *shifted, transforms.RandomHorizontalFlip(), *turned, *steps[last:]])
+    return combined
+
+
+class _Turn:
+    """A quarter, half or three quarters of a turn, or none."""
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        quarters = int(torch.randint(4, ()))
+        return picture.transpose(Image.Transpose(quarters + 1)) if quarters else picture  # ROTATE_90 is 2
+
+
+def moments(pictures: Labelled, mode: str, count: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of pixels in [0, 1], over evenly spaced pictures that can be read.
+
+    Raises:
+        DataError: If none can be read.
+    """
+    step = max(1, len(pictures) // count)
+    sums, squares, pixels, reason = torch.zeros(0), torch.zeros(0), 0, ""
+    for index in range(0, len(pictures), step):
+        try:
+            picture = pictures[index][0].convert(mode)
+        except ImageError as error:
+            reason = reason or str(error)
+            continue
+        values = transforms.functional.pil_to_tensor(picture).double().flatten(1) / 255
+        sums = values.sum(1) + (sums if pixels else 0)
+        squares = values.square().sum(1) + (squares if pixels else 0)
+        pixels += values.shape[1]
+    if not pixels:
+        raise DataError(f"no picture can be read: {reason}")
+    mean = sums / pixels
+    deviation = (squares / pixels - mean.square()).clamp(min=1e-4).sqrt()
+    return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in deviation.tolist())
+
+
+def _one_thread(_worker: int) -> None:
+    torch.set_num_threads(1)

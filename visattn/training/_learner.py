@@ -1,0 +1,200 @@
+"""What learns: a network with its optimizer, schedule and averages, built from a configuration, and its state as values and tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from visattn.errors import OptionError, VisattnWarning, WeightsError
+from visattn.families import input_spec, load_model
+from visattn.families.trained import Blueprint
+from visattn.training._batches import Batch
+from visattn.training._checkpoint import Tensors, pack, unpack
+from visattn.training._config import Config
+from visattn.training._processes import Processes
+from visattn.training._randomness import seed_all, seed_of
+
+_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_FIRST = 0.01  # learning rate of the first step, in that of the highest
+_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+class Learner:
+    """A network in training: `learn` takes one step, `tested` is what should be tested and kept."""
+
+    def __init__(self, config: Config, blueprint: Blueprint, steps: int, steps_an_epoch: float, group: Processes) -> None:
+        """Build everything for a training of `steps` steps.
+
+        Raises:
+            OptionError: If options do not go together.
+            UnsupportedModel: If the network cannot be built.
+            WeightsError: If published weights are asked for and cannot be had.
+        """
+        if config.amp == "float16" and group.device.type != "cuda":
+            raise OptionError("float16 needs a GPU: its gradients are scaled there. Choose --amp bfloat16, or none.")
+        self.config, self.group = config, group
+        seed_all(seed_of(config.seed))
+        model = blueprint.build()
+        if config.weights != "none":
+            begin_with(model, config)
+        self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
+        self.model = _for_several(model, group).to(device=group.device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.forward = self._wrapped()
+        self.optimizer = create_optimizer_v2(
+            self.model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum
+        )
+        warm = min(round(config.warmup_epochs * steps_an_epoch), steps - 1)
+        self.schedule = CosineLRScheduler(
+            self.optimizer,
+            t_initial=max(steps, 2),
+            lr_min=config.min_lr,
+            warmup_t=warm,
+            warmup_lr_init=config.lr * _FIRST,
+            t_in_epochs=False,
+        )
+        self.average = ModelEmaV3(self.model, decay=config.ema, use_warmup=True) if config.ema else None
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.amp == "float16")
+        mixed = config.mixup > 0 or config.cutmix > 0
+        self.mixup = (
+            Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=len(blueprint.classes))
+            if mixed
+            else None
+        )
+        self.criterion = SoftTargetCrossEntropy() if mixed else nn.CrossEntropyLoss(label_smoothing=config.smoothing)
+        seed_all(seed_of(config.seed, group.rank))  # from here on processes differ
+
+    def _wrapped(self) -> Any:  # noqa: ANN401 - a module, or what torch.compile makes of it
+        forward: nn.Module = self.model
+        if self.group.world > 1:
+            devices = [self.group.device.index] if self.group.device.type == "cuda" else None
+            forward = DistributedDataParallel(forward, device_ids=devices)
+        self._parallel = forward
+        return torch.compile(forward) if self.config.compile else forward
+
+    @property
+    def tested(self) -> nn.Module:
+        """The network, or its average."""
+        module: nn.Module = self.average.module if self.average is not None else self.model
+        return module
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the step that was taken last."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the forward."""
+        kind = _PRECISION.get(self.config.amp)
+        return torch.autocast(self.group.device.type, dtype=kind, enabled=kind is not None)
+
+    def learn(self, parts: Sequence[Batch], step: int) -> Tensor:
+        """Step number `step` over this process's share of a batch; its mean loss, not yet fetched from the device.
+
+        A step is left out where gradients are not finite, if that is the policy.
+        """
+        self.model.train()
+        self.schedule.step_update(step)
+        total = torch.zeros((), device=self.group.device)
+        for number, batch in enumerate(parts, start=1):
+            pixels = batch.pixels.to(self.group.device, non_blocking=True, memory_format=self.layout)
+            labels = batch.labels.to(self.group.device, non_blocking=True)
+            if self.mixup is not None:
+                pixels, labels = self.mixup(pixels, labels)
+            with self._waiting(number < len(parts)):
+                with self.autocast():
+                    loss = self.criterion(self.forward(pixels), labels) / len(parts)
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+        if self._usable():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.average is not None:
+                self.average.update(self.model, step)
+        self.optimizer.zero_grad()
+        return total
+
+    def _usable(self) -> bool:
+        """Clip gradients; False if they are not finite and such steps are to be left out."""
+        skip = self.config.nonfinite == "skip"
+        if not self.config.clip_grad and not skip:
+            return True
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad or torch.inf)
+        return self.scaler.is_enabled() or not skip or bool(norm.isfinite())  # a scaler leaves such steps out itself
+
+    def _waiting(self, more: bool) -> AbstractContextManager[object]:
+        """Gradients of all but the last part stay in their process."""
+        if more and isinstance(self._parallel, DistributedDataParallel):
+            return self._parallel.no_sync()
+        return nullcontext()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
+        """All that changes in training."""
+        optimizer, tensors = pack(self.optimizer.state_dict())
+        groups = {"model": self.model.state_dict(), "optimizer": tensors}
+        if self.average is not None:
+            groups["ema"] = self.average.module.state_dict()
+        return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}, groups
+
+    def restore(self, facts: dict[str, Any], groups: dict[str, Tensors]) -> None:
+        """Be what `state` told of."""
+        self.model.load_state_dict(groups["model"])
+        self.optimizer.load_state_dict(unpack(facts["optimizer"], groups["optimizer"]))
+        self.scaler.load_state_dict(facts["scaler"])
+        if self.average is not None and "ema" in groups:
+            self.average.module.load_state_dict(groups["ema"])
+
+
+def begin_with(model: nn.Module, config: Config) -> None:
+    """Give a network the published weights of its model, but for the layers whose shape the classes and channels decide.
+
+    Raises:
+        WeightsError: If weights cannot be had, or more than the first and the last layer differ.
+    """
+    published = load_model(config.model, weights=config.weights).state_dict()
+    own = model.state_dict()
+    plain = {name.replace(".base.", "."): name for name in own}  # under attached attention
+    fitting = {
+        plain[name]: tensor for name, tensor in published.items() if name in plain and own[plain[name]].shape == tensor.shape
+    }
+    other = sorted({name.rpartition(".")[0] for name in published if plain.get(name) not in fitting})
+    if len(other) > 2:
+        raise WeightsError(
+            f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...); "
+            "leave model_kwargs and --img-size as they were published, or pass --weights none."
+        )
+    model.load_state_dict(fitting, strict=False)
+
+
+def published_moments(config: Config) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the pixels that published weights were trained on."""
+    spec = input_spec(load_model(config.model, weights="none"))
+    return spec.mean, spec.std
+
+
+def _for_several(model: nn.Module, group: Processes) -> nn.Module:
+    """Batch norms that see the whole batch, where there are several processes on GPUs."""
+    if group.world == 1 or not any(isinstance(part, _NORMS) for part in model.modules()):
+        return model
+    if group.device.type == "cuda":
+        synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return synchronised
+    if group.first:
+        warnings.warn(
+            "batch norms see the share of one process only: torch synchronises them on GPUs alone; results depend on the number of "
+            "processes",
+            VisattnWarning,
+            stacklevel=2,
+        )
+    return model

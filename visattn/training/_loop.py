@@ -1,0 +1,445 @@
+"""The training loop, to read from top to bottom: batches in, steps of the optimizer, tests, checkpoints, a log; then what is kept.
+
+`train` may be killed at any moment and called again: it goes on from the last checkpoint, and what comes out is the same to the last
+bit (on the CPU) as without the interruption. What a step is stands in `_learner.py`, in which order pictures come in `_batches.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from visattn._checks import printable
+from visattn.data import Labelled, read
+from visattn.errors import DataError, ImageError, OptionError, ResourceError, TrainingError, VisattnWarning
+from visattn.families import trained
+from visattn.families.trained import Blueprint
+from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, moments, training_transform
+from visattn.training._checkpoint import Checkpoints, State
+from visattn.training._config import Config, differences
+from visattn.training._folder import (
+    CARD,
+    FINAL,
+    LOG,
+    SPEED,
+    Result,
+    check_same,
+    claim,
+    clear,
+    finish,
+    finished,
+    held,
+    remove,
+)
+from visattn.training._learner import Learner, published_moments
+from visattn.training._log import Log
+from visattn.training._processes import Processes, processes
+from visattn.training._randomness import random_state, set_random_state
+
+_USUAL = 224  # pixels, of pictures of many sizes
+_LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
+_SKIPPED = 10  # steps in a row without a finite loss: more will not help
+_SHOWN = 8  # test pictures whose maps are drawn
+
+
+@dataclass
+class Progress:
+    """How far a run is: all that a checkpoint holds beside the learner and the random streams."""
+
+    step: int = 0
+    seen: int = 0
+    losses: list[float] = field(default_factory=list)  # since the last row of the log
+    skipped: int = 0
+    bad: dict[str, None] = field(default_factory=dict)  # messages about pictures, in the order in which they were met
+
+
+def train(config: Config, run: Path, *, force: bool = False, overwrite: bool = False, quiet: bool = True) -> Result:
+    """Train a classifier into a folder, or go on with what was begun there.
+
+    The folder holds `config.toml`, `log.jsonl` and `log.csv`, `speed.jsonl`, `checkpoints/`, `maps/`, and, at the end, `final/` (for
+    `visattn.load_model`), `README.md` (a model card), `curves.png` and `result.json`. Under `torchrun` every process calls this.
+
+    Args:
+        config: The recipe.
+        run: The folder.
+        force: Go on though recipe or data differ from those the run was begun with.
+        overwrite: Remove an earlier run first.
+        quiet: Whether to show no progress bar.
+
+    Returns:
+        What was reached; `stopped` is the signal that asked to stop early, after which a checkpoint was saved.
+
+    Raises:
+        OptionError: If the recipe is not the one of the run, or its values do not go together.
+        DataError: If the data cannot be learned from.
+        OutputError: If the folder cannot be used.
+        ModelError: If the model cannot be built, no state of the run is whole, or the training diverges.
+        ResourceError: If the disk is full, or a worker was killed.
+    """
+    run = Path(run)
+    with processes(config.device) as group, held(run) if group.first else nullcontext():
+        if group.first:
+            if overwrite:
+                clear(run)
+            claim(run, config, force=force)
+        group.from_first(None)  # the others wait
+        done = group.from_first(finished(run))
+        if done is not None:
+            return done  # type: ignore[no-any-return]
+        with _asked_to_stop() as asked:
+            return _Run(config, run, group, force=force).go(asked, quiet)
+
+
+class _Run:
+    """One call of `train`."""
+
+    def __init__(self, config: Config, run: Path, group: Processes, *, force: bool) -> None:
+        """Read the data, build what learns, and go to where the run was left."""
+        self.config, self.run, self.group = config, run, group
+        self.pictures, self.tests = (_pictures(config, split) for split in ("train", "test"))
+        self.blueprint = blueprint_of(config, self.pictures)
+        self._check_batch()
+        each = len(self.pictures) / config.batch_size
+        self.steps = max(1, math.floor(config.epochs * each))
+        self.learner = Learner(config, self.blueprint, self.steps, each, group)
+        self.progress = Progress()
+        self.checkpoints = Checkpoints(run / "checkpoints")
+        self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
+        self.recent: list[tuple[Tensor, list[int]]] = []  # losses on the device, and what they are of
+        length = self._resume(force)
+        self.log, self.speed = Log(run / LOG, length), Log(run / SPEED)
+
+    def _check_batch(self) -> None:
+        count, batch, pieces = len(self.pictures), self.config.batch_size, self.group.world * self.config.accumulate
+        if batch > count:
+            raise DataError(
+                f"{self.config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller --batch-size."
+            )
+        if batch % pieces or (self.learner_needs_pairs and batch // pieces % 2):
+            raise OptionError(
+                f"batch_size must be a multiple of processes x accumulate ({self.group.world} x {self.config.accumulate}), and each piece "
+                f"even for mixup, got {batch}."
+            )
+
+    @property
+    def learner_needs_pairs(self) -> bool:
+        """Whether pictures are mixed in pairs."""
+        return self.config.mixup > 0 or self.config.cutmix > 0
+
+    def _resume(self, force: bool) -> int:
+        """Go to the last state, if there is one; the log's length at that time."""
+        if self.group.first:
+            self.checkpoints.tidy()
+        state = self.group.from_first(self.checkpoints.latest() if self.group.first else None)
+        if state is None:
+            return 0
+        facts = state.facts
+        if not force:
+            different = differences(facts["config"], self.config)
+            different += ["the data changed"] if facts["data"] != self.data else []
+            check_same(self.run, different)
+        self.learner.restore(facts, state.tensors)
+        self.progress = Progress(state.step, facts["seen"], facts["losses"], facts["skipped"], dict.fromkeys(facts["bad"]))
+        mine = state.tensors.get(f"random{self.group.rank}")
+        if mine is not None:  # a process more than before keeps the stream that its rank began with
+            set_random_state(mine, self.group.device)
+        return int(facts["log"])
+
+    def go(self, asked: list[int], quiet: bool) -> Result:
+        """Train to the end, or until asked to stop."""
+        config, progress = self.config, self.progress
+        samples = Samples(
+            self.pictures, training_transform(config, self.blueprint), mode=self._mode, seed=config.seed, replace=True
+        )
+        order = Stream(
+            len(self.pictures),
+            config.batch_size,
+            progress.seen,
+            self.steps - progress.step,
+            seed=config.seed,
+            rank=self.group.rank,
+            world=self.group.world,
+            parts=config.accumulate,
+        )
+        draw = self._maps()
+        batches = _patient(loader(samples, order, config.workers, self.group.device))
+        bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
+        clock, timed = time.perf_counter(), progress.step
+        while progress.step < self.steps:
+            parts = [next(batches) for _ in range(config.accumulate)]
+            self._note_bad(parts)
+            loss = self.learner.learn(parts, progress.step)
+            self.recent.append((loss, [number for part in parts for number in part.numbers]))
+            epoch = progress.seen // len(self.pictures)
+            progress.step += 1
+            progress.seen += config.batch_size
+            bar.update()
+            if self.group.device.type == "cpu" or config.nonfinite == "skip" or len(self.recent) >= _LOOK:
+                self._settle()
+            last = progress.step == self.steps
+            if last or progress.step % config.log_every == 0:
+                self._settle()
+                pace = (progress.step - timed) * config.batch_size / (time.perf_counter() - clock)
+                self._row(bar, pace)
+                clock, timed = time.perf_counter(), progress.step
+            if last or progress.seen // len(self.pictures) > epoch:
+                began = time.perf_counter()
+                self._test(bar)
+                self.save()
+                clock += time.perf_counter() - began
+            elif progress.step % config.save_every == 0:
+                began = time.perf_counter()
+                self.save()
+                clock += time.perf_counter() - began
+            if draw is not None:
+                draw(progress.step)
+            if self._stop(asked) and not last:
+                self.save()
+                bar.close()
+                return self._result(math.nan, math.nan, stopped=asked[0] if asked else signal.SIGTERM)
+        bar.close()
+        return self._finish()
+
+    def _stop(self, asked: list[int]) -> bool:
+        """Whether to stop here: all processes do, or none."""
+        if self.group.world == 1:
+            return bool(asked)
+        return self.progress.step % _LOOK == 0 and self.group.sum(len(asked))[0] > 0
+
+    def _settle(self) -> None:
+        """Fetch the losses of the last steps; one that is no number stops the run or is counted."""
+        for loss, numbers in self.recent:
+            value = float(loss)
+            self.progress.losses.append(value)
+            if math.isfinite(value):
+                self.progress.skipped = 0
+                continue
+            self.progress.skipped += 1
+            names = [self.pictures.name(number) for number in numbers]
+            step = self.progress.step
+            Log(self.run / "nonfinite.jsonl").add(step=step, loss=str(value), numbers=numbers, pictures=names)
+            if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
+                raise TrainingError(
+                    f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in nonfinite.jsonl, and "
+                    "the last checkpoint is whole. Lower --lr, set --clip-grad, or pass --nonfinite skip."
+                )
+        self.recent.clear()
+
+    def _note_bad(self, parts: Sequence[Batch]) -> None:
+        """Remember pictures that could not be read.
+
+        Raises:
+            DataError: If they are too many.
+        """
+        self.progress.bad.update((text, None) for part in parts for text in part.bad)
+        most = self.config.max_bad * len(self.pictures)
+        if len(self.progress.bad) > most:
+            raise DataError(
+                f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {len(self.pictures)} pictures cannot be read, at most "
+                f"{self.config.max_bad:.2%} may); mend them or raise --max-bad."
+            )
+
+    def _row(self, bar: Any, pace: float) -> None:  # noqa: ANN401 - tqdm's types are partial
+        """One more row of the log: the mean loss since the last."""
+        finite = [loss for loss in self.progress.losses if math.isfinite(loss)]
+        loss, count = self.group.sum(sum(finite), len(finite))
+        self.progress.losses.clear()
+        if not self.group.first:
+            return
+        mean = loss / count if count else None
+        step, epoch = self.progress.step, self.progress.seen / len(self.pictures)
+        self.log.add(step=step, epoch=round(epoch, 4), loss=mean, lr=self.learner.rate)
+        self.speed.add(step=step, images_per_second=round(pace, 1))
+        bar.set_postfix(
+            {"epoch": f"{epoch:.1f}", "loss": f"{mean:.3f}" if count else "none", "img/s": f"{pace:.0f}"}, refresh=False
+        )
+
+    def _test(self, bar: Any) -> None:  # noqa: ANN401
+        """Test, and write it down."""
+        accuracy, loss = self.test()
+        if self.group.first:
+            epoch = round(self.progress.seen / len(self.pictures), 4)
+            self.log.add(step=self.progress.step, epoch=epoch, test_loss=loss, test_accuracy=accuracy)
+            bar.write(f"epoch {epoch:.1f}: test accuracy {accuracy:.4f}, loss {loss:.4f}") if not bar.disable else None
+
+    @torch.no_grad()
+    def test(self) -> tuple[float, float]:
+        """Accuracy and mean cross-entropy over the test pictures, those of all processes."""
+        model, device = self.learner.tested, self.group.device
+        samples = Samples(
+            self.tests, trained.evaluation_transform(self.blueprint), mode=self._mode, seed=self.config.seed, replace=False
+        )
+        size = max(1, self.config.batch_size // (self.group.world * self.config.accumulate))
+        order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
+        model.eval()
+        right = loss = count = 0.0
+        for batch in _patient(loader(samples, order, self.config.workers, device)):
+            if not len(batch.labels):
+                continue
+            labels = batch.labels.to(device)
+            with self.learner.autocast():
+                logits = model(batch.pixels.to(device, memory_format=self.learner.layout)).float()
+            right += float((logits.argmax(1) == labels).sum())
+            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            count += len(labels)
+        right, loss, count = self.group.sum(right, loss, count)
+        if not count:
+            raise DataError(f"{self.config.data}: no test picture can be read.")
+        return right / count, loss / count
+
+    def save(self) -> None:
+        """Save a checkpoint."""
+        self._settle()
+        facts, tensors = self.learner.state()
+        progress = self.progress
+        streams = self.group.gather(random_state(self.group.device))
+        if not self.group.first:
+            return
+        facts |= {
+            "config": self.config.digest(),
+            "data": self.data,
+            "seen": progress.seen,
+            "losses": progress.losses,
+            "skipped": progress.skipped,
+            "bad": list(progress.bad),
+            "log": self.log.length,
+            "processes": self.group.world,
+        }
+        tensors |= {f"random{rank}": stream for rank, stream in enumerate(streams)}
+        self.checkpoints.save(State(progress.step, facts, tensors))
+
+    def _maps(self) -> Any:  # noqa: ANN401
+        """What draws attention maps of some test pictures, or None."""
+        if not self.config.maps_every or not self.group.first:
+            return None
+        from visattn.training._attention_logger import AttentionLogger
+
+        transform = trained.evaluation_transform(self.blueprint)
+        shown = []
+        for index in range(len(self.tests)):
+            try:
+                shown.append(self.tests[index][0].convert(self._mode))
+            except ImageError:
+                continue
+            if len(shown) == _SHOWN:
+                break
+        images = torch.stack([transform(picture) for picture in shown]).to(self.group.device)
+        model = trained.remember(self.learner.model, self.blueprint)
+        return AttentionLogger(
+            model,
+            images,
+            self.config.maps_every,
+            to=self.run / "maps",
+            mean=self.blueprint.mean,
+            std=self.blueprint.std,
+            classes=self.blueprint.classes,
+        )
+
+    @property
+    def _mode(self) -> str:
+        return "L" if self.blueprint.channels == 1 else "RGB"
+
+    def _result(self, accuracy: float, loss: float, stopped: int = 0) -> Result:
+        paces = [row["images_per_second"] for row in self.speed.rows()]
+        return Result(
+            accuracy=accuracy,
+            loss=loss,
+            images_per_second=statistics.median(paces) if paces else 0.0,
+            parameters=sum(parameter.numel() for parameter in self.learner.model.parameters()),
+            steps=self.progress.step,
+            bad=tuple(self.progress.bad),
+            stopped=stopped,
+        )
+
+    def _finish(self) -> Result:
+        """Write what is kept of a finished run."""
+        last = next((row for row in reversed(self.log.rows()) if "test_accuracy" in row), None) if self.group.first else None
+        last = self.group.from_first(last)
+        result = self._result(last["test_accuracy"], last["test_loss"])
+        if not self.group.first:
+            return result
+        facts = {"data": self.config.data, "test_accuracy": result.accuracy, "seed": self.config.seed, "steps": result.steps}
+        remove(self.run / FINAL)
+        trained.save(self.learner.tested, self.blueprint, self.run / FINAL, facts)
+        self.log.to_csv(self.run / "log.csv")
+        write_page(self.run, self.config, self.blueprint, result, self.log.rows())
+        return finish(self.run, result)
+
+
+def _pictures(config: Config, split: str) -> Labelled:
+    count = config.train_count if split == "train" else config.test_count
+    size = (config.img_size, config.img_size) if config.img_size else (64, 64)
+    root = Path(config.root) if config.root else None
+    return read(config.data, split, root=root, count=count or None, size=size)  # type: ignore[arg-type]
+
+
+def blueprint_of(config: Config, pictures: Labelled | None = None, *, like: Blueprint | None = None) -> Blueprint:
+    """The network of a configuration for its pictures, or for those of a blueprint that is given."""
+    options = config.model_kwargs | ({"widths": config.widths} if config.widths else {})
+    if like is not None:
+        return replace(like, model=config.model, attention=config.attention, options=options)
+    pictures = pictures or _pictures(config, "train")
+    published = config.weights != "none"
+    channels = 3 if published or config.model.startswith("tv:") else pictures.channels
+    side = config.img_size
+    size = (side, side) if side else pictures.size or (_USUAL, _USUAL)
+    mean, std = published_moments(config) if published else moments(pictures, "L" if channels == 1 else "RGB")
+    return Blueprint(config.model, pictures.classes, channels, size, mean, std, config.attention, options)
+
+
+def _patient(batches: Any) -> Iterator[Batch]:  # noqa: ANN401
+    """Batches of a loader; a worker that dies or hangs is one clear error."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "worker" not in str(error) and "timed out" not in str(error):
+            raise
+        cause = str(error).splitlines()[0]
+        raise ResourceError(
+            f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower --workers or --batch-size. Run the "
+            "same command again to go on."
+        ) from error
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """The signals that came: the first SIGTERM or SIGINT asks to stop after a step, the second stops at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, _frame: object) -> None:
+        if asked:
+            signal.signal(number, before[number])
+            os.kill(os.getpid(), number)
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def write_page(run: Path, config: Config, blueprint: Blueprint, result: Result, rows: list[dict[str, Any]]) -> None:
+    """The model card, and the curves where matplotlib is installed."""
+    (run / CARD).write_text("")
+    if find_spec("matplotlib") is None:
+        warnings.warn("no curves.png: it needs matplotlib; pip install visattn[figures]", VisattnWarning, stacklevel=2)

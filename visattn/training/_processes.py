@@ -1,0 +1,98 @@
+"""The processes of a run: one, or several that `torchrun` started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from visattn.errors import ModelError, OptionError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of its run."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and talks."""
+        return self.rank == 0
+
+    def sum(self, *values: float) -> list[float]:
+        """Of every process."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device if self.device.type == "cuda" else "cpu")
+        if self.world > 1:
+            dist.all_reduce(total)
+        return total.tolist()
+
+    def gather(self, value: Any) -> list[Any]:  # noqa: ANN401
+        """What each process gives, in order of rank, on every process."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, value: Any) -> Any:  # noqa: ANN401
+        """What the first process gives."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Processes]:
+    """Join the other processes, if `torchrun` started several, and leave them at the end.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`; with several processes each takes the GPU of its own number.
+
+    Yields:
+        This process.
+
+    Raises:
+        OptionError: If no device goes by such a name.
+        ModelError: If there is no such device.
+    """
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else None)
+    if world == 1:
+        yield Processes(place)
+        return
+    joined = dist.is_initialized()  # by the caller
+    if not joined:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield Processes(place, rank, world)
+    finally:
+        if not joined:
+            dist.destroy_process_group()
+
+
+def _device(name: str, local: int | None) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"unknown device '{name}'. Choose auto, cpu, cuda or cuda:N.") from error
+    if place.type == "cuda" and local is not None and place.index is None:
+        place = torch.device("cuda", local)
+    try:
+        torch.zeros(1, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device '{place}' must be one that works on this machine. Choose cpu, or auto.") from error
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    return place
