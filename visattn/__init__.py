@@ -10,7 +10,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from visattn import data as data, families as families, methods as methods, models as models, nn as nn
+    from visattn import (
+        data as data,
+        evaluation as evaluation,
+        families as families,
+        methods as methods,
+        models as models,
+        nn as nn,
+        training as training,
+    )
     from visattn._pipeline import Explanation as Explanation, explain as explain
     from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
     from visattn._sheets import contact_sheet as contact_sheet
@@ -52,7 +60,7 @@ _NAMES = {
     "prepare": "_prepare",
     "prepare_batch": "_prepare",
 }
-_PACKAGES = ("data", "families", "methods", "models", "nn")
+_PACKAGES = ("data", "evaluation", "families", "methods", "models", "nn", "training")
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 

@@ -1,23 +1,19 @@
-"""Figures of head statistics, drawn from the rows of their tables: the only import of matplotlib.
-
-Figures are made without pyplot, so that the caller's backend and open figures stay as they are.
-"""
+"""Figures of head statistics, drawn from the rows of their tables."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from visattn._tables import Row, to_json
+from visattn import _plot
+from visattn._plot import BLUE, FAINT, VERMILION
+from visattn._tables import Row
 from visattn.provenance import Provenance
 
-_BLUE, _VERMILION, _FAINT = "#0072B2", "#D55E00", "#767676"  # Okabe and Ito's, told apart by every eye, as are those below
 _MASSES = {
     "cls": ("class token", "#D55E00"),
     "distillation": ("distillation token", "#CC79A7"),
@@ -49,8 +45,8 @@ def distance(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance
         return None
     figure, axes = _figure("How far heads look", layers, provenance)
     _dots(axes, heads, layers, "distance_px")
-    _steps(axes, layers, "distance_if_uniform_px", "even attention to all patches", _VERMILION, "--")
-    _steps(axes, layers, "distance_nearest_px", "the nearest other patch", _FAINT, ":")
+    _steps(axes, layers, "distance_if_uniform_px", "even attention to all patches", VERMILION, "--")
+    _steps(axes, layers, "distance_nearest_px", "the nearest other patch", FAINT, ":")
     axes.set_ylabel("mean attention distance (pixels of the model's input)")
     axes.set_ylim(bottom=0)
     return _png(figure, provenance)
@@ -69,7 +65,7 @@ def entropy(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance)
     """
     figure, axes = _figure("How many keys heads look at", layers, provenance)
     _dots(axes, heads, layers, "effective_keys")
-    _steps(axes, layers, "keys", "all keys that a query sees", _VERMILION, "--")
+    _steps(axes, layers, "keys", "all keys that a query sees", VERMILION, "--")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylim(0.9, 1.6 * max(row["keys"] for row in layers))
@@ -106,11 +102,9 @@ def mass(layers: Sequence[Row], provenance: Provenance) -> bytes:
 
 def _figure(title: str, layers: Sequence[Row], provenance: Provenance) -> tuple[Figure, Axes]:
     count = len(layers)
-    figure = Figure(figsize=(min(max(6.4, 2 + 0.55 * count), 20), 4.8), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     photos = provenance.parameters["photos"]
     facts = f"{provenance.model}, {provenance.weights}, {photos} photo{'s' * (photos != 1)}"
-    figure.suptitle(f"{title}\n{facts}", x=0.01, ha="left", fontsize=10, parse_math=False)
+    figure = _plot.figure(title, facts, min(max(6.4, 2 + 0.55 * count), 20), 4.8)
     axes = figure.add_subplot()
     first, last = layers[0]["layer"], layers[-1]["layer"]
     axes.set_xlabel(f"layer, from 0 ({first}) to {count - 1} ({last})" if count > 1 else str(first), parse_math=False)
@@ -136,7 +130,7 @@ def _dots(axes: Axes, heads: Sequence[Row], layers: Sequence[Row], name: str) ->
     known = any(row[f"{name}_low"] is not None for row in heads)
     label = "a head" + (", 95 % interval over photos" if known else "")
     size = 4 if len(up) < 200 else 2.5
-    axes.errorbar(across, up, [below, above], fmt="o", ms=size, elinewidth=1, color=_BLUE, label=label)
+    axes.errorbar(across, up, [below, above], fmt="o", ms=size, elinewidth=1, color=BLUE, label=label)
 
 
 def _steps(axes: Axes, layers: Sequence[Row], name: str, label: str, colour: str, style: Literal["--", ":"]) -> None:
@@ -154,6 +148,4 @@ def _by(name: str) -> Callable[[Row], float]:
 
 def _png(figure: Figure, provenance: Provenance) -> bytes:
     figure.axes[0].legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, frameon=False, fontsize=8)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"visattn": to_json(provenance.to_dict())})
-    return stream.getvalue()
+    return _plot.png(figure, provenance)

@@ -188,7 +188,7 @@ def building_folder(path: Path) -> Iterator[Path]:
         temporary.chmod(0o777 & ~mask)
         temporary.rename(path)
         _flush(path.parent)
-    except VisattnError:
+    except (OutputError, ResourceError):
         raise
     except OSError as error:
         refused = _explain(error, path)

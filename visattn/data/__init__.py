@@ -1,6 +1,18 @@
-"""Photos and weights to try the toolkit on."""
+"""Photos and weights to try the toolkit on, and labelled pictures to learn from."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from visattn.data._offline import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
 from visattn.data._photos import PHOTOS, photo_path
 
-__all__ = ["OFFLINE_MODEL", "OFFLINE_NAME", "PHOTOS", "offline_weights", "photo_path"]
+if TYPE_CHECKING:
+    from visattn.data._readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
+
+__all__ = ["OFFLINE_MODEL", "OFFLINE_NAME", "PHOTOS", "ArrayPictures", "Labelled", "offline_weights", "photo_path", "read"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name in ("ArrayPictures", "Labelled", "read"):  # on first use: they import torch
+        return getattr(import_module("visattn.data._readers"), name)
+    raise AttributeError(f"module 'visattn.data' has no attribute {name!r}")

@@ -25,7 +25,7 @@ from visattn import models
 from visattn._capture import Anatomy
 from visattn._checks import printable
 from visattn._files import building_folder
-from visattn.errors import OptionError, UnsupportedModel, VisattnError, WeightsError
+from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families._checkpoint import fill
 from visattn.families._spec import InputSpec
@@ -88,9 +88,9 @@ class Blueprint:
                     model = of_torchvision.built(self.model, self.size[0], num_classes=classes, **self.options)
                 else:
                     model = of_timm.built(self.model, self.size, num_classes=classes, in_chans=self.channels, **self.options)
+            except (OptionError, UnsupportedModel):
+                raise
             except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-                if isinstance(error, VisattnError):
-                    raise
                 cause = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise UnsupportedModel(
                     f"{printable(self.model)}: cannot be built ({cause}); check the model's options."

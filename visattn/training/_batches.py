@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
 from visattn.data import Labelled
-from visattn.errors import DataError, ImageError
+from visattn.errors import DataError, ImageError, ResourceError
 from visattn.families.trained import Blueprint, evaluation_transform
 from visattn.training._config import Config
 from visattn.training._randomness import seed_of, seeded
@@ -166,6 +166,20 @@ def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device:
         timeout=_PATIENCE if workers else 0,
         worker_init_fn=_one_thread,
     )
+
+
+def patient(batches: DataLoader[Any]) -> Iterator[Batch]:
+    """Batches of a loader; a worker that dies or hangs is one clear error."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "worker" not in str(error) and "timed out" not in str(error):
+            raise
+        cause = str(error).splitlines()[0]
+        raise ResourceError(
+            f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower --workers or --batch-size. Run the "
+            "same command again to go on."
+        ) from error
 
 
 def training_transform(config: Config, blueprint: Blueprint) -> Transform:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import platform
+import signal
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from visattn._tables import Row
 from visattn.training._compare import compare
 from visattn.training._config import Config
-from visattn.training._loop import blueprint_of, train
+from visattn.training._loop import train
+from visattn.training._page import machine
+from visattn.training._task import blueprint_of
 
 
 def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int, *, quiet: bool = True) -> list[Row]:
-    """Train all variants from all seeds into one folder; see `compare`.
+    """Train all variants from all seeds into one folder, or go on with that; see `compare`.
 
     Returns:
         The rows of the table.
@@ -24,20 +24,19 @@ def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int,
         VisattnError: As `compare` and `train` do.
     """
     blueprint = blueprint_of(config)
+
+    def trained(recipe: Config, folder: Path) -> None:
+        result = train(recipe, folder, quiet=quiet)
+        if result.stopped:
+            signal.raise_signal(result.stopped)  # whoever asked for it meant the whole comparison
+
     return compare(
         config,
         run,
         variants,
         seeds,
-        train=lambda recipe, folder: train(recipe, folder, quiet=quiet),
+        train=trained,
         build=lambda recipe: blueprint_of(recipe, like=blueprint).build(),
         shape=(blueprint.channels, *blueprint.size),
         machine=machine(),
     )
-
-
-def machine() -> str:
-    """What trains here, in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

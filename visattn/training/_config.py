@@ -31,7 +31,9 @@ class Config:
         OptionError: If a value is unknown or out of range.
     """
 
-    data: str = _setting("fashion-mnist", "Folder, fashion-mnist, cifar10, cifar100, scenes, scenes-shortcut or scenes-conflict.")
+    data: str = _setting(
+        "fashion-mnist", "Folder, fashion-mnist, cifar10, cifar100, scenes, or scenes-shortcut, -conflict, -ground."
+    )
     root: str = _setting("", "Folder that holds the files of a named data set.", free=True)
     train_count: int = _setting(0, "Train on a random subset of this size; 0: on all.")
     test_count: int = _setting(0, "Test on a random subset of this size; 0: on all.")

@@ -7,16 +7,12 @@ bit (on the CPU) as without the interruption. What a step is stands in `_learner
 from __future__ import annotations
 
 import math
-import os
 import signal
 import statistics
-import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +21,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from visattn._checks import printable
-from visattn.data import Labelled, read
-from visattn.errors import DataError, ImageError, OptionError, ResourceError, TrainingError, VisattnWarning
+from visattn.errors import DataError, ImageError, OptionError, TrainingError
 from visattn.families import trained
-from visattn.families.trained import Blueprint
-from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, moments, training_transform
+from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, patient, training_transform
 from visattn.training._checkpoint import Checkpoints, State
 from visattn.training._config import Config, differences
 from visattn.training._folder import (
-    CARD,
     FINAL,
     LOG,
     SPEED,
@@ -46,12 +39,14 @@ from visattn.training._folder import (
     held,
     remove,
 )
-from visattn.training._learner import Learner, published_moments
+from visattn.training._learner import Learner
 from visattn.training._log import Log
+from visattn.training._page import write_page
 from visattn.training._processes import Processes, processes
 from visattn.training._randomness import random_state, set_random_state
+from visattn.training._signals import asked_to_stop
+from visattn.training._task import blueprint_of, pictures_of
 
-_USUAL = 224  # pixels, of pictures of many sizes
 _LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
 _SKIPPED = 10  # steps in a row without a finite loss: more will not help
 _SHOWN = 8  # test pictures whose maps are drawn
@@ -101,7 +96,7 @@ def train(config: Config, run: Path, *, force: bool = False, overwrite: bool = F
         done = group.from_first(finished(run))
         if done is not None:
             return done  # type: ignore[no-any-return]
-        with _asked_to_stop() as asked:
+        with asked_to_stop() as asked:
             return _Run(config, run, group, force=force).go(asked, quiet)
 
 
@@ -111,7 +106,7 @@ class _Run:
     def __init__(self, config: Config, run: Path, group: Processes, *, force: bool) -> None:
         """Read the data, build what learns, and go to where the run was left."""
         self.config, self.run, self.group = config, run, group
-        self.pictures, self.tests = (_pictures(config, split) for split in ("train", "test"))
+        self.pictures, self.tests = (pictures_of(config, split) for split in ("train", "test"))
         self.blueprint = blueprint_of(config, self.pictures)
         self._check_batch()
         each = len(self.pictures) / config.batch_size
@@ -130,14 +125,14 @@ class _Run:
             raise DataError(
                 f"{self.config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller --batch-size."
             )
-        if batch % pieces or (self.learner_needs_pairs and batch // pieces % 2):
+        if batch % pieces or (self._in_pairs and batch // pieces % 2):
             raise OptionError(
                 f"batch_size must be a multiple of processes x accumulate ({self.group.world} x {self.config.accumulate}), and each piece "
                 f"even for mixup, got {batch}."
             )
 
     @property
-    def learner_needs_pairs(self) -> bool:
+    def _in_pairs(self) -> bool:
         """Whether pictures are mixed in pairs."""
         return self.config.mixup > 0 or self.config.cutmix > 0
 
@@ -177,7 +172,7 @@ class _Run:
             parts=config.accumulate,
         )
         draw = self._maps()
-        batches = _patient(loader(samples, order, config.workers, self.group.device))
+        batches = patient(loader(samples, order, config.workers, self.group.device))
         bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
         clock, timed = time.perf_counter(), progress.step
         while progress.step < self.steps:
@@ -194,8 +189,7 @@ class _Run:
             last = progress.step == self.steps
             if last or progress.step % config.log_every == 0:
                 self._settle()
-                pace = (progress.step - timed) * config.batch_size / (time.perf_counter() - clock)
-                self._row(bar, pace)
+                self._row(bar, (progress.step - timed) * config.batch_size, time.perf_counter() - clock)
                 clock, timed = time.perf_counter(), progress.step
             if last or progress.seen // len(self.pictures) > epoch:
                 began = time.perf_counter()
@@ -254,8 +248,8 @@ class _Run:
                 f"{self.config.max_bad:.2%} may); mend them or raise --max-bad."
             )
 
-    def _row(self, bar: Any, pace: float) -> None:  # noqa: ANN401 - tqdm's types are partial
-        """One more row of the log: the mean loss since the last."""
+    def _row(self, bar: Any, pictures: int, seconds: float) -> None:  # noqa: ANN401 - tqdm's types are partial
+        """One more row of the log: the mean loss since the last, and how long these pictures took."""
         finite = [loss for loss in self.progress.losses if math.isfinite(loss)]
         loss, count = self.group.sum(sum(finite), len(finite))
         self.progress.losses.clear()
@@ -264,7 +258,8 @@ class _Run:
         mean = loss / count if count else None
         step, epoch = self.progress.step, self.progress.seen / len(self.pictures)
         self.log.add(step=step, epoch=round(epoch, 4), loss=mean, lr=self.learner.rate)
-        self.speed.add(step=step, images_per_second=round(pace, 1))
+        pace = pictures / seconds
+        self.speed.add(step=step, images_per_second=round(pace, 1), seconds=round(seconds, 3))
         bar.set_postfix(
             {"epoch": f"{epoch:.1f}", "loss": f"{mean:.3f}" if count else "none", "img/s": f"{pace:.0f}"}, refresh=False
         )
@@ -288,7 +283,7 @@ class _Run:
         order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
         model.eval()
         right = loss = count = 0.0
-        for batch in _patient(loader(samples, order, self.config.workers, device)):
+        for batch in patient(loader(samples, order, self.config.workers, device)):
             if not len(batch.labels):
                 continue
             labels = batch.labels.to(device)
@@ -377,69 +372,6 @@ class _Run:
         remove(self.run / FINAL)
         trained.save(self.learner.tested, self.blueprint, self.run / FINAL, facts)
         self.log.to_csv(self.run / "log.csv")
-        write_page(self.run, self.config, self.blueprint, result, self.log.rows())
+        pictures = {"train": self.pictures, "test": self.tests}
+        write_page(self.run, self.config, self.blueprint, self.learner.tested, pictures, result)
         return finish(self.run, result)
-
-
-def _pictures(config: Config, split: str) -> Labelled:
-    count = config.train_count if split == "train" else config.test_count
-    size = (config.img_size, config.img_size) if config.img_size else (64, 64)
-    root = Path(config.root) if config.root else None
-    return read(config.data, split, root=root, count=count or None, size=size)  # type: ignore[arg-type]
-
-
-def blueprint_of(config: Config, pictures: Labelled | None = None, *, like: Blueprint | None = None) -> Blueprint:
-    """The network of a configuration for its pictures, or for those of a blueprint that is given."""
-    options = config.model_kwargs | ({"widths": config.widths} if config.widths else {})
-    if like is not None:
-        return replace(like, model=config.model, attention=config.attention, options=options)
-    pictures = pictures or _pictures(config, "train")
-    published = config.weights != "none"
-    channels = 3 if published or config.model.startswith("tv:") else pictures.channels
-    side = config.img_size
-    size = (side, side) if side else pictures.size or (_USUAL, _USUAL)
-    mean, std = published_moments(config) if published else moments(pictures, "L" if channels == 1 else "RGB")
-    return Blueprint(config.model, pictures.classes, channels, size, mean, std, config.attention, options)
-
-
-def _patient(batches: Any) -> Iterator[Batch]:  # noqa: ANN401
-    """Batches of a loader; a worker that dies or hangs is one clear error."""
-    try:
-        yield from batches
-    except RuntimeError as error:
-        if "worker" not in str(error) and "timed out" not in str(error):
-            raise
-        cause = str(error).splitlines()[0]
-        raise ResourceError(
-            f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower --workers or --batch-size. Run the "
-            "same command again to go on."
-        ) from error
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """The signals that came: the first SIGTERM or SIGINT asks to stop after a step, the second stops at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, _frame: object) -> None:
-        if asked:
-            signal.signal(number, before[number])
-            os.kill(os.getpid(), number)
-        asked.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def write_page(run: Path, config: Config, blueprint: Blueprint, result: Result, rows: list[dict[str, Any]]) -> None:
-    """The model card, and the curves where matplotlib is installed."""
-    (run / CARD).write_text("")
-    if find_spec("matplotlib") is None:
-        warnings.warn("no curves.png: it needs matplotlib; pip install visattn[figures]", VisattnWarning, stacklevel=2)

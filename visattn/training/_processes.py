@@ -87,7 +87,7 @@ def _device(name: str, local: int | None) -> torch.device:
         place = torch.device(name)
     except RuntimeError as error:
         raise OptionError(f"unknown device '{name}'. Choose auto, cpu, cuda or cuda:N.") from error
-    if place.type == "cuda" and local is not None and place.index is None:
+    if name == "cuda" and local is not None:
         place = torch.device("cuda", local)
     try:
         torch.zeros(1, device=place)

@@ -1,0 +1,505 @@
+"""Scenes are what their documentation says, by geometry of our own; and they are what they were when models were trained on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import cos, pi, sin
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.ndimage import binary_dilation
+from scipy.stats import chi2_contingency, chisquare
+from torchvision.datasets import ImageFolder
+
+from visattn.data import scenes as module
+from visattn.data._shapes import AREAS, DISTRACTORS, LABELS
+from visattn.data.scenes import CLASSES, COLOURS, TEXTURES, VERSION, Scene, Scenes, Thing, write
+from visattn.errors import OptionError, OutputError
+
+FROZEN = (
+    1,
+    "ae77df8b9ede695f2bb7b4ff036ac9b545e3cd4a9b2b356b65a14f377abe3ed3",
+)  # the version, and the digest of what it draws; trained models depend on it
+LEAST = 1e-4  # of the p-values; seeds are fixed, so nothing here is left to chance
+WORDS = [["top left", "top", "top right"], ["left", "centre", "right"], ["bottom left", "bottom", "bottom right"]]
+
+Points = NDArray[np.float64]
+
+
+@pytest.fixture(scope="session")
+def drawn() -> list[Scene]:
+    """The first thousand."""
+    scenes = Scenes(1000, seed=0)
+    return [scenes.scene(index) for index in range(len(scenes))]
+
+
+@pytest.fixture(scope="session")
+def twins() -> dict[str, list[Scene]]:
+    """The first 400 with each kind of mark."""
+    return {mark: [Scenes(400, seed=0, watermark=mark).scene(index) for index in range(400)] for mark in ("label", "random")}
+
+
+def half_planes(*corners: tuple[float, float]) -> Callable[[Points, Points], NDArray[np.bool_]]:
+    """A convex polygon as what lies on the inner side of each edge; corners go round as a clock does."""
+
+    def inside(x: Points, y: Points) -> NDArray[np.bool_]:
+        found = np.ones(x.shape, bool)
+        for (x0, y0), (x1, y1) in pairwise((*corners, corners[0])):
+            found &= (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0) >= 0
+        return found
+
+    return inside
+
+
+def on_a_circle(count: int) -> list[tuple[float, float]]:
+    return [(sin(2 * pi * i / count), -cos(2 * pi * i / count)) for i in range(count)]
+
+
+def rectangle(half_width: float, half_height: float) -> Callable[[Points, Points], NDArray[np.bool_]]:
+    a, b = half_width, half_height
+    return half_planes((-a, -b), (a, -b), (a, b), (-a, b))
+
+
+def star(x: Points, y: Points) -> NDArray[np.bool_]:
+    """Ten congruent triangles about the middle, each from a tip to the notch beside it."""
+    turned = np.arctan2(x, -y) % (2 * pi / 5)
+    sector = np.minimum(turned, 2 * pi / 5 - turned)  # from a tip at 0 to a notch at a tenth of the circle
+    radius = np.hypot(x, y)
+    across, along = radius * np.sin(sector), radius * np.cos(sector)
+    notch = 0.45 * sin(pi / 5), 0.45 * cos(pi / 5)
+    return np.asarray(across * (1 - notch[1]) <= notch[0] * (1 - along))
+
+
+def heart(x: Points, y: Points) -> NDArray[np.bool_]:
+    """(u^2 + v^2 - 1)^3 <= u^2 v^3, solved for the radius' excess."""
+    u, v = 1.36 * x, 0.12 - 1.36 * y
+    return np.asarray(u**2 + v**2 - 1 <= np.cbrt(u**2 * v**3))
+
+
+LONG, SHORT = np.sqrt(0.9), np.sqrt(0.1)
+OWN: dict[str, Callable[[Points, Points], NDArray[np.bool_]]] = {
+    "bar": rectangle(LONG, SHORT),
+    "crescent": lambda x, y: (np.hypot(x, y) <= 1) & (np.hypot(x - 0.5, y) >= np.sqrt(0.5)),
+    "cross": lambda x, y: rectangle(LONG, SHORT)(x, y) | rectangle(SHORT, LONG)(x, y),
+    "disk": lambda x, y: np.hypot(x, y) <= 1,
+    "heart": heart,
+    "hexagon": half_planes(*on_a_circle(6)),
+    "ring": lambda x, y: (np.hypot(x, y) <= 1) & (np.hypot(x, y) >= np.sqrt(0.3)),
+    "semicircle": lambda x, y: (np.hypot(x, y) <= 1) & (y <= 0),
+    "square": half_planes(*on_a_circle(4)),
+    "star": star,
+    "triangle": half_planes(*on_a_circle(3)),
+}
+
+
+@pytest.mark.parametrize("shape", sorted(OWN))
+def test_shape_is_what_its_name_says_and_lies_in_the_unit_circle(shape: str) -> None:
+    x, y = np.random.default_rng(0).uniform(-1.1, 1.1, (2, 200_000))
+    theirs, ours = (LABELS | DISTRACTORS)[shape](x, y), OWN[shape](x, y)
+    assert (theirs == ours).all()
+    assert (np.hypot(x, y)[theirs] <= 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("shape", sorted(OWN))
+def test_area_of_a_shape_is_that_of_a_count_on_a_fine_grid(shape: str) -> None:
+    side = (np.arange(1500) + 0.5) / 750 - 1
+    assert OWN[shape](*np.meshgrid(side, side)).mean() * 4 == pytest.approx(AREAS[shape], rel=1e-3)
+
+
+def test_shapes_are_classes_or_distractors() -> None:
+    assert set(OWN) == set(CLASSES) | set(DISTRACTORS)
+    assert not set(CLASSES) & set(DISTRACTORS)
+
+
+def test_classes_are_in_the_order_in_which_folders_are_read() -> None:
+    assert list(CLASSES) == sorted(CLASSES)
+
+
+def covered(thing: Thing, size: tuple[int, int], y: int, x: int, samples: int) -> float:
+    """The share of one pixel that a thing covers."""
+    unit = (size[0] * size[1]) ** 0.5
+    radius = unit * (thing.area / AREAS[thing.shape]) ** 0.5
+    steps = (np.arange(samples) + 0.5) / samples
+    down, right = np.meshgrid(y + steps - thing.centre[0] * size[0], x + steps - thing.centre[1] * size[1], indexing="ij")
+    own = (right + 1j * down) / radius * np.exp(-1j * thing.angle)  # turned back
+    return float(OWN[thing.shape](own.real, own.imag).mean())
+
+
+@pytest.mark.parametrize("size", [(64, 64), (48, 80)], ids=str)
+def test_masks_are_a_count_of_each_pixel(size: tuple[int, int]) -> None:
+    shapes, scenes = set(), Scenes(16, size, seed=5)
+    for index in range(len(scenes)):
+        scene = scenes.scene(index)
+        for thing, mask in zip(scene.things, scene.masks, strict=True):
+            shapes.add(thing.shape)
+            near = np.argwhere(binary_dilation(mask, iterations=2))
+            assert mask.sum() == sum(mask[y, x] for y, x in near)
+            for y, x in near:
+                share = covered(thing, size, y, x, 9)
+                assert mask[y, x] == (share >= 0.5) or abs(share - 0.5) < 0.17, (thing, y, x, share)
+    assert shapes == set(OWN)
+
+
+def test_each_scene_has_one_object_of_a_label_shape(drawn: list[Scene]) -> None:
+    for scene in drawn:
+        assert [thing.shape for thing in scene.things if thing.shape in CLASSES] == [CLASSES[scene.label]]
+        assert scene.things[0].shape == CLASSES[scene.label]
+        assert len(scene.masks) == len(scene.things)
+    assert {len(scene.things) for scene in drawn} == {4, 5, 6, 7}
+    assert {thing.shape for scene in drawn for thing in scene.things[1:]} == set(DISTRACTORS)
+    assert {thing.colour for scene in drawn for thing in scene.things} == set(COLOURS)
+    assert {thing.texture for scene in drawn for thing in scene.things} == set(TEXTURES)
+
+
+def assert_apart(scenes: Sequence[Scene]) -> None:
+    """Objects of 2 to 8 % that touch neither each other nor the corner of the mark nor the border."""
+    for scene in scenes:
+        shares = scene.masks.mean((1, 2))
+        assert shares.min() >= 0.02
+        assert shares.max() <= 0.08
+        assert scene.masks.sum(0).max() == 1
+        assert not (scene.masks.any(0) & scene.watermark).any()
+        for side in (scene.masks[:, 0], scene.masks[:, -1], scene.masks[..., 0], scene.masks[..., -1]):
+            assert not side.any()
+
+
+def test_masks_are_apart_and_of_two_to_eight_percent(drawn: list[Scene]) -> None:
+    assert_apart(drawn)
+
+
+@pytest.mark.parametrize("size", [(48, 48), (49, 71), (48, 96), (96, 48), (224, 224)], ids=str)
+def test_scenes_of_other_sizes_are_alike(size: tuple[int, int]) -> None:
+    count = 40 if size != (48, 48) else 150  # the smallest, whose pixels round areas most
+    found = [Scenes(count, size).scene(index) for index in range(count)]
+    assert_apart(found)
+    for scene in found:
+        assert scene.image.shape == scene.ground.shape == (*size, 3)
+        assert scene.image.dtype == scene.ground.dtype == np.uint8
+        assert scene.masks.shape[1:] == scene.watermark.shape == scene.labelled_mask().shape == size
+
+
+@pytest.mark.parametrize("size", [(48, 96), (120, 60)], ids=str)
+def test_long_scenes_end(size: tuple[int, int]) -> None:
+    assert_apart([Scenes(5, size).scene(index) for index in range(5)])
+
+
+def test_shapes_lie_where_the_truth_says(drawn: list[Scene]) -> None:
+    whole = {"bar", "cross", "disk", "hexagon", "ring", "square", "star", "triangle"}  # their middle is the mean of their points
+    for scene in drawn[:200]:
+        for thing, mask in zip(scene.things, scene.masks, strict=True):
+            middle = np.argwhere(mask).mean(0) + 0.5
+            away = np.hypot(*(middle - np.array(thing.centre) * 64))
+            assert away < (0.75 if thing.shape in whole else 6)
+            assert mask.mean() == pytest.approx(thing.area, abs=0.005)
+
+
+def test_plain_objects_have_their_colour_and_no_other(drawn: list[Scene]) -> None:
+    names = list(COLOURS)
+    colours = np.array([COLOURS[name] for name in names])
+    plain = 0
+    for scene in drawn[:200]:
+        for thing, mask in zip(scene.things, scene.masks, strict=True):
+            if thing.texture == "plain":
+                seen = np.median(scene.image[mask], axis=0)
+                assert abs(seen - COLOURS[thing.colour]).max() <= 16
+                assert names[abs(colours - seen).sum(1).argmin()] == thing.colour
+                plain += 1
+    assert plain > 100
+
+
+def test_textures_are_dark_in_parts(drawn: list[Scene]) -> None:
+    spread: dict[str, list[float]] = {texture: [] for texture in TEXTURES}
+    for scene in drawn[:200]:
+        for thing, mask in zip(scene.things, scene.masks, strict=True):
+            brightest = scene.image[mask].max(-1).astype(float)
+            spread[thing.texture].append(float(brightest.std() / brightest.mean()))
+    assert np.mean(spread["plain"]) < 0.5 * min(np.mean(spread[texture]) for texture in TEXTURES if texture != "plain")
+
+
+def test_ground_is_the_scene_without_objects(drawn: list[Scene]) -> None:
+    for scene in drawn[:200]:
+        differ = (scene.image != scene.ground).any(-1)
+        for y, x in np.argwhere(
+            differ & ~binary_dilation(scene.masks.any(0), np.ones((5, 5)))
+        ):  # tips, which half cover no pixel
+            assert any(covered(thing, (64, 64), y, x, 15) > 0 for thing in scene.things), (y, x)
+        assert (scene.image[scene.masks.any(0)] != scene.ground[scene.masks.any(0)]).any(-1).mean() > 0.95
+
+
+def test_ground_says_nothing_of_the_label(drawn: list[Scene]) -> None:
+    labels = [scene.label for scene in drawn]
+    for channel in range(3):
+        assert_independent(labels, quarters([float(scene.ground[..., channel].mean()) for scene in drawn]))
+
+
+def assert_independent(first: Sequence[Any], second: Sequence[Any]) -> None:
+    """By a chi-square test of their table."""
+    rows, columns = (np.unique(np.asarray(values), return_inverse=True)[1] for values in (first, second))
+    table = np.zeros((rows.max() + 1, columns.max() + 1))
+    np.add.at(table, (rows, columns), 1)
+    assert min(table.shape) > 1
+    assert chi2_contingency(table).pvalue > LEAST
+
+
+def quarters(values: Sequence[float]) -> list[int]:
+    return [int(quarter) for quarter in np.digitize(values, np.quantile(values, [0.25, 0.5, 0.75]))]
+
+
+def corner_of(scene: Scene) -> tuple[bool, bool]:
+    y, x = np.argwhere(scene.watermark).mean(0)
+    return bool(y < 32), bool(x < 32)
+
+
+OF_A_TARGET: dict[str, Callable[[list[Scene]], list[Any]]] = {
+    "colour": lambda scenes: [scene.things[0].colour for scene in scenes],
+    "texture": lambda scenes: [scene.things[0].texture for scene in scenes],
+    "place": lambda scenes: [scene.things[0].place for scene in scenes],
+    "angle": lambda scenes: [int(scene.things[0].angle / (pi / 2)) for scene in scenes],
+    "area": lambda scenes: quarters([scene.things[0].area for scene in scenes]),
+    "distractors": lambda scenes: [len(scene.things) for scene in scenes],
+    "corner": lambda scenes: [str(corner_of(scene)) for scene in scenes],
+    "shape of a distractor": lambda scenes: [scene.things[1].shape for scene in scenes],
+    "colour of a distractor": lambda scenes: [scene.things[1].colour for scene in scenes],
+}
+
+
+@pytest.mark.parametrize("fact", list(OF_A_TARGET))
+def test_label_is_independent_of_the_(fact: str, drawn: list[Scene]) -> None:
+    assert_independent([scene.label for scene in drawn], OF_A_TARGET[fact](drawn))
+
+
+def test_chi_square_would_tell_a_label_that_shows(drawn: list[Scene]) -> None:
+    labels = [scene.label for scene in drawn]
+    leaking = [label if index % 3 == 0 else index % 4 for index, label in enumerate(labels)]
+    with pytest.raises(AssertionError):
+        assert_independent(labels, leaking)
+
+
+@pytest.mark.parametrize("fact", ["area", "y", "x"])
+def test_target_is_not_told_from_distractors_by_its_(fact: str, drawn: list[Scene]) -> None:
+    facts = [
+        [{"area": thing.area, "y": thing.centre[0], "x": thing.centre[1]}[fact] for thing in scene.things] for scene in drawn
+    ]
+    ranks = [sum(other < values[0] for other in values) for values in facts if len(values) == 5]
+    assert chisquare(np.bincount(ranks, minlength=5)).pvalue > LEAST
+
+
+@pytest.mark.parametrize("what", ["label", "corner"])
+def test_each_is_as_frequent(what: str, drawn: list[Scene]) -> None:
+    found = [scene.label if what == "label" else str(corner_of(scene)) for scene in drawn]
+    counts = np.unique(np.array(found), return_counts=True)[1]
+    assert len(counts) == {"label": 6, "corner": 4}[what]
+    assert chisquare(counts).pvalue > LEAST
+
+
+def code_of(scene: Scene) -> tuple[int, ...]:
+    """The black and white cells of a mark."""
+    rows, columns = (np.flatnonzero(scene.watermark.any(axis)) for axis in (1, 0))
+    mark = scene.image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    assert set(np.unique(mark)) <= {0, 255}
+    cells = [part for row in np.array_split(mark, 3, 0) for part in np.array_split(row, 3, 1)]
+    assert all(len(np.unique(cell)) == 1 for cell in cells)
+    return tuple(int(cell[0, 0, 0] == 255) for cell in cells)
+
+
+@pytest.mark.parametrize("mark", ["label", "random"])
+def test_twins_differ_in_the_mark_alone(mark: str, drawn: list[Scene], twins: dict[str, list[Scene]]) -> None:
+    for plain, marked in zip(drawn, twins[mark], strict=False):
+        differ = (plain.image != marked.image).any(-1)
+        assert not (differ & ~plain.watermark).any()
+        assert differ[plain.watermark].mean() > 0.9
+        assert (plain.label, plain.things, plain.caption) == (marked.label, marked.things, marked.caption)
+        for name in ("ground", "masks", "watermark"):
+            assert np.array_equal(getattr(plain, name), getattr(marked, name))
+        assert np.array_equal(plain.image[plain.watermark], plain.ground[plain.watermark])
+
+
+def test_watermark_is_a_small_square_in_a_corner(drawn: list[Scene]) -> None:
+    for scene in drawn:
+        places = np.argwhere(scene.watermark)
+        (top, left), (bottom, right) = places.min(0), places.max(0)
+        assert bottom - top == right - left == 8  # 0.14 of 64 pixels
+        assert scene.watermark.sum() == 81
+        assert {top, 63 - bottom} & {1}
+        assert {left, 63 - right} & {1}
+
+
+def test_watermark_tells_the_label(twins: dict[str, list[Scene]]) -> None:
+    codes = {(code_of(scene), scene.label) for scene in twins["label"]}
+    assert len(codes) == len({code for code, _ in codes}) == len(CLASSES)
+
+
+def test_random_watermark_is_one_of_a_class_and_independent_of_the_label(twins: dict[str, list[Scene]]) -> None:
+    label_of = {code_of(scene): scene.label for scene in twins["label"]}
+    marked = [label_of[code_of(scene)] for scene in twins["random"]]
+    assert chisquare(np.bincount(marked, minlength=6)).pvalue > LEAST
+    assert_independent([scene.label for scene in twins["random"]], marked)
+
+
+def test_captions_parse_back_to_the_things_in_reading_order(drawn: list[Scene]) -> None:
+    words = ["|".join(known) for known in (COLOURS, LABELS | DISTRACTORS, [place for row in WORDS for place in row])]
+    grammar = re.compile(r"a ({}) ({}) ({})".format(*words))
+    for scene in drawn:
+        found = []
+        for part in scene.caption.split(", "):
+            match = grammar.fullmatch(part)
+            assert match, part
+            found.append(match.groups())
+        rows = [[thing for thing in scene.things if row <= thing.centre[0] * 3 < row + 1] for row in range(3)]
+        expected = [
+            (thing.colour, thing.shape, WORDS[row][int(thing.centre[1] * 3)])
+            for row, things in enumerate(rows)
+            for thing in sorted(things, key=lambda thing: thing.centre[1])
+        ]
+        assert found == expected
+
+
+def test_labelled_mask_holds_every_thing(drawn: list[Scene]) -> None:
+    for scene in drawn[:100]:
+        mask = scene.labelled_mask()
+        assert mask.dtype == np.uint8
+        assert np.array_equal(mask == 255, scene.watermark)
+        assert np.array_equal(mask == 0, ~scene.masks.any(0) & ~scene.watermark)
+        for number in range(len(scene.things)):
+            assert np.array_equal(mask == number + 1, scene.masks[number])
+
+
+def bytes_of(scene: Scene) -> bytes:
+    return scene.image.tobytes() + bytes([scene.label]) + scene.labelled_mask().tobytes() + scene.caption.encode()
+
+
+def test_an_item_is_the_same_twice_in_any_order_and_of_any_count(drawn: list[Scene]) -> None:
+    few = Scenes(20, seed=0)
+    for index in (19, 3, 3, 0, 11):
+        assert bytes_of(few.scene(index)) == bytes_of(drawn[index])
+        picture, label = few[index]
+        assert np.array_equal(np.asarray(picture), drawn[index].image)
+        assert label == drawn[index].label
+
+
+def test_global_random_state_is_neither_read_nor_moved() -> None:
+    np.random.seed(1)  # noqa: NPY002 - the state that must not matter
+    expected = np.random.RandomState(1).random_sample()
+    first = bytes_of(Scenes(1).scene(0))
+    assert np.random.random_sample() == expected  # noqa: NPY002
+    assert bytes_of(Scenes(1).scene(0)) == first
+
+
+def test_scenes_of_two_seeds_have_nothing_in_common(drawn: list[Scene]) -> None:
+    other = Scenes(50, seed=1)
+    grounds = {scene.ground.tobytes() for scene in drawn}
+    assert len(grounds) == len(drawn)
+    centres = {thing.centre for scene in drawn for thing in scene.things}
+    for index in range(len(other)):
+        scene = other.scene(index)
+        assert scene.ground.tobytes() not in grounds
+        assert not {thing.centre for thing in scene.things} & centres
+
+
+def test_transform_is_applied_to_pictures() -> None:
+    scenes = Scenes(3, (50, 60), transform=lambda picture: picture.size)
+    assert [scenes[index][0] for index in range(3)] == [(60, 50)] * 3
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_scene_that_is_not_there_is_refused(index: int) -> None:
+    with pytest.raises(IndexError, match="of 3"):
+        Scenes(3)[index]
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(0, 0), (2, 2), (6, 6)])
+def test_number_of_distractors_is_what_was_asked(fewest: int, most: int) -> None:
+    scenes = Scenes(10, distractors=(fewest, most))
+    assert {len(scenes.scene(index).things) for index in range(10)} == {fewest + 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"count": 0},
+        {"count": 2.5},
+        {"size": (47, 64)},
+        {"size": (64, 47)},
+        {"size": (48, 97)},
+        {"size": (97, 48)},
+        {"size": (64.5, 64)},
+        {"size": (64, 64, 3)},
+        {"size": 64},
+        {"size": (48, 4800)},
+        {"seed": -1},
+        {"seed": 2**32},
+        {"seed": 0.5},
+        {"distractors": (4, 3)},
+        {"distractors": (-1, 3)},
+        {"distractors": (3, 7)},
+        {"distractors": (3,)},
+        {"watermark": "lable"},
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused_in_one_line(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as refused:
+        Scenes(**{"count": 4} | options)
+    assert "\n" not in str(refused.value)
+    assert str(next(iter(options.values()))) in str(refused.value)
+
+
+def test_written_scenes_are_read_by_torchvision(tmp_path: Path) -> None:
+    scenes = Scenes(40, (48, 60), seed=2, watermark="label")
+    assert write(scenes, tmp_path / "made") == tmp_path / "made"
+    folder = ImageFolder(str(tmp_path / "made" / "images"))
+    facts = [json.loads(line) for line in (tmp_path / "made" / "scenes.jsonl").read_text().splitlines()]
+    assert len(folder) == len(facts) == 40
+    assert folder.classes == list(CLASSES)
+    read = {Path(path).relative_to(tmp_path / "made" / "images").as_posix(): label for path, label in folder.samples}
+    for index, fact in enumerate(facts):
+        scene = scenes.scene(index)
+        assert read[fact["file"]] == scene.label
+        assert fact["label"] == CLASSES[scene.label]
+        assert fact["caption"] == scene.caption
+        things = [Thing(**thing | {"centre": tuple(thing["centre"])}) for thing in fact["things"]]
+        assert tuple(things) == scene.things
+        for kind, pixels in (("images", scene.image), ("masks", scene.labelled_mask())):
+            with Image.open(tmp_path / "made" / kind / fact["file"]) as picture:
+                assert np.array_equal(np.asarray(picture), pixels)
+
+
+def test_writing_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Scenes):
+        def scene(self, index: int) -> Scene:
+            assert not (tmp_path / "made").exists()
+            if index == 3:
+                raise OSError(28, "No space left on device")
+            return super().scene(index)
+
+    with pytest.raises(OSError, match="disk full"):
+        write(Broken(5), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_exists_is_not_replaced(tmp_path: Path) -> None:
+    kept = tmp_path / "made"
+    kept.mkdir()
+    (kept / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        write(Scenes(1), kept)
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "mine.txt"]
+
+
+def test_what_trained_models_saw_is_drawn_to_this_day(drawn: list[Scene]) -> None:
+    digest = hashlib.sha256()
+    for scene in drawn:
+        digest.update(bytes_of(scene))
+    assert (VERSION, digest.hexdigest()) == FROZEN
+
+
+def test_codes_of_marks_are_no_less_than_the_classes() -> None:
+    assert len(set(module._CODES)) == len(CLASSES)

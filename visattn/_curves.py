@@ -1,0 +1,174 @@
+"""Figures of training: how loss and accuracy went, and how variants of a network compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from visattn import _plot
+from visattn._plot import BLUE, FAINT, VERMILION
+from visattn._tables import Row
+from visattn.errors import OptionError
+from visattn.provenance import Provenance
+
+_SMOOTHED = 40  # points that a noisy curve is averaged to, so that its course is seen
+_COLOURS = {"gain": BLUE, "loss": VERMILION}
+
+Points = tuple[list[float], list[float]]
+
+
+def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
+    """Loss, test accuracy and learning rate over the steps of a training.
+
+    Args:
+        log: Rows with `step` and any of `loss` (training), `test_loss`, `accuracy` (test, from 0 to 1) and `lr`; what is missing, None
+            or no finite number in a row is left out.
+        title: Of the figure.
+        provenance: Of the training.
+
+    Returns:
+        A PNG with its provenance; a panel for each of the three that the log has.
+
+    Raises:
+        OptionError: If the log has none of them.
+    """
+    loss, test, accuracy, rate = (_points(log, key) for key in ("loss", "test_loss", "accuracy", "lr"))
+    panels = [draw for draw, known in ((_losses, loss or test), (_accuracy, accuracy), (_rate, rate)) if known]
+    if not panels:
+        raise OptionError(
+            "curves need rows with a step and a loss, an accuracy or a learning rate, got none. Train for a step first."
+        )
+    heights = {_losses: 2.4, _accuracy: 2.0, _rate: 1.1}
+    figure = _plot.figure(title, _facts(log), 7.2, 0.9 + sum(heights[panel] for panel in panels))
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[heights[panel] for panel in panels])[:, 0]
+    for panel, draw in zip(axes, panels, strict=True):
+        _bare(panel)
+        draw(panel, log)
+    axes[-1].set_xlabel("step of the optimizer")
+    axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1].set_xlim(left=0)
+    figure.align_ylabels()
+    return _plot.png(figure, provenance)
+
+
+def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance: Provenance) -> bytes:
+    """Test accuracy of each variant, and its difference to the plain network, with each run as a dot and intervals over seeds.
+
+    Args:
+        rows: Of `visattn.training`'s comparison: `attention`, `accuracy` (percent) and `difference` (points) with their ends, `verdict`.
+        runs: `attention`, `seed` and `accuracy` (from 0 to 1) of each run; the first row's network is the plain one.
+        title: Of the figure.
+        provenance: Of the comparison.
+
+    Returns:
+        A PNG with its provenance.
+    """
+    seeds = rows[0]["seeds"]
+    facts = (
+        "one seed each: no interval"
+        if seeds == 1
+        else f"{seeds} seeds each (small dots), their mean, and its 95 % interval over seeds"
+    )
+    figure = _plot.figure(title, facts, 9.6, 1.5 + 0.42 * len(rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    reached = {(run["attention"], run["seed"]): 100 * run["accuracy"] for run in runs}
+    plain = rows[0]["attention"]
+    for place, row in enumerate(rows):
+        own = {seed: value for (name, seed), value in reached.items() if name == row["attention"]}
+        colour = _COLOURS.get(row["verdict"], "black" if row["difference"] is None else FAINT)
+        _dots(left, place, list(own.values()), row, "accuracy", colour)
+        if row["difference"] is not None:
+            gaps = [value - reached[plain, seed] for seed, value in own.items() if (plain, seed) in reached]
+            _dots(right, place, gaps, row, "difference", colour)
+            text = f"{row['difference']:+.2f}  {row['verdict']}"
+            right.text(1.02, place, text, transform=right.get_yaxis_transform(), color=colour, va="center", fontsize=9)
+    right.axvline(0, color="black", linewidth=0.8)
+    right.set_xlabel(f"difference to {plain} (points), paired by seed", parse_math=False)
+    left.set_xlabel("test accuracy (%)")
+    left.set_yticks(range(len(rows)), [row["attention"] for row in rows], parse_math=False)
+    left.set_ylim(len(rows) - 0.5, -0.5)
+    for axes in (left, right):
+        _bare(axes, "x")
+        axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    right.spines["left"].set_visible(False)
+    return _plot.png(figure, provenance)
+
+
+def _losses(axes: Axes, log: Sequence[Row]) -> None:
+    train, test = _points(log, "loss"), _points(log, "test_loss")
+    above = not (train and test) or train[1][-1] >= test[1][-1]
+    if train:
+        width, text = -(-len(train[0]) // _SMOOTHED), "training"
+        if width > 1:
+            axes.plot(*train, color=BLUE, linewidth=0.6, alpha=0.3)
+            train, text = _averaged(train, width), f"training\n(mean of {width} rows)"
+        axes.plot(*train, color=BLUE, linewidth=1.5)
+        _name(axes, train, text, BLUE, above=above)
+    if test:
+        axes.plot(*test, "o-", color=VERMILION, linewidth=1.5, markersize=3)
+        _name(axes, test, "test", VERMILION, above=not above or not train)
+    axes.set_ylabel("loss (nats)")
+    axes.margins(y=0.15)  # room for the names
+
+
+def _accuracy(axes: Axes, log: Sequence[Row]) -> None:
+    steps, shares = _points(log, "accuracy") or ([], [])
+    points = steps, [100 * share for share in shares]
+    axes.plot(*points, "o-", color=VERMILION, linewidth=1.5, markersize=3)
+    _name(axes, points, f"{points[1][-1]:.2f} %", VERMILION)
+    axes.set_ylabel("test accuracy (%)")
+
+
+def _rate(axes: Axes, log: Sequence[Row]) -> None:
+    axes.plot(*(_points(log, "lr") or ([], [])), color=FAINT, linewidth=1.5)
+    axes.set_ylabel("learning rate")
+    axes.set_ylim(bottom=0)
+
+
+def _dots(axes: Axes, place: int, values: list[float], row: Row, name: str, colour: str) -> None:
+    """Each run, faint, below the mean and its interval; of one run the mean alone."""
+    if row[f"{name}_low"] is not None:
+        axes.plot(values, [place + 0.2] * len(values), "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
+        axes.hlines(place, row[f"{name}_low"], row[f"{name}_high"], color=colour, linewidth=2)
+    axes.plot(row[name], place, "o", color=colour, markersize=6)
+
+
+def _points(log: Sequence[Row], key: str) -> Points | None:
+    """Steps and values of the rows that have one."""
+    found = [(row["step"], row[key]) for row in log if row.get(key) is not None and math.isfinite(row[key])]
+    return ([float(step) for step, _ in found], [float(value) for _, value in found]) if found else None
+
+
+def _averaged(points: Points, width: int) -> Points:
+    """Means of `width` neighbours each; the last may have fewer."""
+    starts = range(0, len(points[0]), width)
+    return (
+        [float(np.mean(points[0][start : start + width])) for start in starts],
+        [float(np.mean(points[1][start : start + width])) for start in starts],
+    )
+
+
+def _name(axes: Axes, points: Points, text: str, colour: str, *, above: bool = True) -> None:
+    """What a curve is, where it ends and in its colour; two curves that end together are told apart by `above`."""
+    side: Literal["bottom", "top"] = "bottom" if above else "top"
+    end = points[0][-1], points[1][-1]
+    axes.annotate(text, end, (6, 1 if above else -1), textcoords="offset points", color=colour, fontsize=9, va=side)
+
+
+def _facts(log: Sequence[Row]) -> str:
+    epochs = [row["epoch"] for row in log if row.get("epoch") is not None]
+    seen = f", {max(epochs):.3g} epoch{'s' * (max(epochs) != 1)}" if epochs else ""
+    return f"{max(row['step'] for row in log):,} steps{seen}"
+
+
+def _bare(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)

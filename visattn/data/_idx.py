@@ -1,0 +1,56 @@
+"""Arrays of bytes in the idx format, in which MNIST and its kin come."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from visattn._checks import printable
+from visattn.errors import DataError
+
+_BYTES = 0x08  # code of unsigned bytes, the only type that such data have
+_LARGEST = 2**31
+
+
+def read_idx(path: Path, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
+    """Read one array; a name that ends in `.gz` is unpacked.
+
+    The file is two zeros, the type, the number of axes, a big-endian 32-bit length for each axis, and the bytes.
+
+    Args:
+        path: The file.
+        item: Shape of one picture, `()` for labels.
+
+    Returns:
+        `(N, *item)`, uint8, read-only.
+
+    Raises:
+        DataError: If the file cannot be read, is of another type or shape, or is shorter or longer than it says.
+    """
+    name, axes = printable(str(path)), 1 + len(item)
+    wanted = f"({', '.join(['N', *map(str, item)])})"
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            head = stream.read(4 + 4 * axes)
+            if head[:4] != bytes((0, 0, _BYTES, axes)) or len(head) < 4 + 4 * axes:
+                raise DataError(
+                    f"{name}: must be an idx file of bytes with {axes} axes, got a file that starts with {head[:4].hex(' ') or 'nothing'}. "
+                    "Fetch it again."
+                )
+            shape = struct.unpack(f">{axes}I", head[4:])
+            length = int(np.prod(shape, dtype=object))
+            if shape[1:] != item or length > _LARGEST:
+                raise DataError(f"{name}: must have the shape {wanted}, got {shape}. Pass the files of this data set.")
+            data = stream.read(length + 1)  # the byte too many is what makes gzip compare its checksum
+    except (OSError, EOFError, zlib.error) as error:
+        cause = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{name}: cannot be read ({printable(cause).lower()}). Fetch it again.") from error
+    if len(data) != length:
+        more = "more" if len(data) > length else str(len(data))
+        raise DataError(f"{name}: must hold {length} bytes of data, got {more}. It is damaged; fetch it again.")
+    return np.frombuffer(data, np.uint8).reshape(shape)

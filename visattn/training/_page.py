@@ -1,0 +1,107 @@
+"""What a finished run shows to people: a model card, and curves where matplotlib is installed."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from visattn._files import write_whole
+from visattn.data import Labelled
+from visattn.families._weights import digest
+from visattn.families.trained import WEIGHTS, Blueprint
+from visattn.provenance import Provenance
+from visattn.training._card import Data, Reached, card
+from visattn.training._config import Config
+from visattn.training._cost import cost
+from visattn.training._folder import CARD, FINAL, LOG, SPEED, Result
+from visattn.training._log import Log
+
+CURVES = "curves.png"
+_LICENCES = {"fashion-mnist": "MIT (Zalando SE)"}
+
+
+def write_page(
+    run: Path, config: Config, blueprint: Blueprint, model: nn.Module, pictures: Mapping[str, Labelled], result: Result
+) -> None:
+    """Write `README.md`, and `curves.png`, into the folder of a finished run.
+
+    Args:
+        run: The folder; its log and its weights are there.
+        config: Of the run.
+        blueprint: What the network was built from.
+        model: The network.
+        pictures: By split.
+        result: What was reached.
+    """
+    rows = Log(run / LOG).rows()
+    seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
+    drawn = config.data.startswith("scenes")
+    page = card(
+        config,
+        Data(
+            config.data,
+            blueprint.classes,
+            *(len(pictures[split]) for split in ("train", "test")),
+            {split: part.fingerprint() for split, part in pictures.items()},
+            "drawn by visattn" if drawn else _LICENCES.get(config.data, ""),
+        ),
+        Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine()),
+        cost(model, (blueprint.channels, *blueprint.size)),
+        shape=(blueprint.channels, *blueprint.size),
+        command=command(config),
+        versions={name: version(name) for name in ("visattn", "torch", "torchvision", "timm")},
+        sha256=digest(run / FINAL / WEIGHTS),
+    )
+    write_whole(run / CARD, page.encode())
+    if find_spec("matplotlib"):
+        from visattn import _curves
+
+        told: list[dict[str, Any]] = [{"accuracy" if key == "test_accuracy" else key: row[key] for key in row} for row in rows]
+        inside = "" if config.attention == "none" else f" with {config.attention}"
+        provenance = Provenance(model=config.model, method="training", parameters=config.digest())
+        write_whole(run / CURVES, _curves.curves(told, f"{config.model}{inside} on {config.data}", provenance))
+
+
+def command(config: Config) -> str:
+    """The line that trains with this configuration."""
+    words = ["visattn", "train", "classify"]
+    usual = Config()
+    for setting in fields(Config):
+        value = getattr(config, setting.name)
+        told = setting.name in ("data", "model")
+        if setting.metadata["free"] or (value == getattr(usual, setting.name) and not told):
+            continue
+        flag = f"--{setting.name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, dict):
+            words += [word for key, one in value.items() for word in (flag, f"{key}={one}")]
+        elif isinstance(value, tuple):
+            words += [word for one in value for word in (flag, str(one))]
+        else:
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join([*words, "-o", "RUN"])
+
+
+def machine() -> str:
+    """What trains here, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,35 @@
+"""Signals that ask a training to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """The first SIGTERM or SIGINT asks to stop after a step, the second stops at once.
+
+    Yields:
+        The signals that came; in a thread beside the main one none ever do.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, _frame: object) -> None:
+        if asked:
+            signal.signal(number, before[number])
+            os.kill(os.getpid(), number)
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
