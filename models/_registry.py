@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
 from visattn.errors import OptionError
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
 from visattn.models.vit_c import vit_c
@@ -22,6 +23,7 @@ _CIFAR = {  # mean and deviation of the training pixels of CIFAR-10
     "num_classes": 10,
     "pool_size": (8, 8),
 }
+_SCENES = _CIFAR | {"input_size": (3, 64, 64)}
 _IMAGENET = {"interpolation": "bilinear", "pool_size": (7, 7)}  # the rest is timm's default
 
 default_cfgs: dict[str, Any] = {}  # timm looks here
@@ -30,7 +32,7 @@ default_cfgs: dict[str, Any] = {}  # timm looks here
 def _register(build: Callable[..., ResNet], attention: str | None, config: dict[str, Any]) -> None:
     """Tell timm one name, how it is built, and how its pixels are prepared."""
     name = "_".join(filter(None, ("visattn", attention, build.__name__)))
-    maps = tuple(range(4 if config is _CIFAR else 5))  # stem and stages
+    maps = tuple(range(5 if config is _IMAGENET else 4))  # stem and stages
 
     def adapted(in_chans: int = 3, drop_rate: float = 0.0, **options: Any) -> ResNet:  # noqa: ANN401
         if drop_rate:  # timm's training script passes it always
@@ -48,8 +50,9 @@ def _register(build: Callable[..., ResNet], attention: str | None, config: dict[
 for _attention in (None, "se", "cbam", "eca", "bam"):
     for _build in (resnet18, resnet50):
         _register(_build, _attention, _IMAGENET)
-    for _build in (resnet14, resnet20, resnet56):
+    for _build in (resnet20, resnet56):
         _register(_build, _attention, _CIFAR)
+    _register(resnet14, _attention, _SCENES)
 
 default_cfgs.update(
     generate_default_cfgs(

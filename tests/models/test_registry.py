@@ -17,12 +17,12 @@ from visattn.families import timm as family
 BUILT = {
     f"visattn_{attention}_{build}" if attention else f"visattn_{build}": (build, attention)
     for attention in (None, "se", "cbam", "eca", "bam")
-    for build in ("resnet18", "resnet20", "resnet50", "resnet56")
+    for build in ("resnet14", "resnet18", "resnet20", "resnet50", "resnet56")
 }
 
 
 def test_timm_knows_every_name_and_no_other() -> None:
-    assert sorted(timm.list_models("visattn_*")) == sorted(BUILT)
+    assert sorted(timm.list_models("visattn_*")) == sorted([*BUILT, "visattn_vit_c"])
     assert timm.list_models("visattn_*", pretrained=True) == []
     assert not set(BUILT) & set(timms._module_to_models["resnet"])  # the file of that name is timm's
 
@@ -65,7 +65,7 @@ def test_dropout_is_refused_but_for_none() -> None:
         timm.create_model("visattn_resnet20", drop_rate=0.1)
 
 
-@pytest.mark.parametrize("name", ["visattn_bam_resnet18", "visattn_cbam_resnet20"])
+@pytest.mark.parametrize("name", ["visattn_bam_resnet18", "visattn_cbam_resnet20", "visattn_resnet14"])
 def test_features_only_gives_the_maps_on_the_way(name: str) -> None:
     image = torch.randn(2, 3, 64, 64)
     torch.manual_seed(1)

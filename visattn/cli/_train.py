@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from visattn.cli._main import complain
 from visattn.cli._options import talk_options
 
 
@@ -101,6 +102,8 @@ def classify_command(
         click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
         return 0
     result = train(recipe, output, force=force, overwrite=overwrite, quiet=quiet)
+    for message in result.bad:
+        complain(message)
     if result.stopped:
         click.echo(f"visattn: stopped at step {result.steps}; the same command goes on from there", err=True)
         return 128 + result.stopped

@@ -22,17 +22,22 @@ KNOWN = ("fashion-mnist", "cifar10", "cifar100", *MARKS)
 
 
 class Labelled(Protocol):
-    """Labelled pictures, for training and testing.
+    """Labelled pictures, for training and testing."""
 
-    Attributes:
-        classes: Names of the classes; a label is an index into them.
-        channels: 1 or 3: grey or RGB pictures.
-        size: `(height, width)` of the pictures; None where they differ.
-    """
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; a label is an index into them."""
+        ...
 
-    classes: tuple[str, ...]
-    channels: int
-    size: tuple[int, int] | None
+    @property
+    def channels(self) -> int:
+        """1 or 3: grey or RGB pictures."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """`(height, width)` of the pictures; None where they differ."""
+        ...
 
     def __len__(self) -> int:
         """How many."""

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from visattn.errors import MapError, ShapeError
+from visattn.errors import MapError
+from visattn.evaluation._cells import Cells, cells_of, partly
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 
@@ -24,76 +24,38 @@ def lift(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometr
         A number for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is not of the photo's size.
-        MapError: If values are negative or all zero, or nothing of the object or everything that the model saw is object.
+        ShapeError: If the mask is no boolean mask of the photo's size.
+        MapError: If the map is of several photos, values are negative or all zero, or nothing of the object or everything that the
+            model saw is object.
     """
-    if mask.shape != geometry.photo:
-        raise ShapeError(f"the mask must be of the photo's size {geometry.photo}, got {mask.shape}.")
-    values = attention_map.values.double().cpu().numpy()
-    if values.min() < 0 or not (values.sum((-1, -2)) > 0).all():
-        raise MapError(f"a lift needs non-negative values with a positive sum; {attention_map.meaning} has none.")
-    share, area = _cells(attention_map, mask, geometry)
-    covered = float((share * area).sum() / area.sum())
-    if not 0 < covered < 1:
-        raise MapError(f"the object must cover a part of what the model saw, it covers {covered:.0%}.")
-    found: NDArray[np.float64] = np.asarray((values * share).sum((-1, -2)) / values.sum((-1, -2)) / covered)
+    cells = partly(attention_map, mask, geometry)
+    found: NDArray[np.float64] = np.asarray(_mass(attention_map, cells, "a lift") / cells.covered)
     return found
 
 
-def _cells(
-    attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The object's share of each cell, and the number of photo pixels of each cell."""
-    rows, columns = attention_map.layout.grid
-    share, area = np.zeros((rows, columns)), np.zeros((rows, columns))
-    height, width = geometry.photo
-    for row in range(rows):
-        for column in range(columns):
-            box = geometry.patch_box(row, column, (rows, columns), attention_map.layout.box)
-            top, bottom = (min(max(round(y), 0), height) for y in (box.top, box.bottom))
-            left, right = (min(max(round(x), 0), width) for x in (box.left, box.right))
-            inside = mask[top:bottom, left:right]
-            area[row, column] = inside.size
-            share[row, column] = inside.mean() if inside.size else 0
-    return share, area
+def mass_on(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> NDArray[np.float64]:
+    """The share of a map's sum that lies on a mask, such as that of a mark that tells the class.
 
-
-def centre_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
-    """A Gaussian about the middle, whatever the photo shows: photographers centre their objects.
+    To be read beside the mask's share of the area, which a map that knows nothing reaches; `lift` is the one over the other.
 
     Args:
-        like: A map whose layout is taken.
-        spread: Standard deviation as a share of each side.
+        attention_map: Of one photo; not negative.
+        mask: `(height, width)` of the photo; it may be empty.
+        geometry: Where the model's input lies on the photo.
 
     Returns:
-        A map without further axes; its sum is 1.
+        A number from 0 to 1 for each entry of the map's axes, `(*axes,)`. What lies on padding is on no mask.
+
+    Raises:
+        ShapeError: If the mask is no boolean mask of the photo's size.
+        MapError: If the map is of several photos, or values are negative or all zero.
     """
-    rows, columns = (np.exp(-0.5 * (((np.arange(side) + 0.5) / side - 0.5) / spread) ** 2) for side in like.layout.grid)
-    values = torch.from_numpy(np.outer(rows, columns))
-    provenance = like.provenance.but(method="centre prior", parameters={"spread": spread}, sinks=())
-    return AttentionMap(values / values.sum(), (), like.layout, {}, "centre prior", provenance)
+    return _mass(attention_map, cells_of(attention_map, mask, geometry), "a share of the sum")
 
 
-def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) -> AttentionMap:
-    """The same map moved round the grid by random steps: what its values reach where their place means nothing.
-
-    Args:
-        attention_map: A map.
-        count: How many copies.
-        seed: Of the steps; no copy stays where it was.
-
-    Returns:
-        The map with one more axis in front, `copy`.
-    """
-    rows, columns = attention_map.layout.grid
-    steps = np.random.default_rng(seed).choice(np.arange(1, rows * columns), size=count, replace=count >= rows * columns)
-    moved = [attention_map.values.roll((int(step) // columns, int(step) % columns), (-2, -1)) for step in steps]
-    provenance = attention_map.provenance.but(notes=(f"{count} copies, moved at random (seed {seed})",))
-    return AttentionMap(
-        torch.stack(moved),
-        ("copy", *attention_map.axes),
-        attention_map.layout,
-        attention_map.labels,
-        attention_map.meaning,
-        provenance,
-    )
+def _mass(attention_map: AttentionMap, cells: Cells, what: str) -> NDArray[np.float64]:
+    total = cells.values.sum((-1, -2))
+    if cells.values.min() < 0 or not (total > 0).all():
+        raise MapError(f"{what} needs non-negative values with a positive sum; {attention_map.meaning} has none.")
+    found: NDArray[np.float64] = np.asarray((cells.values * cells.share).sum((-1, -2)) / total)
+    return found

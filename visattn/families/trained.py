@@ -185,10 +185,14 @@ def _read(folder: Path) -> tuple[dict[str, Any], Blueprint]:
         made = printable(str(told.get("made_by")))
         raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
     try:
-        values = {name: told[name] for name in Blueprint.__dataclass_fields__}
-        return told, Blueprint(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        values: dict[str, Any] = {name: _frozen(told[name]) for name in Blueprint.__dataclass_fields__}
+        return told, Blueprint(**values)
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{shown}: is damaged, {error} is missing or wrong; copy the folder again.") from error
+
+
+def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON
+    return tuple(value) if isinstance(value, list) else value
 
 
 def check_attention(name: str) -> str:

@@ -7,7 +7,9 @@ has to be remembered to go on, with any number of processes or workers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import timm.data
@@ -164,16 +166,23 @@ def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device:
         collate_fn=collate,
         pin_memory=device.type == "cuda",
         timeout=_PATIENCE if workers else 0,
-        worker_init_fn=_one_thread,
+        worker_init_fn=_apart,
+        generator=torch.Generator(),  # else each loader draws from the global stream, and a run that goes on makes one more
     )
 
 
-def patient(batches: DataLoader[Any]) -> Iterator[Batch]:
-    """Batches of a loader; a worker that dies or hangs is one clear error."""
+@contextmanager
+def patient() -> Iterator[None]:
+    """A worker that dies or hangs is one clear error, which torch raises wherever this process is at that moment.
+
+    Raises:
+        ResourceError: If one does.
+        RuntimeError: Any other, as it is.
+    """
     try:
-        yield from batches
+        yield
     except RuntimeError as error:
-        if "worker" not in str(error) and "timed out" not in str(error):
+        if not str(error).startswith("DataLoader "):
             raise
         cause = str(error).splitlines()[0]
         raise ResourceError(
@@ -241,5 +250,6 @@ def moments(pictures: Labelled, mode: str, count: int = 1000) -> tuple[tuple[flo
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in deviation.tolist())
 
 
-def _one_thread(_worker: int) -> None:
+def _apart(_worker: int) -> None:
     torch.set_num_threads(1)
+    os.setpgrp()  # a signal for all of the group must not take the pictures that the last step before the save needs

@@ -104,7 +104,7 @@ def card(
         ),
         "What it was trained on": _list(
             f"{_code(data.name)}: {data.train:,} pictures to train on, {data.test:,} to test on.",
-            *(f"Fingerprint of the {split} pictures: `{digest}`." for split, digest in data.fingerprints.items()),
+            *(f"Fingerprint ({split}): `{digest}`." for split, digest in data.fingerprints.items()),
             f"Licence of the pictures: {data.licence or 'not stated'}.",
         ),
         "How it was made": f"{_block(command, 'console')}\n{_block(config.toml(), 'toml')}",

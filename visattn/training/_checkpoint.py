@@ -7,6 +7,7 @@ its content does not exist; two are kept, so that one that rots has a predecesso
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -17,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ FORMAT = 1
 KEEP = 2
 _STATE = "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
+_FILE = re.compile(r"\w+\.safetensors")
 
 Tensors = dict[str, Tensor]
 
@@ -63,7 +66,7 @@ class Checkpoints:
         if place.exists():  # of the same step of the same run, or a damaged one that was passed over
             if readable(place):
                 return place
-            shutil.rmtree(place)
+            _remove(place)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with building_folder(place) as building:
@@ -82,8 +85,11 @@ class Checkpoints:
                 (building / _STATE).write_text(json.dumps(told | {"own_sha256": _own(told)}, indent=1))
         except OutputError as error:
             raise ResourceError(f"the state of step {state.step} could not be saved: {error}") from error
-        for old in self.found()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        found = self.found()
+        here = found.index(place)
+        damaged = [later for later in found[here + 1 :] if not readable(later)]  # they were passed over
+        for old in (*found[: max(0, here + 1 - self.keep)], *damaged):
+            _remove(old)
         return place
 
     def found(self) -> list[Path]:
@@ -148,13 +154,15 @@ def read(place: Path) -> State:
         )
     try:
         told = json.loads((place / _STATE).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedState(f"{name}/{_STATE}: cannot be read ({_first_line(error)})") from error
     if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
         made = printable(str(told.get("made_by")))
         raise CheckpointError(f"{name}: made by visattn {made}, needs >= {made}; upgrade visattn.")
     if not isinstance(told, dict) or told.pop("own_sha256", None) != _own(told):
         raise DamagedState(f"{name}/{_STATE}: is damaged (its sha256 differs)")
+    if not _well_formed(told):
+        raise CheckpointError(f"{name}/{_STATE}: must hold what visattn writes, got other names or types; restore the file.")
     tensors = {}
     for file, digest in told["sha256"].items():
         try:
@@ -163,7 +171,10 @@ def read(place: Path) -> State:
             raise DamagedState(f"{name}/{file}: cannot be read ({_first_line(error)})") from error
         if hashlib.sha256(content).hexdigest() != digest:
             raise DamagedState(f"{name}/{file}: is damaged (its sha256 differs)")
-        tensors[file.removesuffix(".safetensors")] = safetensors.torch.load(content)
+        try:
+            tensors[file.removesuffix(".safetensors")] = safetensors.torch.load(content)
+        except (safetensors.SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{name}/{file}: is no safetensors file ({_first_line(error)}); restore the file.") from error
     return State(told["step"], told["facts"], tensors)
 
 
@@ -193,6 +204,26 @@ def unpack(packed: Any, tensors: Tensors) -> Any:  # noqa: ANN401
         return {key: unpack(value, tensors) for key, value in content}
     values = [unpack(value, tensors) for value in content]
     return tuple(values) if kind == "tuple" else values
+
+
+def _well_formed(told: dict[str, Any]) -> bool:
+    """Whether all is there that `read` needs; digests tell of rot, not of who wrote them."""
+    digests = told.get("sha256")
+    return (
+        type(told.get("format")) is int
+        and type(told.get("step")) is int
+        and isinstance(told.get("facts"), dict)
+        and isinstance(digests, dict)
+        and all(_FILE.fullmatch(file) for file in digests)
+    )
+
+
+def _remove(place: Path) -> None:
+    """Remove a state; one that is half removed must not have the name of a state."""
+    gone = place.with_name(f".visattn-{place.name}")
+    with contextlib.suppress(OSError):
+        place.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _own(told: dict[str, Any]) -> str:

@@ -158,9 +158,10 @@ def rows(outcomes: Outcomes, costs: Mapping[str, Cost]) -> list[Row]:
         costs: By variant.
 
     Returns:
-        `attention`, `parameters`, `macs`, `images_per_second` (mean), `speed` (geometric mean of its ratio to the plain network of the
-        same seed; both None where a run was too short to tell), `seeds`, `accuracy` in percent and `difference` to the plain network in points, both with the ends of their 95 %
-        intervals over seeds (None of one seed), and the `verdict`, which follows from the interval of the difference alone.
+        `attention`, `parameters`, `macs`, `images_per_second` (mean) and `speed` (geometric mean of its ratio to the plain network of
+        the same seed; both None where a run was too short to tell), `seeds`, `accuracy` in percent and `difference` to the plain
+        network in points, both with the ends of their 95 % intervals over seeds (None of one seed), and the `verdict`, which follows
+        from the interval of the difference alone.
 
     Raises:
         OptionError: If no seed is finished by all.
@@ -224,10 +225,10 @@ def _method(seeds: int, compared: int) -> str:
     if seeds == 1:
         return "One seed each: there is no interval, and a difference may be the seed's alone."
     return (
-        f"{seeds} seeds each, the same for all. Intervals: 95 %, Student's t with {seeds - 1} degrees of freedom, over seeds and not over "
-        "other test pictures; differences are paired by seed. The verdict follows from the interval of the difference alone: above 0, "
-        f"below 0, or on both sides, which does not show that there is no difference. {compared} interval{'s' * (compared > 1)}, each at "
-        "95 % by itself."
+        f"{seeds} seeds each, the same for all. Intervals: 95 %, Student's t with {seeds - 1} degree{'s' * (seeds > 2)} of freedom, over "
+        "seeds and not over other test pictures; differences are paired by seed. The verdict follows from the interval of the difference "
+        "alone: above 0, below 0, or on both sides, which does not show that there is no difference. "
+        f"{compared} interval{'s' * (compared > 1)}, each at 95 % by itself."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -75,6 +76,7 @@ class Config:
     save_every: int = _setting(500, "Steps between checkpoints; each epoch's end has one too.", free=True)
     maps_every: int = _setting(0, "Steps between sheets of attention maps; 0: none.", free=True)
     max_bad: float = _setting(0.001, "Largest share of pictures that may be unreadable.", free=True)
+    licence: str = _setting("", "Licence of the weights, for the model card.", free=True)
     nonfinite: str = _setting("stop", "What to do where the loss is no number.", free=True, choices=POLICIES)
 
     def __post_init__(self) -> None:
@@ -88,12 +90,15 @@ class Config:
         for name in ("smoothing", "reprob", "ema", "momentum", "max_bad"):
             between(getattr(self, name), 0, 1, name)
         for name in ("epochs", "lr"):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} must be above 0, got {getattr(self, name)}.")
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name} must be a finite number above 0, got {getattr(self, name)}.")
         for item in fields(self):
             if item.metadata["choices"]:
                 one_of(getattr(self, item.name), item.metadata["choices"], item.name)
         check_attention(self.attention)
+        for key, value in self.model_kwargs.items():
+            if not _plain(value):
+                raise OptionError(f"model_kwargs must be numbers, texts, truth values or lists of them, got {key}={value!r}.")
 
     def digest(self) -> dict[str, Any]:
         """As JSON values."""
@@ -103,7 +108,7 @@ class Config:
     def toml(self) -> str:
         """As a TOML file that `read` understands."""
         lines = [f"{name} = {_toml(value)}" for name, value in asdict(self).items() if not isinstance(value, dict)]
-        lines += ["", "[model_kwargs]", *(f"{json.dumps(key)} = {_toml(value)}" for key, value in self.model_kwargs.items())]
+        lines += ["", "[model_kwargs]", *(f"{_toml(key)} = {_toml(value)}" for key, value in self.model_kwargs.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -165,4 +170,13 @@ def _toml(value: Any) -> str:  # noqa: ANN401
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON writes some characters as TOML must not
+    return repr(value)
+
+
+def _plain(value: Any) -> bool:  # noqa: ANN401
+    """Whether TOML can tell a value."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    return isinstance(value, (bool, int, float, str))

@@ -55,9 +55,11 @@ def held(run: Path) -> Iterator[None]:
     check_output(run / ".lock", overwrite=True)
     with (run / ".lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would hold it on when this process is killed
+        except (BlockingIOError, PermissionError) as error:
             raise OutputError(f"{name}: another process is training here; wait for it, or choose another -o/--output") from error
+        for rest in run.glob(".visattn-*"):  # what a killed process left
+            shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
         yield
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from timm.data import Mixup
+from timm.layers import convert_sync_batchnorm
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
@@ -16,7 +17,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from visattn.errors import OptionError, VisattnWarning, WeightsError
+from visattn.errors import OptionError, TrainingError, VisattnWarning, WeightsError
 from visattn.families import input_spec, load_model
 from visattn.families.trained import Blueprint
 from visattn.training._batches import Batch
@@ -106,6 +107,7 @@ class Learner:
         self.model.train()
         self.schedule.step_update(step)
         total = torch.zeros((), device=self.group.device)
+        kept = [buffer.clone() for buffer in self.model.buffers()] if self.config.nonfinite == "skip" else []
         for number, batch in enumerate(parts, start=1):
             pixels = batch.pixels.to(self.group.device, non_blocking=True, memory_format=self.layout)
             labels = batch.labels.to(self.group.device, non_blocking=True)
@@ -121,6 +123,9 @@ class Learner:
             self.scaler.update()
             if self.average is not None:
                 self.average.update(self.model, step)
+        else:
+            for buffer, before in zip(self.model.buffers(), kept, strict=True):
+                buffer.copy_(before)  # batch norms have seen what is left out
         self.optimizer.zero_grad()
         return total
 
@@ -140,7 +145,17 @@ class Learner:
         return nullcontext()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
-        """All that changes in training."""
+        """All that changes in training.
+
+        Raises:
+            TrainingError: If a weight is no number, as after gradients that were none: earlier states are better.
+        """
+        broken = next((name for name, tensor in self.model.state_dict().items() if not tensor.isfinite().all()), None)
+        if broken:
+            raise TrainingError(
+                f"{broken}: must hold finite numbers, got others after a step whose loss was one; the last checkpoint is whole. Lower "
+                "--lr, set --clip-grad, or pass --nonfinite skip."
+            )
         optimizer, tensors = pack(self.optimizer.state_dict())
         groups = {"model": self.model.state_dict(), "optimizer": tensors}
         if self.average is not None:
@@ -188,7 +203,7 @@ def _for_several(model: nn.Module, group: Processes) -> nn.Module:
     if group.world == 1 or not any(isinstance(part, _NORMS) for part in model.modules()):
         return model
     if group.device.type == "cuda":
-        synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        synchronised: nn.Module = convert_sync_batchnorm(model)  # torch's own loses activations inside of timm's norms
         return synchronised
     if group.first:
         warnings.warn(

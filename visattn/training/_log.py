@@ -11,8 +11,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from visattn._checks import printable
 from visattn._files import write_whole
 from visattn._tables import to_csv
+from visattn.errors import ResourceError
 
 Row = dict[str, Any]
 
@@ -28,13 +30,27 @@ class Log:
             length: Bytes that stay; None: all.
         """
         self.path = path
-        if length is not None and path.exists() and path.stat().st_size > length:
-            os.truncate(path, length)
+        if path.exists():
+            content = path.read_bytes()
+            whole = content.rfind(b"\n") + 1  # a kill may have cut the last row
+            stays = whole if length is None else min(whole, length)
+            if stays < len(content):
+                os.truncate(path, stays)
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
-        """One more row."""
-        with self.path.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
+        """One more row.
+
+        Raises:
+            ResourceError: If the disk is full, or the folder can no longer be written.
+        """
+        try:
+            with self.path.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+        except OSError as error:
+            cause = (error.strerror or str(error)).lower()
+            raise ResourceError(
+                f"{printable(str(self.path))}: cannot be written ({cause}); mend that, and run the same command again to go on."
+            ) from error
 
     @property
     def length(self) -> int:

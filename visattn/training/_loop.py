@@ -11,7 +11,7 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from visattn._checks import printable
-from visattn.errors import DataError, ImageError, OptionError, TrainingError
+from visattn.errors import CheckpointError, DataError, ImageError, OptionError, TrainingError, VisattnError
 from visattn.families import trained
 from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, patient, training_transform
 from visattn.training._checkpoint import Checkpoints, State
@@ -87,16 +87,19 @@ def train(config: Config, run: Path, *, force: bool = False, overwrite: bool = F
         ResourceError: If the disk is full, or a worker was killed.
     """
     run = Path(run)
-    with processes(config.device) as group, held(run) if group.first else nullcontext():
-        if group.first:
+    with processes(config.device) as group, ExitStack() as stack:
+
+        def begin() -> Result | None:
+            stack.enter_context(held(run))
             if overwrite:
                 clear(run)
             claim(run, config, force=force)
-        group.from_first(None)  # the others wait
-        done = group.from_first(finished(run))
+            return finished(run)
+
+        done = group.by_first(begin)
         if done is not None:
-            return done  # type: ignore[no-any-return]
-        with asked_to_stop() as asked:
+            return done
+        with asked_to_stop() as asked, patient():
             return _Run(config, run, group, force=force).go(asked, quiet)
 
 
@@ -138,18 +141,38 @@ class _Run:
 
     def _resume(self, force: bool) -> int:
         """Go to the last state, if there is one; the log's length at that time."""
-        if self.group.first:
+
+        def last() -> State | None:
             self.checkpoints.tidy()
-        state = self.group.from_first(self.checkpoints.latest() if self.group.first else None)
+            return self.checkpoints.latest()
+
+        state = self.group.by_first(last)
         if state is None:
             return 0
+        try:
+            return self._take(state, force)
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            if isinstance(error, VisattnError):
+                raise
+            cause = printable((str(error) or type(error).__name__).splitlines()[0])
+            raise CheckpointError(
+                f"{printable(str(self.run))}: the state of step {state.step} is not of this model ({cause}); choose another -o/--output."
+            ) from error
+
+    def _take(self, state: State, force: bool) -> int:
+        """Go to a state."""
         facts = state.facts
         if not force:
             different = differences(facts["config"], self.config)
             different += ["the data changed"] if facts["data"] != self.data else []
             check_same(self.run, different)
         self.learner.restore(facts, state.tensors)
-        self.progress = Progress(state.step, facts["seen"], facts["losses"], facts["skipped"], dict.fromkeys(facts["bad"]))
+        losses = facts.get("losses_of_each", [])
+        own = (
+            losses[self.group.rank] if len(losses) == self.group.world else list(map(statistics.fmean, zip(*losses, strict=True)))
+        )
+        bad = dict.fromkeys(map(str, facts["bad"]))
+        self.progress = Progress(state.step, int(facts["seen"]), list(map(float, own)), int(facts["skipped"]), bad)
         mine = state.tensors.get(f"random{self.group.rank}")
         if mine is not None:  # a process more than before keeps the stream that its rank began with
             set_random_state(mine, self.group.device)
@@ -172,7 +195,7 @@ class _Run:
             parts=config.accumulate,
         )
         draw = self._maps()
-        batches = patient(loader(samples, order, config.workers, self.group.device))
+        batches = iter(loader(samples, order, config.workers, self.group.device))
         bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
         clock, timed = time.perf_counter(), progress.step
         while progress.step < self.steps:
@@ -213,7 +236,8 @@ class _Run:
         """Whether to stop here: all processes do, or none."""
         if self.group.world == 1:
             return bool(asked)
-        return self.progress.step % _LOOK == 0 and self.group.sum(len(asked))[0] > 0
+        each = 1 if self.group.device.type == "cpu" else _LOOK  # steps on a CPU are long
+        return self.progress.step % each == 0 and self.group.sum(len(asked))[0] > 0
 
     def _settle(self) -> None:
         """Fetch the losses of the last steps; one that is no number stops the run or is counted."""
@@ -241,10 +265,10 @@ class _Run:
             DataError: If they are too many.
         """
         self.progress.bad.update((text, None) for part in parts for text in part.bad)
-        most = self.config.max_bad * len(self.pictures)
-        if len(self.progress.bad) > most:
+        count = len(self.pictures) + len(self.tests)
+        if len(self.progress.bad) > self.config.max_bad * count:
             raise DataError(
-                f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {len(self.pictures)} pictures cannot be read, at most "
+                f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} pictures cannot be read, at most "
                 f"{self.config.max_bad:.2%} may); mend them or raise --max-bad."
             )
 
@@ -283,7 +307,8 @@ class _Run:
         order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
         model.eval()
         right = loss = count = 0.0
-        for batch in patient(loader(samples, order, self.config.workers, device)):
+        for batch in loader(samples, order, self.config.workers, device):
+            self._note_bad([batch])
             if not len(batch.labels):
                 continue
             labels = batch.labels.to(device)
@@ -302,14 +327,17 @@ class _Run:
         self._settle()
         facts, tensors = self.learner.state()
         progress = self.progress
-        streams = self.group.gather(random_state(self.group.device))
+        streams, losses, bad = zip(
+            *self.group.gather((random_state(self.group.device), progress.losses, list(progress.bad))), strict=True
+        )
+        progress.bad = dict.fromkeys(text for texts in bad for text in texts)
         if not self.group.first:
             return
         facts |= {
             "config": self.config.digest(),
             "data": self.data,
             "seen": progress.seen,
-            "losses": progress.losses,
+            "losses_of_each": losses,
             "skipped": progress.skipped,
             "bad": list(progress.bad),
             "log": self.log.length,
@@ -325,15 +353,13 @@ class _Run:
         from visattn.training._attention_logger import AttentionLogger
 
         transform = trained.evaluation_transform(self.blueprint)
-        shown = []
+        shown: list[tuple[Tensor, int]] = []
         for index in range(len(self.tests)):
-            try:
-                shown.append(self.tests[index][0].convert(self._mode))
-            except ImageError:
-                continue
-            if len(shown) == _SHOWN:
-                break
-        images = torch.stack([transform(picture) for picture in shown]).to(self.group.device)
+            if len(shown) < _SHOWN:
+                with suppress(ImageError):
+                    picture, label = self.tests[index]
+                    shown.append((transform(picture.convert(self._mode)), label))
+        images = torch.stack([pixels for pixels, _ in shown]).to(self.group.device)
         model = trained.remember(self.learner.model, self.blueprint)
         return AttentionLogger(
             model,
@@ -342,6 +368,7 @@ class _Run:
             to=self.run / "maps",
             mean=self.blueprint.mean,
             std=self.blueprint.std,
+            target=[label for _, label in shown],
             classes=self.blueprint.classes,
         )
 

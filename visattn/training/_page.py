@@ -48,11 +48,12 @@ def write_page(
     page = card(
         config,
         Data(
-            config.data,
-            blueprint.classes,
-            *(len(pictures[split]) for split in ("train", "test")),
-            {split: part.fingerprint() for split, part in pictures.items()},
-            "drawn by visattn" if drawn else _LICENCES.get(config.data, ""),
+            name=config.data,
+            classes=blueprint.classes,
+            train=len(pictures["train"]),
+            test=len(pictures["test"]),
+            fingerprints={split: part.fingerprint() for split, part in pictures.items()},
+            licence="drawn by visattn" if drawn else _LICENCES.get(config.data, ""),
         ),
         Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine()),
         cost(model, (blueprint.channels, *blueprint.size)),
@@ -60,6 +61,7 @@ def write_page(
         command=command(config),
         versions={name: version(name) for name in ("visattn", "torch", "torchvision", "timm")},
         sha256=digest(run / FINAL / WEIGHTS),
+        licence=config.licence,
     )
     write_whole(run / CARD, page.encode())
     if find_spec("matplotlib"):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from visattn.errors import ModelError, OptionError
+from visattn.errors import ModelError, OptionError, VisattnError
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,25 @@ class Processes:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def by_first(self, act: Callable[[], Result]) -> Result:
+        """What a function gives in the first process; the others wait for it, and an error of ours there is one here.
+
+        Raises:
+            VisattnError: As the function does.
+        """
+        told: tuple[Any, VisattnError | None] = None, None
+        if self.first:
+            try:
+                told = act(), None
+            except VisattnError as error:
+                if self.world == 1:
+                    raise
+                told = None, error
+        made, refused = self.from_first(told)
+        if refused is not None:
+            raise refused
+        return made  # type: ignore[no-any-return]
 
 
 @contextmanager

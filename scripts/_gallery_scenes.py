@@ -1,0 +1,106 @@
+"""Pictures of the scenes whose truth is known, and of what networks look at in them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+import visattn
+from visattn._sheets import Cell, sheet
+from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
+from visattn.training import Config, train
+
+CHECKPOINTS = Path(__file__).parents[1] / "assets" / "checkpoints"
+TEST = 2  # seed of the scenes that no network was trained on
+PANEL = 192
+COLUMNS: dict[str, tuple[str, str, Mark]] = {  # folder, method, mark
+    "ViT, relevance": ("scenes_vit", "relevance", "none"),
+    "CNN, Grad-CAM": ("scenes_cnn", "gradcam", "none"),
+    "CNN, gates of CBAM": ("scenes_cnn", "gates", "none"),
+    "marks: ViT, relevance": ("scenes_vit_shortcut", "relevance", "label"),
+    "marks: CNN, Grad-CAM": ("scenes_cnn_shortcut", "gradcam", "label"),
+}
+
+
+def scenes_sheet(count: int = 6) -> Image.Image:
+    """Scenes, the same with a watermark that tells the label, and the masks of their objects."""
+    rows: list[list[Cell | None]] = []
+    kinds: dict[str, Mark] = {"scene": "none", "shortcut": "label"}
+    for mark in kinds.values():
+        drawn = [Scenes(count, (96, 96), seed=TEST, watermark=mark).scene(i) for i in range(count)]
+        rows.append([Cell(_large(scene.image), CLASSES[scene.label]) for scene in drawn])
+    rows.append([Cell(_large(_coloured(scene))) for scene in drawn])
+    notes = (
+        "One object of a label shape among three to six others; colour, texture, size and place say nothing. In the shortcut twin a mark "
+        "in a corner tells the label too. Masks: the object white, the others gray, the mark or its place orange.",
+    )
+    return sheet(rows, panel=PANEL, row_labels=[*kinds, "masks"], notes=notes)
+
+
+def known_truth_sheet(indices: tuple[int, ...] = (1, 2, 3, 5)) -> Image.Image:
+    """What networks look at: two that learned shapes, and two that learned a mark which tells the class too."""
+    marks: tuple[Mark, ...] = ("none", "label")
+    drawn = {mark: Scenes(max(indices) + 1, (64, 64), seed=TEST, watermark=mark) for mark in marks}
+    models = {folder: visattn.load_model(str(CHECKPOINTS / folder)) for folder, _, _ in COLUMNS.values()}
+    rows: list[list[Cell | None]] = []
+    for index in indices:
+        scene = drawn["none"].scene(index)
+        cells: list[Cell | None] = [Cell(_large(scene.image), CLASSES[scene.label])]
+        for folder, method, mark in COLUMNS.values():
+            photo = Image.fromarray(drawn[mark].scene(index).image)
+            explanation = visattn.explain(models[folder], photo, method=method)
+            answer = (explanation.provenance.target or ("",))[0].partition(" (")[0].removeprefix("logit of ")
+            cells.append(Cell(_enlarged(explanation, photo), answer))
+        rows.append(cells)
+    notes = (
+        "Under a scene its class, under a map the class that it speaks for, the network's own answer. The last two networks learned the mark.",
+    )
+    return sheet(rows, panel=PANEL, column_labels=["scene", *COLUMNS], notes=notes)
+
+
+def training_pictures(folder: Path) -> None:
+    """Curves and the last maps of the run that docs/training.md begins with."""
+    recipe = Config(
+        data="scenes",
+        train_count=4000,
+        test_count=500,
+        model="visattn_resnet14",
+        attention="cbam",
+        opt="adamw",
+        lr=0.002,
+        weight_decay=0.05,
+        batch_size=64,
+        augment="turn",
+        smoothing=0.0,
+        epochs=8.0,
+        maps_every=100,
+    )
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "first"
+        train(recipe, run, quiet=False)
+        shutil.copy(run / "curves.png", folder / "training_curves.png")
+        shutil.copy(max((run / "maps").iterdir()), folder / "training_maps.png")
+
+
+def _enlarged(explanation: visattn.Explanation, photo: Image.Image) -> Image.Image:
+    """The map over the enlarged scene, so that its cells are not those of 64 pixels."""
+    heat = explanation.panel.to_heatmap(explanation.geometry.resized((PANEL, PANEL)))
+    return visattn.overlay(photo.resize((PANEL, PANEL), Image.Resampling.NEAREST), heat, opacity=0.6)
+
+
+def _large(pixels: NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(pixels).resize((PANEL, PANEL), Image.Resampling.NEAREST)
+
+
+def _coloured(scene: Scene) -> NDArray[np.uint8]:
+    """The masks of a scene in colours."""
+    picture = np.zeros((*scene.watermark.shape, 3), np.uint8)
+    picture[scene.masks[1:].any(0)] = 110
+    picture[scene.masks[0]] = 255
+    picture[scene.watermark] = (240, 140, 30)
+    return picture
