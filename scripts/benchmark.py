@@ -1,7 +1,7 @@
 """Speed and memory against the plain forward pass and against peers; exit status 1 if a bound is exceeded.
 
-`benchmark.py [--only PART,PART] [--quick] [--write-docs]`. Each part is measured in processes of its own (`_bench_time.py` and so on),
-those peers that no extra of visattn brings in an environment of their own (`.bench/peers`).
+`benchmark.py [--only PART,PART] [--quick] [--write-docs] [--timm-train FILE]`. Each part is measured in processes of its own
+(`_bench_time.py` and so on), those peers that no extra of visattn brings in an environment of their own (`.bench/peers`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -35,6 +37,7 @@ PARTS = {
     "overlay": "Overlay against its peers",
     "modules": "Attention modules against their peers",
     "cams": "Grad-CAM against the plain forward pass and its peers",
+    "training": "Training against timm's, and what drawing maps costs",
 }
 
 THREADS = 2  # as in _bench_common, which imports torch
@@ -75,6 +78,11 @@ MODULE_ROUNDS = 40, 300  # of a module, of a bounded one
 CAM_RATIO = 1.15  # times the plain forward
 CAM_DIFFERENCE = 1e-5  # of the largest value
 CAM_ROUNDS = 60
+TRAINING = 0.95  # times timm's images/s
+TRAINING_STEPS, TRAINING_BATCH = 120, 32  # as in _bench_training
+TRAINING_PROCESSES = 5  # of each, run in turn
+LOGGER = {"resnet18": 0.02, "vit_tiny_patch16_224": 0.02}  # share of the time, a page every 100 steps
+LOGGER_EVERY, LOGGER_ROUNDS = 100, 20
 
 _PEERS = (
     "grad-cam==1.5.7",
@@ -95,26 +103,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=parts, default=list(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="leave out 1778 px (some minutes); fewer rounds")
     parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
+    parser.add_argument(
+        "--timm-train", type=Path, metavar="FILE", help="timm's train.py, from its repository; the wheel has none"
+    )
     options = parser.parse_args(arguments)
     if options.write_docs and options.quick:
         parser.error("--write-docs needs every size. Leave out --quick.")
     print("\n".join(protocol()), flush=True)
+    measures: dict[str, Callable[[bool], Iterator[Row]]] = {
+        "time": time_rows,
+        "memory": memory_rows,
+        "capture": capture_rows,
+        "methods": method_rows,
+        "overlay": overlay_rows,
+        "modules": module_rows,
+        "cams": cam_rows,
+        "training": partial(training_rows, script=options.timm_train),
+    }
     measured: dict[str, list[Row]] = {}
     missing = False
     for part in options.only:
         print(f"\n{PARTS[part]}", flush=True)
         try:
-            rows = list(
-                {
-                    "time": time_rows,
-                    "memory": memory_rows,
-                    "capture": capture_rows,
-                    "methods": method_rows,
-                    "overlay": overlay_rows,
-                    "modules": module_rows,
-                    "cams": cam_rows,
-                }[part](options.quick)
-            )
+            rows = list(measures[part](options.quick))
         except (NotMeasured, VisattnError) as error:
             print(f"benchmark: error: {part}: {error}", file=sys.stderr)
             missing = True
@@ -175,6 +186,11 @@ def protocol() -> list[str]:
         "Grad-CAM: torchvision's ResNet-50 with random weights, 224 px, batch 1, read at `layer4`; ratios as for modules. `visattn` goes "
         "from pixels to the map, `explain` from the photo, each after the first time at this size; in the first one tokens are followed, "
         "as for capture. Peers are told the class, and compared by their map before it is enlarged and scaled.",
+        f"Training: timm's resnet18 from JPEG files of 64 x 64, batch {TRAINING_BATCH}, SGD, no augmentation, one worker, one epoch of "
+        f"{TRAINING_STEPS} steps, the first of which are not counted; `visattn.training.train` and timm's train.py (from its "
+        f"repository) with the same recipe, {TRAINING_PROCESSES} processes of each in turn, each by the images/s that it tells itself. "
+        f"Maps: pages of 8 pictures at 64 px in a bare loop without data; what a page adds to its step and the next, over {LOGGER_EVERY} "
+        "steps.",
     ]
 
 
@@ -356,6 +372,41 @@ def cam_rows(quick: bool) -> Iterator[Row]:
             yield row(head, f"differs by {differs:.1e}", differs, CAM_DIFFERENCE, f"<= {CAM_DIFFERENCE:g}")
         else:
             yield unbounded(head)
+
+
+def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
+    """Our loop and timm's in turn, then pages of maps during a training."""
+    theirs = "timm's train.py"
+    if script is None:
+        progress(f"{theirs} is left out: name it with --timm-train FILE; it is in timm's repository, not in the wheel")
+    steps = TRAINING_STEPS // 3 if quick else TRAINING_STEPS
+    runs = {"visattn.training.train": ["ours"], theirs: ["timm", *([] if script is None else [str(script)])]}
+    speeds: dict[str, list[float]] = {run: [] for run in runs}
+    with tempfile.TemporaryDirectory() as folder:
+        run_json(sys.executable, "_bench_training.py", "pictures", folder, str(steps * TRAINING_BATCH))
+        for turn in range(1 if quick else TRAINING_PROCESSES):
+            for run, (kind, *file) in reversed(runs.items()) if turn % 2 else runs.items():
+                if run == theirs and script is None:
+                    continue
+                progress(f"training, {run}, {turn + 1}")
+                speeds[run].append(run_json(sys.executable, "_bench_training.py", kind, folder, *file)["speed"])
+    for run, values in speeds.items():
+        head: Row = {"run": run, "images/s": f"{median(values):.1f}" if values else "left out: --timm-train FILE"}
+        if run == theirs or script is None:
+            yield unbounded(head)
+            continue
+        ratio = median(one / other for one, other in zip(values, speeds[theirs], strict=True))
+        yield row(head, f"{ratio:.3f} x timm", ratio, TRAINING, f">= {TRAINING:g} x")
+    for model, bound in LOGGER.items():
+        progress(f"pages of maps, {model}")
+        found = run_json(sys.executable, "_bench_training.py", "logger", model, "5" if quick else str(LOGGER_ROUNDS))
+        share = found["page"] / (LOGGER_EVERY * found["step"])
+        head = {
+            "run": f"AttentionLogger every {LOGGER_EVERY} steps, {model}",
+            "images/s": f"{TRAINING_BATCH / found['step']:.1f}",
+        }
+        measured = f"a page of {found['page'] * 1e3:.0f} ms: {share:.2%}"
+        yield row(head, measured, share, bound, f"<= {bound:.0%}")
 
 
 def spread(ratio: Sequence[float]) -> str:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+from sklearn.metrics import average_precision_score, roc_auc_score  # type: ignore[import-untyped]
 
 from tests import tiny
 from visattn import evaluation
-from visattn.errors import MapError, ShapeError
+from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap
 
@@ -16,8 +21,35 @@ PHOTO = 40, 60
 WHOLE = Geometry(PHOTO, tiny.INPUT, Box(0, 0, *PHOTO), "whole")
 
 
+CROP = Geometry(PHOTO, tiny.INPUT, Box(4, 6, 36, 54), "a crop")
+PADDED = Geometry(PHOTO, tiny.INPUT, Box(-12, -9, 52, 69), "padding around")
+METRICS: dict[str, Callable[..., NDArray[np.float64]]] = {
+    "lift": evaluation.lift,
+    "mass_on": evaluation.mass_on,
+    "pointing_game": evaluation.pointing_game,
+    "auroc": evaluation.auroc,
+    "average_precision": evaluation.average_precision,
+}
+
+
 def drawn(values: Any) -> AttentionMap:
-    return AttentionMap(torch.as_tensor(values, dtype=torch.float64), (), tiny.layout(), {}, "attention")
+    values = torch.as_tensor(values, dtype=torch.float64)
+    place = tiny.layout(grid=tuple(values.shape[-2:]))
+    axes = ("layer", "head")[: values.ndim - 2]
+    return AttentionMap(values, axes, replace(place, box=Box(0, 0, *tiny.INPUT)), {}, "attention")
+
+
+def under_pixels(values: NDArray[np.float64], geometry: Geometry) -> dict[tuple[int, int], float]:
+    """The value of each pixel of the photo that the model saw, by its centre."""
+    found = {}
+    window, (rows, columns) = geometry.window, values.shape
+    for y in range(PHOTO[0]):
+        for x in range(PHOTO[1]):
+            row = int(np.floor((y + 0.5 - window.top) / window.height * rows))
+            column = int(np.floor((x + 0.5 - window.left) / window.width * columns))
+            if 0 <= row < rows and 0 <= column < columns:
+                found[y, x] = float(values[row, column])
+    return found
 
 
 def mask_of(top: int, left: int, bottom: int, right: int) -> Any:
@@ -79,9 +111,203 @@ def test_lift_refuses(values: Any, mask: Any, message: str) -> None:
         evaluation.lift(drawn(values), mask, WHOLE)
 
 
-def test_mask_of_another_size_is_refused() -> None:
-    with pytest.raises(ShapeError, match=r"the mask must be of the photo's size \(40, 60\), got \(10, 10\)"):
-        evaluation.lift(drawn(np.ones(tiny.GRID)), np.ones((10, 10), bool), WHOLE)
+@pytest.mark.parametrize("metric", METRICS)
+def test_each_metric_of_each_entry_is_that_of_the_entry_alone(metric: str) -> None:
+    values = np.random.default_rng(4).integers(0, 4, (2, 3, *tiny.GRID)) + 0.25
+    mask = mask_of(5, 3, 33, 41)
+    found = METRICS[metric](drawn(values), mask, WHOLE)
+    assert found.dtype == np.float64
+    assert found.shape == (2, 3)
+    for layer in range(2):
+        for head in range(3):
+            assert found[layer, head] == pytest.approx(float(METRICS[metric](drawn(values[layer, head]), mask, WHOLE)), abs=1e-14)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("mask", [np.ones((10, 10), bool), np.ones(PHOTO, np.uint8)], ids=["size", "kind"])
+def test_mask_of_another_size_or_kind_is_refused(metric: str, mask: Any) -> None:
+    message = (
+        rf"the mask must be boolean and of the photo's size \(40, 60\), got {mask.dtype} \({mask.shape[0]}, {mask.shape[1]}\)"
+    )
+    with pytest.raises(ShapeError, match=message):
+        METRICS[metric](drawn(np.ones(tiny.GRID)), mask, WHOLE)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_map_of_a_batch_is_refused(metric: str) -> None:
+    batch = AttentionMap(torch.ones(1, *tiny.GRID), ("batch",), tiny.layout(), {}, "attention")
+    with pytest.raises(MapError, match=r"a mask is of one photo, the map of a batch\. Choose one image"):
+        METRICS[metric](batch, mask_of(0, 0, 9, 9), WHOLE)
+
+
+@pytest.mark.parametrize("metric", [name for name in METRICS if name != "mass_on"])
+@pytest.mark.parametrize("covered", [0, 100])
+def test_nothing_but_object_or_no_object_is_refused(metric: str, covered: int) -> None:
+    mask = mask_of(0, 0, 40, 60) if covered else mask_of(0, 0, 4, 60)  # the crop begins below its four rows
+    with pytest.raises(MapError, match=f"must cover a part of what the model saw, it covers {covered}%"):
+        METRICS[metric](drawn(np.arange(6.0).reshape(2, 3)), mask, CROP)
+
+
+@pytest.mark.parametrize("values", [np.array([[1, 2, 3], [4, 5, -1e-9]]), np.zeros(tiny.GRID)], ids=["negative", "zero"])
+def test_share_of_a_sum_needs_a_positive_sum(values: Any) -> None:
+    with pytest.raises(MapError, match="a share of the sum needs non-negative values with a positive sum; attention has none"):
+        evaluation.mass_on(drawn(values), mask_of(0, 0, 9, 9), WHOLE)
+
+
+@pytest.mark.parametrize("geometry", [WHOLE, CROP, PADDED], ids=lambda geometry: geometry.rule)
+@pytest.mark.parametrize("grid", [(2, 3), (7, 4), (64, 96)], ids=str)
+def test_mass_equals_a_loop_over_cells_and_their_pixels(geometry: Geometry, grid: tuple[int, int]) -> None:
+    random = np.random.default_rng(5)
+    values, mask = random.random(grid), random.random(PHOTO) < 0.2
+    on, window = 0.0, geometry.window
+    for row, column in np.ndindex(*grid):
+        top, bottom = (window.top + window.height * (row + end) / grid[0] for end in (0, 1))
+        left, right = (window.left + window.width * (column + end) / grid[1] for end in (0, 1))
+        below = [y for y in range(40) if top <= y + 0.5 < bottom] or [int(np.floor((top + bottom) / 2))]
+        behind = [x for x in range(60) if left <= x + 0.5 < right] or [int(np.floor((left + right) / 2))]
+        pixels = [mask[y, x] if 0 <= y < 40 and 0 <= x < 60 else False for y in below for x in behind]
+        on += values[row, column] * sum(pixels) / len(pixels)
+    assert float(evaluation.mass_on(drawn(values), mask, geometry)) == pytest.approx(on / values.sum(), abs=1e-12)
+
+
+def test_mass_on_an_empty_mask_is_none_and_on_all_that_was_seen_is_all() -> None:
+    values = np.arange(6.0).reshape(tiny.GRID)
+    assert float(evaluation.mass_on(drawn(values), mask_of(0, 0, 0, 0), CROP)) == 0
+    assert float(evaluation.mass_on(drawn(values), mask_of(0, 0, 40, 60), CROP)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("geometry", [WHOLE, CROP, PADDED], ids=lambda geometry: geometry.rule)
+@pytest.mark.parametrize("grid", [(2, 3), (7, 4), (16, 24), (64, 96)], ids=str)
+@pytest.mark.parametrize("ties", [False, True], ids=["no ties", "ties"])
+def test_ranking_equals_scikit_learn_on_pixels(geometry: Geometry, grid: tuple[int, int], ties: bool) -> None:
+    random = np.random.default_rng(6)
+    values = random.integers(-2, 3, grid).astype(float) if ties else random.standard_normal(grid)
+    mask = random.random(PHOTO) < np.linspace(0.1, 0.6, PHOTO[1])
+    seen = under_pixels(values, geometry)
+    truth, scores = [bool(mask[place]) for place in seen], list(seen.values())
+    shown = drawn(values)
+    assert float(evaluation.auroc(shown, mask, geometry)) == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
+    expected = average_precision_score(truth, scores)
+    assert float(evaluation.average_precision(shown, mask, geometry)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_auroc_equals_a_loop_over_pairs_of_pixels() -> None:
+    values = np.array([[0.3, -1.0, 0.3], [2.0, 0.3, -0.5]])
+    mask = mask_of(15, 11, 31, 33)
+    pixels = under_pixels(values, CROP)
+    wins = pairs = 0.0
+    for place, value in pixels.items():
+        if mask[place]:
+            for other, less in pixels.items():
+                if not mask[other]:
+                    wins += 1 if value > less else 0.5 if value == less else 0
+                    pairs += 1
+    assert float(evaluation.auroc(drawn(values), mask, CROP)) == pytest.approx(wins / pairs, abs=1e-12)
+
+
+def test_even_map_ranks_as_chance_does() -> None:
+    mask = mask_of(3, 7, 31, 22)
+    even = drawn(np.full(tiny.GRID, -3.0))
+    assert float(evaluation.auroc(even, mask, WHOLE)) == 0.5
+    assert float(evaluation.average_precision(even, mask, WHOLE)) == pytest.approx(mask.mean())
+
+
+def test_ranking_is_that_of_any_rising_function_of_the_values() -> None:
+    values, mask = np.random.default_rng(7).random((7, 4)), mask_of(9, 13, 26, 30)
+    for metric in (evaluation.auroc, evaluation.average_precision):
+        assert metric(drawn(values), mask, WHOLE) == metric(drawn(np.exp(9 * values) - 50), mask, WHOLE)
+
+
+def test_map_on_the_object_alone_is_ranked_best_and_its_negative_worst() -> None:
+    values, mask = np.zeros(tiny.GRID), mask_of(20, 20, 40, 40)  # the object is a cell
+    values[1, 1] = 1
+    assert (
+        float(evaluation.auroc(drawn(values), mask, WHOLE))
+        == float(evaluation.average_precision(drawn(values), mask, WHOLE))
+        == 1
+    )
+    assert float(evaluation.auroc(drawn(-values), mask, WHOLE)) == 0
+
+
+@pytest.mark.parametrize("geometry", [WHOLE, CROP, PADDED], ids=lambda geometry: geometry.rule)
+@pytest.mark.parametrize("tolerance", [0, 1, 3.5, 15], ids=str)
+def test_pointing_game_equals_a_loop(geometry: Geometry, tolerance: float) -> None:
+    random, found, expected = np.random.default_rng(8), [], []
+    mask = random.random(PHOTO) < 0.5 / (1 + 3 * tolerance**2)  # about every second place hits
+    for _ in range(12):
+        values = random.integers(-9, 0, (5, 4)).astype(float)  # all negative, and often tied
+        hits = []
+        for row, column in np.argwhere(values == values.max()):
+            y = int(np.floor(geometry.window.top + (row + 0.5) / 5 * geometry.window.height))
+            x = int(np.floor(geometry.window.left + (column + 0.5) / 4 * geometry.window.width))
+            near = any((y - other) ** 2 + (x - beside) ** 2 <= tolerance**2 for other, beside in np.argwhere(mask))
+            hits.append(near and 0 <= y < 40 and 0 <= x < 60)
+        expected.append(sum(hits) / len(hits))
+        found.append(float(evaluation.pointing_game(drawn(values), mask, geometry, tolerance=tolerance)))
+    assert found == pytest.approx(expected)
+    assert 0 < sum(found) < len(found)
+
+
+def test_pointing_game_takes_the_pixel_behind_the_middle_of_a_cell() -> None:
+    values = np.zeros(tiny.GRID)
+    values[1, 2] = 1  # the cell from 20,40 to 40,60, whose middle lies between four pixels
+    for y, x, hit in ((30, 50, 1), (29, 50, 0), (30, 49, 0), (30, 51, 0)):
+        assert float(evaluation.pointing_game(drawn(values), mask_of(y, x, y + 1, x + 1), WHOLE)) == hit
+    assert float(evaluation.pointing_game(drawn(values), mask_of(29, 49, 30, 50), WHOLE, tolerance=1.5)) == 1
+    assert float(evaluation.pointing_game(drawn(values), mask_of(29, 49, 30, 50), WHOLE, tolerance=1.4)) == 0
+
+
+def test_place_outside_the_photo_is_a_miss_however_near() -> None:
+    values = np.zeros((5, 4))
+    values[0] = 1  # the middles of the top cells lie 6 pixels above the photo
+    assert float(evaluation.pointing_game(drawn(values), mask_of(0, 0, 20, 60), PADDED, tolerance=15)) == 0
+
+
+def test_even_map_points_as_a_point_at_random_does() -> None:
+    assert float(evaluation.pointing_game(drawn(np.ones((4, 6))), mask_of(0, 0, 20, 20), WHOLE)) == 4 / 24
+
+
+@pytest.mark.parametrize("tolerance", [-1, float("nan")])
+def test_tolerance_out_of_range_is_refused(tolerance: float) -> None:
+    with pytest.raises(OptionError, match="tolerance must be a number from 0"):
+        evaluation.pointing_game(drawn(np.ones(tiny.GRID)), mask_of(0, 0, 9, 9), WHOLE, tolerance=tolerance)
+
+
+def test_smooth_random_is_white_noise_through_a_gaussian() -> None:
+    like = drawn(np.ones((16, 24)))
+    made = evaluation.smooth_random(like, count=3, seed=5, spread=0.1)
+    noise = np.random.default_rng(5).standard_normal((3, 16, 24))
+    for copy, field in zip(made.values.numpy(), noise, strict=True):
+        expected = gaussian_filter(field, (1.6, 2.4), mode="wrap", truncate=8)
+        expected -= expected.min()
+        assert copy == pytest.approx(expected / expected.sum(), abs=2e-5)
+    assert made.axes == ("copy",)
+    assert made.values.amin((-1, -2)).tolist() == [0, 0, 0]
+    assert made.values.sum((-1, -2)).tolist() == pytest.approx([1, 1, 1])
+    assert made.meaning == "smooth noise"
+    assert torch.equal(made.values, evaluation.smooth_random(like, count=3, seed=5).values)
+    assert not torch.equal(made.values, evaluation.smooth_random(like, count=3, seed=6).values)
+
+
+def test_smooth_random_reaches_chance_and_has_no_favoured_place() -> None:
+    made = evaluation.smooth_random(drawn(np.ones((4, 6))), count=4000)
+    mask = mask_of(0, 0, 20, 20)  # four cells in a corner
+    assert float(evaluation.lift(made, mask, WHOLE).mean()) == pytest.approx(1, abs=0.03)
+    assert float(evaluation.auroc(made, mask, WHOLE).mean()) == pytest.approx(0.5, abs=0.02)
+    places = np.bincount(made.values.flatten(1).argmax(1).numpy(), minlength=24)
+    assert abs(places - 4000 / 24).max() < 5 * (4000 / 24) ** 0.5
+
+
+@pytest.mark.parametrize(("options", "message"), [({"count": 0}, "count must be"), ({"spread": -0.1}, "spread must be")])
+def test_smooth_random_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        evaluation.smooth_random(drawn(np.ones(tiny.GRID)), **options)
+
+
+@pytest.mark.parametrize("baseline", [evaluation.smooth_random, evaluation.shifted_copies])
+def test_one_cell_has_no_other_place(baseline: Callable[[AttentionMap], AttentionMap]) -> None:
+    with pytest.raises(MapError, match=r"two cells or more to be compared with others, got \(1, 1\)"):
+        baseline(drawn(np.ones((1, 1))))
 
 
 def test_centre_prior_is_symmetric_and_falls_from_the_middle() -> None:

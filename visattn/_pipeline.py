@@ -218,10 +218,10 @@ def _chosen(recording: Recording, candidates: list[str], asked: bool) -> str:
 
 
 def check_parameters(method: str, parameters: dict[str, Any]) -> None:
-    """Refuse a parameter that a method does not have; of `auto`, one that none of its methods has.
+    """Refuse a parameter that a method does not have, of `auto` one that none of its methods has, and the lack of one that it needs.
 
     Raises:
-        OptionError: If the method or a parameter is unknown.
+        OptionError: If the method or a parameter is unknown, or one is missing.
     """
     if method == "auto" and not _candidates(parameters):
         raise OptionError(f"method 'auto' has no parameters {', '.join(parameters)}. Name the method.")
@@ -229,11 +229,20 @@ def check_parameters(method: str, parameters: dict[str, Any]) -> None:
     for name in parameters:
         if name not in known:
             raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known)}.")
+    lacking = [name for name in _needed(method) if name not in parameters] if method != "auto" else []
+    if lacking:
+        raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")
 
 
 def _parameters_of(method: str) -> list[str]:
     known = list(inspect.signature(method_of(method).function).parameters)[1:]
     return [name for name in known if name not in ("replay", "scored")]
+
+
+def _needed(method: str) -> list[str]:
+    """Parameters without a default."""
+    own = inspect.signature(method_of(method).function).parameters
+    return [name for name in _parameters_of(method) if own[name].default is inspect.Parameter.empty]
 
 
 def _candidates(parameters: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, fields
 from pathlib import Path
@@ -107,7 +108,8 @@ def classify_command(
     if result.stopped:
         click.echo(f"visattn: stopped at step {result.steps}; the same command goes on from there", err=True)
         return 128 + result.stopped
-    click.echo(to_json(asdict(result)) if as_json else f"{output}: test accuracy {result.accuracy:.4f}")
+    if os.environ.get("RANK", "0") == "0":  # of several processes one talks
+        click.echo(to_json(asdict(result)) if as_json else f"{output}: test accuracy {result.accuracy:.4f}")
     return 1 if result.bad else 0
 
 

@@ -167,7 +167,7 @@ class _Run:
             different += ["the data changed"] if facts["data"] != self.data else []
             check_same(self.run, different)
         self.learner.restore(facts, state.tensors)
-        losses = facts.get("losses_of_each", [])
+        losses = facts["losses_of_each"]
         own = (
             losses[self.group.rank] if len(losses) == self.group.world else list(map(statistics.fmean, zip(*losses, strict=True)))
         )
