@@ -32,7 +32,7 @@ bench: $(READY)  ## speed and memory against the plain forward and against peers
 	$(BIN)/python scripts/benchmark.py $(BENCH)
 
 evidence: $(READY)  ## the heavier proofs, all of them even if one fails: bench, the sweeps over timm and torchvision, start-up, the wheel installed cleanly
-	@failed=; for proof in "benchmark.py $(BENCH)" coverage.py attach_sweep.py cam_layers.py localisation.py evidence.py; do \
+	@failed=; for proof in "benchmark.py $(BENCH)" coverage.py attach_sweep.py cam_layers.py localisation.py known_truth.py evidence.py; do \
 		echo "== scripts/$$proof"; $(BIN)/python scripts/$$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "evidence: failed:$$failed" >&2; exit 1; }
 
