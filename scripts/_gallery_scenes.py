@@ -58,7 +58,7 @@ def known_truth_sheet(indices: tuple[int, ...] = (1, 2, 3, 5)) -> Image.Image:
             cells.append(Cell(_enlarged(explanation, photo), answer))
         rows.append(cells)
     notes = (
-        "Under a scene its class, under a map the class that it speaks for, the network's own answer. The last two networks learned the mark.",
+        "Under a scene its class, under a map the network's own answer, which it explains. The last two networks learned the mark.",
     )
     return sheet(rows, panel=PANEL, column_labels=["scene", *COLUMNS], notes=notes)
 

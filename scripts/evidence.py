@@ -24,6 +24,9 @@ def main() -> int:
     ]
     if "--quick" not in sys.argv:
         rows.append({"figure": "wheel in a clean environment: commands that failed", "seen": clean_install(), "bound": 0})
+        rows.append(
+            {"figure": "200 kills while saving, then 20 of trainings: loops that lost something", "seen": kills(), "bound": 0}
+        )
     print(to_text(rows))
     return int(any(float(str(row["seen"])) > float(str(row["bound"])) for row in rows))
 
@@ -53,6 +56,15 @@ def offline_time() -> float:
         )
         print(f"exit {done.returncode}: {done.stderr.strip()}")
         return time.perf_counter() - started
+
+
+def kills() -> int:
+    """Kill trainings at random moments, print what was seen, and count the loops in which something was lost."""
+    loops = (("saves", "200"), ("runs", "20"))
+    return sum(
+        subprocess.run([sys.executable, "-m", "tests.training.kills", *loop], cwd=ROOT, check=False).returncode != 0
+        for loop in loops
+    )
 
 
 def clean_install() -> int:

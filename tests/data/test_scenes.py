@@ -236,7 +236,6 @@ def test_ground_is_the_scene_without_objects(drawn: list[Scene]) -> None:
 
 def test_the_middle_of_the_picture_finds_one_object_in_ten_at_most(drawn: list[Scene]) -> None:
     found = np.mean([scene.masks[0, 31:33, 31:33] for scene in drawn])
-    print(f"the middle lies on the object in {found:.1%} of {len(drawn)} scenes")
     assert found <= 0.1
 
 

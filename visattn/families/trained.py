@@ -152,12 +152,17 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
         The model, and where its weights came from.
 
     Raises:
-        WeightsError: If the folder holds no such network, or one that is damaged or of a newer version.
+        WeightsError: If the folder holds no such network, or one that is damaged, of a newer version or built by a Python file.
         UnsupportedModel: If there is no such model here.
     """
     name = printable(str(folder))
     told, blueprint = _read(folder)
     file = folder / WEIGHTS
+    if blueprint.model.rpartition(":")[0].endswith(".py"):
+        raise WeightsError(
+            f"{name}: was built by {printable(blueprint.model)}, which loading would run. Build it yourself, with num_classes="
+            f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and give it safetensors.torch.load_file('{name}/{WEIGHTS}')."
+        )
     tensors = read_checkpoint(file)
     if digest(file) != told.get("sha256"):
         raise WeightsError(
@@ -186,9 +191,33 @@ def _read(folder: Path) -> tuple[dict[str, Any], Blueprint]:
         raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
     try:
         values: dict[str, Any] = {name: _frozen(told[name]) for name in Blueprint.__dataclass_fields__}
-        return told, Blueprint(**values)
+        found = Blueprint(**values)
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{shown}: is damaged, {error} is missing or wrong; copy the folder again.") from error
+    if wrong := _wrong(found):
+        raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
+    return told, found
+
+
+def _wrong(made: Blueprint) -> str | None:
+    """The first value that no blueprint has: those of a file may be anything."""
+
+    def numbers(values: Any) -> bool:  # noqa: ANN401
+        return isinstance(values, tuple) and len(values) == made.channels and all(type(value) in (int, float) for value in values)
+
+    fits = {
+        "model": isinstance(made.model, str),
+        "classes": isinstance(made.classes, tuple) and len(made.classes) > 0 and {*map(type, made.classes)} == {str},
+        "channels": type(made.channels) is int and made.channels > 0,
+        "size": isinstance(made.size, tuple)
+        and len(made.size) == 2
+        and all(type(side) is int and side > 0 for side in made.size),
+        "mean": numbers(made.mean),
+        "std": numbers(made.std) and all(value > 0 for value in made.std),
+        "attention": isinstance(made.attention, str),
+        "options": isinstance(made.options, dict),
+    }
+    return next((name for name, fit in fits.items() if not fit), None)
 
 
 def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON

@@ -78,7 +78,7 @@ def card(
         config: Of the run.
         data: What it was trained and tested on.
         reached: What it reached.
-        cost: Of the network.
+        cost: Of the network; no multiply-accumulates where they could not be counted.
         shape: `(channels, height, width)` of its input.
         command: That made it.
         versions: Of the libraries, by name.
@@ -97,8 +97,12 @@ def card(
             f"{len(data.classes)} classes, {_first(data.classes)}.",
             f"Network: {_code(config.model)}, "
             + ("plain." if config.attention == "none" else f"with attention `{config.attention}`."),
-            f"{cost.parameters:,} parameters; {cost.macs / 1e6:,.1f} M multiply-accumulates for an image (convolutions, matrix products, "
-            "attention).",
+            f"{cost.parameters:,} parameters"
+            + (
+                f"; {cost.macs / 1e6:,.1f} M multiply-accumulates for an image (convolutions, matrix products, attention)."
+                if cost.macs
+                else "; multiply-accumulates could not be counted."
+            ),
             f"Weights at the start: {'random' if config.weights == 'none' else _code(config.weights)}.",
             f"Weights now: sha256 `{sha256}`." if sha256 else "",
         ),

@@ -124,7 +124,7 @@ class Checkpoints:
     def tidy(self) -> None:
         """Remove what a killed save left; only for who holds the run's lock."""
         for rest in self.folder.glob(".visattn-*") if self.folder.is_dir() else ():
-            shutil.rmtree(rest, ignore_errors=True)
+            shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
 
 
 class DamagedState(CheckpointError):
@@ -183,7 +183,7 @@ def pack(tree: Any, name: str = "") -> tuple[Any, Tensors]:  # noqa: ANN401
     if isinstance(tree, Tensor):
         return {"tensor": name}, {name: tree}
     if isinstance(tree, dict):
-        parts = {key: pack(value, f"{name}.{key}" if name else str(key)) for key, value in tree.items()}
+        parts = {key: pack(value, f"{name}.{_part(key)}" if name else _part(key)) for key, value in tree.items()}
         packed: Any = {"dict": [[key, value] for key, (value, _) in parts.items()]}  # keys may be numbers
     elif isinstance(tree, (list, tuple)):
         parts = {i: pack(value, f"{name}.{i}" if name else str(i)) for i, value in enumerate(tree)}
@@ -191,6 +191,11 @@ def pack(tree: Any, name: str = "") -> tuple[Any, Tensors]:  # noqa: ANN401
     else:
         return tree, {}
     return packed, {key: tensor for _, tensors in parts.values() for key, tensor in tensors.items()}
+
+
+def _part(key: str | int) -> str:
+    """A key in a tensor's name, such that no two paths have one name."""
+    return key if isinstance(key, str) and key.isidentifier() else repr(key)
 
 
 def unpack(packed: Any, tensors: Tensors) -> Any:  # noqa: ANN401

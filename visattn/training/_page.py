@@ -16,12 +16,13 @@ from torch import nn
 
 from visattn._files import write_whole
 from visattn.data import Labelled
+from visattn.errors import UnsupportedModel
 from visattn.families._weights import digest
 from visattn.families.trained import WEIGHTS, Blueprint
 from visattn.provenance import Provenance
 from visattn.training._card import Data, Reached, card
 from visattn.training._config import Config
-from visattn.training._cost import cost
+from visattn.training._cost import Cost, cost
 from visattn.training._folder import CARD, FINAL, LOG, SPEED, Result
 from visattn.training._log import Log
 
@@ -56,7 +57,7 @@ def write_page(
             licence="drawn by visattn" if drawn else _LICENCES.get(config.data, ""),
         ),
         Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine()),
-        cost(model, (blueprint.channels, *blueprint.size)),
+        _cost(model, blueprint, result),
         shape=(blueprint.channels, *blueprint.size),
         command=command(config),
         versions={name: version(name) for name in ("visattn", "torch", "torchvision", "timm")},
@@ -71,6 +72,14 @@ def write_page(
         inside = "" if config.attention == "none" else f" with {config.attention}"
         provenance = Provenance(model=config.model, method="training", parameters=config.digest())
         write_whole(run / CURVES, _curves.curves(told, f"{config.model}{inside} on {config.data}", provenance))
+
+
+def _cost(model: nn.Module, blueprint: Blueprint, result: Result) -> Cost:
+    """Parameters, and multiply-accumulates where they can be counted."""
+    try:
+        return cost(model, (blueprint.channels, *blueprint.size))
+    except UnsupportedModel:
+        return Cost(result.parameters, 0)
 
 
 def command(config: Config) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 
 def seed_of(*numbers: int) -> int:
@@ -22,24 +23,31 @@ def seed_of(*numbers: int) -> int:
 
 def seed_all(seed: int) -> None:
     """Seed what augmentations and models draw from: torch, numpy, Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - timm draws from the global stream
-    random.seed(seed)
+    torch.manual_seed(seed)  # of GPUs too
+    _seed(seed)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of a seed inside, and the streams as they were afterwards."""
+    """Random numbers of a seed inside, and the streams as they were afterwards; those of a loader's worker are nobody's."""
+    if get_worker_info() is not None:
+        _seed(seed)
+        yield
+        return
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
+    _seed(seed)
     try:
         yield
     finally:
         torch.default_generator.set_state(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         random.setstate(states[2])
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - timm draws from the global stream
+    random.seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -1,0 +1,113 @@
+"""`visattn train classify`, as a user runs it: options, files, what is printed, and what it ends with."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import Run, run
+from tests.training.small import pictures, recipe, written
+from visattn.training import Config
+
+__all__ = ["run"]
+
+QUICK = (
+    "--epochs",
+    "0.4",
+    "--batch-size",
+    "4",
+    "--img-size",
+    "16",
+    "--model",
+    "visattn_resnet14",
+    "--device",
+    "cpu",
+    "--augment",
+    "none",
+)
+NARROW = ("--widths", "4", "--widths", "4", "--widths", "8")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return pictures(tmp_path / "data")
+
+
+def test_help_tells_every_setting(run: Run) -> None:
+    code, out, _ = run("train", "classify", "--help")
+    assert code == 0
+    for setting in fields(Config):
+        assert f"--{setting.name.replace('_', '-')}" in out
+
+
+def test_a_folder_comes_out_with_all_that_is_promised(run: Run, data: Path, tmp_path: Path) -> None:
+    code, out, err = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "-o", "run")
+    assert (code, err) == (0, "")
+    assert out.startswith("run: test accuracy ")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"config.toml", "log.jsonl", "log.csv", "speed.jsonl", "checkpoints", "final", "README.md", "result.json"} <= names
+    assert not [name for name in names if name.startswith(".visattn")]
+    assert run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "-o", "run") == (0, out, "")
+
+
+def test_json_is_the_result(run: Run, data: Path, tmp_path: Path) -> None:
+    code, out, _ = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "--json", "-o", "run")
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "run" / "result.json").read_text())
+    assert json.loads(out)["steps"] == 1
+
+
+def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: Path, tmp_path: Path) -> None:
+    file = written(recipe(data, lr=0.3, ema=0.5), tmp_path / "recipe.toml")
+    options = ("--lr", "0.2", "--model-kwargs", "act=relu", "--model-kwargs", "rate=0.5", "--channels-last", *NARROW)
+    code, out, _ = run("train", "classify", "--config", file, *options, "--dry-run", "-o", "run")
+    assert code == 0
+    values = tomllib.loads(out)
+    assert (values["lr"], values["ema"], values["channels_last"]) == (0.2, 0.5, True)
+    assert values["widths"] == [4, 4, 8]
+    assert values["model_kwargs"] == {"act": "relu", "rate": 0.5}
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "again.toml").write_text(out)
+    assert run("train", "classify", "--config", "again.toml", "--dry-run", "-o", "run")[1] == out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model-kwargs", "act"), "--model-kwargs must be KEY=VALUE, got 'act'."),
+        (("--model-kwargs", "act=null"), "model_kwargs must be numbers, texts, truth values or lists of them, got act=None."),
+        (("--lr", "0"), "lr must be a finite number above 0, got 0.0."),
+        (("--attention", "cbm"), "unknown attention 'cbm'"),
+        (("--augment", "flop"), "'flop' is not one of"),
+        (("--config", "none.toml"), "none.toml: cannot be read (no such file or directory); check --config."),
+        (("--seeds", "0"), "--seeds"),
+        (("--device", "tpu9"), "unknown device 'tpu9'. Choose auto, cpu, cuda or cuda:N."),
+        (("--data", "cifar11"), "did you mean 'cifar10'?"),
+    ],
+)
+def test_bad_options_end_with_2_and_one_line(run: Run, data: Path, options: tuple[str, ...], message: str) -> None:
+    code, out, err = run("train", "classify", "--data", data, "-q", "-o", "run", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("visattn: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_an_output_that_is_no_run_is_refused(run: Run, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "me.png").write_bytes(b"")
+    for more in ((), ("--overwrite",)):
+        code, _, err = run("train", "classify", "--data", data, *QUICK, "-q", "-o", "photos", *more)
+        assert code == 2
+        assert "photos: holds other files than a run's; choose another -o/--output" in err
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["me.png"]
+
+
+def test_the_output_must_be_named(run: Run) -> None:
+    code, _, err = run("train", "classify", "--data", "scenes")
+    assert code == 2
+    assert "'-o' / '--output'" in err

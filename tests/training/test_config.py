@@ -1,0 +1,152 @@
+"""Recipes: the same after a way through TOML, refused where they cannot be meant, compared in what changes results."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from visattn.errors import OptionError
+from visattn.training import Config, checked, read_config
+from visattn.training._config import differences, override
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+VALUES = st.integers(-(2**31), 2**31) | st.booleans() | TEXTS | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=TEXTS,
+    lr=st.floats(1e-9, 1e9),
+    widths=st.lists(st.integers(1, 999), max_size=4),
+    options=st.dictionaries(TEXTS, VALUES | st.lists(VALUES, max_size=3), max_size=3),
+)
+def test_a_recipe_is_the_same_after_a_way_through_toml(
+    tmp_path_factory: pytest.TempPathFactory, data: str, lr: float, widths: list[int], options: dict[str, Any]
+) -> None:
+    config = Config(data=data, lr=lr, widths=tuple(widths), model_kwargs=options, channels_last=True)
+    path = tmp_path_factory.getbasetemp() / "recipe.toml"
+    path.write_bytes(config.toml().encode())
+    assert Config(**read_config(path)) == config
+
+
+def test_every_setting_is_in_the_file_and_has_help() -> None:
+    values = tomllib.loads(Config().toml())
+    assert sorted(values) == sorted(item.name for item in fields(Config))
+    assert all(item.metadata["help"].endswith(".") for item in fields(Config))
+
+
+def test_a_digest_is_json() -> None:
+    digest = Config(widths=(1, 2)).digest()
+    assert json.loads(json.dumps(digest)) == digest
+    assert digest["widths"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning": 1}, r"^here: unknown key 'learning'.* Known: data, root, "),
+        ({"epoch": 3}, r"^here: unknown key 'epoch'; did you mean 'epochs'\?"),
+        ({"a\nb": 3}, r"unknown key 'a\\nb'"),
+        ({"epochs": "3"}, r"^here: epochs must be of type float, got '3'\.$"),
+        ({"epochs": True}, r"epochs must be of type float, got True"),
+        ({"batch_size": 3.0}, r"batch_size must be of type int, got 3\.0"),
+        ({"batch_size": True}, r"batch_size must be of type int, got True"),
+        ({"channels_last": 1}, r"channels_last must be of type bool, got 1"),
+        ({"widths": [1, "a"]}, r"widths must be of type tuple"),
+        ({"model_kwargs": []}, r"model_kwargs must be of type dict"),
+        ({"data": 3}, r"data must be of type str"),
+    ],
+)
+def test_keys_and_types_are_checked(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        checked(values, "here")
+    assert caught.value.exit_code == 2
+
+
+def test_whole_numbers_are_taken_for_others() -> None:
+    assert checked({"epochs": 3, "widths": [1, 2]}, "here") == {"epochs": 3.0, "widths": (1, 2)}
+    assert type(checked({"epochs": 3}, "here")["epochs"]) is float
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("epochs", value) for value in (0.0, -1.0, float("nan"), float("inf"))),
+        *(("lr", value) for value in (0.0, -0.1, float("nan"), float("inf"))),
+        *((name, value) for name in ("batch_size", "accumulate", "log_every", "save_every") for value in (0, -1)),
+        *(
+            (name, value)
+            for name in ("train_count", "test_count", "img_size", "workers", "maps_every", "seed")
+            for value in (-1, 2**40)
+        ),
+        *((name, value) for name in ("smoothing", "reprob", "ema", "momentum", "max_bad") for value in (-0.1, 1.1, float("nan"))),
+        *((name, value) for name in ("mixup", "cutmix", "clip_grad", "weight_decay", "min_lr") for value in (-0.1, float("nan"))),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=rf"^{name} must be "):
+        Config(**{name: value})
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, [1, None]])
+def test_options_that_a_file_cannot_tell_are_refused(value: object) -> None:
+    with pytest.raises(OptionError, match=r"model_kwargs must be numbers, texts, truth values or lists of them, got act="):
+        Config(model_kwargs={"act": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("augment", "flop", r"unknown augment 'flop'; did you mean 'flip'\?"),
+        ("amp", "int8", r"unknown amp 'int8'"),
+        ("nonfinite", "hope", r"unknown nonfinite 'hope'"),
+        ("attention", "cbm", r"unknown attention 'cbm'.* Known: none, .*cbam"),
+    ],
+)
+def test_unknown_choices_are_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"lr = \n", r"recipe\.toml: is no TOML: .*line 1"),
+        (b"\xff", r"recipe\.toml: is no TOML"),
+        (b"lr = 0.1\nlr = 0.2", r"is no TOML"),
+        (b"[a]\nb = 1", r"recipe\.toml: unknown key 'a'"),
+        (None, r"recipe\.toml: cannot be read \(no such file or directory\); check --config\."),
+    ],
+)
+def test_files_that_are_no_recipe_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "recipe.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OptionError, match=message):
+        read_config(path)
+
+
+def test_differences_are_those_that_change_results() -> None:
+    before = Config(lr=0.1, model_kwargs={"a": 1})
+    assert differences(before.digest(), before) == []
+    now = replace(
+        before, lr=0.05, model_kwargs={"a": 2}, workers=4, save_every=7, max_bad=0.5, root="x", device="cpu", nonfinite="skip"
+    )
+    assert differences(before.digest(), now) == ["model_kwargs {'a': 1} -> {'a': 2}", "lr 0.1 -> 0.05"]
+
+
+def test_a_setting_that_an_older_version_did_not_have_is_a_difference() -> None:
+    older = {key: value for key, value in Config().digest().items() if key != "reprob"}
+    assert differences(older, Config()) == ["reprob None -> 0.0"]
+
+
+def test_overriding_is_checked() -> None:
+    assert override(Config(), lr=1).lr == 1.0
+    with pytest.raises(OptionError, match="options: unknown key 'rate'"):
+        override(Config(), rate=1)
