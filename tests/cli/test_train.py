@@ -54,6 +54,21 @@ def test_a_folder_comes_out_with_all_that_is_promised(run: Run, data: Path, tmp_
     assert run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "-o", "run") == (0, out, "")
 
 
+@pytest.mark.parametrize("options", [("--seeds", "2"), ("--compare", "se", "--force"), ("--compare", "se", "--overwrite")])
+def test_options_that_do_not_go_together_are_refused(run: Run, data: Path, options: tuple[str, ...]) -> None:
+    code, out, err = run("train", "classify", "--data", data, *QUICK, *options, "-o", "run")
+    assert (code, out) == (2, "")
+    assert "--compare" in err
+    assert not Path("run").exists()
+
+
+def test_a_comparison_under_torchrun_is_refused(run: Run, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run("train", "classify", "--data", data, *QUICK, "--compare", "se", "-o", "run")
+    assert code == 2
+    assert "in one process" in err
+
+
 def test_json_is_the_result(run: Run, data: Path, tmp_path: Path) -> None:
     code, out, _ = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "--json", "-o", "run")
     assert code == 0

@@ -102,7 +102,7 @@ def test_it_owns_classifiers_of_torchvision_before_models_of_ones_own() -> None:
     class Mine(models.ResNet):  # type: ignore[misc]
         """Based on one."""
 
-    assert list(FAMILIES) == ["timm", "torchvision", "custom"]
+    assert list(FAMILIES) == ["trained", "timm", "torchvision", "custom"]
     assert family.owns(Mine(models.resnet.BasicBlock, [1, 1, 1, 1]))
     assert not family.owns(nn.Sequential(nn.Conv2d(3, 4, 3)))
     assert not family.owns(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None))

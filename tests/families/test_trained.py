@@ -109,6 +109,12 @@ def test_a_network_of_a_python_file_is_built_and_saved_but_a_folder_never_runs_i
     assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("option", ["pretrained", "checkpoint_path", "weights"])
+def test_options_that_fetch_or_read_files_are_refused(option: str) -> None:
+    with pytest.raises(OptionError, match=rf"takes no option {option}: weights are given, never fetched"):
+        blueprint("resnet10t", options={option: "x"}).build()
+
+
 def test_facts_are_written_beside_the_weights(tmp_path: Path) -> None:
     saved(CASES["ours"], tmp_path / "final")
     told = json.loads((tmp_path / "final" / "model.json").read_text())

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from tests.training.small import (
     written,
 )
 from tests.training.test_checkpoint import Trap, cut_file, damage_file, signed
-from visattn.errors import ModelError, ResourceError, TrainingError, VisattnWarning
+from visattn.errors import ModelError, OptionError, ResourceError, TrainingError, VisattnWarning
 from visattn.families import load_model
 from visattn.training import Config, train
 
@@ -554,6 +555,26 @@ def test_T15_a_network_of_a_newer_version_says_which(data: Path, tmp_path: Path)
     with pytest.raises(ModelError, match=r"made by visattn 9\.9, needs >= 9\.9; upgrade visattn\.") as caught:
         load_model(str(tmp_path / "run" / "final"))
     assert caught.value.exit_code == 4
+
+
+def test_T09_by_force_the_recipe_that_is_written_down_is_the_one_that_is_trained(data: Path, tmp_path: Path) -> None:
+    run = begun(recipe(data), tmp_path / "run")
+    changed = replace(recipe(data), weight_decay=0.3, momentum=0.1, ema=0.9)
+    train(changed, run, force=True)
+    facts = json.loads((states(run)[-1] / "state.json").read_text())["facts"]
+    groups = dict(dict(facts["optimizer"]["dict"])["param_groups"]["list"][0]["dict"])
+    assert groups["momentum"] == 0.1
+    decays = {dict(group["dict"])["weight_decay"] for group in dict(facts["optimizer"]["dict"])["param_groups"]["list"]}
+    assert decays == {0.0, 0.3}
+
+
+def test_T09_a_finished_run_is_never_told_another_recipe(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(recipe(data), run)
+    before = (run / "config.toml").read_bytes()
+    with pytest.raises(OptionError, match=r"was begun otherwise: epochs 2\.5 -> 9\.0"):
+        train(replace(recipe(data), epochs=9.0), run, force=True)
+    assert (run / "config.toml").read_bytes() == before
 
 
 # T14: workers

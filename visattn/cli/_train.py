@@ -98,6 +98,7 @@ def classify_command(
     if dry_run:
         click.echo(recipe.toml(), nl=False)
         return 0
+    _check_together(compare, seeds, beginning=force or overwrite)
     if compare:
         table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
         click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
@@ -106,11 +107,24 @@ def classify_command(
     for message in result.bad:
         complain(message)
     if result.stopped:
-        click.echo(f"visattn: stopped at step {result.steps}; the same command goes on from there", err=True)
+        click.echo(
+            f"visattn: stopped at step {result.steps}; the same command{' without --overwrite' * overwrite} goes on from there",
+            err=True,
+        )
         return 128 + result.stopped
     if os.environ.get("RANK", "0") == "0":  # of several processes one talks
         click.echo(to_json(asdict(result)) if as_json else f"{output}: test accuracy {result.accuracy:.4f}")
     return 1 if result.bad else 0
+
+
+def _check_together(compare: str | None, seeds: int, *, beginning: bool) -> None:
+    """Refuse options that do not go together."""
+    from visattn.errors import OptionError
+
+    if seeds > 1 and not compare:
+        raise OptionError("--seeds is for --compare. Name what is compared.")
+    if compare and (beginning or os.environ.get("WORLD_SIZE", "1") != "1"):
+        raise OptionError("--compare goes on where it was, in one process. Leave out --force, --overwrite and torchrun.")
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,16 @@ REFERENCES: dict[str, Callable[..., nn.Module]] = {
     f"visattn_{make.__name__}": make
     for make in (models.resnet14, models.resnet18, models.resnet20, models.resnet50, models.resnet56)
 }
+_ELSEWHERE = {  # options of timm and torchvision that read files or the network
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "checkpoint_path",
+    "cache_dir",
+    "scriptable",
+    "weights",
+    "weights_backbone",
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,11 @@ class Blueprint:
             UnsupportedModel: If there is no such model, or it refuses its options.
             OptionError: If the attention is unknown or no place for it is found.
         """
+        foreign = sorted(_ELSEWHERE & set(self.options))
+        if foreign:
+            raise OptionError(
+                f"{printable(self.model)}: takes no option {', '.join(foreign)}: weights are given, never fetched. Leave it out."
+            )
         classes, inside = len(self.classes), self.model in REFERENCES
         attention = None if self.attention == "none" else self.attention
         if self.model.rpartition(":")[0].endswith(".py"):

@@ -27,7 +27,7 @@ from visattn.training._randomness import seed_of, seeded
 
 Transform = Callable[[Image.Image], Tensor]
 _LEFT_OUT = -1  # the label of a test picture that cannot be read
-_PATIENCE = 60  # seconds without a batch before a worker counts as hung
+_PATIENCE = 45  # seconds without a batch before a worker counts as hung: a death that torch tells inside a destructor is lost
 
 
 class Ticket(NamedTuple):

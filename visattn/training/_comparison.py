@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from visattn._tables import Row
+from visattn.errors import VisattnWarning
 from visattn.training._compare import compare
 from visattn.training._config import Config
 from visattn.training._loop import train
@@ -27,6 +29,8 @@ def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int,
 
     def trained(recipe: Config, folder: Path) -> None:
         result = train(recipe, folder, quiet=quiet)
+        for message in result.bad:
+            warnings.warn(message, VisattnWarning, stacklevel=2)
         if result.stopped:
             signal.raise_signal(result.stopped)  # whoever asked for it meant the whole comparison
 

@@ -49,9 +49,11 @@ class Config:
     accumulate: int = _setting(1, "Parts in which a process takes its share of a batch, to save memory.")
     opt: str = _setting("sgd", "Optimizer, a name of timm.")
     lr: float = _setting(0.1, "Learning rate at its highest.")
-    momentum: float = _setting(0.9, "Momentum, or the first beta.")
+    momentum: float = _setting(0.9, "Momentum of SGD and its kin; optimizers with betas keep their own.")
     weight_decay: float = _setting(5e-4, "Weight decay; not of norms and biases.")
-    warmup_epochs: float = _setting(1.0, "The learning rate rises linearly for this long, then falls as a cosine.")
+    warmup_epochs: float = _setting(
+        1.0, "The learning rate rises linearly for this long, then follows a cosine that began at step 0 (timm's way)."
+    )
     min_lr: float = _setting(0.0, "Learning rate at the end.")
     clip_grad: float = _setting(0.0, "Largest norm of the gradient; 0: any.")
     smoothing: float = _setting(0.1, "Label smoothing.")

@@ -116,7 +116,8 @@ def clear(run: Path) -> None:
         raise OutputError(
             f"{printable(str(run))}: holds {printable(strange[0])}, which would be lost; choose another -o/--output"
         )
-    for item in sorted(run.iterdir()) if run.is_dir() else ():
+    order = {RESULT: 0, CONFIG: 2, ".lock": 3}  # killed in between, it is a run without a result, which can be cleared again
+    for item in sorted(run.iterdir(), key=lambda item: (order.get(item.name, 1), item.name)) if run.is_dir() else ():
         if item.name == ".lock":
             continue
         shutil.rmtree(item) if item.is_dir() else item.unlink()

@@ -124,6 +124,7 @@ class Learner:
             if self.average is not None:
                 self.average.update(self.model, step)
         else:
+            self.scaler.update()
             for buffer, before in zip(self.model.buffers(), kept, strict=True):
                 buffer.copy_(before)  # batch norms have seen what is left out
         self.optimizer.zero_grad()
@@ -136,7 +137,7 @@ class Learner:
             return True
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad or torch.inf)
-        return self.scaler.is_enabled() or not skip or bool(norm.isfinite())  # a scaler leaves such steps out itself
+        return not skip or bool(norm.isfinite())
 
     def _waiting(self, more: bool) -> AbstractContextManager[object]:
         """Gradients of all but the last part stay in their process."""
@@ -165,10 +166,13 @@ class Learner:
     def restore(self, facts: dict[str, Any], groups: dict[str, Tensors]) -> None:
         """Be what `state` told of."""
         self.model.load_state_dict(groups["model"])
+        options = [{key: value for key, value in part.items() if key != "params"} for part in self.optimizer.param_groups]
         self.optimizer.load_state_dict(unpack(facts["optimizer"], groups["optimizer"]))
+        for part, own in zip(self.optimizer.param_groups, options, strict=True):
+            part.update(own)  # the recipe's, which may be another by force; the schedule sets the learning rate
         self.scaler.load_state_dict(facts["scaler"])
-        if self.average is not None and "ema" in groups:
-            self.average.module.load_state_dict(groups["ema"])
+        if self.average is not None:
+            self.average.module.load_state_dict(groups.get("ema", groups["model"]))
 
 
 def begin_with(model: nn.Module, config: Config) -> None:

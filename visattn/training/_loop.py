@@ -93,8 +93,9 @@ def train(config: Config, run: Path, *, force: bool = False, overwrite: bool = F
             stack.enter_context(held(run))
             if overwrite:
                 clear(run)
-            claim(run, config, force=force)
-            return finished(run)
+            done = finished(run)
+            claim(run, config, force=force and done is None)  # what a run is of cannot change when it is over
+            return done
 
         done = group.by_first(begin)
         if done is not None:
@@ -250,7 +251,8 @@ class _Run:
             self.progress.skipped += 1
             names = [self.pictures.name(number) for number in numbers]
             step = self.progress.step
-            Log(self.run / "nonfinite.jsonl").add(step=step, loss=str(value), numbers=numbers, pictures=names)
+            if self.group.first:
+                Log(self.run / "nonfinite.jsonl").add(step=step, loss=str(value), numbers=numbers, pictures=names)
             if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
                 raise TrainingError(
                     f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in nonfinite.jsonl, and "
@@ -305,6 +307,7 @@ class _Run:
         )
         size = max(1, self.config.batch_size // (self.group.world * self.config.accumulate))
         order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
+        self.group.share(model.buffers())  # batch norms of processes on CPUs have seen different pictures
         model.eval()
         right = loss = count = 0.0
         for batch in loader(samples, order, self.config.workers, device):
@@ -359,6 +362,8 @@ class _Run:
                 with suppress(ImageError):
                     picture, label = self.tests[index]
                     shown.append((transform(picture.convert(self._mode)), label))
+        if not shown:
+            raise DataError(f"{self.config.data}: no test picture can be read.")
         images = torch.stack([pixels for pixels, _ in shown]).to(self.group.device)
         model = trained.remember(self.learner.model, self.blueprint)
         return AttentionLogger(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shlex
 from collections.abc import Mapping
@@ -95,11 +96,11 @@ def command(config: Config) -> str:
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(value, dict):
-            words += [word for key, one in value.items() for word in (flag, f"{key}={one}")]
+            words += [word for key, one in value.items() for word in (flag, f"{key}={json.dumps(one)}")]
         elif isinstance(value, tuple):
             words += [word for one in value for word in (flag, str(one))]
         else:
-            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [flag, str(int(value)) if isinstance(value, float) and value == int(value) else str(value)]
     return shlex.join([*words, "-o", "RUN"])
 
 

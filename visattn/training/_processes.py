@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from visattn.errors import ModelError, OptionError, VisattnError
 
@@ -43,6 +44,12 @@ class Processes:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value)
         return values
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's values."""
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def from_first(self, value: Any) -> Any:  # noqa: ANN401
         """What the first process gives."""
