@@ -473,6 +473,12 @@ def test_the_door_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_scenes_are_there_after_the_package_alone_was_imported() -> None:
+    code = "import visattn; print(len(visattn.data.scenes.CLASSES))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "6"
+
+
 def test_the_doors_names_are_there() -> None:
     assert data.read is read
     assert {"ArrayPictures", "Labelled", "read"} <= set(data.__all__)

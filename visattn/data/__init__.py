@@ -7,12 +7,15 @@ from visattn.data._offline import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
 from visattn.data._photos import PHOTOS, photo_path
 
 if TYPE_CHECKING:
+    from visattn.data import scenes as scenes
     from visattn.data._readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
 
-__all__ = ["OFFLINE_MODEL", "OFFLINE_NAME", "PHOTOS", "ArrayPictures", "Labelled", "offline_weights", "photo_path", "read"]
+__all__ = ["OFFLINE_MODEL", "OFFLINE_NAME", "PHOTOS", "ArrayPictures", "Labelled", "offline_weights", "photo_path", "read", "scenes"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in ("ArrayPictures", "Labelled", "read"):  # on first use: they import torch
         return getattr(import_module("visattn.data._readers"), name)
+    if name == "scenes":
+        return import_module("visattn.data.scenes")
     raise AttributeError(f"module 'visattn.data' has no attribute {name!r}")
