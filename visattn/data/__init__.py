@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from visattn.data import scenes as scenes
     from visattn.data._readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
 
-__all__ = ["OFFLINE_MODEL", "OFFLINE_NAME", "PHOTOS", "ArrayPictures", "Labelled", "offline_weights", "photo_path", "read", "scenes"]
+__all__ = [
+    "OFFLINE_MODEL",
+    "OFFLINE_NAME",
+    "PHOTOS",
+    "ArrayPictures",
+    "Labelled",
+    "offline_weights",
+    "photo_path",
+    "read",
+    "scenes",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
