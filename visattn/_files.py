@@ -73,9 +73,7 @@ def write_whole(path: Path, data: bytes) -> Path:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        mask = os.umask(0)  # the temporary file is private (0600); a result follows the user's umask
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
+        _publish(Path(temporary), 0o666)
         os.replace(temporary, path)
         temporary = None
         _flush(path.parent)
@@ -137,9 +135,7 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
         temporary = Path(tempfile.mkdtemp(dir=place.parent, prefix=".visattn-"))
         for name, data in files.items():
             write_whole(temporary / name, data)
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o777 & ~mask)
+        _publish(temporary, 0o777)
         if place.exists():
             check_folder(path, known, overwrite=True)  # what came meanwhile must not go either
             former = temporary.with_suffix(".former")
@@ -183,9 +179,7 @@ def building_folder(path: Path) -> Iterator[Path]:
         for place, _folders, files in os.walk(temporary):
             for item in (*(Path(place, name) for name in files), Path(place)):
                 _flush(item)
-        mask = os.umask(0)  # a temporary folder is private (0700)
-        os.umask(mask)
-        temporary.chmod(0o777 & ~mask)
+        _publish(temporary, 0o777)
         temporary.rename(path)
         _flush(path.parent)
     except (OutputError, ResourceError):
@@ -196,6 +190,13 @@ def building_folder(path: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _publish(path: Path, mode: int) -> None:
+    """Temporary files and folders are private; a result follows the user's umask."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(mode & ~mask)
 
 
 def _flush(path: Path) -> None:

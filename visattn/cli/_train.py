@@ -89,8 +89,7 @@ def classify_command(
     torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._tables import to_json
-    from visattn.training import Config, checked, read_config, train
-    from visattn.training._comparison import compare_runs
+    from visattn.training import Config, checked, compare_runs, read_config, train
 
     given = read_config(config) if config else {}
     given |= checked(_given(options), "options")

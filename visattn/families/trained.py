@@ -28,6 +28,7 @@ from visattn._files import building_folder
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families._checkpoint import fill
+from visattn.families._feature_map import last_feature_map
 from visattn.families._spec import InputSpec
 from visattn.families._weights import check_finite, digest, read_checkpoint
 from visattn.nn import ATTENTION, attach
@@ -302,14 +303,10 @@ def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def cam_layer(model: nn.Module) -> str | None:
-    """The last feature map before it is pooled, at the size that the model was trained at."""
-    from visattn.families._feature_map import last_feature_map
-
-    blocks = getattr(model, "blocks", None)
-    if isinstance(blocks, (nn.Sequential, nn.ModuleList)) and hasattr(blocks[-1], "norm1"):
-        return f"blocks.{len(blocks) - 1}.norm1"
+    """As the model's own library says, else the last feature map before it is pooled."""
     blueprint = _known[model]
-    return last_feature_map(model, blueprint.channels, blueprint.size)
+    known: str | None = _library(model).cam_layer(model)
+    return known or last_feature_map(model, blueprint.channels, blueprint.size)
 
 
 def _library(model: nn.Module) -> ModuleType:

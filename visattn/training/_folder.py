@@ -17,6 +17,7 @@ from visattn.errors import OptionError, OutputError
 from visattn.training._config import Config, differences, read_config
 
 CONFIG, RESULT, LOG, SPEED, FINAL, CARD = "config.toml", "result.json", "log.jsonl", "speed.jsonl", "final", "README.md"
+NONFINITE = "nonfinite*.jsonl"  # of each process that met such a loss
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ def check_same(run: Path, different: list[str]) -> None:
         OptionError: If so; the message lists it.
     """
     if different:
+        way = "--overwrite to begin anew: it is over" if finished(run) else "--force to go on so"
         raise OptionError(
-            f"{printable(str(run))}: was begun otherwise: {'; '.join(different)}. Choose another -o/--output, or pass --force to go on so."
+            f"{printable(str(run))}: was begun otherwise: {'; '.join(different)}. Choose another -o/--output, or pass {way}."
         )
 
 
@@ -110,8 +112,9 @@ def clear(run: Path) -> None:
     Raises:
         OutputError: If the folder holds other files than a run's.
     """
-    known = {CONFIG, RESULT, LOG, SPEED, FINAL, CARD, "log.csv", "curves.png", "checkpoints", "maps", "nonfinite.jsonl", ".lock"}
-    strange = sorted(item.name for item in run.iterdir() if item.name not in known) if run.is_dir() else []
+    known = {CONFIG, RESULT, LOG, SPEED, FINAL, CARD, "log.csv", "curves.png", "checkpoints", "maps", ".lock"}
+    ours = [item for item in run.iterdir() if item.name in known or item.match(NONFINITE)] if run.is_dir() else []
+    strange = sorted(item.name for item in run.iterdir() if item not in ours) if run.is_dir() else []
     if strange:
         raise OutputError(
             f"{printable(str(run))}: holds {printable(strange[0])}, which would be lost; choose another -o/--output"

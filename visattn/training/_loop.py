@@ -251,11 +251,11 @@ class _Run:
             self.progress.skipped += 1
             names = [self.pictures.name(number) for number in numbers]
             step = self.progress.step
-            if self.group.first:
-                Log(self.run / "nonfinite.jsonl").add(step=step, loss=str(value), numbers=numbers, pictures=names)
+            listed = f"nonfinite{self.group.rank or ''}.jsonl"
+            Log(self.run / listed).add(step=step, loss=str(value), numbers=numbers, pictures=names)
             if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
                 raise TrainingError(
-                    f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in nonfinite.jsonl, and "
+                    f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in {listed}, and "
                     "the last checkpoint is whole. Lower --lr, set --clip-grad, or pass --nonfinite skip."
                 )
         self.recent.clear()
