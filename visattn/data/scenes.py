@@ -50,7 +50,12 @@ _TRIES = 100  # places at random before a scene is arranged anew
 _FINE = 3  # samples of a pixel along each side
 _CODES = (0b010111010, 0b101010101, 0b110110000, 0b111101111, 0b100010001, 0b001011111)  # 3 x 3 cells of a class's watermark
 
+NEW = frozenset(  # colour and shape together, an eighth of all pairs: what `pairs="known"` leaves out
+    (list(COLOURS)[3 * number % len(COLOURS)], shape) for number, shape in enumerate((*LABELS, *DISTRACTORS))
+)
+
 Mark = Literal["none", "label", "random"]
+Pairs = Literal["all", "known", "new"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ class Scenes(Dataset[tuple[Any, int]]):
         seed: int = 0,
         watermark: Mark = "none",
         distractors: tuple[int, int] = (3, 6),
+        pairs: Pairs = "all",
+        margin: float = 0.0,
         transform: Callable[[Image.Image], Any] | None = None,
     ) -> None:
         """Nothing is drawn yet.
@@ -133,6 +140,9 @@ class Scenes(Dataset[tuple[Any, int]]):
             seed: Scenes of two seeds have nothing in common; train on one, test on another.
             watermark: `label`: a mark tells the label; `random`: the mark of a class drawn apart from the label; `none`: no mark.
             distractors: Fewest and most, 0 to 6.
+            pairs: Of colour and shape: `known`: none of `NEW`; `new`: at least one of them in each scene; `all`: as they come.
+            margin: Least distance of centres from the lines between thirds, in sides of the picture, 0 to 0.1: with 0 there are things
+                whose place only the truth can tell.
             transform: From a picture to what a model takes.
 
         Raises:
@@ -149,14 +159,17 @@ class Scenes(Dataset[tuple[Any, int]]):
             and max(size) <= 2 * min(size)
             and 0 <= distractors[0] <= distractors[1] <= 6
             and 0 <= seed < 2**32
+            and 0 <= margin <= 0.1
         ):
             raise OptionError(
                 "scenes must be 1 or more, of 48 x 48 pixels or more and at most twice as long as wide, with 0 to 6 distractors and a "
-                f"seed of 32 bits, all whole numbers; got count={count}, size={size}, distractors={distractors}, seed={seed}."
+                "seed of 32 bits, all whole numbers, and a margin of 0 to 0.1; "
+                f"got count={count}, size={size}, distractors={distractors}, seed={seed}, margin={margin}."
             )
         one_of(watermark, ("none", "label", "random"), "watermark")
+        one_of(pairs, ("all", "known", "new"), "pairs")
         self.count, self.size, self.seed, self.watermark = count, size, seed, watermark
-        self.distractors, self.transform = distractors, transform
+        self.distractors, self.pairs, self.margin, self.transform = distractors, pairs, margin, transform
 
     def __len__(self) -> int:
         """How many."""
@@ -177,17 +190,25 @@ class Scenes(Dataset[tuple[Any, int]]):
         if not 0 <= index < self.count:
             raise IndexError(f"scene {index} of {self.count}")
         random = np.random.RandomState([VERSION, self.seed, index])
-        label = random.randint(len(CLASSES))
-        shapes = [CLASSES[label]]
-        shapes += [list(DISTRACTORS)[i] for i in random.randint(len(DISTRACTORS), size=random.randint(*self._range()))]
-        corner, marked = random.randint(4), random.randint(len(CLASSES))
-        ground = _ground(random, self.size)
-        things = tuple(
-            Thing(
-                shape, list(COLOURS)[random.randint(len(COLOURS))], TEXTURES[random.randint(len(TEXTURES))], centre, area, angle
+        while True:
+            label = random.randint(len(CLASSES))
+            shapes = [CLASSES[label]]
+            shapes += [list(DISTRACTORS)[i] for i in random.randint(len(DISTRACTORS), size=random.randint(*self._range()))]
+            corner, marked = random.randint(4), random.randint(len(CLASSES))
+            ground = _ground(random, self.size)
+            things = tuple(
+                Thing(
+                    shape,
+                    list(COLOURS)[random.randint(len(COLOURS))],
+                    TEXTURES[random.randint(len(TEXTURES))],
+                    centre,
+                    area,
+                    angle,
+                )
+                for shape, (centre, area, angle) in zip(shapes, _arranged(random, len(shapes), self.size, corner), strict=True)
             )
-            for shape, (centre, area, angle) in zip(shapes, _arranged(random, len(shapes), self.size, corner), strict=True)
-        )
+            if self._wanted(things):
+                break
         image, masks = ground.copy(), np.zeros((len(things), *self.size), bool)
         for thing, mask in zip(things, masks, strict=True):
             _draw(random, image, mask, thing)
@@ -197,6 +218,12 @@ class Scenes(Dataset[tuple[Any, int]]):
         watermark = np.zeros(self.size, bool)
         watermark[where] = True
         return Scene(_bytes(image), _bytes(ground), label, things, masks, watermark)
+
+    def _wanted(self, things: tuple[Thing, ...]) -> bool:
+        """Whether pairs and places are those that were asked for."""
+        new = any((thing.colour, thing.shape) in NEW for thing in things)
+        clear = all(abs(at - line / 3) >= self.margin for thing in things for at in thing.centre for line in (1, 2))
+        return clear and (self.pairs == "all" or new == (self.pairs == "new"))
 
     def _range(self) -> tuple[int, int]:
         fewest, most = self.distractors

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn._checks import one_of
@@ -92,13 +93,16 @@ class Glimpse(NamedTuple):
     entropy: Tensor
 
 
-How = Literal["sample", "argmax", "expected"]
+How = Literal["sample", "argmax", "expected", "gumbel"]
+HOWS: tuple[How, ...] = ("sample", "argmax", "expected", "gumbel")
 
 
 class HardAttention(_Alignment):
     """Hard attention: the context is one place, drawn with the probabilities `alpha` of soft attention.
 
-    No gradient flows through the draw: `reinforce` makes one of the log-probabilities.
+    No gradient flows through the draw: `reinforce` makes one of the log-probabilities. With `how="gumbel"` the draw is that of the
+    largest `log alpha + noise`, which has the same probabilities, and its gradient is that of `softmax((log alpha + noise) / temperature)`:
+    biased, but of little noise.
 
     Args:
         channels: D, of the features.
@@ -106,17 +110,19 @@ class HardAttention(_Alignment):
         width: Of the hidden layer, by default D.
         evaluation: What is taken in evaluation mode: the `expected` context, that of soft attention, or the place of the largest
             `alpha`.
+        temperature: Of `gumbel`, above 0.
 
     Shape:
         Features `(B, L, D)` and state `(B, n)` to a `Glimpse`, whose first two are context and `alpha`. `how` chooses for one step;
-        the authors take the mean in the place of a draw for half of all sequences.
+        the authors take the mean in the place of a draw for half of all sequences. `places`, `(B,)`, are taken in the place of a draw.
 
     Raises:
-        OptionError: If a width is below 1, or `evaluation` or `how` is unknown.
+        OptionError: If a width is below 1, `evaluation` or `how` is unknown, or the temperature not positive.
         ShapeError: In the forward, if a shape is another.
 
     Reference:
-        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044.
+        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. `gumbel`: Jang et al., "Categorical Reparameterization with
+        Gumbel-Softmax", ICLR 2017, arXiv:1611.01144.
     """
 
     def __init__(
@@ -126,27 +132,40 @@ class HardAttention(_Alignment):
         *,
         width: int | None = None,
         evaluation: Literal["expected", "argmax"] = "expected",
+        temperature: float = 1.0,
     ) -> None:
         """Build with PyTorch's initial values of a linear layer."""
         super().__init__(channels, state_width, width=width)
         one_of(evaluation, ("expected", "argmax"), "evaluation of HardAttention")
+        if not temperature > 0:
+            raise OptionError(f"the temperature of HardAttention must be above 0, got {temperature:g}. The usual one is 1.")
         self.evaluation: How = evaluation
+        self.temperature = temperature
 
-    def forward(self, features: Tensor, state: Tensor, keys: Tensor | None = None, how: How | None = None) -> Glimpse:
+    def forward(
+        self,
+        features: Tensor,
+        state: Tensor,
+        keys: Tensor | None = None,
+        how: How | None = None,
+        places: Tensor | None = None,
+    ) -> Glimpse:
         """Look at one place."""
         how = how or ("sample" if self.training else self.evaluation)
-        one_of(how, ("sample", "argmax", "expected"), "way to take a place")
+        one_of(how, HOWS, "way to take a place")
         log_alpha = self._log_alpha(features, state, keys)
         alpha = log_alpha.exp()
-        with torch.no_grad():
-            if how == "expected":
-                taken = alpha
-            else:
-                place = torch.multinomial(alpha, 1) if how == "sample" else alpha.argmax(-1, keepdim=True)
-                taken = torch.zeros_like(alpha).scatter(1, place, 1.0)
+        if places is not None:
+            taken = _one_hot(places, alpha)
+        elif how == "gumbel":
+            taken = F.gumbel_softmax(log_alpha, self.temperature, hard=True)
+        elif how == "expected":
+            taken = alpha
+        else:
+            taken = _one_hot(torch.multinomial(alpha.detach(), 1)[:, 0] if how == "sample" else alpha.argmax(-1), alpha)
         log_probability = (taken.detach() * log_alpha).sum(-1)
         entropy = -(alpha * log_alpha).sum(-1)
-        return Glimpse(_mean(alpha if how == "expected" else taken, features), alpha, taken.detach(), log_probability, entropy)
+        return Glimpse(_mean(taken, features), alpha, taken.detach(), log_probability, entropy)
 
 
 def reinforce(
@@ -228,6 +247,10 @@ def doubly_stochastic(
     if reduction == "mean":
         return missing.mean()
     return missing.sum(1).mean() if reduction == "paper" else missing.mean(1).sum()
+
+
+def _one_hot(places: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter(1, places[:, None], 1.0)
 
 
 def _mean(weights: Tensor, features: Tensor) -> Tensor:
