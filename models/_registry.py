@@ -12,6 +12,7 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from visattn.errors import OptionError
+from visattn.models.local_features import LocalFeatures
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
 from visattn.models.vit_c import vit_c
 
@@ -64,7 +65,8 @@ default_cfgs.update(
                 "num_classes": 10,
                 "first_conv": "patch_embed.proj.0",
                 "classifier": "head",
-            }
+            },
+            "visattn_local_features": _SCENES | {"first_conv": "features.0", "classifier": "fc"},
         }
     )
 )
@@ -76,3 +78,14 @@ def _vit_c(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401
 
 _vit_c.__name__ = "visattn_vit_c"
 visattn_vit_c = register_model(_vit_c)
+
+
+def _local_features(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401
+    def adapted(in_chans: int = 3, **rest: Any) -> LocalFeatures:  # noqa: ANN401
+        return LocalFeatures(in_channels=in_chans, **rest)
+
+    return build_model_with_cfg(adapted, "visattn_local_features", pretrained, **options)
+
+
+_local_features.__name__ = "visattn_local_features"
+visattn_local_features = register_model(_local_features)

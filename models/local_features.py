@@ -1,4 +1,4 @@
-"""A small CNN whose features are local: each place of its map knows 18 x 18 pixels and nothing else.
+"""A small CNN whose features are local: each place of its map knows 20 x 20 pixels and nothing else.
 
 In a deep network the receptive field of every place is most of the picture, so a decoder can read an object wherever it looks, and a map of
 where it looked says little. Here it has to look at the object. After Brendel and Bethge, "Approximating CNNs with Bag-of-local-Features
@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-STRIDE, FIELD = 8, 18  # pixels
+STRIDE, FIELD = 8, 20  # pixels
 
 
 class LocalFeatures(nn.Module):
     """Image `(B, C, H, W)` to features `(B, width, H / 8, W / 8)`, or to class scores of their mean."""
 
-    def __init__(self, *, width: int = 128, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(self, *, width: int = 192, num_classes: int = 10, in_channels: int = 3) -> None:
         """Build with PyTorch's initial values.
 
         Args:
@@ -26,12 +26,13 @@ class LocalFeatures(nn.Module):
             in_channels: C.
         """
         super().__init__()
+        first, half = width // 4, width // 2
         self.features = nn.Sequential(
-            *_layer(in_channels, width // 4, 4, 2),  # sees 4 pixels
-            *_layer(width // 4, width // 4, 3, 1),  # 8
-            *_layer(width // 4, width // 2, 4, 2),  # 14
-            PixelMLP(width // 2),
-            *_layer(width // 2, width, 2, 2),  # 18
+            *_layer(in_channels, first, 2, 2),  # sees 2 pixels
+            *_layer(first, first, 3, 1),  # 6
+            *_layer(first, half, 2, 2),  # 8
+            *_layer(half, half, 3, 1),  # 16
+            *_layer(half, width, 2, 2),  # 20
             PixelMLP(width),
             PixelMLP(width),
         )

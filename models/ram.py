@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.errors import OptionError
-from visattn.nn import Retina
+from visattn.nn import Retina, reinforce as score_function
 
 
 class Looked(NamedTuple):
@@ -140,8 +140,12 @@ def loss(looked: Looked, labels: Tensor, *, reinforce: float = 1.0) -> Tensor:
         reinforce: Weight of the second term: a factor of the location network's learning rate and nothing else.
     """
     reward = (looked.logits.detach().argmax(1) == labels).to(looked.baselines.dtype)[:, None].expand_as(looked.baselines)
-    advantage = reward - looked.baselines.detach()  # (B, T); what was expected anyway teaches nothing, and is noise
-    policy = -(looked.log_probabilities * advantage).sum(1).mean()
+    policy = score_function(
+        -reward[:, 0],
+        looked.log_probabilities,
+        torch.zeros_like(looked.log_probabilities),  # the entropy of a fixed deviation cannot be learned
+        baseline=-looked.baselines,  # what was expected anyway teaches nothing, and is noise
+    )
     return (
         nn.functional.cross_entropy(looked.logits, labels) + reinforce * policy + nn.functional.mse_loss(looked.baselines, reward)
     )

@@ -65,7 +65,7 @@ class Told(NamedTuple):
 class ShowAttendTell(nn.Module):
     """Image `(B, C, H, W)` and words so far to the next word.
 
-    `alpha_t` of features `a` and `h_{t-1}`; `z_t = beta_t sum_i alpha_ti a_i` with the gate `beta_t = sigmoid(w . h_{t-1} + b)`, one number;
+    `alpha_t` of features `a` and `h_{t-1}`; `z_t = beta_t sum_i alpha_ti a_i` with the gate `beta_t = sigmoid(w . h_{t-1} + b)`, a scalar;
     `h_t = LSTM([E y_{t-1}; z_t], h_{t-1})`; `p(y_t) = softmax(L_o dropout(tanh(E y_{t-1} + L_h h_t + L_z z_t)))`; `h_0` and `c_0` are each
     `tanh(W mean_i a_i + b)`.
     """
@@ -83,6 +83,7 @@ class ShowAttendTell(nn.Module):
         state: int = 512,
         width: int | None = None,
         dropout: float = 0.5,
+        word_dropout: float = 0.0,
         grid: tuple[int, int] | None = None,
         temperature: float = 1.0,
     ) -> None:
@@ -97,6 +98,8 @@ class ShowAttendTell(nn.Module):
             state: Width of the LSTM's state.
             width: Of the hidden layer of the scores, by default D.
             dropout: Before the last layer.
+            word_dropout: Probability, in training, that the word before is hidden: what is said next must then be seen, not guessed
+                from the words so far (Bowman et al., "Generating Sentences from a Continuous Space", CoNLL 2016, arXiv:1511.06349).
             grid: Rows and columns of the features, for learned coordinates; none by default.
             temperature: Of Gumbel draws.
 
@@ -106,7 +109,7 @@ class ShowAttendTell(nn.Module):
         super().__init__()
         one_of(attention, ATTENTIONS, "attention")
         self.attention, self.words, self.channels = attention, words, channels
-        self.encoder = encoder
+        self.encoder, self.word_dropout = encoder, word_dropout
         self.row, self.column = (
             (nn.Parameter(0.02 * torch.randn(channels, grid[0], 1)), nn.Parameter(0.02 * torch.randn(channels, 1, grid[1])))
             if grid
@@ -195,12 +198,19 @@ class ShowAttendTell(nn.Module):
             how: See `step`; one choice for the whole batch.
             places: `(B, T)`: the places that hard attention takes.
         """
-        seen = self.encode(images)
+        return self.tell(self.encode(images), captions, lengths, how=how, places=places)
+
+    def tell(
+        self, seen: Seen, captions: Tensor, lengths: Tensor, *, how: str | None = None, places: Tensor | None = None
+    ) -> Told:
+        """As `forward`, of pictures that were encoded."""
         lengths = lengths.cpu()
         packed = pack_padded_sequence(captions, lengths, batch_first=True, enforce_sorted=False)
         order, sizes = packed.sorted_indices, packed.batch_sizes.tolist()  # captions from the longest to the shortest
         seen = Seen(seen.features[order], seen.keys[order], seen.grid)
         before = F.pad(captions[order, :-1], (1, 0), value=self.start)
+        if self.training and self.word_dropout:
+            before = before.masked_fill(torch.rand(before.shape, device=before.device) < self.word_dropout, self.start)
         places = places[order] if places is not None else None
         state, steps = self.begin(seen), []
         for t, running in enumerate(sizes):
@@ -222,6 +232,9 @@ class ShowAttendTell(nn.Module):
 @dataclass(frozen=True)
 class Objective:
     """The constants of the loss; the defaults are the authors' code's.
+
+    All terms are means over the batch, as in the paper. The authors' code leaves `1 / B` out of what REINFORCE sends to `alpha`: multiply
+    `reward` and `entropy` by the batch for that.
 
     Attributes:
         regulariser: Weight of the doubly stochastic term.
@@ -274,7 +287,7 @@ def loss(model: ShowAttendTell, told: Told, captions: Tensor, objective: Objecti
     total = cost.mean() + objective.regulariser * doubly_stochastic(told.alpha, told.steps, reduction=objective.reduction)
     if model.attention != "hard":
         return total
-    rewarded = cost.detach() / (captions.shape[1] if objective.cost == "mean" else 1)
+    rewarded = cost.detach() / (told.steps.sum(1).max() if objective.cost == "mean" else 1)
     learned = objective.reward if objective.estimator == "reinforce" else 0.0
     total = total + reinforce(
         rewarded,
@@ -286,11 +299,13 @@ def loss(model: ShowAttendTell, told: Told, captions: Tensor, objective: Objecti
         entropy_strength=objective.entropy,
     )
     if model.training:
-        model.baseline.lerp_(rewarded.mean(), 1 - objective.decay)
+        model.baseline.lerp_(rewarded.mean().to(model.baseline), 1 - objective.decay)
     return total
 
 
 def costs(told: Told, captions: Tensor) -> Tensor:
     """The negative log-likelihood of each caption, `(B,)`, in nats."""
-    each = F.cross_entropy(told.logits.flatten(0, 1).float(), captions.flatten(), reduction="none").view_as(captions)
+    logits = told.logits if told.logits.dtype == torch.float64 else told.logits.float()
+    words = captions.masked_fill(~told.steps, END)  # what stands behind an end may be anything
+    each = F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none").view_as(captions)
     return each.masked_fill(~told.steps, 0).sum(1)

@@ -214,13 +214,13 @@ def told(values: Array | None, *, percent: bool = False) -> str | None:
     return f"{one} ({one} to {one})".format(float(values.mean()), float(low), float(high))
 
 
-def with_section(page: str, name: str, text: str) -> str:
+def with_section(page: str, name: str, text: str, docs: Path = DOCS) -> str:
     """The page with the text between the marks of a network."""
     made, count = re.subn(
         rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}\n{text}\n{found[2]}", page, flags=re.DOTALL
     )
     if count != 1:
-        sys.exit(f"{DOCS.relative_to(ROOT)}: must hold the marks <!-- {name} --> and <!-- end --> once")
+        sys.exit(f"{docs.relative_to(ROOT)}: must hold the marks <!-- {name} --> and <!-- end --> once")
     return made
 
 

@@ -11,9 +11,9 @@ import pytest
 import visattn
 
 PUBLIC = """
-AttentionMap AttentionRecord Explanation FeatureRecord Heatmap Recording TokenLayout VisattnError __version__ attach capture
-colorize contact_sheet data evaluation explain families intervene load_image load_model methods models nn normalize overlay prepare
-prepare_batch training
+AttentionMap AttentionRecord Explanation FeatureRecord Heatmap Recording TokenLayout VisattnError __version__ attach captioning
+capture colorize contact_sheet data evaluation explain families filmstrip intervene load_image load_model methods models nn
+normalize overlay prepare prepare_batch training
 """.split()  # noqa: SIM905 - one name after another reads best
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from visattn import (
+        captioning as captioning,
         data as data,
         evaluation as evaluation,
         families as families,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         nn as nn,
         training as training,
     )
+    from visattn._filmstrip import filmstrip as filmstrip
     from visattn._pipeline import Explanation as Explanation, explain as explain
     from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
     from visattn._sheets import contact_sheet as contact_sheet
@@ -52,6 +54,7 @@ _NAMES = {
     "colorize": "render",
     "contact_sheet": "_sheets",
     "explain": "_pipeline",
+    "filmstrip": "_filmstrip",
     "intervene": "families",
     "load_image": "images",
     "load_model": "families",
@@ -60,7 +63,7 @@ _NAMES = {
     "prepare": "_prepare",
     "prepare_batch": "_prepare",
 }
-_PACKAGES = ("data", "evaluation", "families", "methods", "models", "nn", "training")
+_PACKAGES = ("captioning", "data", "evaluation", "families", "methods", "models", "nn", "training")
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 

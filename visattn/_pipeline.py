@@ -31,6 +31,7 @@ from visattn.images import as_photo, facts, load_image
 from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.methods import METHODS, diagnostics, method_of
 from visattn.methods._gates import NO_GATES
+from visattn.methods._glimpses import NO_GLIMPSES, patches
 from visattn.methods._select import chain_refusal
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -85,7 +86,7 @@ class Explanation:
         Args:
             interpolation: See `AttentionMap.to_heatmap`.
             normalize: See `visattn.maps.value_range`; `auto` is percentile for attributions of single pixels.
-            mass: Also draw the outline of the patches that hold this share.
+            mass: Also draw the outline of the patches that hold this share. The path of glimpses is drawn without being asked for.
             caption: Write the predicted class with its probability, and what was explained, on a band below the picture.
             options: Others of `visattn.overlay`. Components of a PCA take none: they become red, green and blue.
 
@@ -102,6 +103,9 @@ class Explanation:
         picture = render.overlay(self.photo, heat, normalize=normalize, **options)
         if mass is not None:
             picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
+        if glimpses := patches(self.map):
+            on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
+            picture = render.path(picture, on_photo, heat.seen)
         if caption:
             picture = captioned(picture, self._caption())
         return picture, heat.provenance.but(normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed))
@@ -255,7 +259,7 @@ def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Targe
     needs, targeted, layer = method_of(method).needs, method_of(method).targeted, parameters.get("layer", -1)
     values = "values" in needs or parameters.get("of") == "values"
     values = values or parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
-    features: str | list[str] = "none" if "gates" in needs else "last"
+    features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
     if "cam layer" in needs:
         features = [_cam_layer(model, parameters)] if layer == -1 or isinstance(layer, str) else "all"
     elif "features" in needs:
@@ -276,6 +280,8 @@ def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Targe
             ) from nothing
         if "gates" in needs:
             raise OptionError(NO_GATES) from nothing
+        if "glimpses" in needs:
+            raise OptionError(NO_GLIMPSES) from nothing
         raise
 
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from visattn import colormaps, render
 from visattn._checks import between, one_of
 from visattn._types import Interpolation, Normalization
-from visattn.errors import OptionError
+from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.images import as_photo
 from visattn.maps import AttentionMap, Heatmap, value_range
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 _INK, _PAPER, _FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
 _GAP, _MARGIN = 8, 18
 _TALLEST = 10  # panel heights in panel widths
+_ROUNDING = 1e-6  # of a softmax in float32, relative
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One panel of a sheet."""
+    """One panel of a sheet, its heading above and its caption, of one line or more, below."""
 
     picture: Image.Image
     caption: str = ""
@@ -79,11 +80,11 @@ def sheet(
     lines = [line for note in notes for line in _wrapped(note, caption_font, page_width - 2 * _MARGIN)]
     title_lines = _wrapped(title, title_font, page_width - 2 * _MARGIN) if title else []
     caption_height = _height(caption_font) + 4
-    above = [caption_height if any(cell and cell.heading for cell in row) else 0 for row in scaled]
+    above = [_height(label_font) + 4 if any(cell and cell.heading for cell in row) else 0 for row in scaled]
     heights = [
         heading
         + max((cell.picture.height for cell in row if cell), default=0)
-        + (caption_height if any(c and c.caption for c in row) else 0)
+        + caption_height * max((len(_lines(cell.caption)) for cell in row if cell), default=0)
         for row, heading in zip(scaled, above, strict=True)
     ]
     top = _MARGIN + len(title_lines) * (_height(title_font) + 4) + (_GAP if title else 0)
@@ -105,10 +106,10 @@ def sheet(
                 x, under = left + c * (panel + _GAP), y + above[r]
                 page.paste(cell.picture, (x, under))
                 if cell.heading:
-                    draw.text((x, y), _clipped(cell.heading, caption_font, panel), _INK, caption_font)
-                if cell.caption:
-                    text = _clipped(cell.caption, caption_font, panel)
-                    draw.text((x, under + cell.picture.height + 2), text, _FAINT, caption_font)
+                    draw.text((x, y), _clipped(cell.heading, label_font, panel), _INK, label_font)
+                for i, line in enumerate(_lines(cell.caption)):
+                    place = x, under + cell.picture.height + 2 + i * caption_height
+                    draw.text(place, _clipped(line, caption_font, panel), _FAINT, caption_font)
         y += height + _GAP
     if bar:
         _draw_bar(page, draw, bar, left, y, caption_font)
@@ -117,6 +118,65 @@ def sheet(
         draw.text((_MARGIN, y), line, _FAINT, caption_font)
         y += _height(caption_font) + 3
     return page
+
+
+class Panels:
+    """The panels of a map over its photo, all of one size, and the colour bar that explains them."""
+
+    def __init__(
+        self,
+        photo: object,
+        attention_map: AttentionMap,
+        geometry: Geometry,
+        *,
+        panel: int,
+        normalize: Normalization,
+        shared: Sequence[str],
+        opacity: float,
+        colormap: str | None,
+        interpolation: Interpolation,
+    ) -> None:
+        """Bring the map to the panels' pixels; see `contact_sheet`."""
+        whole = as_photo(photo)
+        if geometry.photo != (whole.height, whole.width):
+            size = " x ".join(map(str, geometry.photo))
+            raise ShapeError(
+                f"the photo must have the geometry's {size} pixels, got {whole.height} x {whole.width}. Use its own."
+            )
+        height = max(1, round(whole.height * panel / whole.width))
+        if height > _TALLEST * panel:
+            raise OptionError(f"a photo of {whole.width} x {whole.height} pixels is too narrow for a sheet. Use visattn overlay.")
+        self.geometry, self.opacity = geometry.resized((height, panel)), opacity
+        self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
+        self.heat = attention_map.to_heatmap(self.geometry, interpolation)
+        self.colormap = colormap or ("blue-white-red" if self.heat.signed else "inferno")
+        self._scales = _scales(self.heat, normalize, shared)
+        self._one_scale = len(set(self._scales.values())) == 1
+
+    def cell(self, **index: int) -> Cell:
+        """One panel, with its own range below; the untouched photo where there is nothing to colour."""
+        one = self.heat.at(**index)
+        low, high = self._scales[tuple(index[name] for name in self.heat.axes)]
+        if _flat(low, high):
+            picture = self.photo
+        else:
+            picture = render.overlay(
+                self.photo, _scaled(one, low, high), normalize="none", opacity=self.opacity, colormap=self.colormap
+            )
+        lowest, highest = float(one.grid.min()), float(one.grid.max())
+        if _flat(lowest, highest):
+            return Cell(picture, f"constant {lowest:.3g}")
+        return Cell(picture, "" if self._one_scale else f"{low:.2g} to {high:.2g}")
+
+    def bar(self) -> Bar:
+        """The colours, with numbers where all panels have one scale."""
+        what = self.heat.meaning
+        if not self._one_scale:
+            ends = "panel's lowest", "panel's highest"
+            return Bar(self.colormap, ends, f"{what}, each panel on its own scale (written under it)")
+        low, high = next(iter(self._scales.values()))
+        ticks = tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5))
+        return Bar(self.colormap, ticks, f"{what}, one scale for all panels")
 
 
 def contact_sheet(
@@ -161,14 +221,10 @@ def contact_sheet(
 
     Raises:
         OptionError: If the axes are not those of the map.
+        ShapeError: If the geometry is of a photo of another size.
     """
     if mass is not None:
         between(mass, 0, 1, "mass")
-    whole = as_photo(photo)
-    height = max(1, round(whole.height * panel / whole.width))
-    place = geometry.resized((height, panel))
-    if height > _TALLEST * panel:
-        raise OptionError(f"a photo of {whole.width} x {whole.height} pixels is too narrow for a sheet. Use visattn overlay.")
     named = [name for name in (rows, columns) if name]
     for name in (*named, *shared):
         one_of(name, attention_map.axes, "axis")
@@ -177,26 +233,26 @@ def contact_sheet(
         raise OptionError(
             f"a contact sheet shows every axis: {attention_map.axes} must be named as rows and columns, got {named}."
         )
-    small = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
-    heat = attention_map.to_heatmap(place, interpolation)
+    panels = Panels(
+        photo,
+        attention_map,
+        geometry,
+        panel=panel,
+        normalize=normalize,
+        shared=shared,
+        opacity=opacity,
+        colormap=colormap,
+        interpolation=interpolation,
+    )
+    heat, place = panels.heat, panels.geometry
     masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
-    scales = _scales(heat, normalize, shared)
-    one_scale = len(set(scales.values())) == 1
+    ringed = [(y * place.photo[0] / geometry.photo[0], x * place.photo[1] / geometry.photo[1]) for y, x in points]
 
     def cell(index: dict[str, int]) -> Cell:
-        one = heat.at(**index)
-        low, high = scales[tuple(index[name] for name in heat.axes)]
-        scaled = _scaled(one, low, high)
-        picture = render.overlay(small, scaled, normalize="none", opacity=opacity, colormap=chosen) if high > low else small
-        if masks is not None:
-            picture = render.outline(picture, masks.at(**index))
-        if points:
-            picture = render.ring(
-                picture, [(y * height / whole.height, x * panel / whole.width) for y, x in points], (255, 255, 255)
-            )
-        return Cell(picture, f"constant {low:.3g}" if low == high else "" if one_scale else f"{low:.2g} to {high:.2g}")
+        one = panels.cell(**index)
+        picture = render.outline(one.picture, masks.at(**index)) if masks is not None else one.picture
+        return replace(one, picture=render.ring(picture, ringed, (255, 255, 255)))
 
-    chosen = colormap or ("blue-white-red" if heat.signed else "inferno")
     sizes = dict(zip(heat.axes, heat.values.shape, strict=False))
     labels = {name: [f"{name} {text}" if text.isdigit() else text for text in _labels(heat, name)] for name in heat.axes}
     if not named:
@@ -214,15 +270,11 @@ def contact_sheet(
         ]
         row_labels = labels[rows] if rows else []
         column_labels = labels[columns] if columns else []
-    what = heat.meaning
-    if one_scale:
-        low, high = next(iter(scales.values()))
-        bar = Bar(chosen, tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5)), f"{what}, one scale for all panels")
-    else:
-        bar = Bar(chosen, ("panel's lowest", "panel's highest"), f"{what}, each panel on its own scale (written under it)")
     if masks is not None:
         notes = (f"outline: the fewest patches that hold {mass:.0%} of the panel's mass", *notes)
-    return sheet(grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=bar)
+    return sheet(
+        grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=panels.bar()
+    )
 
 
 def side_by_side(
@@ -298,6 +350,11 @@ def _scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
     return replace(heat, values=((heat.values - low) / span).clip(0, 1), grid=((heat.grid - low) / span).clip(0, 1))
 
 
+def _flat(low: float, high: float) -> bool:
+    """Whether nothing but rounding lies between the two."""
+    return high - low <= _ROUNDING * max(abs(low), abs(high))
+
+
 def _labels(heat: Heatmap, name: str) -> Sequence[str]:
     size = heat.values.shape[heat.axes.index(name)]
     return heat.labels.get(name) or [str(i) for i in range(size)]
@@ -347,7 +404,12 @@ def _wrapped(text: str, font: Font, width: int) -> list[str]:
     return [*lines, line] if line else lines
 
 
+def _lines(text: str) -> list[str]:
+    return text.split("\n") if text else []
+
+
 def _clipped(text: str, font: Font, width: int) -> str:
+    text = text if len(text) <= width else text[:width] + "…"  # hardly a character is narrower than a pixel
     while len(text) > 1 and _width(text, font) > width:
         text = text[:-2].rstrip() + "…"
     return text

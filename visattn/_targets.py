@@ -46,6 +46,7 @@ class Target:
             NoClasses: If the output is no table of logits.
         """
         one_of(self.space, ("logit", "prob", "logprob"), "target space")
+        output = _logits(output) if not callable(self.of) else output
         if callable(self.of):
             if self.versus is not None or self.space != "logit":
                 raise OptionError(
@@ -62,7 +63,8 @@ class Target:
         chosen = top if self.of is None else torch.full_like(top, self._index(self.of, classes))
         versus = None if self.versus is None else self._index(self.versus, classes)
 
-        def score(logits: Tensor) -> Tensor:
+        def score(output: Any) -> Tensor:  # noqa: ANN401
+            logits = _logits(output)
             values = {"logit": lambda x: x, "prob": lambda x: x.softmax(-1), "logprob": lambda x: x.log_softmax(-1)}[self.space](
                 logits
             )
@@ -116,6 +118,11 @@ class Resolved:
 
     score: Callable[[Any], Tensor]
     texts: tuple[str, ...]
+
+
+def _logits(output: Any) -> Any:  # noqa: ANN401
+    """Class scores of an output that has more fields than these."""
+    return getattr(output, "logits", output)
 
 
 def read_labels(path: Path) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class AttentionMap:
         axes: Names of the leading dimensions, of `batch layer head component object word frame`.
         layout: Where the grid lies in the model's input.
         labels: Names of the entries of an axis, where they have any.
-        meaning: What a value is: `attention`, `rollout`, `cosine similarity`, `principal component`, `mask`.
+        meaning: What a value is: `attention`, `rollout`, `cosine similarity`, `principal component`, `glimpses`, `mask`.
         provenance: How the map was made.
     """
 
@@ -87,6 +87,8 @@ class AttentionMap:
                 provenance = provenance.but(sinks=(found,), warnings=sink_warning(found) if kept else ())
             if name == "batch" and len(provenance.target) > 1:
                 provenance = provenance.but(target=(provenance.target[i],))
+            if name == "batch" and "path" in provenance.parameters:
+                provenance = replace(provenance, parameters=provenance.parameters | {"path": provenance.parameters["path"][i]})
             result = result._without(axis, result.values.select(axis, i), provenance)
         return result
 

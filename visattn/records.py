@@ -166,12 +166,13 @@ class FeatureRecord:
         forward: Which forward pass of the recording.
         role: `tokens`: `(B, N, D)`; `activation`: `(B, C, H, W)`; gates that features are multiplied by: `channel_gate`, `(B, C)`,
             `spatial_gate`, `(B, 1, H, W)`, `gate`, `(B, C, H, W)`, and `branch_gate`, `(B, branches, C)`, over branches that are
-            summed; `transform`, `(B, 2, 3)`, the affine map of a spatial transformer, from output to input in `[-1, 1]`; `mix`,
-            `(1, 1)`, the share of what the attention inside a module does that is used.
+            summed; `transform`, `(B, 2, 3)`, the affine map of a spatial transformer, from output to input in `[-1, 1]`; `glimpse`,
+            `(B, scales, 4)`, top, left, bottom and right of the patches of a retina in pixels of its image; `mix`, `(1, 1)`, the share
+            of what the attention inside a module does that is used.
         value: The activation, detached.
         gradient: Its gradient, where one was asked for; gates have none.
-        layout: Where the tokens lie, or the cells of a map, or of the map that is transformed; None where that is not known, and for
-            gates of channels.
+        layout: Where the tokens lie, or the cells of a map, or of the map that is transformed or looked at; None where that is not
+            known, and for gates of channels.
         source: The activation in the model's graph, where `capture(model, gradients=True)` kept it.
     """
 
@@ -194,7 +195,7 @@ class FeatureRecord:
         shape = tuple(self.value.shape)
         if self.role == "tokens" and shape[1] != len(self.layout):
             raise ShapeError(f"{self.layer}: tokens must be (B, {len(self.layout)}, D) by the layout, got {shape}.")
-        if self.role not in ("tokens", "transform") and shape[2:] != self.layout.grid:
+        if self.role not in ("tokens", "transform", "glimpse") and shape[2:] != self.layout.grid:
             raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) by the layout, got {shape}.")
 
 

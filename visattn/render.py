@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from visattn import colormaps
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 _MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
+_FAINT = 0.4  # opacity of what stands behind
+_LEGIBLE = 9  # pixels, of a digit
+_SHIFT = 4  # bits of a fraction of a pixel
 
 
 def overlay(
@@ -190,6 +193,50 @@ def frame(picture: Image.Image, corners: Sequence[tuple[float, float]]) -> Image
     return Image.fromarray(array)
 
 
+def path(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | None = None) -> Image.Image:
+    """Draw glimpses in their order: a box for each patch, lines from centre to centre, numbers from 1 on.
+
+    A box is drawn along the outermost pixels whose centres it holds. Where the finest patch is too small for a number there is a dot.
+
+    Args:
+        picture: RGB picture.
+        glimpses: Of each the boxes of its patches in pixels of the picture, the finest first; coarser ones are faint. They may reach
+            beyond the picture.
+        seen: Where to draw; everywhere by default.
+
+    Returns:
+        A new picture.
+    """
+    seen = seen or Box(0, 0, picture.height, picture.width)
+    if not glimpses or min(seen.height, seen.width) < 1:
+        return picture.copy()
+    width = _stroke(picture)
+    before = np.array(picture)
+    behind = before.copy()
+    for _, *coarse in glimpses:
+        for box in coarse:
+            cv2.rectangle(behind, *_corners(box), _WHITE, width)
+    array = cv2.addWeighted(behind, _FAINT, before, 1 - _FAINT, 0)
+    finest = [boxes[0] for boxes in glimpses]
+    points = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in finest]
+    line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's points are centres of pixels
+    for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
+        for box in finest:
+            cv2.rectangle(array, *_corners(box), colour, thick)
+        cv2.polylines(array, line, False, _BLACK if colour == _BLACK else _MARK, thick, cv2.LINE_AA, _SHIFT)
+    digit = min(max(12, max(picture.size) // 30), int(min(min(box.height, box.width) for box in finest) / 3))
+    radius = round(0.8 * digit) if digit >= _LEGIBLE else width
+    drawn = Image.fromarray(array)
+    draw = ImageDraw.Draw(drawn)
+    for number, (x, y) in enumerate(points, start=1):
+        x = min(max(x, seen.left + radius), max(seen.right - 1 - radius, seen.left))
+        y = min(max(y, seen.top + radius), max(seen.bottom - 1 - radius, seen.top))
+        draw.circle((int(x), int(y)), radius, _MARK, _BLACK)
+        if digit >= _LEGIBLE:
+            draw.text((int(x), int(y)), str(number), _BLACK, ImageFont.load_default(digit), anchor="mm")
+    return _only(seen, drawn, picture)
+
+
 def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Image.Image:  # noqa: ANN401
     """Three components as red, green and blue.
 
@@ -272,6 +319,12 @@ def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
 def _packed(name: str) -> NDArray[np.int32]:
     """A colour table as one number a colour: OpenCV then looks up a pixel at once, not channel by channel."""
     return np.ascontiguousarray(np.pad(colormaps.table(name), ((0, 0), (0, 1)))).view(np.int32).reshape(1, 256)
+
+
+def _corners(box: Box) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The first and the last pixel (x, y) whose centres a box holds."""
+    top, left, bottom, right = (int(np.ceil(side - 0.5)) for side in box)
+    return (left, top), (right - 1, bottom - 1)
 
 
 def _stroke(picture: Image.Image) -> int:

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import Figures
-from visattn.errors import OptionError
+from visattn.errors import OptionError, ShapeError
 from visattn.models import RAM
 from visattn.models.ram import Looked, loss
+from visattn.nn import reinforce
 
 POLICY = {"location.weight", "location.bias"}
 BASELINE = {"baseline.weight", "baseline.bias"}
@@ -207,6 +208,43 @@ def test_what_was_rewarded_becomes_likelier() -> None:
     loss(Looked(logits, wished, torch.zeros(2, 3, 2), torch.full((2, 3), 0.25)), torch.tensor([0, 0])).backward()  # type: ignore[no-untyped-call]
     assert wished.grad is not None
     torch.testing.assert_close(wished.grad, torch.tensor([[-0.75] * 3, [0.25] * 3]) / 2)  # downhill is towards the first
+
+
+def test_the_losss_gradients_are_those_of_its_terms_written_out() -> None:
+    logits, logs, baselines = torch.randn(4, 3).double(), torch.randn(4, 6).double(), torch.rand(4, 6).double()
+    labels = torch.tensor([2, 0, 1, int(logits[3].argmax())])
+    looked = Looked(logits.requires_grad_(), logs.requires_grad_(), torch.zeros(4, 6, 2), baselines.requires_grad_())
+    found = torch.autograd.grad(loss(looked, labels, reinforce=0.3), [logits, logs, baselines])
+    rewards = []
+    for b, row in enumerate(logits.tolist()):
+        shares = [math.exp(score) for score in row]
+        rewards.append(float(row.index(max(row)) == int(labels[b])))
+        for k in range(3):
+            expected = (shares[k] / sum(shares) - (k == int(labels[b]))) / 4
+            assert float(found[0][b, k]) == pytest.approx(expected, abs=1e-12)
+        for t in range(6):
+            advantage = rewards[b] - baselines[b, t].item()
+            assert float(found[1][b, t]) == pytest.approx(-0.3 * advantage / 4, abs=1e-12)
+            assert float(found[2][b, t]) == pytest.approx(-2 * advantage / 24, abs=1e-12)
+    assert set(rewards) == {0, 1}
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 4)], ids=["a number", "of sequences", "of steps"])
+def test_reinforce_takes_a_baseline_of_any_grain(shape: tuple[int, ...]) -> None:
+    cost, baseline, steps = torch.randn(3), torch.randn(shape), torch.rand(3, 4) > 0.3
+    logs = torch.randn(3, 4, requires_grad=True)
+    reinforce(cost, logs, torch.zeros(3, 4), baseline=baseline, steps=steps, strength=0.5).backward()  # type: ignore[no-untyped-call]
+    assert logs.grad is not None
+    for b in range(3):
+        for t in range(4):
+            expected = float(cost[b]) - float(baseline[(b, t)[: len(shape)]])
+            assert float(logs.grad[b, t]) == pytest.approx(0.5 * expected / 3 if steps[b, t] else 0, abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (3, 1), (4, 3)])
+def test_reinforce_refuses_a_baseline_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ShapeError, match=r"the baseline must be a number, \(B,\) or \(B, T\) = \(3, 4\), got"):
+        reinforce(torch.zeros(3), torch.zeros(3, 4), torch.zeros(3, 4), baseline=torch.zeros(shape))
 
 
 # learning

@@ -146,7 +146,7 @@ def test_a_picture_is_augmented_alike_whoever_reads_it_and_whenever() -> None:
     seed_all(77)
     again = others[Ticket(2, 4)]
     assert torch.equal(alone.pixels, again.pixels)
-    assert (alone.label, alone.number) == (0, 4)
+    assert (alone.target, alone.number) == (0, 4)
     assert not torch.equal(alone.pixels, others[Ticket(3, 4)].pixels)
     assert not torch.equal(alone.pixels - 14, others[Ticket(2, 5)].pixels - 15)
 
@@ -161,12 +161,12 @@ def test_a_loader_gives_the_same_batches_with_any_workers_and_leaves_random_stre
     assert [batch.numbers for batch in batches] == [[ticket.number for ticket in step] for step in expected]
     for batch, step in zip(batches, expected, strict=True):
         assert torch.equal(batch.pixels, torch.stack([samples()[ticket].pixels for ticket in step]))
-        assert batch.labels.tolist() == [ticket.number % 2 for ticket in step]
+        assert batch.targets[0].tolist() == [ticket.number % 2 for ticket in step]
 
 
 def test_the_next_picture_takes_the_place_of_one_that_cannot_be_read() -> None:
     sample = samples(6, bad=(5, 0))[Ticket(1, 5)]
-    assert (sample.number, sample.label) == (1, 1)
+    assert (sample.number, sample.target) == (1, 1)
     assert sample.bad == ("5.png: is no picture", "0.png: is no picture")
     assert torch.equal(sample.pixels, samples()[Ticket(1, 1)].pixels)
 
@@ -174,12 +174,12 @@ def test_the_next_picture_takes_the_place_of_one_that_cannot_be_read() -> None:
 def test_test_pictures_that_cannot_be_read_are_left_out_and_named() -> None:
     bad = samples(6, bad=(1, 2, 3), replace=False)
     first, second = list(loader(bad, InOrder(6, 3, 0, 1), 0, CPU))
-    assert (first.numbers, first.labels.tolist(), first.bad) == ([0], [0], ("1.png: is no picture", "2.png: is no picture"))
-    assert (second.numbers, second.labels.tolist(), second.bad) == ([4, 5], [0, 1], ("3.png: is no picture",))
+    assert (first.numbers, first.targets[0].tolist(), first.bad) == ([0], [0], ("1.png: is no picture", "2.png: is no picture"))
+    assert (second.numbers, second.targets[0].tolist(), second.bad) == ([4, 5], [0, 1], ("3.png: is no picture",))
     assert second.pixels.shape == (2, 1, 4, 4)
     (empty,) = list(loader(bad, InOrder(4, 9, 1, 2), 0, CPU))
     assert isinstance(empty, Batch)
-    assert (len(empty.labels), empty.numbers, len(empty.bad)) == (0, [], 2)
+    assert (len(empty.targets[0]), empty.numbers, len(empty.bad)) == (0, [], 2)
 
 
 def test_no_picture_at_all_is_an_error() -> None:

@@ -15,8 +15,7 @@ from tests.training.small import pictures, recipe
 from visattn.errors import DataError, OptionError, WeightsError
 from visattn.training import train
 from visattn.training._config import Config
-from visattn.training._learner import begin_with
-from visattn.training._task import blueprint_of
+from visattn.training._task import begin_with, blueprint_of
 
 
 @pytest.fixture

@@ -179,10 +179,12 @@ class _Session:
         layer, layout = self._names[module], None
         if role == "gate" and gate.shape[2:] == (1, 1):  # of a module that may also weigh places
             role = "channel_gate"
-        if role in ("spatial_gate", "gate", "transform"):
+        self.recording.input_size = self.watch.input_size
+        if role in ("spatial_gate", "gate", "transform", "glimpse"):
             tokens = self.watch.tokens(f"gate of {layer}", gate if features is None else features)
             layout = tokens.layout if tokens is not None and tokens.order is None else None
-            layout = layout if layout is not None and (role == "transform" or layout.grid == gate.shape[2:]) else None
+            whole = role in ("transform", "glimpse")
+            layout = layout if layout is not None and (whole or layout.grid == gate.shape[2:]) else None
         axes = {"channel_gate": 1, "branch_gate": 2}.get(role)
         value = own(gate if axes is None else gate.flatten(axes))
         self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, value, layout=layout))

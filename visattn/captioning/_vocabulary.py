@@ -11,7 +11,7 @@ from visattn.errors import DataError
 from visattn.models.show_attend_tell import END, UNKNOWN
 
 SPECIAL = ("<end>", "<unknown>")
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
 
 
 def split(text: str) -> list[str]:

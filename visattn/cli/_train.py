@@ -1,4 +1,4 @@
-"""`visattn train`: a network from pictures, with or without attention, in a folder that tells how it was made."""
+"""`visattn train`: a classifier or a captioner from pictures, in a folder that tells how it was made."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from visattn.cli._options import talk_options
 
 @click.group("train")
 def train_command() -> None:
-    """Train a network, with or without attention."""
+    """Train a network, with or without attention, or a captioner."""
 
 
-def _recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _recipe_options(command: Callable[..., Any], kind: str) -> Callable[..., Any]:
     """An option for every setting of a training."""
-    from visattn.training import Config
+    from visattn import training
 
-    for setting in reversed(fields(Config)):
+    for setting in reversed(fields(getattr(training, kind))):
         command = _option(setting)(command)
     return command
 
@@ -44,26 +44,39 @@ def _option(setting: Field[Any]) -> Callable[..., Any]:
 class _Recipe(click.Command):
     """A command whose options are made when they are asked for: the settings lie in a module that imports torch."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, *arguments: Any, recipe: str, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*arguments, **options)
-        self._complete = False
+        self._complete, self._recipe = False, recipe
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if not self._complete:
-            made = _recipe_options(lambda: None)
+            made = _recipe_options(lambda: None, self._recipe)
             self.params = [*reversed(getattr(made, "__click_params__", [])), *self.params]
             self._complete = True
         return super().get_params(ctx)
 
 
-@train_command.command("classify", cls=_Recipe)
-@click.option("--config", type=click.Path(path_type=Path), help="Settings from a TOML file; options come before them.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every training takes beside its recipe."""
+    for option in reversed(
+        (
+            click.option(
+                "--config", type=click.Path(path_type=Path), help="Settings from a TOML file; options come before them."
+            ),
+            click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the run."),
+            click.option("--force", is_flag=True, help="Go on with a run though recipe or data differ."),
+            click.option("--overwrite", is_flag=True, help="Remove an earlier run first."),
+            click.option("--dry-run", is_flag=True, help="Print the whole recipe as TOML and stop."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@train_command.command("classify", cls=_Recipe, recipe="Config")
+@_run_options
 @click.option("--compare", help="Train several: names of attention with commas between them, and wide for a wider plain network.")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How often each of them is trained.")
-@click.option("--force", is_flag=True, help="Go on with a run though recipe or data differ.")
-@click.option("--overwrite", is_flag=True, help="Remove an earlier run first.")
-@click.option("--dry-run", is_flag=True, help="Print the whole recipe as TOML and stop.")
 @talk_options
 def classify_command(
     config: Path | None,
@@ -89,11 +102,9 @@ def classify_command(
     torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._tables import to_json
-    from visattn.training import Config, checked, compare_runs, read_config, train
+    from visattn.training import Config, compare_runs
 
-    given = read_config(config) if config else {}
-    given |= checked(_given(options), "options")
-    recipe = Config(**given)
+    recipe = _recipe(Config, config, options)
     if dry_run:
         click.echo(recipe.toml(), nl=False)
         return 0
@@ -102,6 +113,54 @@ def classify_command(
         table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
         click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
         return 0
+    return _trained(recipe, output, force=force, overwrite=overwrite, quiet=quiet, as_json=as_json)
+
+
+@train_command.command("caption", cls=_Recipe, recipe="CaptionConfig")
+@_run_options
+@talk_options
+def caption_command(
+    config: Path | None,
+    output: Path,
+    force: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - the recipe's
+) -> int:
+    """Train a captioner with soft or hard attention: show, attend and tell.
+
+    The same command goes on where it was interrupted, to the same result. visattn caption then tells what photos show.
+
+    \b
+    visattn train caption --data scenes --attention soft -o runs/soft
+    visattn train caption --data dataset_flickr8k.json --root Flicker8k_Dataset --model resnet50 --weights auto --freeze -o runs/flickr
+    torchrun --nproc-per-node 2 -m visattn train caption --data coco --root coco -o runs/two
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    from visattn.training import CaptionConfig
+
+    recipe = _recipe(CaptionConfig, config, options)
+    if dry_run:
+        click.echo(recipe.toml(), nl=False)
+        return 0
+    return _trained(recipe, output, force=force, overwrite=overwrite, quiet=quiet, as_json=as_json)
+
+
+def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> Any:  # noqa: ANN401 - of that kind
+    """The recipe of a file and of options, which come before it."""
+    from visattn.training import checked, read_config
+
+    given = read_config(config, kind) if config else {}
+    return kind(**given | checked(_given(options), "options", kind))
+
+
+def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: bool, as_json: bool) -> int:  # noqa: ANN401
+    """Train, and tell what came of it."""
+    from visattn._tables import to_json
+    from visattn.training import train
+
     result = train(recipe, output, force=force, overwrite=overwrite, quiet=quiet)
     for message in result.bad:
         complain(message)

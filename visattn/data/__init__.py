@@ -1,4 +1,4 @@
-"""Photos and weights to try the toolkit on, and labelled pictures to learn from."""
+"""Photos and weights to try the toolkit on, and pictures with labels or captions to learn from."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,7 @@ from visattn.data._photos import PHOTOS, photo_path
 
 if TYPE_CHECKING:
     from visattn.data import scenes as scenes
+    from visattn.data._captions import Captioned as Captioned, read_captions as read_captions
     from visattn.data._readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
 
 __all__ = [
@@ -15,10 +16,12 @@ __all__ = [
     "OFFLINE_NAME",
     "PHOTOS",
     "ArrayPictures",
+    "Captioned",
     "Labelled",
     "offline_weights",
     "photo_path",
     "read",
+    "read_captions",
     "scenes",
 ]
 
@@ -26,6 +29,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in ("ArrayPictures", "Labelled", "read"):  # on first use: they import torch
         return getattr(import_module("visattn.data._readers"), name)
+    if name in ("Captioned", "read_captions"):
+        return getattr(import_module("visattn.data._captions"), name)
     if name == "scenes":
         return import_module("visattn.data.scenes")
     raise AttributeError(f"module 'visattn.data' has no attribute {name!r}")

@@ -70,7 +70,7 @@ def load_model(
         UnsupportedModel: If there is no such model.
         WeightsError: If weights are unreachable, damaged or of another model.
     """
-    place = _device(device)
+    place = check_device(device)
     if name.rpartition(":")[0].endswith(".py"):
         model, provenance = custom.load(name)
     elif (folder := Path(name)).joinpath(trained.FACTS).is_file():
@@ -251,7 +251,7 @@ def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
     return anatomy
 
 
-def _device(name: str) -> torch.device:
+def check_device(name: str) -> torch.device:
     """A device that works, tried before weights are fetched."""
     try:
         place = torch.device(name)

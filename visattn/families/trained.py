@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import safetensors.torch
@@ -36,10 +36,19 @@ from visattn.provenance import Provenance
 
 FORMAT = 1
 WEIGHTS, FACTS = "model.safetensors", "model.json"
+
+
+def _ram(*, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
+    """The recurrent attention model; it has no place for another attention."""
+    if attention:
+        raise OptionError(f"visattn_ram attends by its glimpses and takes no other attention, got {attention}. Leave it at none.")
+    return models.RAM(**options)
+
+
 REFERENCES: dict[str, Callable[..., nn.Module]] = {
     f"visattn_{make.__name__}": make
     for make in (models.resnet14, models.resnet18, models.resnet20, models.resnet50, models.resnet56)
-}
+} | {"visattn_ram": _ram}
 _ELSEWHERE = {  # options of timm and torchvision that read files or the network
     "pretrained",
     "pretrained_cfg",
@@ -50,6 +59,30 @@ _ELSEWHERE = {  # options of timm and torchvision that read files or the network
     "weights",
     "weights_backbone",
 }
+
+
+class Seen(Protocol):
+    """How a network sees pictures; see `Blueprint`."""
+
+    @property
+    def channels(self) -> int:
+        """1 or 3."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """In pixels."""
+        ...
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Of each channel."""
+        ...
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Likewise."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -146,18 +179,17 @@ def save(model: nn.Module, blueprint: Blueprint, folder: Path, facts: dict[str, 
         OutputError: If the folder exists or cannot be written.
         ResourceError: If the disk is full.
     """
+    return write_folder(model, folder, asdict(blueprint) | (facts or {}))
+
+
+def write_folder(model: nn.Module, folder: Path, told: dict[str, Any]) -> Path:
+    """Write weights, and `told` of them, as a whole; see `save`."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     content = safetensors.torch.save(tensors, metadata={"made_by": f"visattn {version('visattn')}"})
-    told = {
-        "format": FORMAT,
-        "made_by": version("visattn"),
-        "sha256": hashlib.sha256(content).hexdigest(),
-        **asdict(blueprint),
-        **(facts or {}),
-    }
+    made = {"format": FORMAT, "made_by": version("visattn"), "sha256": hashlib.sha256(content).hexdigest()}
     with building_folder(folder) as place:
         (place / WEIGHTS).write_bytes(content)
-        (place / FACTS).write_text(json.dumps(told, indent=2) + "\n")
+        (place / FACTS).write_text(json.dumps(made | told, indent=2) + "\n")
     return folder
 
 
@@ -172,29 +204,45 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
         UnsupportedModel: If there is no such model here.
     """
     name = printable(str(folder))
-    told, blueprint = _read(folder)
-    file = folder / WEIGHTS
+    told = read_facts(folder)
+    if kind := told.get("kind"):
+        raise WeightsError(f"{name}: holds a {printable(str(kind))}, which has no classes; use visattn caption.")
+    blueprint = read_blueprint(told, printable(str(folder / FACTS)))
     if blueprint.model.rpartition(":")[0].endswith(".py"):
         raise WeightsError(
             f"{name}: was built by {printable(blueprint.model)}, which loading would run. Build it yourself, with num_classes="
             f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and give it safetensors.torch.load_file('{name}/{WEIGHTS}')."
         )
+    with torch.random.fork_rng(devices=[]):
+        model = blueprint.build()
+    fill_from(folder, told, model)
+    remember(model.eval(), blueprint)
+    title = f"{blueprint.model}" + (f" with {blueprint.attention}" if blueprint.attention != "none" else "")
+    return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
+
+
+def fill_from(folder: Path, told: dict[str, Any], model: nn.Module) -> None:
+    """Give a model the weights of a folder.
+
+    Raises:
+        WeightsError: If they are not those that `told` tells of, or not this model's.
+    """
+    name, file = printable(str(folder)), folder / WEIGHTS
     tensors = read_checkpoint(file)
     if digest(file) != told.get("sha256"):
         raise WeightsError(
             f"{name}/{WEIGHTS}: is not the file that {FACTS} tells of (its sha256 differs); copy the folder again."
         )
     check_finite(tensors, name)
-    with torch.random.fork_rng(devices=[]):
-        model = blueprint.build()
     fill(model, tensors, name)
-    remember(model.eval(), blueprint)
-    title = f"{blueprint.model}" + (f" with {blueprint.attention}" if blueprint.attention != "none" else "")
-    return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], Blueprint]:
-    """What a folder tells."""
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What a folder tells of its weights.
+
+    Raises:
+        WeightsError: If it cannot be read, or was made by a newer version.
+    """
     shown = printable(str(folder / FACTS))
     try:
         told = json.loads((folder / FACTS).read_text())
@@ -205,17 +253,26 @@ def _read(folder: Path) -> tuple[dict[str, Any], Blueprint]:
     if told["format"] > FORMAT:
         made = printable(str(told.get("made_by")))
         raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
+    return told
+
+
+def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:  # noqa: ANN401 - of JSON
+    """A blueprint from the values of a file called `shown`; an encoder has no `classes`.
+
+    Raises:
+        WeightsError: If a value is missing or wrong.
+    """
     try:
         values: dict[str, Any] = {name: _frozen(told[name]) for name in Blueprint.__dataclass_fields__}
         found = Blueprint(**values)
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{shown}: is damaged, {error} is missing or wrong; copy the folder again.") from error
-    if wrong := _wrong(found):
+    if wrong := _wrong(found, classes):
         raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
-    return told, found
+    return found
 
 
-def _wrong(made: Blueprint) -> str | None:
+def _wrong(made: Blueprint, classes: bool) -> str | None:
     """The first value that no blueprint has: those of a file may be anything."""
 
     def numbers(values: Any) -> bool:  # noqa: ANN401
@@ -223,7 +280,7 @@ def _wrong(made: Blueprint) -> str | None:
 
     fits = {
         "model": isinstance(made.model, str),
-        "classes": isinstance(made.classes, tuple) and len(made.classes) > 0 and {*map(type, made.classes)} == {str},
+        "classes": isinstance(made.classes, tuple) and {*map(type, made.classes)} == ({str} if classes else set()),
         "channels": type(made.channels) is int and made.channels > 0,
         "size": isinstance(made.size, tuple)
         and len(made.size) == 2
@@ -273,7 +330,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     )
 
 
-def evaluation_transform(blueprint: Blueprint) -> Any:  # noqa: ANN401 - torchvision's Compose
+def evaluation_transform(blueprint: Seen) -> Any:  # noqa: ANN401 - torchvision's Compose
     """From a picture to pixels: the shorter side scaled to the input's, the middle cut out."""
     return timm.data.create_transform(
         (blueprint.channels, *blueprint.size),

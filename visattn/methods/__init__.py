@@ -9,6 +9,7 @@ from visattn.methods._cam import cam
 from visattn.methods._eigencam import eigencam
 from visattn.methods._flow import attention_flow
 from visattn.methods._gates import gates
+from visattn.methods._glimpses import glimpses
 from visattn.methods._gradcam import gradcam, gradcam_plus_plus, xgradcam
 from visattn.methods._gradient import attention_gradient, gradient_rollout
 from visattn.methods._hirescam import hirescam, layercam
@@ -33,6 +34,7 @@ __all__ = [
     "diagnostics",
     "eigencam",
     "gates",
+    "glimpses",
     "gradcam",
     "gradcam_plus_plus",
     "gradient_rollout",

@@ -59,7 +59,7 @@ def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> F
     return [feature for feature in found if feature.layer == name][-1]
 
 
-def layer_of(layer: int | str, names: Iterable[str], *, also: str = "") -> str:
+def layer_of(layer: int | str, names: Iterable[str], *, also: str = "", what: str = "such gates") -> str:
     """A name among `names`, by itself or by position; a name that is a number goes before a position.
 
     Raises:
@@ -70,7 +70,7 @@ def layer_of(layer: int | str, names: Iterable[str], *, also: str = "") -> str:
         return str(layer)
     if isinstance(layer, int) and -len(known) <= layer < len(known):
         return known[layer]
-    raise OptionError(f"layer must be {also}one of the modules with such gates, {', '.join(known)}, got {layer}.")
+    raise OptionError(f"layer must be {also}one of the modules with {what}, {', '.join(known)}, got {layer}.")
 
 
 def mixed(recording: Recording, layer: str) -> float | None:

@@ -6,12 +6,13 @@ from typing import Literal
 
 from visattn._checks import one_of
 from visattn.maps import AttentionMap
-from visattn.methods import _flow, _gates, _relevance, _tap
+from visattn.methods import _flow, _gates, _glimpses, _relevance, _tap
 from visattn.methods._attention import attention
 from visattn.methods._cam import cam
 from visattn.methods._eigencam import eigencam
 from visattn.methods._flow import attention_flow
 from visattn.methods._gates import gates
+from visattn.methods._glimpses import glimpses
 from visattn.methods._gradcam import gradcam, gradcam_plus_plus, xgradcam
 from visattn.methods._gradient import attention_gradient, gradient_rollout
 from visattn.methods._hirescam import hirescam, layercam
@@ -34,7 +35,9 @@ from visattn.methods.replayed import (
 )
 from visattn.records import Recording
 
-Need = Literal["attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "replay", "score"]
+Need = Literal[
+    "attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "glimpses", "replay", "score"
+]
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ METHODS: dict[str, Method] = {
     "scorecam": Method(scorecam, _needs("features", "cam layer", "score"), True, _tap.refusal, aliases=("score-cam",)),
     "ablationcam": Method(ablationcam, _needs("features", "cam layer", "score"), True, _tap.refusal, aliases=("ablation-cam",)),
     "gates": Method(gates, _needs("gates"), False, _gates.refusal),
+    "glimpses": Method(glimpses, _needs("glimpses"), False, _glimpses.refusal),
     "captum.integrated_gradients": Method(integrated_gradients, _needs("score"), True, _never, aliases=("ig",)),
     "captum.smoothgrad": Method(smoothgrad, _needs("score"), True, _never, aliases=("smoothgrad",)),
     "captum.occlusion": Method(occlusion, _needs("score"), True, _never, aliases=("occlusion",)),

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visattn._publish import publish
 from visattn.errors import ShapeError
 from visattn.nn._common import _shape, _traced, at_least, check_maps
 from visattn.nn._places import exact, sample, wide
@@ -44,9 +45,24 @@ class Retina(nn.Module):
         check_maps(self, images, None)
         if not _traced(images) and (locations.shape[0] != images.shape[0] or locations.shape[1:] != (2,)):
             raise ShapeError(f"locations must be ({images.shape[0]}, 2), one (x, y) for each image, got {_shape(locations)}.")
+        publish(self, "glimpse", lambda: self.boxes(locations, (images.shape[2], images.shape[3])), images)
         with exact(images):
             patches = [self._patch(images, locations, self.factor**scale) for scale in range(self.scales)]
         return torch.cat(patches, 1)
+
+    def boxes(self, locations: Tensor, size: tuple[int, int]) -> Tensor:
+        """Where the patches lie on an image, for pictures.
+
+        Args:
+            locations: `(B, 2)`, as given to the forward.
+            size: `(height, width)` of the image in pixels.
+
+        Returns:
+            `(B, scales, 4)`: top, left, bottom and right in continuous pixels, the finest patch first; they may reach beyond the image.
+        """
+        centre = (wide(locations).flip(1) + 1) / 2 * wide(locations).new_tensor(size)  # (B, 2), (y, x)
+        halves = [self.size * self.factor**scale / 2 for scale in range(self.scales)]
+        return torch.stack([torch.cat((centre - half, centre + half), 1) for half in halves], 1)
 
     def _patch(self, images: Tensor, locations: Tensor, coarse: int) -> Tensor:
         """`(B, C, size, size)`, each pixel a mean of `coarse` x `coarse`."""

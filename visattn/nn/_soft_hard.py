@@ -188,7 +188,8 @@ def reinforce(
         cost: `(B,)`, of each sequence, such as the negative log-likelihood of its words. No gradient is sent into it.
         log_probability: `(B, T)`, of the places taken.
         entropy: `(B, T)`.
-        baseline: A number, or one for each sequence. The authors' is `0.9 b + 0.1 mean(cost)`, from batch to batch.
+        baseline: A number, one for each sequence, `(B,)`, or for each of its steps, `(B, T)`. The authors' is
+            `0.9 b + 0.1 mean(cost)`, from batch to batch.
         steps: Boolean, `(B, T)`, True where a step counts; all by default.
         strength: The paper's `lambda_r`; 0.1 in the authors' code.
         entropy_strength: The paper's `lambda_e`; 0.002 in the authors' code.
@@ -208,8 +209,11 @@ def reinforce(
     if log_probability.ndim != 2 or entropy.shape != shape or cost.shape != shape[:1]:
         got = f"{_shape(cost)}, {_shape(log_probability)} and {_shape(entropy)}"
         raise ShapeError(f"costs must be (B,), log-probabilities and entropies (B, T), got {got}. Stack steps in axis 1.")
+    if isinstance(baseline, Tensor) and baseline.shape not in ((), shape[:1], shape):
+        raise ShapeError(f"the baseline must be a number, (B,) or (B, T) = {tuple(shape)}, got {_shape(baseline)}.")
     _check_steps(steps, shape)
-    advantage = (cost - baseline).detach()[:, None]
+    expected = baseline[:, None] if isinstance(baseline, Tensor) and baseline.ndim == 1 else baseline
+    advantage = (cost[:, None] - expected).detach()  # (B, 1) or (B, T)
     terms = strength * advantage * log_probability - entropy_strength * entropy
     if steps is not None:
         terms = terms.masked_fill(~steps, 0)

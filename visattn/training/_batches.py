@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import timm.data
 import torch
@@ -19,15 +19,57 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
-from visattn.data import Labelled
 from visattn.errors import DataError, ImageError, ResourceError
-from visattn.families.trained import Blueprint, evaluation_transform
-from visattn.training._config import Config
+from visattn.families.trained import Seen, evaluation_transform
+from visattn.training._config import Recipe
 from visattn.training._randomness import seed_of, seeded
 
 Transform = Callable[[Image.Image], Tensor]
-_LEFT_OUT = -1  # the label of a test picture that cannot be read
 _PATIENCE = 45  # seconds without a batch before a worker counts as hung: a death that torch tells inside a destructor is lost
+
+
+class Pictures(Protocol):
+    """Pictures, each with what is to be learned of it."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
+        """A picture, and what is known of it; `ImageError`, which names the file, for one that cannot be used."""
+        ...
+
+    def name(self, index: int) -> str:
+        """What to call a picture, safe to print."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A sha256 of what they are made of."""
+        ...
+
+
+class Targets(Protocol):
+    """How what is known of pictures becomes tensors of a batch."""
+
+    def one(self, known: Any) -> Any:  # noqa: ANN401
+        """The target of one picture; it may be drawn at random, from streams that are seeded for picture and epoch."""
+        ...
+
+    def batch(self, targets: list[Any]) -> tuple[Tensor, ...]:
+        """Targets as tensors, whose first axis is the batch; there may be none."""
+        ...
+
+
+class Labels:
+    """The number of a class is its own target."""
+
+    def one(self, known: int) -> int:
+        """As it is."""
+        return known
+
+    def batch(self, targets: list[int]) -> tuple[Tensor, ...]:
+        """`(B,)`."""
+        return (torch.tensor(targets, dtype=torch.long),)
 
 
 class Ticket(NamedTuple):
@@ -38,19 +80,19 @@ class Ticket(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A picture as the model takes it, its label, its number, and what could not be read."""
+    """A picture as the model takes it, its target (None where it could not be read), its number, and what could not be read."""
 
     pixels: Tensor
-    label: int
+    target: Any
     number: int
     bad: tuple[str, ...]
 
 
 class Batch(NamedTuple):
-    """`pixels (B, C, H, W)`, `labels (B,)`, the numbers of the pictures, and messages about those that could not be read."""
+    """`pixels (B, C, H, W)`, targets, the numbers of the pictures, and messages about those that could not be read."""
 
     pixels: Tensor
-    labels: Tensor
+    targets: tuple[Tensor, ...]
     numbers: list[int]
     bad: tuple[str, ...]
 
@@ -58,7 +100,16 @@ class Batch(NamedTuple):
 class Samples(Dataset[Sample]):
     """Pictures prepared one by one."""
 
-    def __init__(self, pictures: Labelled, transform: Transform, *, mode: str, seed: int, replace: bool) -> None:
+    def __init__(
+        self,
+        pictures: Pictures,
+        transform: Transform,
+        *,
+        mode: str,
+        seed: int,
+        replace: bool,
+        targets: Targets | None = None,
+    ) -> None:
         """Nothing is read yet.
 
         Args:
@@ -67,8 +118,10 @@ class Samples(Dataset[Sample]):
             mode: `L` or `RGB`: what pictures are converted to.
             seed: Of the run.
             replace: Whether the next picture that can be read takes the place of one that cannot; else it is left out.
+            targets: What is learned; labels by default.
         """
         self.pictures, self.transform, self.mode, self.seed, self.replace = pictures, transform, mode, seed, replace
+        self.targets = targets or Labels()
 
     def __len__(self) -> int:
         """How many."""
@@ -84,24 +137,25 @@ class Samples(Dataset[Sample]):
         for ahead in range(len(self.pictures) if self.replace else 1):
             index = (ticket.number + ahead) % len(self.pictures)
             try:
-                picture, label = self.pictures[index]
+                picture, known = self.pictures[index]
             except ImageError as error:
                 bad.append(str(error))
                 continue
             with seeded(seed_of(self.seed, ticket.epoch, index)):
-                return Sample(self.transform(picture.convert(self.mode)), label, index, tuple(bad))
+                pixels = self.transform(picture.convert(self.mode))
+                return Sample(pixels, self.targets.one(known), index, tuple(bad))
         if self.replace:
             raise DataError(f"no picture can be read: {bad[0]}")
         blank = self.transform(Image.new(self.mode, (64, 64)))
-        return Sample(blank, _LEFT_OUT, ticket.number, tuple(bad))
+        return Sample(blank, None, ticket.number, tuple(bad))
 
-
-def collate(samples: list[Sample]) -> Batch:
-    """Samples as a batch; pictures that were left out are not in it."""
-    kept = [sample for sample in samples if sample.label != _LEFT_OUT]
-    pixels = torch.stack([sample.pixels for sample in kept or samples[:1]])[: len(kept)]
-    labels = torch.tensor([sample.label for sample in kept], dtype=torch.long)
-    return Batch(pixels, labels, [sample.number for sample in kept], tuple(text for sample in samples for text in sample.bad))
+    def collate(self, samples: list[Sample]) -> Batch:
+        """Samples as a batch; pictures that were left out are not in it."""
+        kept = [sample for sample in samples if sample.target is not None]
+        pixels = torch.stack([sample.pixels for sample in kept or samples[:1]])[: len(kept)]
+        targets = self.targets.batch([sample.target for sample in kept])
+        bad = tuple(text for sample in samples for text in sample.bad)
+        return Batch(pixels, targets, [sample.number for sample in kept], bad)
 
 
 class Stream(Sampler[list[Ticket]]):
@@ -163,7 +217,7 @@ def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device:
         samples,
         batch_sampler=order,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=samples.collate,
         pin_memory=device.type == "cuda",
         timeout=_PATIENCE if workers else 0,
         worker_init_fn=_apart,
@@ -191,7 +245,7 @@ def patient() -> Iterator[None]:
         ) from error
 
 
-def training_transform(config: Config, blueprint: Blueprint) -> Transform:
+def training_transform(config: Recipe, blueprint: Seen) -> Transform:
     """From a picture to pixels, augmented."""
     plain: Any = evaluation_transform(blueprint)
     if config.augment == "imagenet":
@@ -225,7 +279,7 @@ class _Turn:
         return picture.transpose(Image.Transpose(quarters + 1)) if quarters else picture  # ROTATE_90 is 2
 
 
-def moments(pictures: Labelled, mode: str, count: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moments(pictures: Pictures, mode: str, count: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, of pixels in [0, 1], over evenly spaced pictures that can be read.
 
     Raises:

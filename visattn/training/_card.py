@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from visattn._checks import printable
-from visattn.training._config import Config
+from visattn.training._config import Config, Recipe
 from visattn.training._cost import Cost
 
 
@@ -91,46 +91,83 @@ def card(
     """
     channels, height, width = shape
     low, high = wilson(reached.accuracy, data.test)
-    parts = {
-        "What it is": _list(
+    inside = "" if config.attention == "none" else f" with `{config.attention}`"
+    return page(
+        f"{code(config.model)}{inside} on {code(data.name)}",
+        config,
+        data,
+        reached,
+        what=(
             f"An image classifier: from {'grey' if channels == 1 else 'colour'} pictures of {height} x {width} pixels to one of "
             f"{len(data.classes)} classes, {_first(data.classes)}.",
-            f"Network: {_code(config.model)}, "
+            f"Network: {code(config.model)}, "
             + ("plain." if config.attention == "none" else f"with attention `{config.attention}`."),
-            f"{cost.parameters:,} parameters"
-            + (
-                f"; {cost.macs / 1e6:,.1f} M multiply-accumulates for an image (convolutions, matrix products, attention)."
-                if cost.macs
-                else "; multiply-accumulates could not be counted."
-            ),
-            f"Weights at the start: {'random' if config.weights == 'none' else _code(config.weights)}.",
-            f"Weights now: sha256 `{sha256}`." if sha256 else "",
+            counted(cost),
         ),
-        "What it was trained on": _list(
-            f"{_code(data.name)}: {data.train:,} pictures to train on, {data.test:,} to test on.",
-            *(f"Fingerprint ({split}): `{digest}`." for split, digest in data.fingerprints.items()),
-            f"Licence of the pictures: {data.licence or 'not stated'}.",
-        ),
-        "How it was made": f"{_block(command, 'console')}\n{_block(config.toml(), 'toml')}",
-        "What it reaches": _list(
-            f"Test accuracy: {_percent(reached.accuracy)}, 95 % interval {_percent(low)} to {_percent(high)}.",
+        results=(
+            f"Test accuracy: {percent(reached.accuracy)}, 95 % interval {percent(low)} to {percent(high)}.",
             f"Test loss: {reached.loss:.4f} nats.",
-            f"Training: {reached.epochs:g} epochs, {reached.steps:,} steps, {reached.seconds / 60:,.1f} minutes, "
-            f"{reached.images_per_second:,.0f} images/s.",
-            f"Machine: {printable(reached.machine)}.",
-            f"Software: {', '.join(f'{name} {number}' for name, number in versions.items())}.",
         ),
-        "Limits": _list(
+        limits=(
             f"One run, of seed {config.seed}. The interval is over test pictures (Wilson); another seed may give an accuracy outside it.",
             "Measured on the test pictures above only; nothing is known of others, or of other sizes.",
             "It answers with one of its classes whatever a picture shows.",
             *limits,
         ),
+        command=command,
+        versions=versions,
+        sha256=sha256,
+        licence=licence,
+    )
+
+
+def page(
+    title: str,
+    config: Recipe,
+    data: Data,
+    reached: Reached,
+    *,
+    what: Sequence[str],
+    results: Sequence[str],
+    limits: Sequence[str],
+    command: str,
+    versions: Mapping[str, str],
+    sha256: str = "",
+    licence: str = "",
+) -> str:
+    """The card of any network: what differs from one kind to the next is given in sentences; see `card` for the rest."""
+    parts = {
+        "What it is": _list(
+            *what,
+            f"Weights at the start: {'random' if config.weights == 'none' else code(config.weights)}.",
+            f"Weights now: sha256 `{sha256}`." if sha256 else "",
+        ),
+        "What it was trained on": _list(
+            f"{code(data.name)}: {data.train:,} pictures to train on, {data.test:,} to test on.",
+            *(f"Fingerprint ({split}): `{digest}`." for split, digest in data.fingerprints.items()),
+            f"Licence of the pictures: {data.licence or 'not stated'}.",
+        ),
+        "How it was made": f"{_block(command, 'console')}\n{_block(config.toml(), 'toml')}",
+        "What it reaches": _list(
+            *results,
+            f"Training: {reached.epochs:g} epochs, {reached.steps:,} steps, {reached.seconds / 60:,.1f} minutes, "
+            f"{reached.images_per_second:,.0f} images/s.",
+            f"Machine: {printable(reached.machine)}.",
+            f"Software: {', '.join(f'{name} {number}' for name, number in versions.items())}.",
+        ),
+        "Limits": _list(*limits),
         "Licence": f"{licence or 'Not stated.'}\n",
     }
-    inside = "" if config.attention == "none" else f" with `{config.attention}`"
-    title = f"# {_code(config.model)}{inside} on {_code(data.name)}\n"
-    return title + "".join(f"\n## {head}\n\n{body}" for head, body in parts.items())
+    return f"# {title}\n" + "".join(f"\n## {head}\n\n{body}" for head, body in parts.items())
+
+
+def counted(cost: Cost) -> str:
+    """What a network costs, in a sentence."""
+    return f"{cost.parameters:,} parameters" + (
+        f"; {cost.macs / 1e6:,.1f} M multiply-accumulates for an image (convolutions, matrix products, attention)."
+        if cost.macs
+        else "; multiply-accumulates could not be counted."
+    )
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -151,7 +188,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
@@ -161,10 +198,10 @@ def _list(*lines: str) -> str:
 
 def _first(names: Sequence[str], most: int = 100) -> str:
     more = len(names) - most
-    return ", ".join(map(_code, names[:most])) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(code, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _code(name: str) -> str:
+def code(name: str) -> str:
     """A name as it is, between more backticks than it has in a row."""
     text = printable(name)
     ticks = _ticks(text, 1)

@@ -14,7 +14,7 @@ from visattn._checks import printable
 from visattn._files import check_output, write_whole
 from visattn._tables import to_json
 from visattn.errors import OptionError, OutputError
-from visattn.training._config import Config, differences, read_config
+from visattn.training._config import Recipe, differences, read_config
 
 CONFIG, RESULT, LOG, SPEED, FINAL, CARD = "config.toml", "result.json", "log.jsonl", "speed.jsonl", "final", "README.md"
 NONFINITE = "nonfinite*.jsonl"  # of each process that met such a loss
@@ -25,7 +25,7 @@ class Result:
     """What a run reached.
 
     Attributes:
-        accuracy: Share of the test pictures that are told right, from 0 to 1.
+        accuracy: Share of the test pictures that are told right, from 0 to 1; of their words, for captions.
         loss: Mean cross-entropy on them, in nats.
         images_per_second: Training throughput, the median over the run.
         parameters: Of the network.
@@ -64,7 +64,7 @@ def held(run: Path) -> Iterator[None]:
         yield
 
 
-def claim(run: Path, config: Config, *, force: bool) -> None:
+def claim(run: Path, config: Recipe, *, force: bool) -> None:
     """Write the recipe into a new folder; compare it with that of an old one.
 
     Raises:
@@ -73,7 +73,7 @@ def claim(run: Path, config: Config, *, force: bool) -> None:
     """
     path = run / CONFIG
     if path.exists() and not force:
-        before = Config(**read_config(path)).digest()
+        before = type(config)(**read_config(path, type(config))).digest()
         check_same(run, differences(before, config))
     write_whole(path, config.toml().encode())
 

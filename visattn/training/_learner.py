@@ -8,23 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from timm.data import Mixup
 from timm.layers import convert_sync_batchnorm
-from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from visattn.errors import OptionError, TrainingError, VisattnWarning, WeightsError
-from visattn.families import input_spec, load_model
-from visattn.families.trained import Blueprint
+from visattn.errors import OptionError, TrainingError, VisattnWarning
 from visattn.training._batches import Batch
 from visattn.training._checkpoint import Tensors, pack, unpack
-from visattn.training._config import Config
 from visattn.training._processes import Processes
 from visattn.training._randomness import seed_all, seed_of
+from visattn.training._task import Task
 
 _PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _FIRST = 0.01  # learning rate of the first step, in that of the highest
@@ -34,7 +30,7 @@ _NORMS = nn.modules.batchnorm._BatchNorm
 class Learner:
     """A network in training: `learn` takes one step, `tested` is what should be tested and kept."""
 
-    def __init__(self, config: Config, blueprint: Blueprint, steps: int, steps_an_epoch: float, group: Processes) -> None:
+    def __init__(self, task: Task, steps: int, steps_an_epoch: float, group: Processes) -> None:
         """Build everything for a training of `steps` steps.
 
         Raises:
@@ -42,13 +38,12 @@ class Learner:
             UnsupportedModel: If the network cannot be built.
             WeightsError: If published weights are asked for and cannot be had.
         """
+        config = task.config
         if config.amp == "float16" and group.device.type != "cuda":
             raise OptionError("float16 needs a GPU: its gradients are scaled there. Choose --amp bfloat16, or none.")
-        self.config, self.group = config, group
+        self.task, self.config, self.group = task, config, group
         seed_all(seed_of(config.seed))
-        model = blueprint.build()
-        if config.weights != "none":
-            begin_with(model, config)
+        model = task.build()
         self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.model = _for_several(model, group).to(device=group.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = self._wrapped()
@@ -66,13 +61,6 @@ class Learner:
         )
         self.average = ModelEmaV3(self.model, decay=config.ema, use_warmup=True) if config.ema else None
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.amp == "float16")
-        mixed = config.mixup > 0 or config.cutmix > 0
-        self.mixup = (
-            Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=len(blueprint.classes))
-            if mixed
-            else None
-        )
-        self.criterion = SoftTargetCrossEntropy() if mixed else nn.CrossEntropyLoss(label_smoothing=config.smoothing)
         seed_all(seed_of(config.seed, group.rank))  # from here on processes differ
 
     def _wrapped(self) -> Any:  # noqa: ANN401 - a module, or what torch.compile makes of it
@@ -110,12 +98,10 @@ class Learner:
         kept = [buffer.clone() for buffer in self.model.buffers()] if self.config.nonfinite == "skip" else []
         for number, batch in enumerate(parts, start=1):
             pixels = batch.pixels.to(self.group.device, non_blocking=True, memory_format=self.layout)
-            labels = batch.labels.to(self.group.device, non_blocking=True)
-            if self.mixup is not None:
-                pixels, labels = self.mixup(pixels, labels)
+            targets = tuple(target.to(self.group.device, non_blocking=True) for target in batch.targets)
             with self._waiting(number < len(parts)):
                 with self.autocast():
-                    loss = self.criterion(self.forward(pixels), labels) / len(parts)
+                    loss = self.task.loss(self.forward, pixels, targets) / len(parts)
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         if self._usable():
@@ -173,33 +159,6 @@ class Learner:
         self.scaler.load_state_dict(facts["scaler"])
         if self.average is not None:
             self.average.module.load_state_dict(groups.get("ema", groups["model"]))
-
-
-def begin_with(model: nn.Module, config: Config) -> None:
-    """Give a network the published weights of its model, but for the layers whose shape the classes and channels decide.
-
-    Raises:
-        WeightsError: If weights cannot be had, or more than the first and the last layer differ.
-    """
-    published = load_model(config.model, weights=config.weights).state_dict()
-    own = model.state_dict()
-    plain = {name.replace(".base.", "."): name for name in own}  # under attached attention
-    fitting = {
-        plain[name]: tensor for name, tensor in published.items() if name in plain and own[plain[name]].shape == tensor.shape
-    }
-    other = sorted({name.rpartition(".")[0] for name in published if plain.get(name) not in fitting})
-    if len(other) > 2:
-        raise WeightsError(
-            f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...); "
-            "leave model_kwargs and --img-size as they were published, or pass --weights none."
-        )
-    model.load_state_dict(fitting, strict=False)
-
-
-def published_moments(config: Config) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the pixels that published weights were trained on."""
-    spec = input_spec(load_model(config.model, weights="none"))
-    return spec.mean, spec.std
 
 
 def _for_several(model: nn.Module, group: Processes) -> nn.Module:

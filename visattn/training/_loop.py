@@ -11,21 +11,21 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from visattn._checks import printable
-from visattn.errors import CheckpointError, DataError, ImageError, OptionError, TrainingError, VisattnError
-from visattn.families import trained
+from visattn.errors import CheckpointError, DataError, OptionError, TrainingError, VisattnError
+from visattn.families.trained import evaluation_transform
 from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, patient, training_transform
 from visattn.training._checkpoint import Checkpoints, State
-from visattn.training._config import Config, differences
+from visattn.training._config import Recipe, differences
 from visattn.training._folder import (
     FINAL,
     LOG,
@@ -45,11 +45,10 @@ from visattn.training._page import write_page
 from visattn.training._processes import Processes, processes
 from visattn.training._randomness import random_state, set_random_state
 from visattn.training._signals import asked_to_stop
-from visattn.training._task import blueprint_of, pictures_of
+from visattn.training._task import task_of
 
 _LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
 _SKIPPED = 10  # steps in a row without a finite loss: more will not help
-_SHOWN = 8  # test pictures whose maps are drawn
 
 
 @dataclass
@@ -63,8 +62,8 @@ class Progress:
     bad: dict[str, None] = field(default_factory=dict)  # messages about pictures, in the order in which they were met
 
 
-def train(config: Config, run: Path, *, force: bool = False, overwrite: bool = False, quiet: bool = True) -> Result:
-    """Train a classifier into a folder, or go on with what was begun there.
+def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = False, quiet: bool = True) -> Result:
+    """Train a classifier or a captioner into a folder, or go on with what was begun there.
 
     The folder holds `config.toml`, `log.jsonl` and `log.csv`, `speed.jsonl`, `checkpoints/`, `maps/`, and, at the end, `final/` (for
     `visattn.load_model`), `README.md` (a model card), `curves.png` and `result.json`. Under `torchrun` every process calls this.
@@ -107,15 +106,15 @@ def train(config: Config, run: Path, *, force: bool = False, overwrite: bool = F
 class _Run:
     """One call of `train`."""
 
-    def __init__(self, config: Config, run: Path, group: Processes, *, force: bool) -> None:
+    def __init__(self, config: Recipe, run: Path, group: Processes, *, force: bool) -> None:
         """Read the data, build what learns, and go to where the run was left."""
         self.config, self.run, self.group = config, run, group
-        self.pictures, self.tests = (pictures_of(config, split) for split in ("train", "test"))
-        self.blueprint = blueprint_of(config, self.pictures)
+        self.task = task_of(config)
+        self.pictures, self.tests = self.task.pictures, self.task.tests
         self._check_batch()
         each = len(self.pictures) / config.batch_size
         self.steps = max(1, math.floor(config.epochs * each))
-        self.learner = Learner(config, self.blueprint, self.steps, each, group)
+        self.learner = Learner(self.task, self.steps, each, group)
         self.progress = Progress()
         self.checkpoints = Checkpoints(run / "checkpoints")
         self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
@@ -129,16 +128,11 @@ class _Run:
             raise DataError(
                 f"{self.config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller --batch-size."
             )
-        if batch % pieces or (self._in_pairs and batch // pieces % 2):
+        if batch % pieces or (self.task.in_pairs and batch // pieces % 2):
             raise OptionError(
                 f"batch_size must be a multiple of processes x accumulate ({self.group.world} x {self.config.accumulate}), and each piece "
                 f"even for mixup, got {batch}."
             )
-
-    @property
-    def _in_pairs(self) -> bool:
-        """Whether pictures are mixed in pairs."""
-        return self.config.mixup > 0 or self.config.cutmix > 0
 
     def _resume(self, force: bool) -> int:
         """Go to the last state, if there is one; the log's length at that time."""
@@ -182,8 +176,14 @@ class _Run:
     def go(self, asked: list[int], quiet: bool) -> Result:
         """Train to the end, or until asked to stop."""
         config, progress = self.config, self.progress
+        task = self.task
         samples = Samples(
-            self.pictures, training_transform(config, self.blueprint), mode=self._mode, seed=config.seed, replace=True
+            task.pictures,
+            training_transform(config, task.blueprint),
+            mode=task.mode,
+            seed=config.seed,
+            replace=True,
+            targets=task.targets,
         )
         order = Stream(
             len(self.pictures),
@@ -195,7 +195,8 @@ class _Run:
             world=self.group.world,
             parts=config.accumulate,
         )
-        draw = self._maps()
+        draws = config.maps_every and self.group.first
+        draw = task.maps(self.learner.model, self.run) if draws else None
         batches = iter(loader(samples, order, config.workers, self.group.device))
         bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
         clock, timed = time.perf_counter(), progress.step
@@ -300,10 +301,15 @@ class _Run:
 
     @torch.no_grad()
     def test(self) -> tuple[float, float]:
-        """Accuracy and mean cross-entropy over the test pictures, those of all processes."""
-        model, device = self.learner.tested, self.group.device
+        """Share of right answers and mean loss over the test pictures, those of all processes."""
+        model, device, task = self.learner.tested, self.group.device, self.task
         samples = Samples(
-            self.tests, trained.evaluation_transform(self.blueprint), mode=self._mode, seed=self.config.seed, replace=False
+            task.tests,
+            evaluation_transform(task.blueprint),
+            mode=task.mode,
+            seed=self.config.seed,
+            replace=False,
+            targets=task.targets,
         )
         size = max(1, self.config.batch_size // (self.group.world * self.config.accumulate))
         order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
@@ -312,14 +318,12 @@ class _Run:
         right = loss = count = 0.0
         for batch in loader(samples, order, self.config.workers, device):
             self._note_bad([batch])
-            if not len(batch.labels):
+            if not len(batch.pixels):
                 continue
-            labels = batch.labels.to(device)
+            pixels = batch.pixels.to(device, memory_format=self.learner.layout)
             with self.learner.autocast():
-                logits = model(batch.pixels.to(device, memory_format=self.learner.layout)).float()
-            right += float((logits.argmax(1) == labels).sum())
-            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-            count += len(labels)
+                told = task.measure(model, pixels, tuple(target.to(device) for target in batch.targets))
+            right, loss, count = (old + new for old, new in zip((right, loss, count), told, strict=True))
         right, loss, count = self.group.sum(right, loss, count)
         if not count:
             raise DataError(f"{self.config.data}: no test picture can be read.")
@@ -349,38 +353,6 @@ class _Run:
         tensors |= {f"random{rank}": stream for rank, stream in enumerate(streams)}
         self.checkpoints.save(State(progress.step, facts, tensors))
 
-    def _maps(self) -> Any:  # noqa: ANN401
-        """What draws attention maps of some test pictures, or None."""
-        if not self.config.maps_every or not self.group.first:
-            return None
-        from visattn.training._attention_logger import AttentionLogger
-
-        transform = trained.evaluation_transform(self.blueprint)
-        shown: list[tuple[Tensor, int]] = []
-        for index in range(len(self.tests)):
-            if len(shown) < _SHOWN:
-                with suppress(ImageError):
-                    picture, label = self.tests[index]
-                    shown.append((transform(picture.convert(self._mode)), label))
-        if not shown:
-            raise DataError(f"{self.config.data}: no test picture can be read.")
-        images = torch.stack([pixels for pixels, _ in shown]).to(self.group.device)
-        model = trained.remember(self.learner.model, self.blueprint)
-        return AttentionLogger(
-            model,
-            images,
-            self.config.maps_every,
-            to=self.run / "maps",
-            mean=self.blueprint.mean,
-            std=self.blueprint.std,
-            target=[label for _, label in shown],
-            classes=self.blueprint.classes,
-        )
-
-    @property
-    def _mode(self) -> str:
-        return "L" if self.blueprint.channels == 1 else "RGB"
-
     def _result(self, accuracy: float, loss: float, stopped: int = 0) -> Result:
         paces = [row["images_per_second"] for row in self.speed.rows()]
         return Result(
@@ -402,8 +374,7 @@ class _Run:
             return result
         facts = {"data": self.config.data, "test_accuracy": result.accuracy, "seed": self.config.seed, "steps": result.steps}
         remove(self.run / FINAL)
-        trained.save(self.learner.tested, self.blueprint, self.run / FINAL, facts)
+        self.task.keep(self.learner.tested, self.run / FINAL, facts)
         self.log.to_csv(self.run / "log.csv")
-        pictures = {"train": self.pictures, "test": self.tests}
-        write_page(self.run, self.config, self.blueprint, self.learner.tested, pictures, result)
+        write_page(self.run, self.task, self.learner.tested, result)
         return finish(self.run, result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,50 +15,34 @@ import torch
 from torch import nn
 
 from visattn._files import write_whole
-from visattn.data import Labelled
-from visattn.errors import UnsupportedModel
 from visattn.families._weights import digest
-from visattn.families.trained import WEIGHTS, Blueprint
+from visattn.families.trained import WEIGHTS
 from visattn.provenance import Provenance
-from visattn.training._card import Data, Reached, card
-from visattn.training._config import Config
-from visattn.training._cost import Cost, cost
+from visattn.training._card import Reached
+from visattn.training._config import Recipe
 from visattn.training._folder import CARD, FINAL, LOG, SPEED, Result
 from visattn.training._log import Log
+from visattn.training._task import Task
 
 CURVES = "curves.png"
-_LICENCES = {"fashion-mnist": "MIT (Zalando SE)"}
 
 
-def write_page(
-    run: Path, config: Config, blueprint: Blueprint, model: nn.Module, pictures: Mapping[str, Labelled], result: Result
-) -> None:
+def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
     """Write `README.md`, and `curves.png`, into the folder of a finished run.
 
     Args:
         run: The folder; its log and its weights are there.
-        config: Of the run.
-        blueprint: What the network was built from.
+        task: That was learned.
         model: The network.
-        pictures: By split.
         result: What was reached.
     """
+    config = task.config
     rows = Log(run / LOG).rows()
     seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
-    drawn = config.data.startswith("scenes")
-    page = card(
-        config,
-        Data(
-            name=config.data,
-            classes=blueprint.classes,
-            train=len(pictures["train"]),
-            test=len(pictures["test"]),
-            fingerprints={split: part.fingerprint() for split, part in pictures.items()},
-            licence="drawn by visattn" if drawn else _LICENCES.get(config.data, ""),
-        ),
-        Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine()),
-        _cost(model, blueprint, result),
-        shape=(blueprint.channels, *blueprint.size),
+    reached = Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine())
+    page = task.card(
+        model,
+        reached,
         command=command(config),
         versions={name: version(name) for name in ("visattn", "torch", "torchvision", "timm")},
         sha256=digest(run / FINAL / WEIGHTS),
@@ -70,24 +53,15 @@ def write_page(
         from visattn import _curves
 
         told: list[dict[str, Any]] = [{"accuracy" if key == "test_accuracy" else key: row[key] for key in row} for row in rows]
-        inside = "" if config.attention == "none" else f" with {config.attention}"
         provenance = Provenance(model=config.model, method="training", parameters=config.digest())
-        write_whole(run / CURVES, _curves.curves(told, f"{config.model}{inside} on {config.data}", provenance))
+        write_whole(run / CURVES, _curves.curves(told, task.title, provenance))
 
 
-def _cost(model: nn.Module, blueprint: Blueprint, result: Result) -> Cost:
-    """Parameters, and multiply-accumulates where they can be counted."""
-    try:
-        return cost(model, (blueprint.channels, *blueprint.size))
-    except UnsupportedModel:
-        return Cost(result.parameters, 0)
-
-
-def command(config: Config) -> str:
+def command(config: Recipe) -> str:
     """The line that trains with this configuration."""
-    words = ["visattn", "train", "classify"]
-    usual = Config()
-    for setting in fields(Config):
+    words = ["visattn", "train", config.command]
+    usual = type(config)()
+    for setting in fields(config):
         value = getattr(config, setting.name)
         told = setting.name in ("data", "model")
         if setting.metadata["free"] or (value == getattr(usual, setting.name) and not told):

@@ -1,0 +1,116 @@
+"""Captions/s of our beam search and of a loop over pictures, as JSON: `_bench_captions.py ROUNDS`.
+
+The loop has the shape of the usual PyTorch tutorials: a picture at a time, its features copied for each hypothesis, one step for each word,
+lists of what is over. Theirs makes the attention's keys anew at every step; `keys once` is the same without that. The model was taught the
+captions of the pictures for a moment, so that its captions end, and vary, as those of a trained one.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from _bench_common import THREADS, ratio, series
+from torch import Tensor
+
+from visattn.captioning._search import search
+from visattn.captioning._vocabulary import Vocabulary
+from visattn.data.scenes import Scenes
+from visattn.models.local_features import LocalFeatures
+from visattn.models.show_attend_tell import END, Seen, ShowAttendTell, costs
+
+PICTURES, BEAM, LONGEST = 64, 5, 50
+LESSONS = 150  # steps of Adam
+
+
+def main(rounds: int) -> dict[str, Any]:
+    """Median seconds for all pictures, ours as a ratio of the others', steps of the captions, and in how many all agree."""
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    scenes = [*map(Scenes(PICTURES, distractors=(0, 2), margin=0.03).scene, range(PICTURES))]
+    images = torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2) / 127.5 - 1
+    model = taught(images, [scene.caption for scene in scenes])
+    runs = {
+        "ours": partial(batched, model, images),
+        "loop": partial(image_by_image, model, images, keys_once=False),
+        "loop, keys once": partial(image_by_image, model, images, keys_once=True),
+    }
+    told = {name: run() for name, run in runs.items()}
+    seconds = series(runs, rounds, warmup=1, back=True)
+    return {
+        "seconds": {name: statistics.median(values) for name, values in seconds.items()},
+        "ratios": {name: ratio(values, seconds["ours"]) for name, values in seconds.items() if name != "ours"},
+        "steps": statistics.mean(len(words) + 1 for words in told["ours"]),
+        "pictures": PICTURES,
+        "alike": sum(len(set(map(tuple, captions))) == 1 for captions in zip(*told.values(), strict=True)),
+    }
+
+
+def taught(images: Tensor, captions: list[str]) -> ShowAttendTell:
+    """A model of the size of the shipped, whose decoder has seen these captions a few times."""
+    vocabulary = Vocabulary.of(captions)
+    encoder = LocalFeatures(width=128).features.eval()
+    maps = encoder(images).detach()
+    model = ShowAttendTell(torch.nn.Identity(), 128, len(vocabulary), embedding=128, state=256, width=128, grid=(8, 8))
+    words = [torch.tensor(vocabulary.encode(caption)) for caption in captions]
+    lengths = torch.tensor([len(one) for one in words])
+    padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(LESSONS):
+        optimizer.zero_grad()
+        torch.autograd.backward(costs(model(maps, padded, lengths), padded).mean())
+        optimizer.step()
+    model.encoder = encoder
+    return model.eval()
+
+
+@torch.inference_mode()
+def batched(model: ShowAttendTell, images: Tensor) -> list[list[int]]:
+    """All pictures together."""
+    found = search(model, model.encode(images), beam=BEAM, longest=LONGEST, unknown=True)
+    return [one.words for one in found]
+
+
+@torch.inference_mode()
+def image_by_image(model: ShowAttendTell, images: Tensor, *, keys_once: bool) -> list[list[int]]:
+    """One picture after the other."""
+    captions = []
+    for image in images:
+        features, keys, grid = model.encode(image[None])
+        seen = Seen(features.expand(BEAM, -1, -1), keys.expand(BEAM, -1, -1), grid)
+        state, words, scores = model.begin(seen), torch.full((BEAM, 1), model.start), torch.zeros(BEAM, 1)
+        over, over_scores, live = list[list[int]](), list[Tensor](), BEAM
+        for t in range(LONGEST):
+            step, state = model.step(seen if keys_once else with_keys(model, seen), state, words[:, -1])
+            total = scores + step.logits.log_softmax(1)
+            best, at = (total.flatten() if t else total[0]).topk(live)  # at first all hypotheses are the same
+            parent, word = at // model.words, at % model.words
+            words = torch.cat((words[parent], word[:, None]), 1)
+            going = [i for i, number in enumerate(word) if number != END]
+            ended = list(set(range(live)) - set(going))
+            if ended:
+                over.extend(words[ended].tolist())
+                over_scores.extend(best[ended])
+                live -= len(ended)
+            if not live:
+                break
+            words, scores, parent = words[going], best[going, None], parent[going]
+            state = state[0][parent], state[1][parent]
+            seen = Seen(seen.features[parent], seen.keys[parent], grid)
+        captions.append(over[over_scores.index(max(over_scores))][1:-1])
+    return captions
+
+
+def with_keys(model: ShowAttendTell, seen: Seen) -> Seen:
+    """What the attention needs of the features, made anew."""
+    keys = model.look.keys(seen.features) if model.look is not None else seen.features
+    return seen._replace(keys=keys)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]))))

@@ -1,0 +1,161 @@
+"""Captioners against a known truth: whether what they say of scenes is so, and whether each word looked at what it names.
+
+`captions.py [--scenes N] [--checkpoints FOLDER] [--write-docs]`. Captioners were trained on scenes of another seed, without the pairs of
+colour and shape of `scenes-new`. Prints tables and, on request, puts them between the marks of `docs/captions.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from known_truth import with_section
+from numpy.typing import NDArray
+from PIL import Image
+
+from visattn._bootstrap import mean_interval
+from visattn._tables import Row, to_markdown
+from visattn.captioning import Caption, Captioner, caption_scores, exact_set, load_captioner, slot_accuracy
+from visattn.data._caption_pictures import CaptionedScenes
+from visattn.data.scenes import Scene, Thing
+from visattn.evaluation._cells import cells_of
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs" / "captions.md"
+CHECKPOINTS = ROOT / "assets" / "checkpoints"
+CAPTIONERS = {"soft": "captions_soft", "hard": "captions_hard", "uniform": "captions_uniform"}
+DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each", "scenes-any": "all pairs, centres also near the lines"}
+AT_ONCE = 50
+BEAM = 5
+
+
+def main() -> int:
+    """Measure, print, and write the page."""
+    parser = argparse.ArgumentParser(description="Captioners against a known truth.")
+    parser.add_argument("--scenes", type=int, default=1000, help="how many of each kind, two or more")
+    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS, help="where the folders of the captioners are")
+    parser.add_argument("--write-docs", action="store_true", help=f"put the tables into {DOCS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    captioners = {name: load_captioner(options.checkpoints / folder) for name, folder in CAPTIONERS.items()}
+    for name, text in {"said": said(captioners, options.scenes), "looked": looked(captioners, options.scenes)}.items():
+        print(text, flush=True)
+        if options.write_docs:
+            DOCS.write_text(with_section(DOCS.read_text(encoding="utf-8"), name, text, DOCS), encoding="utf-8")
+    return 0
+
+
+def said(captioners: dict[str, Captioner], count: int) -> str:
+    """Whether captions are right, beside what knows less."""
+    rows: list[Row] = []
+    for data, title in DATA.items():
+        pictures = CaptionedScenes(data, "test", count, (64, 64), 0)
+        photos = [pictures[i][0] for i in range(count)]
+        truth = [pictures.captions(i)[0] for i in range(count)]
+        told = {f"{name} attention": texts(captioner, photos) for name, captioner in captioners.items()}
+        if data == "scenes":
+            told["soft attention, greedy"] = texts(captioners["soft"], photos, beam=1)
+        told["hard attention, the expected context"] = texts(captioners["hard"], photos, how="expected")
+        order = np.random.RandomState(0).permutation(count)
+        told["soft attention, captions shuffled among scenes"] = [told["soft attention"][i] for i in order]
+        grey = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
+        told["soft attention, of a blank picture"] = texts(captioners["soft"], [grey]) * count
+        print(f"  {data}: {count} scenes", file=sys.stderr)
+        rows += [{"scenes": title, "captioner": name, **measured(candidates, truth)} for name, candidates in told.items()]
+    return f"{count} scenes of each kind, beam {BEAM}.\n\n{to_markdown(rows)}"
+
+
+def texts(captioner: Captioner, photos: Sequence[Image.Image], beam: int = BEAM, how: str | None = None) -> list[str]:
+    """A caption of each photo."""
+    told: list[str] = []
+    for start in range(0, len(photos), AT_ONCE):
+        told += [caption.text for caption in captioner.tell(photos[start : start + AT_ONCE], beam=beam, how=how)]
+    return told
+
+
+def measured(candidates: list[str], truth: list[str]) -> Row:
+    """The columns of one row."""
+    slots, scores = slot_accuracy(candidates, truth), caption_scores(candidates, truth)
+    return {
+        "exact set": f"{exact_set(candidates, truth):.1%}",
+        **{name: f"{slots[name]:.1%}" for name in ("colour", "shape", "place", "count")},
+        **{name: f"{scores[name]:.3f}" for name in ("BLEU-4", "CIDEr-D", "ROUGE-L")},
+    }
+
+
+def looked(captioners: dict[str, Captioner], count: int) -> str:
+    """Whether words of a thing looked at it, beside the same things of other scenes."""
+    pictures = CaptionedScenes("scenes", "test", count, (64, 64), 0)
+    scenes = [pictures.scenes.scene(i) for i in range(count)]
+    others = np.random.RandomState(1).permutation(count)
+    rows: list[Row] = []
+    for name, captioner in captioners.items():
+        own, moved = [], []
+        for start in range(0, count, AT_ONCE):
+            some = range(start, min(start + AT_ONCE, count))
+            photos = [Image.fromarray(scenes[i].image) for i in some]
+            for i, caption in zip(some, captioner.score(photos, [scenes[i].caption for i in some]), strict=True):
+                for order, words in enumerate(phrases(scenes[i])):
+                    own.append(on(caption, words, mask(scenes[i], order)))
+                    other = scenes[others[i]]
+                    moved.append(on(caption, words, mask(other, order % len(other.things))))
+        kind = "cell at least half covered" if name == "hard" else "mass"
+        rows.append(
+            {
+                "captioner": name,
+                "measure": kind,
+                "things": len(own),
+                "on its thing": interval(own),
+                "on a thing of another scene": interval(moved),
+            }
+        )
+    fields = ", ".join(f"{name} {'x'.join(map(str, captioner.field))}" for name, captioner in captioners.items())
+    return f"Receptive field of a place, in pixels of 64 x 64: {fields}.\n\n{to_markdown(rows)}"
+
+
+def phrases(scene: Scene) -> list[range]:
+    """Which words of the caption speak of each of its things."""
+    found, first = [], 0
+    for part in scene.caption.split(", "):
+        words = len(part.split())
+        found.append(range(first, first + words))
+        first += words
+    return found
+
+
+def mask(scene: Scene, order: int) -> NDArray[np.bool_]:
+    """Of the thing that the caption names at a place of its order."""
+    return scene.masks[in_order(scene)[order]]
+
+
+def in_order(scene: Scene) -> list[int]:
+    """Things as the caption names them."""
+
+    def place(number: int) -> tuple[int, float]:
+        thing: Thing = scene.things[number]
+        return min(int(3 * thing.centre[0]), 2), thing.centre[1]
+
+    return sorted(range(len(scene.things)), key=place)
+
+
+def on(caption: Caption, words: range, covered: NDArray[np.bool_]) -> float:
+    """The largest over words: of the mass on the mask, or whether the cell that was taken is half covered."""
+    cells = cells_of(caption.map, covered, caption.geometry)
+    if caption.cells[0] is not None:
+        return max(float(cells.share[cell] >= 0.5) for word in words if (cell := caption.cells[word]) is not None)
+    return max(float((cells.values[word] * cells.share).sum() / cells.values[word].sum()) for word in words)
+
+
+def interval(values: list[float]) -> str:
+    """The mean and its 95 % interval."""
+    array = np.array(values)
+    low, high = mean_interval(array)
+    return f"{array.mean():.2f} ({float(low):.2f} to {float(high):.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

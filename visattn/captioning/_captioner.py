@@ -1,0 +1,223 @@
+"""Captions of photos, with where each word looked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from visattn._filmstrip import animation, filmstrip
+from visattn._prepare import Prepared, prepare_batch
+from visattn.captioning._encoder import receptive_field
+from visattn.captioning._folder import CaptionerBlueprint, load
+from visattn.captioning._search import evaluating, search
+from visattn.captioning._vocabulary import Vocabulary, split
+from visattn.errors import OptionError
+from visattn.families.trained import remember
+from visattn.geometry import Box, Geometry
+from visattn.images import facts
+from visattn.maps import AttentionMap
+from visattn.models.show_attend_tell import END, Seen, ShowAttendTell, Told
+from visattn.provenance import Provenance
+from visattn.records import TokenLayout
+
+METHOD = "caption attention"
+
+
+@dataclass(frozen=True, eq=False)
+class Caption:
+    """A caption of a photo, and where each of its words looked.
+
+    Attributes:
+        words: Of the caption; `<end>` is not among them.
+        score: Log-likelihood of the words and of the end, in nats.
+        finished: Whether the captioner ended it; else it was cut off.
+        map: Attention, axes `("word",)`.
+        betas: How much of what was seen went into each word, 0 to 1.
+        entropies: Of the attention of each word, in nats.
+        cells: The place, `(row, column)`, that hard attention took for each word, else None.
+        photo: That was captioned.
+        geometry: Where the captioner's input lies on it.
+    """
+
+    words: tuple[str, ...]
+    score: float
+    finished: bool
+    map: AttentionMap
+    betas: tuple[float, ...]
+    entropies: tuple[float, ...]
+    cells: tuple[tuple[int, int] | None, ...]
+    photo: Image.Image
+    geometry: Geometry
+
+    @property
+    def text(self) -> str:
+        """The words with spaces between them."""
+        return " ".join(self.words)
+
+    def filmstrip(self, **options: Any) -> Image.Image:  # noqa: ANN401 - those of `visattn.filmstrip`
+        """The photo, and a panel for each word; see `visattn.filmstrip`."""
+        return filmstrip(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
+
+    def animation(self, **options: Any) -> bytes:  # noqa: ANN401
+        """The same as a WebP, a frame for each word; see `visattn._filmstrip.animation`."""
+        return animation(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """A line for each word: entropy in that of a uniform map, and beta."""
+        most = math.log(self.map.layout.cells)
+        return tuple(
+            f"entropy {entropy / most:.2f}  beta {beta:.2f}" for entropy, beta in zip(self.entropies, self.betas, strict=True)
+        )
+
+    def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
+        notes = [*self.map.provenance.notes, *options.pop("notes", ())]
+        if any(cell is not None for cell in self.cells):
+            notes.append("box: the one place that the word saw; colours: the probabilities of places")
+        notes.append("entropy: of the map, 1 where it is uniform; beta: how much of what was seen was let through")
+        return {"title": self.text, "notes": notes} | options
+
+
+class Captioner:
+    """Tells what photos show, and where it looked."""
+
+    def __init__(self, model: ShowAttendTell, blueprint: CaptionerBlueprint, provenance: Provenance) -> None:
+        """Of a model that was built from the blueprint; `load_captioner` reads one from a folder."""
+        self.model, self.blueprint, self.provenance = model, blueprint, provenance
+        self.vocabulary = Vocabulary(blueprint.words)
+        remember(model, blueprint.encoder)  # so that `prepare` knows its pixels
+
+    @property
+    def field(self) -> tuple[int, int]:
+        """Height and width, in pixels of the input, of what the middle place can know: the receptive field."""
+        return receptive_field(self.model.encoder, self.blueprint.channels, self.blueprint.size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the places."""
+        blank = torch.zeros(1, self.blueprint.channels, *self.blueprint.size, device=next(self.model.parameters()).device)
+        return self._seen(blank).grid
+
+    def tell(
+        self, photos: Sequence[Image.Image], *, beam: int = 5, longest: int = 50, how: str | None = None, normalise: bool = False
+    ) -> list[Caption]:
+        """A caption of each photo: beam search, then the maps of the caption that was chosen.
+
+        Args:
+            photos: Upright pictures, as `visattn.load_image` gives them.
+            beam: Hypotheses that are followed; 1 is greedy.
+            longest: Most words, `<end>` among them.
+            how: What hard attention takes: `argmax`, `expected` or `sample`; by default the likeliest place.
+            normalise: Whether hypotheses are compared by their mean log-probability; else short ones win.
+
+        Raises:
+            OptionError: If an option is out of range, or `how` is given for another attention.
+            ImageError: If there is no photo, or it cannot be used.
+        """
+        self._check(how)
+        prepared = prepare_batch(photos, self.model)
+        seen = self._seen(prepared.pixels)
+        found = search(self.model, seen, beam=beam, longest=longest, how=how, normalise=normalise)
+        words = [[*one.words, END] if one.finished else one.words for one in found]
+        places = [one.places for one in found] if self.model.attention == "hard" and how != "expected" else None
+        parameters = {"beam": beam, "longest": longest, "normalise": normalise, "how": how or "default"}
+        told = self._scored(seen, words, how, places)
+        return self._captions(prepared, told, [self.vocabulary.decode(one) for one in words], words, parameters)
+
+    def score(self, photos: Sequence[Image.Image], captions: Sequence[str], *, how: str | None = None) -> list[Caption]:
+        """The captions that are given, with their likelihood and where their words look.
+
+        Args:
+            photos: Upright pictures.
+            captions: One for each.
+            how: See `tell`.
+
+        Raises:
+            OptionError: If there are not as many captions as photos, or one has no word.
+            ImageError: If there is no photo, or it cannot be used.
+        """
+        self._check(how)
+        if len(captions) != len(photos):
+            raise OptionError(f"there must be one caption for each photo, got {len(captions)} for {len(photos)}.")
+        texts = [split(caption) for caption in captions]
+        if empty := [number for number, words in enumerate(texts) if not words]:
+            raise OptionError(f"caption {empty[0]} has no word. Give one or more.")
+        prepared = prepare_batch(photos, self.model)
+        seen = self._seen(prepared.pixels)
+        words = [self.vocabulary.encode(caption) for caption in captions]
+        return self._captions(prepared, self._scored(seen, words, how, None), texts, words, {"how": how or "default"})
+
+    def _check(self, how: str | None) -> None:
+        if how is not None and self.model.attention != "hard":
+            raise OptionError(
+                f"'{how}' says what hard attention takes; this captioner's is {self.model.attention}. Leave it out."
+            )
+
+    def _scored(self, seen: Seen, words: list[list[int]], how: str | None, places: list[list[int]] | None) -> Told:
+        device = seen.features.device
+        lengths = torch.tensor([max(len(one), 1) for one in words])
+        taken = _padded(places).to(device) if places is not None else None
+        with evaluating(self.model), torch.inference_mode():
+            return self.model.tell(seen, _padded(words).to(device), lengths, how=how, places=taken)
+
+    def _seen(self, pixels: Tensor) -> Seen:
+        with evaluating(self.model), torch.inference_mode():
+            return self.model.encode(pixels)
+
+    def _captions(
+        self, prepared: Prepared, told: Told, texts: list[list[str]], words: list[list[int]], parameters: dict[str, Any]
+    ) -> list[Caption]:
+        """Each picture's own part of what was told, without the step of the end."""
+        rows, columns = told.grid
+        layout = TokenLayout("places", (), (rows, columns), Box(0, 0, *prepared.pixels.shape[2:]))
+        chosen = told.logits.float().log_softmax(2).gather(2, _padded(words).to(told.logits.device)[..., None])[..., 0]
+        scores = chosen.masked_fill(~told.steps, 0).sum(1).tolist()
+        hard = self.model.attention == "hard" and parameters["how"] != "expected"
+        captions = []
+        for i, text in enumerate(texts):
+            count = len(text)
+            source = facts(prepared.photos[i])
+            provenance = replace(self.provenance, method=METHOD, parameters=parameters).but(
+                image=source.name,
+                image_sha256=source.sha256,
+                geometry=prepared.geometries[i],
+                notes=source.notes + prepared.notes,
+            )
+            values = told.alpha[i, :count].float().cpu().clone().unflatten(1, (rows, columns))
+            taken = told.taken[i, :count].argmax(1).tolist()
+            captions.append(
+                Caption(
+                    words=tuple(text),
+                    score=scores[i],
+                    finished=words[i][-1:] == [END],
+                    map=AttentionMap(values, ("word",), layout, {"word": tuple(text)}, "attention", provenance),
+                    betas=tuple(told.beta[i, :count].tolist()),
+                    entropies=tuple(told.entropy[i, :count].tolist()),
+                    cells=tuple(divmod(cell, columns) if hard else None for cell in taken),
+                    photo=prepared.photos[i],
+                    geometry=prepared.geometries[i],
+                )
+            )
+        return captions
+
+
+def load_captioner(folder: str | Path) -> Captioner:
+    """The captioner of a folder that `visattn train caption` wrote: `RUN/final`.
+
+    Raises:
+        WeightsError: If the folder holds no captioner, or a damaged one.
+        UnsupportedModel: If its encoder is not known here.
+    """
+    return Captioner(*load(Path(folder)))
+
+
+def _padded(sequences: list[list[int]]) -> Tensor:
+    return pad_sequence([torch.tensor(one or [END]) for one in sequences], batch_first=True)

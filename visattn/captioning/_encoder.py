@@ -1,0 +1,135 @@
+"""The feature map of any classifier, as what a captioner looks at.
+
+In: a model of timm, torchvision or yours. Out: a module from images to `(B, channels, rows, columns)` whose parameters have the names of
+the model's own, so that its published weights load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from visattn._checks import printable
+from visattn.errors import OptionError, UnsupportedModel
+from visattn.families._feature_map import last_feature_map
+from visattn.families.trained import Blueprint
+
+_MAP = "map"
+
+
+class FeatureMap(nn.Module):
+    """A model up to one of its feature maps; what comes behind is cut off."""
+
+    def __init__(self, model: nn.Module, layer: str, channels: int, size: tuple[int, int]) -> None:
+        """Cut.
+
+        Args:
+            model: A classifier.
+            layer: Dotted name of the module that gives the map; or a number, of timm's intermediate maps, -1 the last; "" for the last
+                map there is.
+            channels: Of its input.
+            size: Height and width of its input.
+
+        Raises:
+            OptionError: If there is no such layer.
+            UnsupportedModel: If the model gives no map, or cannot be cut.
+        """
+        super().__init__()
+        kind = type(model).__name__
+        self.index: int | None = None
+        if hasattr(model, "forward_intermediates") and (not layer or layer.lstrip("-").isdigit()):
+            try:
+                (self.index,) = model.prune_intermediate_layers([int(layer or -1)], prune_norm=False, prune_head=True)  # type: ignore[operator]
+            except (AssertionError, IndexError, ValueError) as error:
+                raise OptionError(f"{kind}: has no intermediate map {layer}. Choose another --layer, or -1.") from error
+            self.model = model
+            return
+        name = layer or last_feature_map(model, channels, size)
+        if name is None:
+            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN, a model of timm, or name a layer with --layer.")
+        if name not in dict(model.named_modules()):
+            raise OptionError(f"{kind}: has no layer '{printable(name)}'. See visattn inspect for its layers.")
+        try:
+            self.model = create_feature_extractor(model, {name: _MAP})
+        except Exception as error:  # torch.fx raises whatever the model's own code meets
+            cause = (str(error) or type(error).__name__).splitlines()[0]
+            raise UnsupportedModel(f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another --layer.") from error
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`(B, C, H, W)` to `(B, channels, rows, columns)`."""
+        if self.index is None:
+            found: Tensor = self.model(images)[_MAP]
+            return found
+        (found,) = self.model.forward_intermediates(  # type: ignore[operator]
+            images, indices=[self.index], norm=True, output_fmt="NCHW", intermediates_only=True
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an encoder gives.
+
+    Attributes:
+        channels: Of the map.
+        grid: Its rows and columns.
+    """
+
+    channels: int
+    grid: tuple[int, int]
+
+
+def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
+    """The encoder of a blueprint, with random weights, and what it gives; parameters that reach no map are frozen.
+
+    Raises:
+        OptionError: If there is no such layer.
+        UnsupportedModel: If the model gives no map of places.
+    """
+    one = replace(blueprint, classes=("",))  # some cannot be built without a class; its layer is cut off
+    made = FeatureMap(one.build(), layer, blueprint.channels, blueprint.size).eval()
+    name = printable(blueprint.model)
+    images = torch.zeros(1, blueprint.channels, *blueprint.size)
+    try:
+        with torch.enable_grad():
+            maps = made(images)
+    except Exception as error:  # the model's own
+        cause = (str(error) or type(error).__name__).splitlines()[0]
+        raise UnsupportedModel(f"{name}: gives no map at {blueprint.size[0]} x {blueprint.size[1]} pixels ({cause}).") from error
+    if maps.ndim != 4 or maps.shape[2] * maps.shape[3] < 2:
+        raise UnsupportedModel(
+            f"{name}: must give a map (B, channels, rows, columns) with two places or more, got {tuple(maps.shape)}. Name an earlier "
+            "layer with --layer, or enlarge --img-size."
+        )
+    parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True) if parameters else ()
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.requires_grad_(gradient is not None)  # several processes would wait for its gradient
+    return made.train(), Shape(maps.shape[1], (maps.shape[2], maps.shape[3]))
+
+
+def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Sides, in input pixels, of the part of the picture that the middle place of a map can know.
+
+    Seen from gradients, so of trained weights: a branch that starts at 0 lets none through.
+
+    Args:
+        made: From `(1, channels, *size)` to `(1, D, rows, columns)`.
+        channels: Of its input.
+        size: Height and width of its input.
+    """
+    training = made.training
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, channels, *size, generator=generator, dtype=next(made.parameters()).dtype).requires_grad_()
+    with torch.enable_grad():
+        maps = made.eval()(images)[0]
+        middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
+        weights = torch.randn(middle.shape, generator=generator, dtype=middle.dtype)  # a plain sum of normalised features is 0
+        (reach,) = torch.autograd.grad((middle * weights).sum(), images)
+    made.train(training)
+    touched = (reach[0] != 0).any(0)
+    down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+    return down[-1] - down[0] + 1, across[-1] - across[0] + 1
