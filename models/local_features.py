@@ -56,10 +56,9 @@ class PixelMLP(nn.Module):
     def __init__(self, width: int) -> None:
         """Build both; the branch starts at 0."""
         super().__init__()
-        self.branch = nn.Sequential(
-            *_layer(width, 2 * width, 1, 1), nn.Conv2d(2 * width, width, 1, bias=False), nn.BatchNorm2d(width)
-        )
-        nn.init.zeros_(self.branch[-1].weight)
+        norm = nn.BatchNorm2d(width)
+        nn.init.zeros_(norm.weight)
+        self.branch = nn.Sequential(*_layer(width, 2 * width, 1, 1), nn.Conv2d(2 * width, width, 1, bias=False), norm)
 
     def forward(self, maps: Tensor) -> Tensor:
         """The shape stays."""

@@ -110,11 +110,8 @@ class ShowAttendTell(nn.Module):
         one_of(attention, ATTENTIONS, "attention")
         self.attention, self.words, self.channels = attention, words, channels
         self.encoder, self.word_dropout = encoder, word_dropout
-        self.row, self.column = (
-            (nn.Parameter(0.02 * torch.randn(channels, grid[0], 1)), nn.Parameter(0.02 * torch.randn(channels, 1, grid[1])))
-            if grid
-            else (None, None)
-        )
+        self.row = nn.Parameter(0.02 * torch.randn(channels, grid[0], 1)) if grid else None
+        self.column = nn.Parameter(0.02 * torch.randn(channels, 1, grid[1])) if grid else None
         self.first_h, self.first_c = nn.Linear(channels, state), nn.Linear(channels, state)
         self.look = (
             HardAttention(channels, state, width=width, evaluation="argmax", temperature=temperature)
@@ -226,7 +223,8 @@ class ShowAttendTell(nn.Module):
             return pad_packed_sequence(sequence, batch_first=True, total_length=total)[0]
 
         counted = torch.arange(total) < lengths[:, None]
-        return Told(*(whole(parts) for parts in zip(*steps, strict=True)), counted.to(captions.device), seen.grid)
+        fields = {name: whole(tuple(getattr(step, name) for step in steps)) for name in Step._fields}
+        return Told(**fields, steps=counted.to(captions.device), grid=seen.grid)
 
 
 @dataclass(frozen=True)

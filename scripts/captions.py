@@ -129,7 +129,8 @@ def phrases(scene: Scene) -> list[range]:
 
 def mask(scene: Scene, order: int) -> NDArray[np.bool_]:
     """Of the thing that the caption names at a place of its order."""
-    return scene.masks[in_order(scene)[order]]
+    covered: NDArray[np.bool_] = scene.masks[in_order(scene)[order]]
+    return covered
 
 
 def in_order(scene: Scene) -> list[int]:

@@ -24,7 +24,8 @@ def coco(folder: Path, train: int = 200, test: int = 40, side: int = 96) -> Path
     (folder / "annotations").mkdir(parents=True)
     for split, count in (("train2017", train), ("val2017", test)):
         (folder / split).mkdir()
-        images, annotations = [], []
+        images: list[dict[str, object]] = []
+        annotations: list[dict[str, object]] = []
         for number in range(count):
             name = list(NAMES)[number % len(NAMES)]
             photo, left = photos[name], bool(random.randint(2))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -147,7 +150,30 @@ def test_the_encoder_may_be_any_with_a_map(tmp_path: Path) -> None:
         assert caption.map.values.shape[1:] == captioner.grid
 
 
-BAD = {
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regulariser": 0.1}
+    train(recipe(**options), tmp_path / "one")
+    (tmp_path / "recipe.toml").write_text(recipe(**options).toml())
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "visattn"]
+    words = ["train", "caption", "--config", str(tmp_path / "recipe.toml")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for more in ([], ["--attention", "hard"]):
+        run = tmp_path / f"two{len(more)}"
+        done = subprocess.run(
+            [*start, *words, *more, "-q", "-o", str(run)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    for name, tensor in weights(tmp_path / "one").items():
+        torch.testing.assert_close(weights(tmp_path / "two0")[name], tensor, rtol=0, atol=1e-6, msg=name)
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "two2").values())
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "overlong": ({"longest": 3}, DataError, "must have a caption of at most 3 words, got longer ones only; raise --longest"),
     "rare words": ({"min_count": 10_000}, DataError, "no word occurs 10000 times or more in the captions"),
     "layer": ({"layer": "features.99"}, OptionError, "has no layer 'features.99'"),

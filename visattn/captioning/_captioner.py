@@ -18,13 +18,13 @@ from visattn._prepare import Prepared, prepare_batch
 from visattn.captioning._encoder import receptive_field
 from visattn.captioning._folder import CaptionerBlueprint, load
 from visattn.captioning._search import evaluating, search
-from visattn.captioning._vocabulary import Vocabulary, split
+from visattn.captioning._vocabulary import SPECIAL, Vocabulary, split
 from visattn.errors import OptionError
 from visattn.families.trained import remember
 from visattn.geometry import Box, Geometry
 from visattn.images import facts
 from visattn.maps import AttentionMap
-from visattn.models.show_attend_tell import END, Seen, ShowAttendTell, Told
+from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell, Told
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
@@ -185,13 +185,13 @@ class Captioner:
         for i, text in enumerate(texts):
             count = len(text)
             source = facts(prepared.photos[i])
-            provenance = replace(self.provenance, method=METHOD, parameters=parameters).but(
+            provenance = replace(self.provenance, method=METHOD, parameters=parameters | {"caption": " ".join(text)}).but(
                 image=source.name,
                 image_sha256=source.sha256,
                 geometry=prepared.geometries[i],
-                notes=source.notes + prepared.notes,
+                notes=source.notes + prepared.notes + _unknown(text, words[i]),
             )
-            values = told.alpha[i, :count].float().cpu().clone().unflatten(1, (rows, columns))
+            values = told.alpha[i, :count].float().cpu().clone().view(count, rows, columns)
             taken = told.taken[i, :count].argmax(1).tolist()
             captions.append(
                 Caption(
@@ -217,6 +217,12 @@ def load_captioner(folder: str | Path) -> Captioner:
         UnsupportedModel: If its encoder is not known here.
     """
     return Captioner(*load(Path(folder)))
+
+
+def _unknown(text: list[str], words: list[int]) -> tuple[str, ...]:
+    """What must be said of words that are not in the vocabulary."""
+    unknown = dict.fromkeys(word for word, number in zip(text, words, strict=False) if number == UNKNOWN)
+    return (f"words that the captioner does not know, read as {SPECIAL[UNKNOWN]}: {', '.join(unknown)}",) if unknown else ()
 
 
 def _padded(sequences: list[list[int]]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from visattn.models.show_attend_tell import ATTENTIONS, Attention, ShowAttendTel
 from visattn.provenance import Provenance
 
 KIND = "captioner"
+_LEAST = {"embedding": 1, "state": 1, "width": 0}
 
 
 @dataclass(frozen=True)
@@ -138,20 +140,22 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
 
 
 def _read(told: dict[str, Any], shown: str) -> CaptionerBlueprint:
-    own = {name: told.get(name) for name in CaptionerBlueprint.__dataclass_fields__ if name != "encoder"}
+    own: dict[str, Any] = {name: told.get(name) for name in CaptionerBlueprint.__dataclass_fields__ if name != "encoder"}
     words = own["words"]
-    numbers = ("dropout", "word_dropout", "temperature")
+    numbers = {name: type(own[name]) in (int, float) for name in ("dropout", "word_dropout", "temperature")}
     fits = {
         "words": isinstance(words, list) and {*map(type, words)} == {str} and len(set(words)) == len(words),
         "layer": isinstance(own["layer"], str),
         "attention": own["attention"] in ATTENTIONS,
         "coordinates": type(own["coordinates"]) is bool,
-        **{name: type(own[name]) is int and 0 <= own[name] < 2**16 for name in ("embedding", "state", "width")},
-        **{name: type(own[name]) in (int, float) for name in numbers},
+        **{name: type(own[name]) is int and low <= own[name] < 2**16 for name, low in _LEAST.items()},
+        **{name: number and 0 <= own[name] <= 1 for name, number in numbers.items()},
+        "temperature": numbers["temperature"] and 0 < own["temperature"] < math.inf,
+        "encoder": isinstance(told.get("encoder"), dict),
     }
     if wrong := next((name for name, fit in fits.items() if not fit), None):
         raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
-    own["words"] = tuple(words)  # type: ignore[arg-type]
+    own["words"] = tuple(words)
     if own["words"][:2] != SPECIAL:
         raise WeightsError(f"{shown}: its vocabulary does not begin with {' and '.join(SPECIAL)}; copy the folder again.")
     return CaptionerBlueprint(trained.read_blueprint(told.get("encoder"), shown, classes=False), **own)

@@ -74,7 +74,7 @@ class Captioning(Task):
         self.pictures, self.tests = (self._read(part) for part in ("train", "test"))
         known = (caption for index in range(len(self.pictures)) for caption in self.pictures.captions(index))
         vocabulary = Vocabulary.of(known, config.min_count)
-        self.targets = Words(vocabulary, config.longest)
+        self.targets: Words = Words(vocabulary, config.longest)
         for pictures in (self.pictures, self.tests):
             self._check(pictures)
         channels = 3 if config.weights != "none" or config.model.startswith("tv:") else self.pictures.channels

@@ -102,7 +102,7 @@ class Learner:
             with self._waiting(number < len(parts)):
                 with self.autocast():
                     loss = self.task.loss(self.forward, pixels, targets) / len(parts)
-                self.scaler.scale(loss).backward()
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         if self._usable():
             self.scaler.step(self.optimizer)
