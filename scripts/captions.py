@@ -1,7 +1,7 @@
 """Captioners against a known truth: whether what they say of scenes is so, and whether each word looked at what it names.
 
-`captions.py [--scenes N] [--checkpoints FOLDER] [--write-docs]`. Captioners were trained on scenes of another seed, without the pairs of
-colour and shape of `scenes-new`. Prints tables and, on request, puts them between the marks of `docs/captions.md`.
+`captions.py [--scenes N] [--only NAME,NAME] [--checkpoints FOLDER] [--write-docs]`. Captioners were trained on scenes of another seed,
+without the pairs of colour and shape of `scenes-new`. Prints tables and, on request, puts them between the marks of `docs/captions.md`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ def main() -> int:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(description="Captioners against a known truth.")
     parser.add_argument("--scenes", type=int, default=1000, help="how many of each kind, two or more")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(CAPTIONERS), metavar="NAME,NAME")
     parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS, help="where the folders of the captioners are")
     parser.add_argument("--write-docs", action="store_true", help=f"put the tables into {DOCS.relative_to(ROOT)}")
     options = parser.parse_args()
+    if options.scenes < 2 or not set(options.only) <= set(CAPTIONERS):
+        parser.error(f"two scenes or more are needed, of the captioners {', '.join(CAPTIONERS)}.")
     torch.set_num_threads(1)
-    captioners = {name: load_captioner(options.checkpoints / folder) for name, folder in CAPTIONERS.items()}
+    captioners = {name: load_captioner(options.checkpoints / CAPTIONERS[name]) for name in options.only}
     for name, text in {"said": said(captioners, options.scenes), "looked": looked(captioners, options.scenes)}.items():
         print(text, flush=True)
         if options.write_docs:
@@ -52,20 +55,28 @@ def main() -> int:
 def said(captioners: dict[str, Captioner], count: int) -> str:
     """Whether captions are right, beside what knows less."""
     rows: list[Row] = []
+    kinds: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
     for data, title in DATA.items():
         pictures = CaptionedScenes(data, "test", count, (64, 64), 0)
         photos = [pictures[i][0] for i in range(count)]
         truth = [pictures.captions(i)[0] for i in range(count)]
         told = {f"{name} attention": texts(captioner, photos) for name, captioner in captioners.items()}
-        if data == "scenes":
-            told["soft attention, greedy"] = texts(captioners["soft"], photos, beam=1)
-        told["hard attention, the expected context"] = texts(captioners["hard"], photos, how="expected")
-        order = np.random.RandomState(0).permutation(count)
-        told["soft attention, captions shuffled among scenes"] = [told["soft attention"][i] for i in order]
-        grey = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
-        told["soft attention, of a blank picture"] = texts(captioners["soft"], [grey]) * count
+        if "hard" in captioners:
+            told["hard attention, the expected context"] = texts(captioners["hard"], photos, how="expected")
+        if "soft" in captioners:
+            if data == "scenes":
+                told["soft attention, greedy"] = texts(captioners["soft"], photos, beam=1)
+            order = np.random.RandomState(0).permutation(count)
+            told["soft attention, captions shuffled among scenes"] = [told["soft attention"][i] for i in order]
+            grey = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
+            told["soft attention, of a blank picture"] = texts(captioners["soft"], [grey]) * count
         print(f"  {data}: {count} scenes", file=sys.stderr)
         rows += [{"scenes": title, "captioner": name, **measured(candidates, truth)} for name, candidates in told.items()]
+        kinds[data] = told, truth
+    (known, first), (new, second) = kinds["scenes"], kinds["scenes-new"]
+    for name in captioners:
+        both = known[f"{name} attention"] + new[f"{name} attention"]
+        rows.append({"scenes": "the first two together", "captioner": f"{name} attention", **measured(both, first + second)})
     return f"{count} scenes of each kind, beam {BEAM}.\n\n{to_markdown(rows)}"
 
 
@@ -94,22 +105,21 @@ def looked(captioners: dict[str, Captioner], count: int) -> str:
     others = np.random.RandomState(1).permutation(count)
     rows: list[Row] = []
     for name, captioner in captioners.items():
-        own, moved = [], []
+        own: list[list[float]] = []
+        moved: list[list[float]] = []
         for start in range(0, count, AT_ONCE):
             some = range(start, min(start + AT_ONCE, count))
             photos = [Image.fromarray(scenes[i].image) for i in some]
             for i, caption in zip(some, captioner.score(photos, [scenes[i].caption for i in some]), strict=True):
-                for order, words in enumerate(phrases(scenes[i])):
-                    own.append(on(caption, words, mask(scenes[i], order)))
-                    other = scenes[others[i]]
-                    moved.append(on(caption, words, mask(other, order % len(other.things))))
-        kind = "cell at least half covered" if name == "hard" else "mass"
+                other, words = scenes[others[i]], phrases(scenes[i])
+                own.append([on(caption, phrase, mask(scenes[i], order)) for order, phrase in enumerate(words)])
+                moved.append([on(caption, phrase, mask(other, order % len(other.things))) for order, phrase in enumerate(words)])
         rows.append(
             {
                 "captioner": name,
-                "measure": kind,
-                "things": len(own),
-                "on its thing": interval(own),
+                "measure": "place at least half covered" if name == "hard" else "mass",
+                "scenes": count,
+                "on the thing": interval(own),
                 "on a thing of another scene": interval(moved),
             }
         )
@@ -151,9 +161,9 @@ def on(caption: Caption, words: range, covered: NDArray[np.bool_]) -> float:
     return max(float((cells.values[word] * cells.share).sum() / cells.values[word].sum()) for word in words)
 
 
-def interval(values: list[float]) -> str:
-    """The mean and its 95 % interval."""
-    array = np.array(values)
+def interval(values: list[list[float]]) -> str:
+    """The mean over scenes of the mean over their things, and its 95 % interval."""
+    array = np.array([np.mean(things) for things in values])
     low, high = mean_interval(array)
     return f"{array.mean():.2f} ({float(low):.2f} to {float(high):.2f})"
 

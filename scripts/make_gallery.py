@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from _gallery_captions import caption_pictures
 from _gallery_scenes import known_truth_sheet, scenes_sheet, training_pictures
 from PIL import Image
 from torch import Tensor, nn
@@ -77,6 +78,7 @@ def main() -> None:
     _save("scenes", scenes_sheet())
     _save("known_truth", known_truth_sheet())
     training_pictures(FOLDER)
+    caption_pictures(FOLDER)
     _distance(model)
     for name in data.PHOTOS:
         _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])

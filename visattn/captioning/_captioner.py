@@ -81,7 +81,7 @@ class Caption:
     def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
         notes = [*self.map.provenance.notes, *options.pop("notes", ())]
         if any(cell is not None for cell in self.cells):
-            notes.append("box: the one place that the word saw; colours: the probabilities of places")
+            notes.append("colours: the probabilities of places")
         notes.append("entropy: of the map, 1 where it is uniform; beta: how much of what was seen was let through")
         return {"title": self.text, "notes": notes} | options
 

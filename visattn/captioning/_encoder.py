@@ -6,6 +6,8 @@ the model's own, so that its published weights load.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +20,7 @@ from visattn.families._feature_map import last_feature_map
 from visattn.families.trained import Blueprint
 
 _MAP = "map"
+_PICTURES = 8
 
 
 class FeatureMap(nn.Module):
@@ -92,17 +95,21 @@ def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
     one = replace(blueprint, classes=("",))  # some cannot be built without a class; its layer is cut off
     made = FeatureMap(one.build(), layer, blueprint.channels, blueprint.size).eval()
     name = printable(blueprint.model)
-    images = torch.zeros(1, blueprint.channels, *blueprint.size)
     try:
         with torch.enable_grad():
-            maps = made(images)
+            maps = made(torch.zeros(1, blueprint.channels, *blueprint.size))
     except Exception as error:  # the model's own
         cause = (str(error) or type(error).__name__).splitlines()[0]
         raise UnsupportedModel(f"{name}: gives no map at {blueprint.size[0]} x {blueprint.size[1]} pixels ({cause}).") from error
-    if maps.ndim != 4 or maps.shape[2] * maps.shape[3] < 2:
+    if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel: of the one class
         raise UnsupportedModel(
-            f"{name}: must give a map (B, channels, rows, columns) with two places or more, got {tuple(maps.shape)}. Name an earlier "
-            "layer with --layer, or enlarge --img-size."
+            f"{name}: must give a map (B, channels, rows, columns) with two channels and two places or more, got "
+            f"{tuple(maps.shape)}. Name an earlier layer with --layer, or enlarge --img-size."
+        )
+    if _apart(maps.shape[1:3], blueprint.size) < _apart(maps.shape[2:], blueprint.size):
+        raise UnsupportedModel(
+            f"{name}: must give a map (B, channels, rows, columns), got {tuple(maps.shape)} with channels last. Name a layer behind their "
+            "permutation with --layer."
         )
     parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True) if parameters else ()
@@ -112,24 +119,37 @@ def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
 
 
 def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Sides, in input pixels, of the part of the picture that the middle place of a map can know.
+    """Sides, in input pixels, of the part of the picture that the middle place of a map can know; 0 where it knows none.
 
-    Seen from gradients, so of trained weights: a branch that starts at 0 lets none through.
+    Seen from gradients, so of trained weights: a branch that starts at 0 lets none through. One picture closes some units and some
+    places of a pool, so what any of a few random ones shows is taken together.
 
     Args:
         made: From `(1, channels, *size)` to `(1, D, rows, columns)`.
         channels: Of its input.
         size: Height and width of its input.
     """
-    training = made.training
+    like = next(made.parameters())
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(1, channels, *size, generator=generator, dtype=next(made.parameters()).dtype).requires_grad_()
-    with torch.enable_grad():
-        maps = made.eval()(images)[0]
-        middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
-        weights = torch.randn(middle.shape, generator=generator, dtype=middle.dtype)  # a plain sum of normalised features is 0
-        (reach,) = torch.autograd.grad((middle * weights).sum(), images)
-    made.train(training)
-    touched = (reach[0] != 0).any(0)
+    training = [part for part in made.modules() if part.training]
+    touched = torch.zeros(size, dtype=torch.bool, device=like.device)
+    made.eval()
+    try:
+        for _ in range(_PICTURES):
+            images = torch.randn(1, channels, *size, generator=generator).to(like).requires_grad_()
+            with torch.enable_grad():
+                maps = made(images)[0]
+                middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
+                weights = torch.randn(middle.shape, generator=generator).to(middle)  # a plain sum of normalised features is 0
+                (reach,) = torch.autograd.grad((middle * weights).sum(), images)
+            touched |= (reach[0] != 0).any(0)
+    finally:
+        for part in training:
+            part.training = True
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
-    return down[-1] - down[0] + 1, across[-1] - across[0] + 1
+    return (down[-1] - down[0] + 1, across[-1] - across[0] + 1) if down else (0, 0)
+
+
+def _apart(grid: Sequence[int], size: tuple[int, int]) -> float:
+    """How far cells are from square: the logarithm of their sides' ratio."""
+    return abs(math.log(size[0] / grid[0] * grid[1] / size[1]))

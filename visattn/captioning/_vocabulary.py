@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from visattn.errors import DataError
 from visattn.models.show_attend_tell import END, UNKNOWN
 
 SPECIAL = ("<end>", "<unknown>")
-_WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def split(text: str) -> list[str]:
-    """The words of a text: lower case, letters and digits with apostrophes between them; punctuation is dropped."""
-    return _WORD.findall(text.lower())
+    """The words of a text: lower case, letters and digits with apostrophes between them; punctuation is dropped.
+
+    What looks alike is alike: accents are part of their letter, and all apostrophes straight.
+    """
+    return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from visattn._checks import printable
 from visattn._files import check_output, write_whole
-from visattn.cli._main import complain
-from visattn.cli._options import output_options, photo_options
+from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
 from visattn.errors import ImageError, OptionError, VisattnError
+
+if TYPE_CHECKING:  # torch is loaded when it is needed
+    from PIL import Image
+
+    from visattn.captioning import Caption, Captioner
 
 _AT_ONCE = 16  # photos that are captioned together
 _KINDS = (".png", ".webp")
@@ -22,10 +27,10 @@ _KINDS = (".png", ".webp")
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Folder of a captioner: RUN/final.")
 @click.option("--beam", type=click.IntRange(1), default=5, show_default=True, help="Hypotheses that are followed; 1: greedy.")
-@click.option("--longest", type=click.IntRange(1), default=50, show_default=True, help="Most words.")
+@click.option("--longest", type=click.IntRange(1, 200), default=50, show_default=True, help="Most words.")
 @click.option("--normalise", is_flag=True, help="Compare hypotheses by their mean log-probability; else short ones win.")
 @click.option("--how", type=click.Choice(["argmax", "expected", "sample"]), help="What hard attention takes: argmax by default.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of --how sample.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --how sample.")
 @click.option("--caption", "text", help="Show where the words of this caption look, in the place of telling one.")
 @click.option(
     "--filmstrip", type=click.Path(path_type=Path), help="A panel for each word: .png, or .webp that moves; a folder for several."
@@ -42,7 +47,9 @@ _KINDS = (".png", ".webp")
 @click.option("--panel", type=click.IntRange(64, 1024), default=160, show_default=True, help="Width of a panel in pixels.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @photo_options
-@output_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Captions, and facts of each word, as a .json file.")
+@click.option("--overwrite", is_flag=True, help="Replace what exists.")
+@talk_options
 def caption_command(
     images: tuple[Path, ...],
     checkpoint: Path,
@@ -61,86 +68,110 @@ def caption_command(
     visattn caption *.jpg --checkpoint runs/flickr/final --filmstrip strips --json
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._tables import to_json
-    from visattn.cli._overlay import _photos
 
     strips = _strips(images, options["filmstrip"])
-    for target in (*strips, *([output] if output else [])):
-        check_output(target, overwrite=overwrite, inputs=images)
-    photos, failed = _photos(images, options["max_pixels"])
-    if not photos:
-        return ImageError.exit_code
-    captions = _told(list(photos.values()), checkpoint, options)
+    targets = [*strips, *([_json_file(output)] if output else [])]
+    for target in targets:
+        check_output(target, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
     rows = []
-    for i, caption in zip(photos, captions, strict=True):
-        row = {
-            "image": str(images[i]),
-            "caption": caption.text,
-            "log_probability": caption.score,
-            "finished": caption.finished,
-            "words": [
-                {"word": word, "beta": beta, "entropy": entropy, "cell": cell}
-                for word, beta, entropy, cell in zip(caption.words, caption.betas, caption.entropies, caption.cells, strict=True)
-            ],
-        }
-        if not caption.words:
-            complain(f"{images[i]}: the captioner says nothing of it; no filmstrip is drawn.")
-        elif strips:
-            row["filmstrip"] = str(write_whole(strips[i], _drawn(caption, strips[i], options)))
+    for i, caption in _captions(images, checkpoint, options):
+        name = printable(str(images[i]))
+        row = _row(caption, name)
+        if strips and caption.words:
+            row["filmstrip"] = printable(str(write_whole(strips[i], _drawn(caption, strips[i], options))))
         rows.append(row)
         if not as_json:
-            click.echo(f"{images[i]}: {caption.text}" if len(images) > 1 else caption.text)
-        for word, fact in zip(caption.words, caption.facts, strict=True):
-            note(quiet, f"{word:<12} {fact}")
+            told = printable(caption.text)
+            click.echo(f"{name}: {told}" if len(images) > 1 else told)
+        note(quiet, *(f"{word:<12} {fact}" for word, fact in zip(caption.words, caption.facts, strict=True)))
+        note(quiet, *(f"{name}: {text}" for text in row["notes"]))
+        if not caption.words:
+            end = "; no filmstrip is drawn" if strips else ""
+            click.echo(f"visattn: warning: {name}: the captioner tells no word of it{end}", err=True)
+    if not rows:
+        return ImageError.exit_code
     if as_json:
         click.echo(to_json(rows))
     if output:
         write_whole(output, to_json(rows).encode())
-    return VisattnError.exit_code if failed else 0
+    return 0 if len(rows) == len(images) else VisattnError.exit_code
 
 
-def _told(photos: Sequence[Any], checkpoint: Path, options: dict[str, Any]) -> list[Any]:
-    """A caption of each photo."""
+def _captions(images: Sequence[Path], checkpoint: Path, options: dict[str, Any]) -> Iterator[tuple[int, Caption]]:
+    """A caption of each image that can be read, by its number; the others are told one by one."""
     import torch
 
     from visattn.captioning import load_captioner
+    from visattn.cli._overlay import _photos
     from visattn.families import check_device
 
-    captioner = load_captioner(checkpoint)
-    captioner.model.to(check_device(options["device"]))
-    captions = []
+    captioner = None
     with torch.random.fork_rng():
         torch.manual_seed(options["seed"])
-        for start in range(0, len(photos), _AT_ONCE):
-            some = photos[start : start + _AT_ONCE]
-            if options["text"] is not None:
-                captions += captioner.score(some, [options["text"]] * len(some), how=options["how"])
-            else:
-                captions += captioner.tell(
-                    some, beam=options["beam"], longest=options["longest"] + 1, how=options["how"], normalise=options["normalise"]
-                )
-    return captions
+        for start in range(0, len(images), _AT_ONCE):
+            photos, _failed = _photos(tuple(images[start : start + _AT_ONCE]), options["max_pixels"])
+            if not photos:
+                continue
+            if captioner is None:
+                captioner = load_captioner(checkpoint)
+                captioner.model.to(check_device(options["device"]))
+            for i, caption in zip(photos, _told(captioner, list(photos.values()), options), strict=True):
+                yield start + i, caption
+
+
+def _told(captioner: Captioner, photos: Sequence[Image.Image], options: dict[str, Any]) -> list[Caption]:
+    """A caption of each photo: the one that was given, or the likeliest."""
+    how, text = options["how"], options["text"]
+    if text is not None:
+        return captioner.score(photos, [text] * len(photos), how=how)
+    return captioner.tell(photos, beam=options["beam"], longest=options["longest"] + 1, how=how, normalise=options["normalise"])
+
+
+def _row(caption: Caption, name: str) -> dict[str, Any]:
+    """A caption as JSON values."""
+    each = zip(caption.words, caption.betas, caption.entropies, caption.cells, strict=True)
+    return {
+        "image": name,
+        "caption": caption.text,
+        "log_probability": caption.score,
+        "finished": caption.finished,
+        "words": [{"word": word, "beta": beta, "entropy": entropy, "cell": cell} for word, beta, entropy, cell in each],
+        "notes": list(caption.map.provenance.notes),
+        "filmstrip": None,
+    }
 
 
 def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
-    """A file for each image; none where none is asked for."""
+    """A file for each image, no two alike; none where none is asked for."""
     if filmstrip is None:
         return []
     if len(images) == 1 and filmstrip.suffix.lower() in _KINDS:
         return [filmstrip]
-    if filmstrip.suffix:
+    if filmstrip.suffix and not filmstrip.is_dir():
         kinds = " or ".join(_KINDS)
         raise OptionError(
             f"{filmstrip.name}: --filmstrip of one image is a {kinds} file, of several a folder. Choose another name."
         )
     stems = [image.stem for image in images]
-    return [filmstrip / f"{image.stem if stems.count(image.stem) == 1 else image.name}.caption.png" for image in images]
+    names = [image.stem if stems.count(image.stem) == 1 else image.name for image in images]
+    if len(set(names)) < len(names):
+        names = [f"{number}.{image.name}" for number, image in enumerate(images, start=1)]
+    return [filmstrip / f"{name}.caption.png" for name in names]
 
 
-def _drawn(caption: Any, target: Path, options: dict[str, Any]) -> bytes:  # noqa: ANN401
+def _json_file(output: Path) -> Path:
+    if output.suffix.lower() != ".json":
+        raise OptionError(f"{output.name}: -o/--output takes the captions as JSON. Choose a name that ends in .json.")
+    return output
+
+
+def _drawn(caption: Caption, target: Path, options: dict[str, Any]) -> bytes:
     from visattn import render
 
     look = {name: options[name] for name in ("interpolation", "shared", "opacity")}
     if target.suffix.lower() == ".webp":
-        moving: bytes = caption.animation(**look, panel=max(options["panel"], 320))
-        return moving
-    return render.to_png(caption.filmstrip(**look, panel=options["panel"]), caption.map.provenance)
+        return caption.animation(**look, panel=max(options["panel"], 320))
+    provenance = caption.map.provenance
+    if options["how"] == "sample":
+        provenance = provenance.but(parameters=provenance.parameters | {"seed": options["seed"]})
+    return render.to_png(caption.filmstrip(**look, panel=options["panel"]), provenance)

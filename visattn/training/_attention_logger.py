@@ -45,14 +45,7 @@ from visattn.provenance import Provenance
 from visattn.records import Recording
 
 _AUTO = ("relevance", "attention", "gates", "gradcam")  # the first that applies
-_FROM_ONE_PASS = {
-    "attention",
-    "glimpses",
-    "gradients",
-    "gates",
-    "features",
-    "cam layer",
-}  # what the methods that are drawn here may need
+_FROM_ONE_PASS = {"attention", "gradients", "gates", "glimpses", "features", "cam layer"}  # what methods drawn here may need
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, ModelEmaV2, ModelEmaV3)
 _ACROSS = 8  # images in a row
 _FLAT = 1e-30  # a range below it is drawn as a constant map

@@ -1,0 +1,62 @@
+"""Pictures of where captioners looked, word by word, and of where the recurrent attention model looked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+import visattn
+from visattn import data, render
+from visattn._files import write_whole
+from visattn._sheets import Cell, sheet
+from visattn.captioning import load_captioner
+from visattn.data._caption_pictures import CaptionedScenes
+from visattn.errors import VisattnError
+from visattn.provenance import Provenance
+
+CHECKPOINTS = Path(__file__).parents[1] / "assets" / "checkpoints"
+CAPTIONERS = "soft", "hard"
+TESTS, THINGS = 100, 3  # scenes that are looked through, and how many things the chosen one has
+RAM = CHECKPOINTS / "ram_fashion_mnist"
+SHOWN = 6  # classes, the first test picture of each
+PANEL = 224
+
+
+def caption_pictures(folder: Path) -> None:
+    """What two captioners say of a scene with a new pair of colour and shape, and the glimpses of the recurrent attention model."""
+    pictures = CaptionedScenes("scenes-new", "test", TESTS, (64, 64), 0)
+    index = next(i for i in range(TESTS) if len(pictures.scenes.scene(i).things) == THINGS)
+    photo, (truth,) = pictures[index]
+    for name in CAPTIONERS:
+        (caption,) = load_captioner(CHECKPOINTS / f"captions_{name}").tell([photo])
+        said = f"what the {name} attention captioner says of test scene {index} of scenes-new; its truth: {truth}"
+        _write(folder / f"filmstrip_{name}.png", caption.filmstrip(panel=144, notes=(said,)), caption.map.provenance)
+    try:
+        _write(folder / "glimpses.png", *_glimpses())
+    except VisattnError as error:
+        print(f"glimpses.png: skipped: {error}")
+
+
+def _glimpses() -> tuple[Image.Image, Provenance]:
+    """The path over the first test picture of some classes, enlarged, and the network's answers."""
+    model = visattn.load_model(str(RAM))
+    tests = data.read("fashion-mnist", "test")
+    cells = []
+    for label in range(SHOWN):
+        picture = next(picture for picture, one in map(tests.__getitem__, range(len(tests))) if one == label)
+        large = picture.convert("RGB").resize((PANEL, PANEL), Image.Resampling.NEAREST)
+        explanation = visattn.explain(model, large, method="glimpses")
+        with torch.inference_mode():
+            answer = tests.classes[int(model(visattn.prepare(large, model).pixels).logits.argmax())]
+        cells.append(Cell(explanation.overlay(opacity=0), answer, tests.classes[label]))
+    notes = (
+        "The first test picture of each of the first classes, its class above, the network's answer below. Boxes: what it read, in the "
+        "order of the numbers.",
+    )
+    return sheet([cells], panel=PANEL, notes=notes), explanation.provenance
+
+
+def _write(path: Path, picture: Image.Image, provenance: Provenance) -> None:
+    print(write_whole(path, render.to_png(picture, provenance)))
