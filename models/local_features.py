@@ -1,9 +1,9 @@
 """A small CNN whose features are local: each place of its map knows 20 x 20 pixels and nothing else.
 
-In a deep network the receptive field of every place is most of the picture, so a decoder can read an object wherever it looks, and a map of
-where it looked says little. Here it has to look at the object. After Brendel and Bethge, "Approximating CNNs with Bag-of-local-Features
-models works surprisingly well on ImageNet", ICLR 2019, arXiv:1904.00760: few convolutions wider than a pixel, the rest 1 x 1. Strided
-kernels have even sides, so that the middle of what a place sees is the middle of its cell.
+In a deep network the receptive field of every place is most of the picture, so a decoder can read an object wherever it looks, and a map
+of where it looked says little. Here what a place tells is of what lies there. After Brendel and Bethge, "Approximating CNNs with
+Bag-of-local-Features models works surprisingly well on ImageNet", ICLR 2019, arXiv:1904.00760: few convolutions wider than a pixel, the
+rest 1 x 1. Strided kernels have even sides, so that the middle of what a place sees is the middle of its cell.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Show, attend and tell, to read from top to bottom: a caption is written word by word, and each word looks at the picture first.
 
-Xu et al., "Show, Attend and Tell: Neural Image Caption Generation with Visual Attention", ICML 2015, arXiv:1502.03044. With `soft` attention a
-word sees the mean of all places, weighted by `alpha`, and all is learned by backpropagation. With `hard` attention it sees one place, drawn
-with the probabilities `alpha`, and where to look is learned by REINFORCE, or through a Gumbel straight-through draw. `uniform` is the
-baseline that cannot choose. Captions go through the decoder packed: a caption that is over takes no further step.
+Xu et al., "Show, Attend and Tell: Neural Image Caption Generation with Visual Attention", ICML 2015, arXiv:1502.03044. With `soft`
+attention a word sees the mean of all places, weighted by `alpha`, and all is learned by backpropagation. With `hard` attention it sees one
+place, drawn with the probabilities `alpha`, and where to look is learned by REINFORCE, or through a Gumbel straight-through draw. `uniform`
+is the baseline that cannot choose. Captions go through the decoder packed: a caption that is over takes no further step.
 
 Follows the authors' code where it differs from the paper: a tanh and dropout before the last layer. Differs from both: one layer each in
 the networks of the first state and of the scores, and learned coordinates are added to the features where `grid` is given (the authors'
@@ -138,10 +138,22 @@ class ShowAttendTell(nn.Module):
         Raises:
             ShapeError: If the encoder gives another shape.
         """
-        maps = self.encoder(images)
+        return self.look_at(self.encoder(images))
+
+    def look_at(self, maps: Tensor) -> Seen:
+        """The same of what the encoder gave, `(B, D, rows, columns)`.
+
+        Raises:
+            ShapeError: If the shape is another.
+        """
         if maps.ndim != 4 or maps.shape[1] != self.channels:
             raise ShapeError(f"the encoder must give (B, {self.channels}, rows, columns), got {tuple(maps.shape)}.")
         if self.row is not None and self.column is not None:
+            if maps.shape[2:] != (self.row.shape[1], self.column.shape[2]):
+                grid = f"{self.row.shape[1]} x {self.column.shape[2]}"
+                raise ShapeError(
+                    f"coordinates are of {grid} places, the encoder gave {tuple(maps.shape[2:])}. Keep the input's size."
+                )
             maps = maps + self.row + self.column
         features = maps.flatten(2).mT
         return Seen(features, self.look.keys(features) if self.look else features, (maps.shape[2], maps.shape[3]))
@@ -231,8 +243,9 @@ class ShowAttendTell(nn.Module):
 class Objective:
     """The constants of the loss; the defaults are the authors' code's.
 
-    All terms are means over the batch, as in the paper. The authors' code leaves `1 / B` out of what REINFORCE sends to `alpha`: multiply
-    `reward` and `entropy` by the batch for that.
+    All terms are means over the batch, as in the paper. A batch is what one process takes at once: accumulated parts and several
+    processes each choose `how`, know their own longest caption and `B` of `arctic`, and move the running mean. The authors' code leaves
+    `1 / B` out of what REINFORCE sends to `alpha`: multiply `reward` and `entropy` by the batch for that.
 
     Attributes:
         regulariser: Weight of the doubly stochastic term.
@@ -243,7 +256,7 @@ class Objective:
         entropy: Weight `lambda_e` of the entropy of `alpha`.
         decay: Of the running mean of costs that is the baseline; 1 keeps it at 0.
         cost: Of a caption in REINFORCE: the `mean` over the batch's longest caption, as in the authors' code, or the `sum` over its words,
-            for which, with `reward=1`, `entropy=0` and `semi_sampling=0`, the gradient has no bias.
+            for which REINFORCE, with `reward=1`, `entropy=0`, `semi_sampling=0` and `regulariser=0`, has no bias.
     """
 
     regulariser: float = 1.0

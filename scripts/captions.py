@@ -7,6 +7,7 @@ without the pairs of colour and shape of `scenes-new`. Prints tables and, on req
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ DOCS = ROOT / "docs" / "captions.md"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
 CAPTIONERS = {"soft": "captions_soft", "hard": "captions_hard", "uniform": "captions_uniform"}
 DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each", "scenes-any": "all pairs, centres also near the lines"}
+WORDS = {"any word of its phrase": slice(None), "its colour": slice(1, 2), "its shape": slice(2, 3)}
 AT_ONCE = 50
 BEAM = 5
 
@@ -61,6 +63,9 @@ def said(captioners: dict[str, Captioner], count: int) -> str:
         photos = [pictures[i][0] for i in range(count)]
         truth = [pictures.captions(i)[0] for i in range(count)]
         told = {f"{name} attention": texts(captioner, photos) for name, captioner in captioners.items()}
+        told |= {
+            f"{name} attention, that may not look": texts(blind(captioner), photos) for name, captioner in captioners.items()
+        }
         if "hard" in captioners:
             told["hard attention, the expected context"] = texts(captioners["hard"], photos, how="expected")
         if "soft" in captioners:
@@ -78,6 +83,15 @@ def said(captioners: dict[str, Captioner], count: int) -> str:
         both = known[f"{name} attention"] + new[f"{name} attention"]
         rows.append({"scenes": "the first two together", "captioner": f"{name} attention", **measured(both, first + second)})
     return f"{count} scenes of each kind, beam {BEAM}.\n\n{to_markdown(rows)}"
+
+
+def blind(captioner: Captioner) -> Captioner:
+    """The same with beta at 0 for every word: of the picture there is only the mean of all features, in the first state."""
+    model = copy.deepcopy(captioner.model)
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.bias.fill_(-1e4)
+    return Captioner(model, captioner.blueprint, captioner.provenance)
 
 
 def texts(captioner: Captioner, photos: Sequence[Image.Image], beam: int = BEAM, how: str | None = None) -> list[str]:
@@ -99,32 +113,47 @@ def measured(candidates: list[str], truth: list[str]) -> Row:
 
 
 def looked(captioners: dict[str, Captioner], count: int) -> str:
-    """Whether words of a thing looked at it, beside the same things of other scenes."""
+    """Whether words of a thing looked at it, beside a thing of another scene with as many."""
     pictures = CaptionedScenes("scenes", "test", count, (64, 64), 0)
     scenes = [pictures.scenes.scene(i) for i in range(count)]
-    others = np.random.RandomState(1).permutation(count)
+    others = exchanged([len(scene.things) for scene in scenes])
     rows: list[Row] = []
     for name, captioner in captioners.items():
-        own: list[list[float]] = []
-        moved: list[list[float]] = []
+        own: dict[str, list[list[float]]] = {word: [] for word in WORDS}
+        moved: dict[str, list[list[float]]] = {word: [] for word in WORDS}
+        best: list[list[float]] = []
         for start in range(0, count, AT_ONCE):
             some = range(start, min(start + AT_ONCE, count))
             photos = [Image.fromarray(scenes[i].image) for i in some]
             for i, caption in zip(some, captioner.score(photos, [scenes[i].caption for i in some]), strict=True):
-                other, words = scenes[others[i]], phrases(scenes[i])
-                own.append([on(caption, phrase, mask(scenes[i], order)) for order, phrase in enumerate(words)])
-                moved.append([on(caption, phrase, mask(other, order % len(other.things))) for order, phrase in enumerate(words)])
-        rows.append(
-            {
-                "captioner": name,
-                "measure": "place at least half covered" if name == "hard" else "mass",
-                "scenes": count,
-                "on the thing": interval(own),
-                "on a thing of another scene": interval(moved),
-            }
-        )
+                parts = list(enumerate(phrases(scenes[i])))
+                for word, which in WORDS.items():
+                    own[word].append([on(caption, phrase[which], mask(scenes[i], order)) for order, phrase in parts])
+                    moved[word].append([on(caption, phrase[which], mask(scenes[others[i]], order)) for order, phrase in parts])
+                best.append([most(caption, mask(scenes[i], order)) for order, _ in parts])
+        for word in WORDS:
+            rows.append(
+                {
+                    "captioner": name,
+                    "measure": "place at least half covered" if name == "hard" else "mass",
+                    "of": word,
+                    "on the thing": interval(own[word]),
+                    "on a thing of another scene": interval(moved[word]),
+                    "all on the best place": interval(best),
+                }
+            )
     fields = ", ".join(f"{name} {'x'.join(map(str, captioner.field))}" for name, captioner in captioners.items())
-    return f"Receptive field of a place, in pixels of 64 x 64: {fields}.\n\n{to_markdown(rows)}"
+    return f"{count} scenes. Receptive field of a place, in pixels of 64 x 64: {fields}.\n\n{to_markdown(rows)}"
+
+
+def exchanged(things: list[int]) -> list[int]:
+    """For each scene another with as many things."""
+    found = list(range(len(things)))
+    for number in set(things):
+        same = [i for i, one in enumerate(things) if one == number]
+        for here, there in zip(same, [*same[1:], same[0]], strict=True):
+            found[here] = there
+    return found
 
 
 def phrases(scene: Scene) -> list[range]:
@@ -159,6 +188,12 @@ def on(caption: Caption, words: range, covered: NDArray[np.bool_]) -> float:
     if caption.cells[0] is not None:
         return max(float(cells.share[cell] >= 0.5) for word in words if (cell := caption.cells[word]) is not None)
     return max(float((cells.values[word] * cells.share).sum() / cells.values[word].sum()) for word in words)
+
+
+def most(caption: Caption, covered: NDArray[np.bool_]) -> float:
+    """What a map that is all on the best place would reach."""
+    share = cells_of(caption.map, covered, caption.geometry).share
+    return float(share.max() >= 0.5) if caption.cells[0] is not None else float(share.max())
 
 
 def interval(values: list[list[float]]) -> str:

@@ -218,6 +218,10 @@ Adam at a learning rate of {RATE:g}, of the location network {POLICY * RATE:g}, 
 - One run, of seed {options.seed}. The interval is over test pictures; another seed may give an accuracy outside it.
 - It answers with one of its classes whatever a picture shows.
 - Where it looks is where looking was rewarded, not where all evidence lies.
+
+## Licence
+
+Apache-2.0
 """
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
-from tests.captioning.test_folder import WORDS, tiny
-from visattn.captioning import Caption, Captioner, search
+from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
+from visattn.captioning import Caption, Captioner, load_captioner, search
+from visattn.captioning._folder import save
 from visattn.data.scenes import Scenes
-from visattn.errors import ImageError, OptionError
+from visattn.errors import ImageError, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.models.show_attend_tell import ATTENTIONS, END, UNKNOWN, Attention
+from visattn.provenance import Provenance
 
 COUNT = 3
 
@@ -247,3 +251,23 @@ def test_what_cannot_be_meant_is_refused(attention: Attention, name: str, option
 def test_no_photo_is_refused(name: str) -> None:
     with pytest.raises(ImageError, match="no photos were given"):
         getattr(tiny(), name)([], *([[]] if name == "score" else []))
+
+
+def test_places_lie_where_the_encoder_read_them_at_a_size_that_its_stride_does_not_divide() -> None:
+    blueprint = plan(encoder=replace(LOCAL, size=(70, 70)))
+    captioner = Captioner(blueprint.build().eval(), blueprint, Provenance())
+    (caption,) = captioner.score([Image.new("RGB", (70, 70), "red")], ["a red disc"])
+    assert caption.map.layout.grid == (8, 8)
+    assert caption.map.layout.box == Box(0, 0, 64, 64)  # the last 6 rows and columns belong to no place
+
+
+def test_coordinates_keep_the_size_they_were_made_for() -> None:
+    blueprint = plan(coordinates=True)
+    with pytest.raises(ShapeError, match="coordinates are of 8 x 8 places, the encoder gave"):
+        blueprint.build().encode(torch.zeros(1, 3, 96, 96))
+
+
+def test_the_folder_of_a_run_leads_to_its_captioner(tmp_path: Path) -> None:
+    blueprint = plan()
+    save(blueprint.build(), blueprint, tmp_path / "run" / "final")
+    assert load_captioner(tmp_path / "run").vocabulary.words == blueprint.words

@@ -18,6 +18,7 @@ SPLIT = {
     "Un caf\u00e9 \u00c0 Z\u00dcRICH": ["un", "caf\u00e9", "\u00e0", "z\u00fcrich"],
     "cafe\u0301 Ame\u0301lie": ["caf\u00e9", "am\u00e9lie"],
     "\u72ac \u0441\u043e\u0431\u0430\u043a\u0430": ["\u72ac", "\u0441\u043e\u0431\u0430\u043a\u0430"],
+    "\u090f\u0915 \u0939\u093f\u0928\u094d\u0926\u0940": ["\u090f\u0915", "\u0939\u093f\u0928\u094d\u0926\u0940"],
     "<end> <unknown>": ["end", "unknown"],
     "... !?": [],
     "": [],

@@ -22,7 +22,7 @@ BUILT = {
 
 
 def test_timm_knows_every_name_and_no_other() -> None:
-    assert sorted(timm.list_models("visattn_*")) == sorted([*BUILT, "visattn_vit_c"])
+    assert sorted(timm.list_models("visattn_*")) == sorted([*BUILT, "visattn_local_features", "visattn_vit_c"])
     assert timm.list_models("visattn_*", pretrained=True) == []
     assert not set(BUILT) & set(timms._module_to_models["resnet"])  # the file of that name is timm's
 

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.captioning.real import coco
 from tests.cli.test_commands import Run, run
 from visattn.captioning import load_captioner
-from visattn.errors import DataError, OptionError, WeightsError
+from visattn.errors import DataError, OptionError, VisattnWarning, WeightsError
 from visattn.training import CaptionConfig, Checkpoints, train
 from visattn.training._captions import Captioning
 
@@ -120,6 +120,7 @@ def test_the_baseline_of_reinforce_is_learned_and_kept(tmp_path: Path) -> None:
     assert float(weights(tmp_path / "run")["baseline"]) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:--freeze leaves the encoder's random weights")
 def test_a_frozen_encoder_stays_as_it_was(tmp_path: Path) -> None:
     config = recipe(freeze=True)
     before = {name: tensor.clone() for name, tensor in Captioning(config).build().state_dict().items()}
@@ -130,6 +131,22 @@ def test_a_frozen_encoder_stays_as_it_was(tmp_path: Path) -> None:
     assert buffers
     for name in buffers:
         assert torch.equal(before[name], after[name]), name
+
+
+def test_frozen_random_features_are_told(tmp_path: Path) -> None:
+    with pytest.warns(VisattnWarning, match="--freeze leaves the encoder's random weights as they are"):
+        Captioning(recipe(freeze=True)).build()
+
+
+def test_a_test_picture_that_is_too_narrow_to_be_drawn_ends_no_training(tmp_path: Path) -> None:
+    lines = []
+    for name, size, split in (("a.png", (64, 64), "train"), ("b.png", (10, 400), "test"), ("c.png", (64, 64), "test")):
+        Image.new("RGB", size, "red").save(tmp_path / name)
+        lines.append(json.dumps({"image": name, "caption": "red all over", "split": split}))
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    counts = {"train_count": 0, "test_count": 0, "batch_size": 1, "img_size": 64, "maps_every": 1}
+    train(recipe(data=str(tmp_path / "captions.jsonl"), **counts), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "maps").iterdir()] == ["step_00000001.png"]
 
 
 def test_maps_change_no_bit_of_the_training(tmp_path: Path) -> None:
@@ -150,6 +167,7 @@ def test_the_encoder_may_be_any_with_a_map(tmp_path: Path) -> None:
         assert caption.map.values.shape[1:] == captioner.grid
 
 
+@pytest.mark.filterwarnings("ignore:--freeze leaves the encoder's random weights")
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regulariser": 0.1}
     train(recipe(**options), tmp_path / "one")
@@ -178,7 +196,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rare words": ({"min_count": 10_000}, DataError, "no word occurs 10000 times or more in the captions"),
     "layer": ({"layer": "features.99"}, OptionError, "has no layer 'features.99'"),
     "attention": ({"attention": "firm"}, OptionError, "firm"),
-    "temperature": ({"temperature": 0.0}, OptionError, "temperature must be above 0"),
+    "temperature": ({"temperature": 0.0}, OptionError, "temperature must be a finite number above 0"),
     "data": ({"data": "no/such/file.json"}, DataError, "no/such/file.json"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from visattn._filmstrip import animation, filmstrip
@@ -19,9 +20,10 @@ from visattn.captioning._encoder import receptive_field
 from visattn.captioning._folder import CaptionerBlueprint, load
 from visattn.captioning._search import evaluating, search
 from visattn.captioning._vocabulary import SPECIAL, Vocabulary, split
-from visattn.errors import OptionError
-from visattn.families.trained import remember
-from visattn.geometry import Box, Geometry
+from visattn.errors import LayoutError, OptionError
+from visattn.families import capture
+from visattn.families.trained import FACTS, remember
+from visattn.geometry import Geometry
 from visattn.images import facts
 from visattn.maps import AttentionMap
 from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell, Told
@@ -104,7 +106,7 @@ class Captioner:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the places."""
         blank = torch.zeros(1, self.blueprint.channels, *self.blueprint.size, device=next(self.model.parameters()).device)
-        return self._seen(blank).grid
+        return self._seen(blank)[0].grid
 
     def tell(
         self, photos: Sequence[Image.Image], *, beam: int = 5, longest: int = 50, how: str | None = None, normalise: bool = False
@@ -121,16 +123,17 @@ class Captioner:
         Raises:
             OptionError: If an option is out of range, or `how` is given for another attention.
             ImageError: If there is no photo, or it cannot be used.
+            LayoutError: If where the encoder's places lie cannot be followed.
         """
         self._check(how)
         prepared = prepare_batch(photos, self.model)
-        seen = self._seen(prepared.pixels)
+        seen, layout = self._seen(prepared.pixels)
         found = search(self.model, seen, beam=beam, longest=longest, how=how, normalise=normalise)
         words = [[*one.words, END] if one.finished else one.words for one in found]
         places = [one.places for one in found] if self.model.attention == "hard" and how != "expected" else None
         parameters = {"beam": beam, "longest": longest, "normalise": normalise, "how": how or "default"}
         told = self._scored(seen, words, how, places)
-        return self._captions(prepared, told, [self.vocabulary.decode(one) for one in words], words, parameters)
+        return self._captions(prepared, layout, told, [self.vocabulary.decode(one) for one in words], words, parameters)
 
     def score(self, photos: Sequence[Image.Image], captions: Sequence[str], *, how: str | None = None) -> list[Caption]:
         """The captions that are given, with their likelihood and where their words look.
@@ -143,6 +146,7 @@ class Captioner:
         Raises:
             OptionError: If there are not as many captions as photos, or one has no word.
             ImageError: If there is no photo, or it cannot be used.
+            LayoutError: If where the encoder's places lie cannot be followed.
         """
         self._check(how)
         if len(captions) != len(photos):
@@ -151,9 +155,10 @@ class Captioner:
         if empty := [number for number, words in enumerate(texts) if not words]:
             raise OptionError(f"caption {empty[0]} has no word. Give one or more.")
         prepared = prepare_batch(photos, self.model)
-        seen = self._seen(prepared.pixels)
+        seen, layout = self._seen(prepared.pixels)
         words = [self.vocabulary.encode(caption) for caption in captions]
-        return self._captions(prepared, self._scored(seen, words, how, None), texts, words, {"how": how or "default"})
+        told = self._scored(seen, words, how, None)
+        return self._captions(prepared, layout, told, texts, words, {"how": how or "default"})
 
     def _check(self, how: str | None) -> None:
         if how is not None and self.model.attention != "hard":
@@ -168,16 +173,31 @@ class Captioner:
         with evaluating(self.model), torch.inference_mode():
             return self.model.tell(seen, _padded(words).to(device), lengths, how=how, places=taken)
 
-    def _seen(self, pixels: Tensor) -> Seen:
+    def _seen(self, pixels: Tensor) -> tuple[Seen, TokenLayout]:
+        """What is seen of pixels, and where its places lie on them: followed through the encoder, not guessed from their number."""
+        stage = nn.Sequential(OrderedDict(encoder=self.model.encoder))
         with evaluating(self.model), torch.inference_mode():
-            return self.model.encode(pixels)
+            with capture(stage, features=["encoder"]) as recording:
+                maps = stage(pixels)
+            seen = self.model.look_at(maps)
+        layout = recording.features[0].layout
+        if layout is None or layout.grid != seen.grid:
+            raise LayoutError(
+                f"{self.blueprint.encoder.model}: where its places lie could not be followed. Choose another --layer."
+            )
+        return seen, layout
 
     def _captions(
-        self, prepared: Prepared, told: Told, texts: list[list[str]], words: list[list[int]], parameters: dict[str, Any]
+        self,
+        prepared: Prepared,
+        layout: TokenLayout,
+        told: Told,
+        texts: list[list[str]],
+        words: list[list[int]],
+        parameters: dict[str, Any],
     ) -> list[Caption]:
         """Each picture's own part of what was told, without the step of the end."""
         rows, columns = told.grid
-        layout = TokenLayout("places", (), (rows, columns), Box(0, 0, *prepared.pixels.shape[2:]))
         chosen = told.logits.float().log_softmax(2).gather(2, _padded(words).to(told.logits.device)[..., None])[..., 0]
         scores = chosen.masked_fill(~told.steps, 0).sum(1).tolist()
         hard = self.model.attention == "hard" and parameters["how"] != "expected"
@@ -210,13 +230,15 @@ class Captioner:
 
 
 def load_captioner(folder: str | Path) -> Captioner:
-    """The captioner of a folder that `visattn train caption` wrote: `RUN/final`.
+    """The captioner of a folder that `visattn train caption` wrote: `RUN`, or `RUN/final`.
 
     Raises:
         WeightsError: If the folder holds no captioner, or a damaged one.
         UnsupportedModel: If its encoder is not known here.
     """
-    return Captioner(*load(Path(folder)))
+    place = Path(folder)
+    within = place / "final"
+    return Captioner(*load(within if within.joinpath(FACTS).is_file() and not place.joinpath(FACTS).exists() else place))
 
 
 def _unknown(text: list[str], words: list[int]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from visattn._checks import printable
 from visattn.captioning._encoder import Shape, encoder
-from visattn.captioning._vocabulary import SPECIAL, Vocabulary
+from visattn.captioning._vocabulary import SPECIAL
 from visattn.errors import WeightsError
 from visattn.families import trained
 from visattn.families.trained import Blueprint
@@ -159,8 +159,3 @@ def _read(told: dict[str, Any], shown: str) -> CaptionerBlueprint:
     if own["words"][:2] != SPECIAL:
         raise WeightsError(f"{shown}: its vocabulary does not begin with {' and '.join(SPECIAL)}; copy the folder again.")
     return CaptionerBlueprint(trained.read_blueprint(told.get("encoder"), shown, classes=False), **own)
-
-
-def vocabulary(blueprint: CaptionerBlueprint) -> Vocabulary:
-    """The words of a captioner."""
-    return Vocabulary(blueprint.words)

@@ -12,7 +12,7 @@ from visattn.errors import DataError
 from visattn.models.show_attend_tell import END, UNKNOWN
 
 SPECIAL = ("<end>", "<unknown>")
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_WORD = re.compile(r"[^\s']+(?:'[^\s']+)*")
 
 
 def split(text: str) -> list[str]:
@@ -20,7 +20,11 @@ def split(text: str) -> list[str]:
 
     What looks alike is alike: accents are part of their letter, and all apostrophes straight.
     """
-    return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
+    plain = unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'")
+    kept = "".join(
+        one if one == "'" or unicodedata.category(one)[0] in "LNM" else " " for one in plain
+    )  # M: vowels of many scripts
+    return _WORD.findall(kept)
 
 
 @dataclass(frozen=True)

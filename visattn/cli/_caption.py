@@ -10,6 +10,7 @@ import click
 
 from visattn._checks import printable
 from visattn._files import check_output, write_whole
+from visattn.cli._main import complain
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
 from visattn.errors import ImageError, OptionError, VisattnError
@@ -73,12 +74,16 @@ def caption_command(
     targets = [*strips, *([_json_file(output)] if output else [])]
     for target in targets:
         check_output(target, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
-    rows = []
+    rows, failed = [], 0
     for i, caption in _captions(images, checkpoint, options):
         name = printable(str(images[i]))
         row = _row(caption, name)
         if strips and caption.words:
-            row["filmstrip"] = printable(str(write_whole(strips[i], _drawn(caption, strips[i], options))))
+            try:
+                row["filmstrip"] = printable(str(write_whole(strips[i], _drawn(caption, strips[i], options))))
+            except OptionError as error:  # of this photo: too narrow to be shown
+                failed += 1
+                complain(f"{name}: {error}")
         rows.append(row)
         if not as_json:
             told = printable(caption.text)
@@ -94,7 +99,7 @@ def caption_command(
         click.echo(to_json(rows))
     if output:
         write_whole(output, to_json(rows).encode())
-    return 0 if len(rows) == len(images) else VisattnError.exit_code
+    return 0 if len(rows) == len(images) and not failed else VisattnError.exit_code
 
 
 def _captions(images: Sequence[Path], checkpoint: Path, options: dict[str, Any]) -> Iterator[tuple[int, Caption]]:

@@ -43,7 +43,7 @@ class _Alignment(nn.Module):
             )
         keys = self.keys(features) if keys is None else keys
         scores: Tensor = self.score((keys + self.state(state)[:, None]).tanh()).squeeze(-1)  # (B, L)
-        return scores.log_softmax(-1)
+        return scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # sums of alpha count
 
 
 class SoftAttention(_Alignment):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,8 +74,8 @@ class CaptionConfig(Recipe):
             between(getattr(self, name), 0, 1, name)
         for name in ("regulariser", "reward", "entropy"):
             between(getattr(self, name), 0, 1e9, name)
-        if not self.temperature > 0:
-            raise OptionError(f"temperature must be above 0, got {self.temperature}.")
+        if not 0 < self.temperature < math.inf:
+            raise OptionError(f"temperature must be a finite number above 0, got {self.temperature}.")
 
     @property
     def objective(self) -> Objective:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,7 +19,7 @@ from visattn._files import check_output, write_whole
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning._folder import CaptionerBlueprint, save
 from visattn.data._captions import Captioned, read_captions
-from visattn.errors import DataError, ImageError, WeightsError
+from visattn.errors import DataError, ImageError, OptionError, VisattnWarning, WeightsError
 from visattn.families import load_model
 from visattn.families.trained import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
@@ -28,7 +30,7 @@ from visattn.training._task import Draw, Targeted, Task, input_size, moments_of,
 
 _SHOWN = 4  # test pictures whose filmstrips are drawn
 _TOLD = 500  # test pictures whose captions are scored for the card
-_AT_ONCE = 50
+_AT_ONCE = 16  # decoded photos in memory
 _BEAM = 5
 
 
@@ -129,6 +131,10 @@ class Captioning(Task):
             _begin_with(self.model.encoder.model, self.config)  # type: ignore[arg-type] # a module's attribute
         if self.config.freeze:
             self.model.encoder.requires_grad_(False)
+            if self.config.weights == "none":
+                warnings.warn(
+                    "--freeze leaves the encoder's random weights as they are; pass --weights", VisattnWarning, stacklevel=2
+                )
         return self.model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
@@ -163,7 +169,12 @@ class Captioning(Task):
             if step % self.config.maps_every:
                 return
             captioner = Captioner(cast(ShowAttendTell, model), self.blueprint, Provenance(model=self.title))
-            strips = [caption.filmstrip(panel=96) for caption in captioner.score(photos, captions)]
+            strips = []
+            for caption in captioner.score(photos, captions):
+                with suppress(OptionError):  # too narrow to be shown
+                    strips.append(caption.filmstrip(panel=96))
+            if not strips:
+                return
             sheet = Image.new("RGB", (max(strip.width for strip in strips), sum(strip.height for strip in strips)), "white")
             top = 0
             for strip in strips:
@@ -191,7 +202,7 @@ class Captioning(Task):
         told, references = self._told(captioner)
         exact = sum(
             split(one) in [split(reference) for reference in known] for one, known in zip(told, references, strict=True)
-        ) / len(told)
+        ) / max(len(told), 1)
         results = [
             f"Words told right after the true words before them: {percent(reached.accuracy)}; {reached.loss:.4f} nats a word.",
             f"Of {len(told)} test pictures with beam {_BEAM}: {percent(exact)} of the captions are one of the references, word for word.",
@@ -207,10 +218,10 @@ class Captioning(Task):
             data,
             reached,
             what=(
-                f"Show, attend and tell with {config.attention} attention: from pictures of {height} x {width} pixels to a caption of "
-                f"{len(self.blueprint.words) - 2} words at most that it knows.",
-                f"Encoder: {code(config.model)}, a map of {grid[0]} x {grid[1]} places; each can know at most {field[0]} x {field[1]} "
-                f"pixels, {percent(field[0] / height)} of the height.",
+                f"Show, attend and tell with {config.attention} attention: from pictures of {height} x {width} pixels to a caption from a "
+                f"vocabulary of {len(self.blueprint.words) - 2} words.",
+                f"Encoder: {code(config.model)}, a map of {grid[0]} x {grid[1]} places; each knows {field[0]} x {field[1]} "
+                f"pixels, {percent(field[0] / height)} of the height (measured by gradients).",
                 f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters.",
             ),
             results=results,
@@ -224,18 +235,17 @@ class Captioning(Task):
 
     def _told(self, captioner: Captioner) -> tuple[list[str], list[tuple[str, ...]]]:
         """Captions of the first test pictures that can be read, and the references."""
-        photos, references, told = [], [], []
-        for index in range(min(_TOLD, len(self.tests))):
-            try:
-                picture, captions = self.tests[index]
-            except ImageError:
-                continue
-            photos.append(picture.convert("RGB"))
-            references.append(captions)
-        for start in range(0, len(photos), _AT_ONCE):
-            told += [
-                one.text for one in captioner.tell(photos[start : start + _AT_ONCE], beam=_BEAM, longest=self.config.longest + 1)
-            ]
+        references: list[tuple[str, ...]] = []
+        told: list[str] = []
+        for start in range(0, min(_TOLD, len(self.tests)), _AT_ONCE):
+            photos = []
+            for index in range(start, min(start + _AT_ONCE, _TOLD, len(self.tests))):
+                with suppress(ImageError):
+                    picture, captions = self.tests[index]
+                    photos.append(picture.convert("RGB"))
+                    references.append(captions)
+            if photos:
+                told += [one.text for one in captioner.tell(photos, beam=_BEAM, longest=self.config.longest + 1)]
         return told, references
 
 
