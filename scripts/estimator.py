@@ -14,14 +14,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
+from _docs import write_section
 from torch import Tensor, nn
 
 from visattn._tables import to_markdown
 from visattn.models.show_attend_tell import END, Objective, ShowAttendTell, costs, loss
 
+DOCS = Path(__file__).parents[1] / "docs" / "captions.md"
 GRID = (2, 2)
 CAPTION = (2, 3, END)
 UNBIASED = {"regulariser": 0.0, "semi_sampling": 0.0, "reward": 1.0, "entropy": 0.0, "cost": "sum"}
@@ -39,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Hold the gradients of hard attention against the exact one.")
     parser.add_argument("--batches", type=int, default=100, help="of each estimator; a quarter more go before")
     parser.add_argument("--size", type=int, default=500, help="draws in a batch")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/captions.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -48,9 +52,12 @@ def main() -> int:
         sampled(model, objective, options.batches // 4, options.size)  # the running mean is no longer 0
         means = sampled(model, objective, options.batches, options.size)
         rows.append({"estimator": name, **compared(means, model, options.size, shared=objective.semi_sampling > 0)})
-    print(to_markdown(rows))
     plain, steadied = rows[0], rows[1]
-    print(f"the running mean leaves {steadied['variance'] / plain['variance']:.3f} of the variance")
+    left = f"The running mean leaves {steadied['variance'] / plain['variance']:.3f} of the variance."
+    text = f"{to_markdown(rows)}\n\n{options.batches * options.size:,} draws. {left}"
+    print(text)
+    if options.write_docs:
+        write_section(DOCS, "estimator", text)
     return int(max(row["farthest parameter"] for row in rows[:2]) > 4 or steadied["variance"] >= plain["variance"])
 
 

@@ -7,7 +7,6 @@ method that applies explains the true class. Prints tables and, on request, puts
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _docs import write_section
 from _known_truth_measure import NEAR, Array, Measured, Measures, Way, accuracy, measured, size_of
 from _localisation_common import COPIES, PRIOR, ROOT
 from torch import nn
@@ -82,8 +82,7 @@ def main() -> int:
         text = section(NETWORKS[name], options.checkpoints, options.scenes, min(options.slow_scenes, options.scenes))
         print(f"## {NETWORKS[name].title}\n\n{text}", flush=True)
         if options.write_docs:
-            DOCS.write_text(with_section(DOCS.read_text(encoding="utf-8"), name, text), encoding="utf-8")
-            print(f"wrote {name} to {DOCS.relative_to(ROOT)}", file=sys.stderr)
+            write_section(DOCS, name, text)
     return 0
 
 
@@ -212,16 +211,6 @@ def told(values: Array | None, *, percent: bool = False) -> str | None:
     low, high = mean_interval(values)
     one = "{:.1%}" if percent else "{:.2f}"
     return f"{one} ({one} to {one})".format(float(values.mean()), float(low), float(high))
-
-
-def with_section(page: str, name: str, text: str, docs: Path = DOCS) -> str:
-    """The page with the text between the marks of a network."""
-    made, count = re.subn(
-        rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}\n{text}\n{found[2]}", page, flags=re.DOTALL
-    )
-    if count != 1:
-        sys.exit(f"{docs.relative_to(ROOT)}: must hold the marks <!-- {name} --> and <!-- end --> once")
-    return made
 
 
 if __name__ == "__main__":

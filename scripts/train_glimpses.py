@@ -19,6 +19,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from _docs import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -30,6 +31,7 @@ from visattn.models import ram
 from visattn.training._card import wilson
 
 DATA = "fashion-mnist"
+DOCS = Path(__file__).parents[1] / "docs" / "captions.md"
 BATCH, RATE, SEED, EPOCHS = 128, 2e-3, 0, 12
 POLICY = (
     0.05  # learning rate of the location network, in the others': at theirs it runs to the edge before there is anything to learn
@@ -83,6 +85,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--train-count", type=int, help="train on a random subset of this size")
     parser.add_argument("--root", type=Path, help="folder that holds the files of Fashion-MNIST")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/captions.md")
     options = parser.parse_args()
     if options.output and options.output.exists():
         parser.error(f"{options.output} exists; choose a new folder.")
@@ -121,6 +124,8 @@ def main() -> None:
         )
     )
     print(table)
+    if options.write_docs:
+        write_section(DOCS, "glimpses", table)
     if options.output:
         facts = {"data": DATA, "test_accuracy": reached["recurrent attention"], "seed": options.seed, "epochs": options.epochs}
         trained.save(glimpsing, blueprint, options.output, facts)

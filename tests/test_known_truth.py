@@ -100,17 +100,20 @@ def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(sc
     assert mean_of(row["share of the map on the mark"]) == pytest.approx(100 * np.mean(shares), abs=0.05)
 
 
-def test_page_has_a_place_for_each_network_and_nothing_else_changes(script: ModuleType) -> None:
-    page = script.DOCS.read_text(encoding="utf-8")
-    for name in script.NETWORKS:
-        once = script.with_section(page, name, "| a \\1 | table |")
-        assert f"<!-- {name} -->\n\n| a \\1 | table |\n<!-- end -->" in once
-        assert script.with_section(once, name, "x") == script.with_section(page, name, "x")
-        assert [line for line in page.splitlines() if line.startswith("#")] == [
-            line for line in once.splitlines() if line.startswith("#")
-        ]
-    with pytest.raises(SystemExit, match="must hold the marks"):
-        script.with_section("no marks", "scenes_cnn", "x")
+def test_pages_have_a_place_for_each_table_and_nothing_else_changes(script: ModuleType) -> None:
+    docs = importlib.import_module("_docs")
+    captions = script.ROOT / "docs" / "captions.md"
+    for file, names in ((script.DOCS, list(script.NETWORKS)), (captions, ["said", "looked", "estimator", "glimpses"])):
+        page = file.read_text(encoding="utf-8")
+        for name in names:
+            once = docs.with_section(page, name, "| a \\1 | table |", "page")
+            assert f"<!-- {name} -->\n\n| a \\1 | table |\n<!-- end -->" in once
+            assert docs.with_section(once, name, "x", "page") == docs.with_section(page, name, "x", "page")
+            assert [line for line in page.splitlines() if line.startswith("#")] == [
+                line for line in once.splitlines() if line.startswith("#")
+            ]
+    with pytest.raises(SystemExit, match=r"page\.md: must hold the marks <!-- scenes_cnn --> and <!-- end --> once"):
+        docs.with_section("no marks", "scenes_cnn", "x", "page.md")
 
 
 def test_map_is_above_another_where_the_whole_interval_is(script: ModuleType) -> None:
