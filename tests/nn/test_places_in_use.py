@@ -327,6 +327,7 @@ PUBLISHED: dict[str, tuple[Role, tuple[int, ...]]] = {
     "GC scale": ("channel_gate", (2, 8, 1, 1)),
     "STN": ("transform", (2, 2, 3)),
     "STN attention": ("transform", (2, 2, 3)),
+    "retina": ("glimpse", (2, 2, 4)),
 }
 
 
