@@ -14,6 +14,7 @@ from visattn._checks import between, one_of, printable, suggest
 from visattn.data._caption_files import INNER, find_captions, read_file
 from visattn.data._caption_formats import unreadable
 from visattn.data._caption_pictures import COUNTS, SCENES, CaptionedFiles, CaptionedScenes
+from visattn.data._pictures import Pictures
 from visattn.errors import DataError, VisattnWarning
 
 FOLDERS = (  # in which published pictures lie, one in another too
@@ -31,22 +32,8 @@ FOLDERS = (  # in which published pictures lie, one in another too
 )
 
 
-class Captioned(Protocol):
+class Captioned(Pictures, Protocol):
     """Pictures with captions, for training and testing."""
-
-    @property
-    def channels(self) -> int:
-        """3: RGB pictures."""
-        ...
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """`(height, width)` of the pictures; None where they differ."""
-        ...
-
-    def __len__(self) -> int:
-        """How many pictures."""
-        ...
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tuple[str, ...]]:
         """Picture and its captions, one or more; `ImageError`, which names the file, for one that cannot be used."""
@@ -54,14 +41,6 @@ class Captioned(Protocol):
 
     def captions(self, index: int) -> tuple[str, ...]:
         """The captions alone; the picture is not read."""
-        ...
-
-    def name(self, index: int) -> str:
-        """What to call a picture, safe to print: its file, or `scenes train 17`."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A sha256 of what they are made of."""
         ...
 
 

@@ -14,6 +14,7 @@ from visattn.data._arrays import ArrayPictures
 from visattn.data._drawn import MARKS, drawn
 from visattn.data._folders import FolderPictures
 from visattn.data._known import cifar, fashion_mnist
+from visattn.data._pictures import Pictures
 from visattn.errors import DataError
 
 __all__ = ["KNOWN", "ArrayPictures", "FolderPictures", "Labelled", "read"]
@@ -21,7 +22,7 @@ __all__ = ["KNOWN", "ArrayPictures", "FolderPictures", "Labelled", "read"]
 KNOWN = ("fashion-mnist", "cifar10", "cifar100", *MARKS)
 
 
-class Labelled(Protocol):
+class Labelled(Pictures, Protocol):
     """Labelled pictures, for training and testing."""
 
     @property
@@ -29,30 +30,8 @@ class Labelled(Protocol):
         """Names of the classes; a label is an index into them."""
         ...
 
-    @property
-    def channels(self) -> int:
-        """1 or 3: grey or RGB pictures."""
-        ...
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """`(height, width)` of the pictures; None where they differ."""
-        ...
-
-    def __len__(self) -> int:
-        """How many."""
-        ...
-
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         """Picture and label; `ImageError`, which names the file, for one that cannot be used."""
-        ...
-
-    def name(self, index: int) -> str:
-        """What to call a picture, safe to print: its file, or `fashion-mnist train 17`."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A sha256 of what they are made of."""
         ...
 
 

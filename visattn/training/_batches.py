@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
+from visattn.data._pictures import Pictures
 from visattn.errors import DataError, ImageError, ResourceError
 from visattn.families.trained import Seen, evaluation_transform
 from visattn.training._config import Recipe
@@ -26,26 +27,6 @@ from visattn.training._randomness import seed_of, seeded
 
 Transform = Callable[[Image.Image], Tensor]
 _PATIENCE = 45  # seconds without a batch before a worker counts as hung: a death that torch tells inside a destructor is lost
-
-
-class Pictures(Protocol):
-    """Pictures, each with what is to be learned of it."""
-
-    def __len__(self) -> int:
-        """How many."""
-        ...
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
-        """A picture, and what is known of it; `ImageError`, which names the file, for one that cannot be used."""
-        ...
-
-    def name(self, index: int) -> str:
-        """What to call a picture, safe to print."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A sha256 of what they are made of."""
-        ...
 
 
 class Targets(Protocol):

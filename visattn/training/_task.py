@@ -20,11 +20,12 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from visattn.data import Labelled, read
+from visattn.data._pictures import Pictures
 from visattn.errors import DataError, ImageError, OptionError, UnsupportedModel, WeightsError
 from visattn.families import input_spec, load_model, trained
 from visattn.families.trained import Blueprint, Seen
 from visattn.models import ram
-from visattn.training._batches import Labels, Pictures, Targets, moments
+from visattn.training._batches import Labels, Targets, moments
 from visattn.training._card import Data, Reached, card
 from visattn.training._config import Config, Recipe
 from visattn.training._cost import Cost, cost
