@@ -18,7 +18,7 @@ from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
 from visattn.captioning import Caption, Captioner, load_captioner, search
 from visattn.captioning._folder import save
 from visattn.data.scenes import Scenes
-from visattn.errors import ImageError, OptionError, ShapeError
+from visattn.errors import ImageError, LayoutError, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.models.show_attend_tell import ATTENTIONS, END, UNKNOWN, Attention
 from visattn.provenance import Provenance
@@ -271,3 +271,19 @@ def test_the_folder_of_a_run_leads_to_its_captioner(tmp_path: Path) -> None:
     blueprint = plan()
     save(blueprint.build(), blueprint, tmp_path / "run" / "final")
     assert load_captioner(tmp_path / "run").vocabulary.words == blueprint.words
+
+
+def test_places_that_cannot_be_followed_are_refused() -> None:
+    captioner = tiny()
+    inner = captioner.model.encoder
+
+    class Mixed(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            maps: Tensor = inner(images)
+            return maps.flatten(2)[:, :, torch.randperm(maps.shape[2] * maps.shape[3])].view_as(maps)
+
+    captioner.model.encoder = Mixed()
+    with pytest.raises(
+        LayoutError, match=r"visattn_local_features: where its places lie could not be followed\. Choose another --layer"
+    ):
+        captioner.tell(photos(1))

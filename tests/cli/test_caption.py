@@ -104,6 +104,18 @@ def test_more_images_than_are_told_at_once_are_told(run: Run, tmp_path: Path, so
     assert "17.png: empty file" in error(err)
 
 
+def test_a_photo_too_narrow_to_be_shown_is_told_and_the_others_are_done(
+    run: Run, image: Path, tmp_path: Path, soft: tuple[str, Path]
+) -> None:
+    Image.new("RGB", (10, 400), "red").save(tmp_path / "narrow.png")
+    code, out, err = run("caption", "narrow.png", image, *soft, "--filmstrip", "strips", "-o", "told.json", "--json", "-q")
+    assert code == 1
+    assert err.count("visattn: error: ") == 1
+    assert "narrow.png: a photo of 10 x 400 pixels is too narrow" in err
+    assert [row["filmstrip"] is None for row in json.loads(out)] == [True, False]
+    assert len(json.loads((tmp_path / "told.json").read_text())) == 2
+
+
 def test_a_broken_image_is_told_and_the_good_one_is_done(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
     broken = tmp_path / "broken.png"
     broken.write_text("<html>")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -18,7 +19,7 @@ from tests.captioning.real import coco
 from tests.cli.test_commands import Run, run
 from visattn.captioning import load_captioner
 from visattn.errors import DataError, OptionError, VisattnWarning, WeightsError
-from visattn.training import CaptionConfig, Checkpoints, train
+from visattn.training import CaptionConfig, Checkpoints, Config, train
 from visattn.training._captions import Captioning
 
 __all__ = ["run"]
@@ -237,3 +238,19 @@ def test_a_classifier_is_no_captioner_and_the_other_way_round(run: Run, tmp_path
     scenes = Path(__file__).parents[2] / "assets" / "checkpoints" / "scenes_cnn"
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(scenes)
+
+
+def test_ram_is_not_rewarded_for_mixed_pictures(tmp_path: Path) -> None:
+    options = {"data": "scenes", "train_count": 8, "test_count": 2, "batch_size": 4, "mixup": 0.5, "epochs": 1.0, "device": "cpu"}
+    with pytest.raises(OptionError, match="RAM is rewarded for right classes, which mixed pictures have not"):
+        train(Config(model="visattn_ram", **options), tmp_path / "run")  # type: ignore[arg-type]
+
+
+def test_published_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = recipe(model="visattn_resnet14", model_kwargs={})
+    other = timm.create_model("visattn_resnet18")
+    monkeypatch.setattr("visattn.training._captions.load_model", lambda *_, **__: other)
+    task = Captioning(config)
+    task.config = replace(config, weights="auto")
+    with pytest.raises(WeightsError, match=r"visattn_resnet14: \d+ tensors differ from the published ones"):
+        task.build()
