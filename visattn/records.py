@@ -199,6 +199,20 @@ class FeatureRecord:
             raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) by the layout, got {shape}.")
 
 
+class Unseen(NamedTuple):
+    """An attention that could not be recorded.
+
+    Attributes:
+        layer: Dotted name of the module that made it.
+        forward: Which forward pass of the recording.
+        how: What it does.
+    """
+
+    layer: str
+    forward: int
+    how: str
+
+
 @dataclass(eq=False)
 class Recording(Sequence[AttentionRecord]):
     """What one `capture` saw: attention records in the order of the calls, and features.
@@ -207,9 +221,11 @@ class Recording(Sequence[AttentionRecord]):
         records: Attention records in the order of the calls.
         features: Feature records likewise.
         input_size: `(height, width)` of the model's input.
-        readout: The query that stands for the whole image in this model: `cls`, `cls+distillation`, `mean` or `pool`.
+        readout: What is known of the model beforehand: the query that stands for the whole image, as in `reads`; empty for nothing.
         captured: Glob of the layers whose attention was kept; `*` is all of them.
         provenance: The model and its weights.
+        unseen: Attention that could not be recorded; methods that multiply layers refuse it.
+        readouts: By forward: the query that its output was read from, where that was followed; empty where it was not.
     """
 
     records: list[AttentionRecord] = field(default_factory=list)
@@ -218,6 +234,8 @@ class Recording(Sequence[AttentionRecord]):
     readout: str = "cls"
     captured: str = "*"
     provenance: Provenance = field(default_factory=Provenance)
+    unseen: list[Unseen] = field(default_factory=list)
+    readouts: dict[int, str] = field(default_factory=dict)
 
     @overload
     def __getitem__(self, index: int) -> AttentionRecord: ...
@@ -244,6 +262,16 @@ class Recording(Sequence[AttentionRecord]):
     def forwards(self) -> list[int]:
         """Numbers of the recorded forward passes."""
         return sorted({record.forward for record in self.records} | {feature.forward for feature in self.features})
+
+    @property
+    def reads(self) -> str:
+        """The query that the output is read from: `cls`, `cls+distillation`, `mean`, `all`, `cls+mean` or `pool`.
+
+        As it was followed in the forward; else what is known of the model; else, where there is the gradient of a score, the tokens
+        behind the last attention on which it depends. Empty where nothing says.
+        """
+        followed = {self.readouts.get(number, "") for number in self.forwards} - {""}
+        return followed.pop() if len(followed) == 1 else self.readout or _read_by_score(self.records)
 
     def select(
         self,
@@ -280,7 +308,8 @@ class Recording(Sequence[AttentionRecord]):
             names = list(dict.fromkeys(record.layer for record in records))
             chosen = {_layer_name(item, names) for item in ([layer] if isinstance(layer, (int, str)) else layer)}
             records = [record for record in records if record.layer in chosen]
-        return replace(self, records=records, features=features)
+        unseen = [one for one in self.unseen if forward is None or one.forward == number]
+        return replace(self, records=records, features=features, unseen=unseen)
 
     def gradients(self, score: Tensor | Mapping[str, Tensor]) -> Recording:
         """The same recording with the gradient of a score: `dA` of every record, by tile, and of every feature.
@@ -320,6 +349,22 @@ class Recording(Sequence[AttentionRecord]):
         if not -len(numbers) <= forward < len(numbers):
             raise OptionError(f"forward must be one of {len(numbers)} recorded, got {forward}. Run the model inside the capture.")
         return numbers[forward]
+
+
+def _read_by_score(records: Sequence[AttentionRecord]) -> str:
+    """The query that a score is read from: the tokens of the last attention on which it depends."""
+    last = next((record for record in reversed(records) if record.kind == "self" and record.queries.grid), None)
+    if last is None or last.operator.gradient is None:
+        return ""
+    read = torch.zeros(len(last.queries), dtype=torch.bool, device=last.operator.device)
+    for tile in last.operator.pieces():
+        if tile.grad is not None:
+            read[tile.queries] |= (tile.grad != 0).any(-1).flatten(0, 1).any(0)
+    prefix = [name for i, name in enumerate(last.queries.prefix) if read[i]]
+    patches = read[len(last.queries.prefix) :]
+    if bool(patches.all()) and not prefix:
+        return "mean"
+    return "" if bool(patches.any()) else "+".join(prefix)
 
 
 def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> list[Any]:

@@ -3,6 +3,6 @@
 from visattn._capture._anatomy import Anatomy, Placement
 from visattn._capture._intervene import Attended, Edit, intervene, masked, permuted, scaled
 from visattn._capture._record import record
-from visattn._capture._remember import forget
+from visattn._capture._tape import forget
 
 __all__ = ["Anatomy", "Attended", "Edit", "Placement", "forget", "intervene", "masked", "permuted", "record", "scaled"]

@@ -136,10 +136,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
 
 def _images(planes: Planes, keys: Tensor) -> Tensor:
     """`(groups,)` image of each group of keys."""
-    image = torch.full_like(keys, -1)
-    for plane in planes.of(keys):
-        here = (keys >= plane.base) & (keys < plane.base + plane.cells * planes.images)
-        image = torch.where(here, (keys - plane.base) // plane.cells, image)
+    image = planes.images_of(keys)
     one = image.amax(1)
     if bool(((image != one[:, None]) & (keys >= 0)).any()):
         raise Unplaced("tokens of several images attend to each other")
@@ -184,7 +181,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     if not grids and len(single) == 1 and single[0].grid:  # the whole image is one token
         grids, single = single, []
     single.sort(key=lambda plane: _rank(plane, codes))
-    names = _names(single)
+    names = names_of(single)
     index = torch.full_like(codes, -1, dtype=torch.int64)
     for i, plane in enumerate(single):
         index[codes == plane.base] = i
@@ -196,7 +193,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     present = torch.unique(cell)
     if len(present) < plane.cells:
         columns = plane.grid[1]
-        part = planes.lattice(plane, cell // columns, cell % columns)
+        part = planes.thinned(plane, cell // columns, cell % columns)
         if part is None:
             raise Unplaced(f"only {len(present)} of {plane.cells} places take part; a map would have holes")
         plane, cell = part
@@ -209,7 +206,10 @@ def _rank(plane: Plane, codes: Tensor) -> int:
     return int((codes == plane.base).nonzero()[0, -1])
 
 
-def _names(planes: Sequence[Plane]) -> tuple[str, ...]:
+_BASES = {"register": "reg|storage", "foreign": "foreign"}
+
+
+def names_of(planes: Sequence[Plane]) -> tuple[str, ...]:
     """The names that single tokens go by: learned ones by their parameter, others are means of the image."""
     names: list[str] = []
     for plane in planes:
@@ -221,7 +221,7 @@ def _names(planes: Sequence[Plane]) -> tuple[str, ...]:
         elif stem.startswith("dist"):
             name = "distillation"
         else:
-            base = "register" if re.match("reg|storage", stem) else "token"
+            base = next((base for base, pattern in _BASES.items() if re.match(pattern, stem)), "token")
             name = f"{base}{sum(known.startswith(base) for known in names)}"
         names.append(name if name not in names else f"{name}{names.count(name) + 1}")
     return tuple(names)

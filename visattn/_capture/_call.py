@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -43,13 +43,24 @@ class Call(ABC):
     def operator(self, arrangement: Arrangement) -> Operator:
         """The weights, in the order of `arrangement`."""
 
-    def keep(self, wanted: bool = True) -> None:
-        """Own what the operator is made from, so that it can be made later, and let the rest go; all of it if not `wanted`."""
-        for name in self._operands:
+    def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
+        """Own what the operator is made from, so that it can be made later, and let the rest go; all of it if not `wanted`.
+
+        `values` are kept too, and of the `graph` what gradients are made from.
+        """
+        kept = (*self._operands, "value") if values else self._operands
+        for name in kept:
             operand = getattr(self, name)
             setattr(self, name, own(operand) if wanted and operand is not None else None)
-        self._kept, self.out = True, None
-        del self.value
+        self._kept = True
+        if not (wanted and values):
+            del self.value
+        if not (wanted and graph):
+            self._cut()
+
+    def _cut(self) -> None:
+        """Let go of the model's graph."""
+        self.out = None
 
     @abstractmethod
     def source(self, arrangement: Arrangement) -> Source:
@@ -63,9 +74,13 @@ class Call(ABC):
     def mix(self, weights: Tensor) -> Tensor:
         """What the model goes on with, of such weights."""
 
+    @abstractmethod
+    def sources(self) -> tuple[Tensor, ...]:
+        """What the weights are made from."""
+
     def values(self, arrangement: Arrangement) -> Tensor:
         """The values in the order of `arrangement`."""
-        return own(arrangement.take(self._wide(self.value)))
+        return self._own(arrangement.take(self._wide(self.value)))
 
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor.contiguous() if self._kept else own(tensor)
@@ -91,14 +106,11 @@ class FusedCall(Call):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-        *,
-        repeat: Callable[[Tensor, int], Tensor] | None = None,
     ) -> None:
-        """Take the arguments of the function; `repeat` gives several heads of queries the same keys."""
-        if enable_gqa:
-            assert repeat is not None  # noqa: S101 - the mode gives it
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = (repeat(tensor, groups) for tensor in (key, value))
+        """Take the arguments of the function."""
+        self.groups = query.shape[-3] // key.shape[-3] if enable_gqa else 1  # heads of queries that share their keys
+        if self.groups > 1:
+            key, value = (tensor.repeat_interleave(self.groups, -3) for tensor in (key, value))
         lead = _shared(query, key, value)
         super().__init__(value, lead, query.shape[-2])
         self.query, self.key, self.mask, self.is_causal, self.scale = query, key, attn_mask, is_causal, scale
@@ -124,6 +136,10 @@ class FusedCall(Call):
         assert self.out is not None  # noqa: S101 - the call was made
         value = self.values(arrangement)
         return Source(self.out, lambda gradient: OuterGradient(arrangement.take(gradient), value))
+
+    def sources(self) -> tuple[Tensor, ...]:
+        """Query and key."""
+        return self.query, self.key
 
     def weigh(self) -> Tensor:
         """A float32 softmax; a row that is masked whole has no weights."""
@@ -155,29 +171,35 @@ class ProductCall(Call):
 
     def __init__(self, product: Product) -> None:
         """Take the operands."""
-        lead = _shared(product.value, product.weights)
-        super().__init__(product.value, lead, product.weights.shape[-2])
-        self.weights, self._product = product.weights, product
+        self.weights, value = product.views()
+        super().__init__(value, _shared(value, self.weights), self.weights.shape[-2])
+        self._operand: Tensor | None = product.operand
+        self._axes, self._out_axes = product.axes, product.out_axes
 
     def operator(self, arrangement: Arrangement) -> MatrixOperator:
         """The weights as they were multiplied."""
         weights = self._own(arrangement.take(self._wide(self.weights)))
         return MatrixOperator(weights, arrangement.query_index, arrangement.key_index)
 
-    def keep(self, wanted: bool = True) -> None:
-        """Also without the product."""
-        super().keep(wanted)
-        del self._product
+    def _cut(self) -> None:
+        """Also of the weights that were multiplied."""
+        super()._cut()
+        self._operand = None
 
     def source(self, arrangement: Arrangement) -> Source:
         """The gradient of the weights themselves."""
-        axes, lead = tuple(self._product.axes), self.lead
+        axes, lead = self._axes, self.lead
+        assert self._operand is not None  # noqa: S101 - it was kept
 
         def arranged(gradient: Tensor) -> Gradient:
-            gradient = gradient.permute(axes)
+            gradient = gradient if axes is None else gradient.permute(axes)
             return MatrixGradient(arrangement.take(gradient.expand(*lead, *gradient.shape[-2:])))
 
-        return Source(self._product.operand, arranged)
+        return Source(self._operand, arranged)
+
+    def sources(self) -> tuple[Tensor, ...]:
+        """The weights."""
+        return (self.weights,)
 
     def weigh(self) -> Tensor:
         """As they are."""
@@ -185,8 +207,8 @@ class ProductCall(Call):
 
     def mix(self, weights: Tensor) -> Tensor:
         """In the axes of the model's own product."""
-        axes = self._product.out_axes
-        return (weights.to(self.value.dtype) @ self.value).permute([list(axes).index(i) for i in range(len(axes))])
+        axes = list(self._out_axes)
+        return (weights.to(self.value.dtype) @ self.value).permute([axes.index(i) for i in range(len(axes))])
 
 
 def _shared(*operands: Tensor) -> list[int]:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn._capture._planes import PADDING, Plane
+from visattn._capture._planes import PADDING, Plane, shared
 from visattn.geometry import Box
 
 
 def flat(items: Any) -> list[Any]:  # noqa: ANN401
     return [x for item in items for x in (flat(item) if isinstance(item, (tuple, list)) else [item])]
-
-
-def name_of(func: Any) -> str:  # noqa: ANN401
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        name = getattr(func.__self__, "__name__", "")
-    name = name.partition(".")[0]
-    return name if name.startswith("__") else name.strip("_")
 
 
 def compact(codes: Tensor) -> Tensor:
@@ -47,6 +39,13 @@ def same_along(codes: Tensor, dim: int) -> bool:
     """Whether codes are the same all along an axis."""
     if codes.stride(dim) == 0 or codes.shape[dim] == 1:
         return True
+    if not codes.numel():
+        return True
+    corner = [0] * codes.ndim
+    first = codes[tuple(corner)]
+    corner[dim] = -1
+    if first != codes[tuple(corner)]:  # most that differ do so at their ends
+        return False
     codes = compact(codes)
     return bool((codes == codes.narrow(dim, 0, 1)).all())
 
@@ -67,7 +66,7 @@ def aligned(codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor
     return codes.expand(shape)
 
 
-def padded(codes: Tensor, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+def padded(codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     widths = args[0] if args else kwargs["pad"]
     mode = args[1] if len(args) > 1 else kwargs.get("mode", "constant")
     if mode == "constant":
@@ -75,38 +74,58 @@ def padded(codes: Tensor, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     return F.pad(codes.double(), widths, mode=mode).int()
 
 
-@dataclass(frozen=True)
-class Geometry2d:
-    """Kernel, stride and whether cells share pixels, of a convolution or a pooling."""
+class Geometry2d(NamedTuple):
+    """How far a kernel reaches, how far it moves, and where it begins, of a convolution or a pooling, in cells down and across."""
 
+    reach: tuple[int, int]
     stride: tuple[int, int]
-    overlapping: bool
+    padding: tuple[float, float]
 
 
-def geometry_of(name: str, args: list[Any], kwargs: dict[str, Any]) -> Geometry2d | None:
-    if name == "conv2d":
-        given = dict(zip(["input", "weight", "bias", "stride", "padding"], args, strict=False)) | kwargs
-        kernel, stride = tuple(given["weight"].shape[-2:]), _pair(given.get("stride", 1))
-    elif name in ("avg_pool2d", "max_pool2d"):
-        given = dict(zip(["input", "kernel_size", "stride", "padding"], args, strict=False)) | kwargs
+def geometry_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weight: Sequence[int] | None) -> Geometry2d | None:
+    """Of an operation with a kernel; `weight` is the shape of its weight."""
+    if name in ("conv2d", "convolution"):
+        given = dict(zip(["input", "weight", "bias", "stride", "padding", "dilation", "transposed"], args, strict=False)) | dict(
+            kwargs
+        )
+        if weight is None or given.get("transposed", False) is True:
+            return None
+        kernel, stride = tuple(weight[-2:]), _pair(given.get("stride", 1))
+        dilation = _pair(given.get("dilation", 1))
+    elif name in ("avg_pool2d", "max_pool2d", "lp_pool2d", "max_pool2d_with_indices"):
+        names = ["input", "kernel_size", "stride", "padding", "dilation"]
+        given = dict(zip(names[:4] if name == "avg_pool2d" else names, args, strict=False)) | dict(kwargs)
         kernel = _pair(given["kernel_size"])
         stride = _pair(given.get("stride") or kernel)
+        dilation = _pair(given.get("dilation", 1)) if name.startswith("max") else (1, 1)
     else:
         return None
-    return Geometry2d(stride, kernel != stride or _pair(given.get("padding", 0)) != (0, 0))
+    reach = tuple((size - 1) * gap + 1 for size, gap in zip(kernel, dilation, strict=True))
+    before = given.get("padding", 0)
+    if before == "same":
+        padding: tuple[Any, ...] = tuple((size - 1) // 2 for size in reach)
+    else:
+        padding = (0, 0) if before == "valid" else _pair(before)
+    return Geometry2d((reach[0], reach[1]), (stride[0], stride[1]), (padding[0], padding[1]))
 
 
 def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None) -> Box:
-    """What the cells of a resampled plane cover: patches side by side exactly what they saw, others an even share of the whole."""
+    """What the cells of a resampled plane cover: patches side by side exactly what they saw, others a share around their centres."""
     box = plane.box
-    if geometry is None or geometry.overlapping:
+    if geometry is None:
         return box
-    height, width = box.height / plane.grid[0], box.width / plane.grid[1]
-    top, left = box.top - before[0] * height, box.left - before[1] * width
-    return Box(top, left, top + rows * geometry.stride[0] * height, left + columns * geometry.stride[1] * width)
+    sides = []
+    for axis, (start, stop, count) in enumerate(((box.top, box.bottom, rows), (box.left, box.right, columns))):
+        scale = (stop - start) / plane.grid[axis]
+        reach, step = geometry.reach[axis], geometry.stride[axis]
+        begin = start - (before[axis] + geometry.padding[axis]) * scale
+        if reach == step and not geometry.padding[axis]:
+            sides.append((begin, begin + count * step * scale))
+        else:
+            sides.append(shared(begin + reach / 2 * scale, step * scale, count, start, stop))
+    (top, bottom), (left, right) = sides
+    return Box(top, left, bottom, right)
 
 
 def _pair(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    if isinstance(value, str):
-        return (value, value)
     return (value, value) if isinstance(value, int) else tuple(value) * (2 if len(value) == 1 else 1)

@@ -17,8 +17,8 @@ from visattn.errors import UnsupportedModel
 _TOLERANCE = 1e-6  # of a bias that the function reckons in float32
 
 
-def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str, repeat: Callable[[Tensor, int], Tensor]) -> FusedCall:
-    """The fused call that does the same; `repeat` gives several heads of queries the same keys.
+def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str) -> FusedCall:
+    """The fused call that does the same.
 
     Raises:
         UnsupportedModel: If the function does more to the scores than add to them.
@@ -36,7 +36,7 @@ def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str, repeat
         mask_buffers: Sequence[Tensor] = (),
     ) -> FusedCall:
         groups = query.shape[1] // key.shape[1]
-        key, value = (repeat(x, groups) for x in (key, value))
+        key, value = (x.repeat_interleave(groups, -3) if groups > 1 else x for x in (key, value))
         with torch.no_grad():
             scores = (query.double() @ key.double().mT * scale).nan_to_num_(0, 0, 0)
             grid = [torch.arange(side, device=query.device) for side in scores.shape]
@@ -48,7 +48,9 @@ def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str, repeat
                 )
             seen = _over_grid(block_mask[-1], grid, mask_buffers)
             bias = bias.masked_fill_(~seen, -torch.inf).to(torch.promote_types(query.dtype, torch.float32))
-        return FusedCall(query, key, value, _alike(bias), scale=scale)
+        call = FusedCall(query, key, value, _alike(bias), scale=scale)
+        call.groups = groups
+        return call
 
     return named(*args, **kwargs)
 

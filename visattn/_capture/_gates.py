@@ -5,13 +5,13 @@ Each is told by its class and by its parts: which of them are listened to, and h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from visattn._capture._hooks import ModuleCalls
 from visattn._publish import Listener
 from visattn._types import Role
 
@@ -80,15 +80,12 @@ GATES: dict[str, Gate] = {
 }
 
 
-@contextmanager
-def telling(model: nn.Module, listener: Listener) -> Iterator[None]:
-    """Tell `listener` the gates of a model's modules that have an entry in `GATES`, inside the `with`."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            gate = _gate_of(module)
-            if gate is not None:
-                _hang(stack, module, gate, listener)
-        yield
+def telling(model: nn.Module, modules: ModuleCalls, listener: Listener) -> None:
+    """Tell `listener` the gates of a model's modules that have an entry in `GATES`, while their calls are watched."""
+    for module in model.modules():
+        gate = _gate_of(module)
+        if gate is not None:
+            _hang(modules, module, gate, listener)
 
 
 def _gate_of(module: nn.Module) -> Gate | None:
@@ -108,7 +105,7 @@ def _multiplies(gate: Tensor, x: Tensor, output: Tensor) -> bool:
             return False
 
 
-def _hang(stack: ExitStack, module: nn.Module, gate: Gate, listener: Listener) -> None:
+def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listener) -> None:
     sure = type(module).__name__ not in GATES  # told by module and class
     heard: dict[str, list[Tensor]] = {name: [] for name in gate.parts}
 
@@ -116,7 +113,7 @@ def _hang(stack: ExitStack, module: nn.Module, gate: Gate, listener: Listener) -
         for outputs in heard.values():
             outputs.clear()
 
-    def hear(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def hear(name: str) -> Callable[[nn.Module, Any, Any], None]:
         return lambda _module, _args, output: heard[name].append(output)
 
     def end(_module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
@@ -126,7 +123,7 @@ def _hang(stack: ExitStack, module: nn.Module, gate: Gate, listener: Listener) -
                 listener(module, gate.role, value, output)
         begin(_module, args)
 
-    stack.callback(module.register_forward_pre_hook(begin).remove)
+    modules.before.setdefault(id(module), []).append(begin)
     for name in gate.parts:
-        stack.callback(module.get_submodule(name).register_forward_hook(hear(name)).remove)
-    stack.callback(module.register_forward_hook(end).remove)
+        modules.after.setdefault(id(module.get_submodule(name)), []).append(hear(name))
+    modules.after.setdefault(id(module), []).append(end)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from visattn._capture._anatomy import Anatomy
 from visattn._capture._arrange import Arrangement
 from visattn._capture._call import Call
+from visattn._capture._operations import edited_weights
+from visattn._capture._tape import Attention
 from visattn._capture._watch import Watch
 from visattn._checks import printable
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
@@ -49,24 +51,23 @@ def intervene(
 ) -> Iterator[None]:
     """Edit the attention of the layers that match the glob; see `visattn.intervene`."""
     met: dict[str, bool] = {}
-    number, arrangement = 0, None
 
-    def replace(name: str, owner: nn.Module, call: Call) -> Tensor | None:
-        nonlocal number, arrangement
-        number = watch.number(name)
-        arrangement, _ = watch.arranged(name, number, owner, call)
+    def replace(name: str, owner: nn.Module, call: Call, attention: Attention) -> Tensor | None:
         met[name] = fnmatchcase(name, layer)
-        return call.mix(_edited(name, number, call, arrangement, heads, edits)) if met[name] else None
+        if not met[name]:
+            return None
+        with torch._C.DisableTorchFunction():  # to a capture around this it is one operation
+            arrangement, _ = watch.arranged(call, attention, owner)
+            weights = _edited(name, attention.call, call, arrangement, heads, edits)
+        return call.mix(edited_weights(weights, *call.sources()))
 
-    def made(name: str, _owner: nn.Module, call: Call) -> None:
-        assert arrangement is not None  # noqa: S101 - replace() comes first
-        watch.passed(name, number, arrangement.kind, call)
-
-    watch = Watch(model, anatomy, made, replace)
+    watch = Watch(model, anatomy, lambda *_: None, replace)
     with watch.watching():
         yield
     if watch.forward < 0:
         raise CaptureError("the model was not run inside the intervention. Call model(pixels) inside the with block.")
+    if not watch.images:
+        raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W) to the whole model.")
     if not any(met.values()):
         raise OptionError(f"no layer with attention matches {printable(layer)!r}; the model's are {', '.join(met) or 'none'}.")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from visattn._capture._anatomy import Placement
 from visattn._capture._arrange import Arrangement, Unplaced, arrange, channels, unplaced
-from visattn._capture._call import Call, FusedCall, ProductCall
-from visattn._capture._codes import compact, same_along
-from visattn._capture._follow import Follower, later
+from visattn._capture._call import Call
+from visattn._capture._codes import same_along
+from visattn._capture._follow import Follower
+from visattn._capture._places import content
+from visattn._capture._tape import Attention, Operand
 from visattn.errors import LayoutError
 
 
@@ -33,87 +36,119 @@ def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
     )
 
 
-def locate(follower: Follower, call: Call, answers_at_keys: bool = False) -> tuple[Arrangement, tuple[str, int]]:
+def locate(follower: Follower, attention: Attention) -> tuple[Arrangement, tuple[str, int]]:
     """The arrangement of a call, and the last attention that flowed into it, by layer and call; ("", 0) for none."""
-    assert isinstance(call, (FusedCall, ProductCall))  # noqa: S101
-    sources = (call.query, call.key, call.value) if isinstance(call, FusedCall) else (call.weights, call.value)
-    last = later(*(places.behind for places in map(follower.of, sources) if places is not None))
+    known, lead, rows = follower.known, attention.lead, attention.rows
+    for operand in attention.operands:
+        follower.meet(operand.slot)
+    last = follower.behind(attention.operands)
     behind = last[1:] if last else ("", 0)
-    box = follower.planes.input
+    box = known.planes.input
     try:
-        if isinstance(call, FusedCall):
-            queries, keys = (_of_vectors(follower, x) for x in (call.query, call.key))
-            if keys is None:
-                keys = _of_vectors(follower, call.value)
-            if isinstance(keys, _Channels):
-                return channels(call.lead, call.rows, call.columns, box, follower.planes.images), behind
-        else:
-            queries, keys = _of_weights(follower, call)
-            if keys is None and isinstance(_of_vectors(follower, call.value), _Channels):
-                return channels(call.lead, call.rows, call.columns, box, follower.planes.images), behind
+        if not follower.image:
+            raise Unplaced("the model was given no image in this forward")
+        queries, keys, values = _of_fused(follower, attention) if attention.fused else _of_weights(follower, attention)
+        if isinstance(keys, _Channels) or (keys is None and isinstance(values, _Channels)):
+            return channels(lead, rows, attention.columns, box, known.images), behind
         if keys is None:
-            raise Unplaced(f"its tokens could not be followed from the pixels beyond {_lost(follower, sources) or 'the input'}")
-        if answers_at_keys and call.rows == call.columns:
+            raise Unplaced(_why_lost(follower, attention.operands, "tokens"))
+        if attention.answers_at_keys and rows == attention.columns:
             queries = keys
-        if queries is None and _lost(follower, sources[:1]):
-            raise Unplaced(f"its queries could not be followed from the pixels beyond {_lost(follower, sources[:1])}")
-        if queries is None and isinstance(call, FusedCall) and not follower.learned(call.query):
-            raise Unplaced("its queries come neither from the pixels nor from a parameter")
+        if queries is None:
+            slot = attention.operands[0].slot
+            if slot in known.lost or slot in known.foreign:
+                raise Unplaced(_why_lost(follower, attention.operands[:1], "queries"))
+            if attention.fused and slot not in known.learned:
+                raise Unplaced("its queries come neither from the pixels nor from a parameter")
         if isinstance(queries, _Channels):
             raise Unplaced("its queries are channels, its keys are tokens")
-        known = tuple(call.lead), call.rows, None if queries is None else _content(queries), _content(keys)
-        if known not in follower.arrangements:  # layers of one stage are arranged alike
-            follower.arrangements[known] = arrange(follower.planes, queries, keys, call.lead, call.rows)
-        return follower.arrangements[known], behind
+        if isinstance(values, _Channels) or values is None or not _same(values, keys):
+            raise Unplaced(_why_other_values(follower, attention.operands[-1], values))
+        signs = tuple(lead), rows, None if queries is None else content(queries), content(keys)
+        if signs not in follower.arrangements:  # layers of one stage are arranged alike
+            follower.arrangements[signs] = arrange(known.planes, queries, keys, lead, rows)
+        found = follower.arrangements[signs]
+        asking = follower.of(attention.operands[0])
+        if asking is not None and asking.copies and not attention.answers_at_keys:
+            raise Unplaced("several passes over the image are in one batch")
+        if found.kind == "self" and not attention.answers_at_keys and not follower.one_stream(attention):
+            found = replace(found, kind="cross")
+        return found, behind
     except Unplaced as why:
-        return unplaced(call.lead, call.rows, call.columns, box, str(why)), behind
+        return unplaced(lead, rows, attention.columns, box, str(why)), behind
 
 
-def _content(codes: Tensor) -> tuple[object, ...]:
-    stored = compact(codes)
-    return tuple(codes.shape), tuple(stored.shape), stored.cpu().contiguous().numpy().tobytes()
+def _same(values: Tensor, keys: Tensor) -> bool:
+    if values.ndim != keys.ndim and values.shape != keys.shape:
+        values, keys = torch.broadcast_tensors(values, keys)  # type: ignore[no-untyped-call]
+    return bool((values == keys).all())
 
 
-def _lost(follower: Follower, tensors: Sequence[Tensor]) -> str | None:
-    return next((name for name in map(follower.lost, tensors) if name is not None), None)
+def _why_lost(follower: Follower, operands: Sequence[Operand], what: str) -> str:
+    known = follower.known
+    foreign = next((known.foreign[one.slot] for one in operands if one.slot in known.foreign), None)
+    lost = next((known.lost[one.slot] for one in operands if one.slot in known.lost), None)
+    if lost is not None:
+        return f"its {what} could not be followed from the pixels beyond {lost}"
+    if foreign is not None:
+        return f"its {what} come from another input of the model ({foreign})"
+    return f"its {what} come from parameters alone, not from the image"
+
+
+def _why_other_values(follower: Follower, operand: Operand, values: object) -> str:
+    if operand.slot in follower.known.lost:
+        return f"its values could not be followed from the pixels beyond {follower.known.lost[operand.slot]}"
+    return "its keys and values are of different tokens" if values is not None else "its values are of no tokens of the image"
 
 
 class _Channels:
     """The rows of an operand are channels."""
 
 
-def _of_vectors(follower: Follower, tensor: Tensor) -> Tensor | _Channels | None:
+Codes = Tensor | _Channels | None
+
+
+def _of_vectors(follower: Follower, operand: Operand) -> Codes:
     """`(*lead, tokens)` codes of `(*lead, tokens, d)` vectors."""
-    places = follower.of(tensor)
-    if places is None or places.columns is not None:
+    places = follower.of(operand)
+    if places is None or places.columns is not None or operand.slot in follower.known.lost:
         return None
     if same_along(places.codes, -1):
         return places.codes[..., 0]
     return _Channels() if same_along(places.codes, -2) else None
 
 
-def _of_weights(follower: Follower, call: ProductCall) -> tuple[Tensor | None, Tensor | None]:
-    places = follower.of(call.weights)
-    keys = _of_vectors(follower, call.value)
+def _of_fused(follower: Follower, attention: Attention) -> tuple[Codes, Codes, Codes]:
+    queries, keys, values = (_of_vectors(follower, operand) for operand in attention.operands)
+    return queries, keys, values
+
+
+def _of_weights(follower: Follower, attention: Attention) -> tuple[Codes, Codes, Codes]:
+    weights, value = attention.operands
+    places = follower.of(weights)
+    values = _of_vectors(follower, value)
     if places is None:
-        return None, None
+        return None, None, values
     rows, columns = places.codes, places.columns
     if columns is None:  # not scores of queries with keys
-        if lost := follower.lost(call.weights):
+        if lost := follower.known.lost.get(weights.slot):
             raise Unplaced(f"its queries could not be followed from the pixels beyond {lost}")
-        if call.rows == call.columns == 1 and isinstance(keys, Tensor):  # a token alone in its window
-            return keys, keys
-        if call.rows > 1:
-            alone = bool((rows == rows[..., :1, :]).all()) and not bool((rows == rows[..., :1]).all())
-            raise Unplaced(
-                "its softmax runs over the keys alone: no weight belongs to a pair of tokens"
-                if alone
-                else "its weights come from one token each, not from a query and a key"
-            )
+        if isinstance(values, _Channels):
+            return None, None, values
+        if attention.rows == attention.columns == 1 and isinstance(values, Tensor):  # a token alone in its window
+            return values, values, values
+        if attention.rows > 1 and not (places.asked and bool((rows == rows[..., :1, :]).all())):
+            raise Unplaced(_why_no_pairs(rows))
         columns, rows = rows, None  # type: ignore[assignment]
     columns = columns[..., 0, :] if bool((columns == columns[..., :1, :]).all()) else None
     if columns is None or (rows is not None and bool((rows != rows[..., :1]).any())):
         raise Unplaced("its weights mix several pairs of tokens")
-    if isinstance(keys, Tensor) and not bool((keys == columns).all()):
-        raise Unplaced("its keys and values are of different tokens")
-    return None if rows is None else rows[..., 0], columns
+    return None if rows is None else rows[..., 0], columns, values
+
+
+def _why_no_pairs(codes: Tensor) -> str:
+    """Why weights of several rows, which lie at keys alone, have no query."""
+    along_rows, along_columns = bool((codes == codes[..., :1, :]).all()), bool((codes == codes[..., :1]).all())
+    if along_rows and not along_columns:
+        return "its softmax runs over the keys alone: no weight belongs to a pair of tokens"
+    return "its weights come from one token each, not from a query and a key"

@@ -1,4 +1,4 @@
-"""The interception: sees every attention of a forward, calls it through and hands its operands on.
+"""The interception: sees every function of a forward, writes the tape, and hands each attention on.
 
 Fused calls are seen as such; attention that is written out as a softmax followed by a product with values; and
 `nn.MultiheadAttention`, which hands itself over to a mode as a whole, is entered.
@@ -6,6 +6,7 @@ Fused calls are seen as such; attention that is written out as a softmax followe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -18,37 +19,52 @@ from torch.overrides import TorchFunctionMode
 
 from visattn._capture._call import Call, FusedCall, ProductCall
 from visattn._capture._flex import flex_call
-from visattn._capture._follow import Follower
+from visattn._capture._operations import SOFTMAX, operation_of
 from visattn._capture._owner import Owners
-from visattn._capture._script import Script, Step
-from visattn._capture._softmax import SEEN, SOFTMAX, SoftmaxTrace
+from visattn._capture._softmax import PRODUCT, Product, note_weights, product_of, tensors_of
+from visattn._capture._tape import Attention, Entry, Operand
+from visattn._capture._tracer import Tracer
 from visattn.operators._fused import LogSumExpReader
 
 _LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
-_FIRST = _FUSED | SOFTMAX | {F.multi_head_attention_forward, flex}
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 # glibc keeps as much freed memory as twice the largest block that it has mapped and freed: without this one, never touched, it gives
 # the pages of a dropped recording back and takes them anew for the next one.
 torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
-Receive = Callable[[str, nn.Module, Call], None]  # owner's name, owner, a call that was made
-Replace = Callable[[str, nn.Module, Call], Tensor | None]  # the same, before it is made: what the model goes on with instead
+Receive = Callable[[str, nn.Module, Call, Attention], None]  # owner's name, owner, a call that was made, and its note on the tape
+Replace = Callable[[str, nn.Module, Call, Attention], Tensor | None]  # the same, before: what the model goes on with instead
 
 
 class CaptureMode(TorchFunctionMode):
     """Hands each attention call of one model to `receive`; results stay bit-identical, the kernel stays the model's own.
 
     Only where `replace` gives something does the model go on with that.
+
+    Attributes:
+        tracer: Writes the tape of the running forward; None while none runs.
+        twin: The image, and what the model is given in its place.
+        calls: How often each layer attended in this forward.
+        hidden: Layers that attend where it cannot be recorded, and why.
     """
 
-    def __init__(self, model: nn.Module, receive: Receive, replace: Replace | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        receive: Receive,
+        replace: Replace | None = None,
+        answers_at_keys: Callable[[nn.Module], bool] | None = None,
+    ) -> None:
         """Prepare to see the calls; nothing is put on the model."""
         super().__init__()
         self.owners, self._receive, self._replace = Owners(model), receive, replace
-        self.follower: Follower | None = None  # who follows the tokens of the running forward, where somebody must
-        self.script: Script | None = None  # of a forward that is known
-        self._softmax = SoftmaxTrace()
+        self._answers_at_keys = answers_at_keys or (lambda _: False)
+        self.tracer: Tracer | None = None
+        self.twin: tuple[Tensor, Tensor] | None = None
+        self.calls: Counter[str] = Counter()
+        self.hidden: dict[str, str] = {}
 
     def __torch_function__(
         self,
@@ -57,71 +73,152 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        script, step = self.script, None
-        if script is not None:
-            if script.passing:
-                script.passing -= 1
-                return func(*args, **kwargs) if kwargs else func(*args)
-            step = script.met(func)
-        if self.follower is None and func not in _FIRST and step is None and not (self._softmax.alive and func in SEEN):
-            return func(*args, **kwargs) if kwargs else func(*args)  # most of a forward
+        tracer = self.tracer
+        if tracer is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if self.twin is not None:
+            args, kwargs = _exchanged(args, *self.twin), _exchanged(kwargs or {}, *self.twin)
+        entry = None
+        if tracer.known:
+            entry = tracer.quickly(func, args, kwargs) or tracer.expected(func, args, kwargs)
+            if entry is not None and entry.attention is None:
+                out = func(*args, **kwargs) if kwargs else func(*args)
+                tracer.confirm(entry, args, kwargs, out)
+                return out
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            if script is not None:
-                script.note(func)
             with self:
                 return _multi_head_attention(*args, **kwargs)
-        fused, flexible = func in _FUSED, func is flex
-        if step is not None and step.operand is not None:
-            self._softmax.adopt(args, kwargs, step.operand)
-        product = None if fused or flexible else self._softmax.product(func, args, kwargs, self._permuted)
-        owner = self._owner(step) if fused or flexible or product else None
+        operation = operation_of(func)
+        fused = func in _FUSED or func is flex
+        if not fused and operation.name not in _ATTENDING:  # most of what is not known
+            out = func(*args, **kwargs)
+            self._met(func, args, kwargs, out)
+            return out
+        if any(map(_wrapped, tensors_of(args, kwargs))):
+            if fused or operation.name in SOFTMAX:
+                self._hide("runs inside torch.func")
+            return func(*args, **kwargs)
+        if entry is None and tracer.known:
+            entry = tracer.elsewhere(func, args, kwargs)
+        return self._attend(func, args, kwargs, fused, entry.attention if entry is not None else None, entry)
+
+    def _attend(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        fused: bool,
+        attention: Attention | None,
+        entry: Entry | None,
+    ) -> Any:  # noqa: ANN401
+        """A call that is an attention, or may be one."""
+        tracer = self.tracer
+        assert tracer is not None  # noqa: S101
+        product: Product | None = None
+        if not fused and entry is None:
+            product = product_of(func, args, kwargs, lambda _, x: tracer.slot_of(x) in tracer.tape.weights)
+        elif attention is not None and not fused:
+            position = attention.position
+            product = product_of(func, args, kwargs, lambda i, _: i == position)
+        owner = None
+        if attention is not None:
+            owner = attention.layer, self.owners.modules[attention.owner]
+        elif fused or product is not None:
+            owner = self.owners.current()
         if owner is None:
             out = func(*args, **kwargs)
-            self._softmax.follow(func, args, out)
-            if self.follower is not None:
-                self.follower.see(func, args, kwargs, out)
+            if entry is None:
+                self._met(func, args, kwargs, out)
+            else:
+                tracer.confirm(entry, args, kwargs, out)
             return out
-        if script is not None:
-            operand = None if product is None else self._softmax.position(args, kwargs, product.operand)
-            script.note(func, owner[0], self.owners.modules.index(owner[1]), operand)
-        if flexible:
-            return self._flex(owner, func, args, kwargs)
-        call: Call = ProductCall(product) if product else FusedCall(*args, **kwargs, repeat=self._repeated)
-        out = self._replace(*owner, call) if self._replace is not None else None
-        call.out = out = _made(call, func, args, kwargs) if out is None else out
-        if self.follower is not None:
-            self.follower.see(func, args, kwargs, out)
-        self._receive(*owner, call)
-        return out
+        if torch._C._current_graph_task_id() >= 0:  # a backward pass computes layers again
+            return func(*args, **kwargs)
+        whole = func(*args, **kwargs) if func is flex else None
+        call: Call
+        if func is flex:
+            call = flex_call(args, kwargs, owner[0])
+            func, args, kwargs = F.scaled_dot_product_attention, args[:3], {}
+        else:
+            call = ProductCall(product) if product is not None else FusedCall(*args, **kwargs)
+        if attention is None:
+            attention = self._described(tracer, *owner, call, product, args, kwargs)
+        self.calls[owner[0]] += 1
+        out = self._replace(*owner, call, attention) if self._replace is not None else None
+        if out is None:
+            out = whole[0] if whole is not None else _made(call, func, args, kwargs)
+        call.out = out
+        if entry is None:
+            tracer.write(func, args, kwargs, out, attention)
+        else:
+            tracer.confirm(entry, args, kwargs, out)
+        with torch._C.DisableTorchFunction():
+            self._receive(*owner, call, attention)
+        return out if whole is None else (out, *whole[1:])
 
-    def _owner(self, step: Step | None) -> tuple[str, nn.Module] | None:
-        """Who makes the call: as it was written down, else by the stack."""
-        return self.owners.current() if step is None else (step.layer, self.owners.modules[step.owner])
+    def _met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        tracer = self.tracer
+        assert tracer is not None  # noqa: S101
+        try:
+            entry = tracer.met(func, args, kwargs, out)
+            if entry is not None:
+                note_weights(tracer, entry, args, out)
+        except Exception:  # a tensor that is like no other; what comes of it has no place
+            tracer.tape.whole = False
 
-    def _flex(
-        self, owner: tuple[str, nn.Module], func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:  # noqa: ANN401
-        results = func(*args, **kwargs)
-        call = flex_call(args, kwargs, owner[0], self._repeated)
-        replaced = self._replace(*owner, call) if self._replace is not None else None
-        call.out = out = results[0] if replaced is None else replaced
-        if self.follower is not None:
-            self.follower.see(F.scaled_dot_product_attention, args[:3], {}, out)
-        self._receive(*owner, call)
-        return out, *results[1:]
+    def _described(
+        self,
+        tracer: Tracer,
+        layer: str,
+        owner: nn.Module,
+        call: Call,
+        product: Product | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Attention:
+        """The note of an attention."""
+        if product is not None:
+            operands = tuple(
+                Operand(tracer.place_of(x), axes)
+                for x, axes in ((product.operand, product.axes), (product.value, product.value_axes))
+            )
+        else:
+            assert isinstance(call, FusedCall)  # noqa: S101
+            given = [args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value"))]
+            operands = tuple(Operand(tracer.place_of(x), None, call.groups if i else 1) for i, x in enumerate(given))
+        return Attention(
+            layer,
+            self.calls[layer],
+            self.owners.modules.index(owner),
+            operands,
+            product is None,
+            tuple(call.lead),
+            call.rows,
+            call.columns,
+            None if product is None else product.position,
+            self._answers_at_keys(owner),
+            frozenset() if product is None else tracer.tape.weights.get(operands[0].slot, frozenset()),
+        )
 
-    def _permuted(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        return self._moved(torch.permute, tensor, tuple(axes))
+    def _hide(self, why: str) -> None:
+        owner = self.owners.current()
+        if owner is not None:
+            self.hidden[owner[0]] = why
 
-    def _repeated(self, tensor: Tensor, times: int) -> Tensor:
-        return self._moved(torch.repeat_interleave, tensor, times, -3) if times > 1 else tensor
 
-    def _moved(self, func: Callable[..., Tensor], *args: object) -> Tensor:
-        moved = func(*args)
-        if self.follower is not None:
-            self.follower.see(func, args, {}, moved)
-        return moved
+_ATTENDING = PRODUCT | SOFTMAX | {"einsum"}
+
+
+def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401
+    """Arguments with one tensor exchanged for another."""
+    if value is one:
+        return other
+    if type(value) in (tuple, list):
+        return type(value)(_exchanged(item, one, other) for item in value)
+    if isinstance(value, dict):
+        return {name: _exchanged(item, one, other) for name, item in value.items()}
+    return value
 
 
 def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

@@ -1,42 +1,185 @@
-"""What each operation of torch does to the places of its operands, by name."""
+"""What each operation of torch does to the places of its operands, by name.
+
+A name counts only for torch's own functions: an operation of somebody else's library that is called `roll` is not known here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
-def _words(text: str) -> frozenset[str]:
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
 # moves numbers: done to the codes as to the numbers
-REARRANGE = _words("""
-    view reshape view_as reshape_as permute transpose swapaxes swapdims movedim moveaxis flatten unflatten squeeze unsqueeze
-    expand expand_as broadcast_to repeat repeat_interleave tile roll flip chunk split split_with_sizes tensor_split unbind narrow
-    select __getitem__ index_select gather T mT t rot90 pixel_shuffle pixel_unshuffle channel_shuffle
+REARRANGE = words("""
+    view reshape unsafe_view view_as reshape_as permute transpose swapaxes swapdims movedim moveaxis flatten ravel unflatten
+    squeeze unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile roll flip fliplr flipud chunk unsafe_chunk split
+    unsafe_split split_with_sizes tensor_split hsplit vsplit dsplit unbind narrow narrow_copy select slice select_copy __getitem__
+    index index_select gather take_along_dim T mT H mH t adjoint rot90 pixel_shuffle pixel_unshuffle channel_shuffle
+    native_channel_shuffle diagonal take masked_select as_strided atleast_1d atleast_2d atleast_3d __reversed__ fft_fftshift
+    fft_ifftshift fftshift ifftshift squeeze_copy unsqueeze_copy split_copy split_with_sizes_copy unbind_copy permute_copy
+    transpose_copy t_copy
 """)
 # leaves each number where it is; a normalization along channels or tokens too
-SAME = _words("""
-    contiguous clone detach to float half bfloat16 double type type_as cuda cpu requires_grad
-    dropout dropout1d dropout2d alpha_dropout feature_dropout
-    relu relu6 gelu silu mish elu celu selu leaky_relu prelu sigmoid hardsigmoid hardswish hardtanh tanh softplus softsign
-    logsigmoid threshold tanhshrink softshrink hardshrink
-    exp exp2 log log1p sqrt rsqrt square abs neg __neg__ reciprocal pow __pow__ clamp clip clamp_min clamp_max sign sin cos erf
-    round floor nan_to_num masked_fill
-    layer_norm native_layer_norm rms_norm batch_norm group_norm instance_norm normalize softmax log_softmax
+SAME = words("""
+    contiguous clone detach alias lift_fresh data to to_copy float double half bfloat16 cfloat type type_as cuda cpu requires_grad
+    real conj resolve_conj resolve_neg positive retain_grad
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout
+    relu relu6 gelu silu mish elu celu selu rrelu leaky_relu prelu sigmoid expit hardsigmoid hardswish hardtanh hardshrink
+    tanh softplus softsign logsigmoid threshold tanhshrink softshrink
+    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square abs absolute neg negative __neg__ reciprocal
+    pow __pow__ float_power clamp clip clamp_min clamp_max sign sgn sin cos tan asin acos atan arcsin arccos arctan
+    sinh cosh asinh acosh atanh arcsinh arccosh arctanh sinc erf erfc erfinv logit lgamma digamma i0 deg2rad rad2deg
+    round floor ceil trunc fix frac nan_to_num masked_fill heaviside signbit isnan isinf isfinite isposinf isneginf isreal
+    angle conj_physical alias_copy mvlgamma multigammaln frexp tril triu to_dense log_sigmoid gammaln psi digamma polygamma
+    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0e i1 i1e log_ndtr ndtr ndtri entr modified_bessel_i0 modified_bessel_i1
+    modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0
+    logical_not bitwise_not __invert__ bool int long short byte char
+    layer_norm native_layer_norm rms_norm batch_norm native_batch_norm cudnn_batch_norm group_norm native_group_norm instance_norm
+    local_response_norm normalize softmax log_softmax softmin gumbel_softmax fake_quantize_per_tensor_affine
+    fake_quantize_per_channel_affine
 """)
 # number by number of several operands
-COMBINE = _words("""
-    add __add__ __radd__ __iadd__ sub __sub__ __rsub__ __isub__ rsub mul __mul__ __rmul__ __imul__ multiply
-    div __truediv__ __rtruediv__ __itruediv__ true_divide maximum minimum where lerp addcmul addcdiv
+COMBINE = words("""
+    add __add__ __radd__ __iadd__ sub subtract __sub__ __rsub__ __isub__ rsub mul multiply __mul__ __rmul__ __imul__
+    div divide true_divide __truediv__ __rtruediv__ __itruediv__ __div__ __rdiv__ __idiv__ floor_divide __floordiv__ __rfloordiv__
+    remainder __mod__ __rmod__ fmod pow __pow__ __rpow__ __ipow__ float_power
+    maximum minimum fmax fmin max min where lerp addcmul addcdiv atan2 arctan2 hypot copysign nextafter ldexp xlogy logaddexp
+    logaddexp2 eq ne lt le gt ge not_equal less less_equal greater greater_equal __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+    xlog1py chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w hermite_polynomial_h
+    hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w zeta polygamma gammainc gammaincc
+    isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ __iand__ __ior__ __ixor__
+    clamp clip clamp_min clamp_max heaviside
 """)
-REDUCE = _words("mean sum amax amin max min logsumexp norm std var")
+REDUCE = words("""
+    mean nanmean sum nansum amax amin max min aminmax logsumexp norm vector_norm std var std_mean var_mean median nanmedian prod
+    all any count_nonzero
+""")
 # convolutions, and what makes another grid
-RESAMPLE = _words("""
-    conv1d conv2d conv3d conv_transpose2d avg_pool2d max_pool2d max_pool2d_with_indices lp_pool2d adaptive_avg_pool2d
+RESAMPLE = words("""
+    conv1d conv2d conv3d convolution conv_transpose2d avg_pool2d max_pool2d max_pool2d_with_indices lp_pool2d adaptive_avg_pool2d
     adaptive_max_pool2d interpolate upsample
 """)
-JOIN = _words("cat concat concatenate stack")
-PRODUCT = _words("matmul __matmul__ bmm")
-# what data turns into a number of Python, which may then choose tokens
-DECIDE = _words("item tolist __bool__ __int__ __float__ __index__")
-# numbers written over others
-WRITE = _words("__setitem__ copy index_copy index_put index_fill scatter masked_scatter fill zero")
+JOIN = words("cat concat concatenate stack hstack vstack dstack column_stack row_stack")
+PRODUCT = words("matmul __matmul__ __rmatmul__ bmm mm mv inner baddbmm addmm addbmm")
+SOFTMAX = words("softmax log_softmax softmin gumbel_softmax")
+# what chooses tokens by the content of a tensor of numbers, or of yes and no
+CHOOSE = words("""
+    __getitem__ index index_select gather take_along_dim take repeat_interleave masked_select __setitem__ index_put index_copy
+    index_add index_fill scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter tensor_split
+""")
+# makes tensors of constants and of random numbers, whatever tensor it takes the form from
+MAKE = words("""
+    zeros ones full empty zeros_like ones_like full_like empty_like rand randn randint rand_like randn_like randint_like new_zeros
+    new_ones new_full new_empty new_tensor tensor scalar_tensor arange linspace logspace eye tril_indices triu_indices randperm
+    bernoulli normal uniform exponential cauchy log_normal geometric random fill zero empty_strided new_empty_strided full
+    hann_window hamming_window
+""")
+# hands the memory of a tensor to where writes are not seen
+EXPOSE = words(
+    "numpy __array__ __dlpack__ data_ptr untyped_storage storage const_data_ptr mutable_data_ptr __cuda_array_interface__"
+)
+# changes the form of the tensor itself, not its numbers
+REFORM = words("unsqueeze_ squeeze_ transpose_ swapaxes_ swapdims_ t_ as_strided_ detach_ requires_grad_ resolve_conj_")
+
+EDITED = "edited_weights"
+
+_TORCH = str(Path(torch.__file__).parent)
+_HOMES = (
+    Tensor,
+    torch,
+    F,
+    torch._C._nn,
+    torch._C,
+    torch._VF,
+    getattr(torch._C, "_special"),  # noqa: B009 - not in its stubs
+    getattr(torch._C, "_linalg"),  # noqa: B009
+    getattr(torch._C, "_fft"),  # noqa: B009
+    torch.functional,
+)
+
+
+class Operation(NamedTuple):
+    """A function of torch as it is known here.
+
+    Attributes:
+        name: Its name without underscores at its ends, unless it is one of Python's.
+        own: Whether it is torch's own; else the name says nothing.
+        writes: Whether it writes into its first operand.
+        reforms: Whether it changes the form of its first operand in place.
+        exposes: Whether writes into its operand's memory may follow that are not seen.
+    """
+
+    name: str
+    own: bool
+    writes: bool
+    reforms: bool
+    exposes: bool
+
+
+_known: dict[Any, Operation] = {}
+
+
+def operation_of(func: Callable[..., Any]) -> Operation:
+    """What is known of a function."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = _looked_up(func)
+    return found
+
+
+def _looked_up(func: Any) -> Operation:  # noqa: ANN401
+    full, own, mutable = _named(func)
+    name = full if full.startswith("__") else full.strip("_")
+    for library in ("special_", "linalg_", "fft_", "foreach_"):
+        name = name.removeprefix(library)
+    reforms = full in REFORM
+    in_place = full.endswith("_") and not full.endswith("__")
+    augmented = full.startswith("__i") and full.endswith("__") and full not in ("__int__", "__index__", "__invert__", "__iter__")
+    setter = full == "__setitem__" or full.startswith("set ")
+    return Operation(
+        name,
+        own,
+        (in_place and not reforms) or augmented or setter or mutable,
+        reforms,
+        name.strip("_") in _EXPOSE or full in EXPOSE,
+    )
+
+
+_EXPOSE = frozenset(name.strip("_") for name in EXPOSE)
+
+
+def _named(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
+    """Its name, whether it is torch's own, and whether its schema says that it writes."""
+    schema = getattr(func, "_schema", None)
+    if schema is not None:
+        library, _, name = schema.name.partition("::")
+        return name, library in ("aten", "prims"), bool(schema.is_mutable)
+    if func is edited_weights:
+        return EDITED, True, False
+    name = str(getattr(func, "__name__", ""))
+    if name in ("__get__", "__set__"):  # of an attribute of tensors
+        attribute = func.__self__
+        home = getattr(Tensor, getattr(attribute, "__name__", ""), None)
+        return ("set " if name == "__set__" else "") + str(attribute.__name__), home is attribute, False
+    written = getattr(getattr(func, "__code__", None), "co_filename", "")
+    return name, written.startswith(_TORCH) or any(getattr(home, name, None) is func for home in _HOMES), False
+
+
+def edited_weights(weights: Tensor, *operands: Tensor) -> Tensor:
+    """`weights` themselves; to whoever watches, the weights of these operands (query and key, or weights) after an edit."""
+    if has_torch_function((weights, *operands)):
+        edited: Tensor = handle_torch_function(edited_weights, (weights, *operands), weights, *operands)
+        return edited
+    return weights

@@ -7,6 +7,7 @@ planes without a grid. Two routes to one grid give one plane, so that tokens tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,16 @@ class Plane:
         return self.grid[0] * self.grid[1] if self.grid else 1
 
 
+class Pixels(NamedTuple):
+    """The first plane of all."""
+
+    codes: int
+
+    def holds(self, codes: Tensor) -> bool:
+        """Whether codes are of this plane; looks at one of them."""
+        return bool(codes.numel()) and int(codes.flatten()[0] if codes.is_contiguous() else codes[(0,) * codes.ndim]) < self.codes
+
+
 class Planes:
     """All planes of one forward."""
 
@@ -42,8 +53,14 @@ class Planes:
         self._known: dict[object, Plane] = {}
         self._bases = torch.empty(0, dtype=torch.int64, device=device)
 
+    @property
+    def pixels(self) -> Pixels:
+        """The plane of the pixels."""
+        return Pixels(self.images * int(self.input.height) * int(self.input.width))
+
     def grid(self, rows: int, columns: int, box: Box) -> Plane:
         """The plane of a grid over a box."""
+        box = Box(*map(float, box))
         key = rows, columns, tuple(round(side, 3) for side in box)
         return self._known.get(key) or self._add(key, (rows, columns), box, "")
 
@@ -67,6 +84,11 @@ class Planes:
     def of(self, codes: Tensor) -> list[Plane]:
         """The planes that codes are of, in the order in which they were met; padding is of none."""
         real = codes[codes >= 0]
+        if not real.numel():
+            return []
+        first, last = (torch.bucketize(torch.stack(torch.aminmax(real)), self._bases, right=True) - 1).tolist()
+        if first == last:
+            return [self._planes[first]]
         met = torch.unique(torch.bucketize(real, self._bases, right=True) - 1)
         return [self._planes[i] for i in met.tolist()]
 
@@ -89,24 +111,39 @@ class Planes:
         return (planes[0] if fits else None), (top, left)
 
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
-        """Codes of the cells that arise when the cells along `dim` are merged, `(..., 1, ...)`; None if they make no grid."""
+        """Codes of the cells that arise when the cells along `dim` are merged, `(..., 1, ...)`.
+
+        None if they make no grid: what is merged must be whole rectangles, all of one size and at even distances that leave no gap.
+        """
         planes = self.of(codes)
-        if len(planes) != 1 or not planes[0].grid:
+        if len(planes) != 1 or not planes[0].grid or not codes.shape[dim]:
             return None
         plane, real = planes[0], codes >= 0
+        some = real.any(dim, keepdim=True)
         image, cell = self.split(codes, plane)
-        count = real.sum(dim, keepdim=True)
-        some = count > 0
         low, high = (image.masked_fill(~real, bad) for bad in (self.images, -1))
         image = low.amin(dim, keepdim=True)
         if bool(((image != high.amax(dim, keepdim=True)) & some).any()):
             return None
+        ordered = cell.masked_fill(~real, -1).sort(dim).values
+        distinct = ((ordered.diff(dim=dim) > 0) & (ordered.narrow(dim, 0, ordered.shape[dim] - 1) >= 0)).sum(
+            dim, keepdim=True
+        ) + 1
         columns = plane.grid[1]
-        row, column = (
-            (part.masked_fill(~real, 0).sum(dim, keepdim=True, dtype=torch.float64) / count)[some]
-            for part in (cell // columns, cell % columns)
-        )
-        lattice = self.lattice(plane, row, column, merged=True)
+        sides = []
+        for part, length in ((cell // columns, plane.grid[0]), (cell % columns, columns)):
+            first = part.masked_fill(~real, length).amin(dim, keepdim=True)[some]
+            last = part.masked_fill(~real, -1).amax(dim, keepdim=True)[some]
+            sides.append((first, last, length))
+        area = (sides[0][1] - sides[0][0] + 1) * (sides[1][1] - sides[1][0] + 1)
+        if bool((distinct[some] != area).any()):
+            return None  # what is merged lies apart
+        box = plane.box
+        vertical = _merged(*sides[0], box.top, box.bottom)
+        horizontal = _merged(*sides[1], box.left, box.right)
+        if vertical is None or horizontal is None:
+            return None
+        lattice = self._lattice(vertical, horizontal)
         if lattice is None:
             return None
         merged, cell = lattice
@@ -119,37 +156,109 @@ class Planes:
         local = codes - plane.base
         return local // plane.cells, local % plane.cells
 
-    def lattice(self, plane: Plane, row: Tensor, column: Tensor, *, merged: bool = False) -> tuple[Plane, Tensor] | None:
-        """The grid whose cells lie at these rows and columns of `plane`, and the cell of each; None if they make no grid."""
-        vertical = _regular(row, plane.grid[0], plane.box.top, plane.box.bottom, merged)
-        horizontal = _regular(column, plane.grid[1], plane.box.left, plane.box.right, merged)
-        if vertical is None or horizontal is None:
-            return None
+    def thinned(self, plane: Plane, row: Tensor, column: Tensor) -> tuple[Plane, Tensor] | None:
+        """The grid whose cells are these rows and columns of `plane`, and the cell of each; None if they make no grid."""
+        box = plane.box
+        vertical = _thinned(row, plane.grid[0], box.top, box.bottom)
+        horizontal = _thinned(column, plane.grid[1], box.left, box.right)
+        return None if vertical is None or horizontal is None else self._lattice(vertical, horizontal)
+
+    def coarsened(self, codes: Tensor) -> Tensor:
+        """Codes of which every second row and column of a plane are left, as those of the plane that these make."""
+        grids = [plane for plane in self.of(codes) if plane.cells > 1]
+        if len(grids) != 1:
+            return codes
+        plane = grids[0]
+        here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+        image, cell = self.split(codes[here].long(), plane)
+        if torch.unique(cell).numel() == plane.cells:
+            return codes
+        part = self.thinned(plane, cell // plane.grid[1], cell % plane.grid[1])
+        if part is None:
+            return codes
+        made = codes.clone()
+        made[here] = (part[0].base + image * part[0].cells + part[1]).to(codes.dtype)
+        return made
+
+    def _lattice(self, vertical: Side, horizontal: Side) -> tuple[Plane, Tensor] | None:
         (rows, r, top, bottom), (columns, c, left, right) = vertical, horizontal
         cell = r * columns + c
         if torch.unique(cell).numel() != rows * columns:
             return None
         return self.grid(rows, columns, Box(top, left, bottom, right)), cell
 
+    def images_of(self, codes: Tensor) -> Tensor:
+        """The image of each code; -1 for padding."""
+        image = torch.full_like(codes, -1)
+        for plane in self.of(codes):
+            here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+            image = torch.where(here, (codes - plane.base) // plane.cells, image)
+        return image
 
-def _regular(at: Tensor, length: int, start: float, stop: float, merged: bool) -> tuple[int, Tensor, float, float] | None:
-    """Number of distinct positions along a side, the rank of each, and what they cover of `[start, stop)`.
+    def boxes(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Top and left, and bottom and right, of the cells of codes, `(..., 2)`; NaN for what is no cell."""
+        low, high = (torch.full((*codes.shape, 2), torch.nan, dtype=torch.float64, device=codes.device) for _ in range(2))
+        for plane in self.of(codes):
+            if not plane.grid:
+                continue
+            here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+            _, cell = self.split(codes[here].long(), plane)
+            place = torch.stack([cell // plane.grid[1], cell % plane.grid[1]], -1)
+            size = torch.tensor(
+                [plane.box.height / plane.grid[0], plane.box.width / plane.grid[1]], dtype=torch.float64, device=codes.device
+            )
+            start = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=codes.device)
+            low[here], high[here] = start + place * size, start + (place + 1) * size
+        return low, high
 
-    Positions must be evenly spaced; the last may be nearer, where a side did not divide. Cells at every second position stand for
-    two each. None where they are not, or where one position is left that is not the middle.
+
+Side = tuple[int, Tensor, float, float]  # number of cells along a side, the rank of each, and what they cover
+
+
+def shared(first: float, step: float, count: int, start: float, stop: float) -> tuple[float, float]:
+    """What `count` cells around points at distance `step` cover, the first of which is `first`.
+
+    They get an even share of `[start, stop)` where that is true within half a cell, so that two ways to one grid, which differ in
+    their padding, give the same.
     """
-    values, rank = torch.unique(at.double(), return_inverse=True)
-    count = len(values)
-    if count == 1:
-        if abs(float(values[0]) - (length - 1) / 2) > _SLACK:
-            return None  # one row of several: it may stand for itself or for all
-        step = float(length)
-    else:
-        steps = values.diff()
-        step = float(steps[0])
-        if bool((steps[:-1] - step).abs().max() > _SLACK if count > 2 else False) or float(steps[-1]) > step + _SLACK:
-            return None
-    first = int(float(values[0]) // step * step)
+    share = (stop - start) / count
+    slack = max(share, step) / 2 + _SLACK
+    if abs(start + share / 2 - first) <= slack and abs(stop - share / 2 - (first + step * (count - 1))) <= slack:
+        return start, stop
+    return first - step / 2, first + step * (count - 0.5)
+
+
+def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float) -> Side | None:
+    """Of cells that reach from `first` to `last` along a side of `length`; those at its ends may be cut off by it."""
+    size = int((last - first).max()) + 1
+    begin = torch.where((last - first + 1 < size) & (first == 0), last + 1 - size, first)
+    if bool(((last - first + 1 < size) & (first > 0) & (last < length - 1)).any()):
+        return None
+    values, rank = torch.unique(begin, return_inverse=True)
+    steps = values.diff()
+    step = int(steps[0]) if len(steps) else max(size, length)
+    if len(steps) and (bool((steps != step).any()) or step > size):
+        return None
+    if not len(steps) and (first.min() > 0 or last.max() < length - 1):
+        return None  # one window of several: it stands for itself alone
     scale = (stop - start) / length
-    last = first + step * count
-    return count, rank, start + first * scale, start + (last if merged else min(last, length)) * scale
+    if step == size and int(values[0]) == 0:  # side by side: exactly what they saw; the last may be cut off
+        return len(values), rank, start, start + size * len(values) * scale
+    low, high = shared(start + (float(values[0]) + size / 2) * scale, step * scale, len(values), start, stop)
+    return len(values), rank, low, high
+
+
+def _thinned(at: Tensor, length: int, start: float, stop: float) -> Side | None:
+    """Of cells at these positions of a side: all of a stretch, or every second, which stand for two each."""
+    values, rank = torch.unique(at, return_inverse=True)
+    count, first = len(values), int(values[0])
+    scale = (stop - start) / length
+    steps = values.diff()
+    step = int(steps[0]) if count > 1 else 1
+    if bool((steps != step).any()) or step > 2 or (count == 1 and length > 1):
+        return None
+    if step == 1:
+        return count, rank, start + first * scale, start + (first + count) * scale
+    if first > 1 or first + step * count < length:
+        return None
+    return count, rank, start, start + min(first // 2 * 2 + step * count, length) * scale

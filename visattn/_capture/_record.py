@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,33 +14,42 @@ from visattn._capture._anatomy import Anatomy
 from visattn._capture._call import Call, own
 from visattn._capture._finite import Sums
 from visattn._capture._gates import telling
+from visattn._capture._tape import Attention
 from visattn._capture._watch import Watch
 from visattn._checks import printable
 from visattn._publish import listening
 from visattn._types import Role
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
-from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout
+from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout, Unseen
 
 Features = str | Sequence[str]  # last, all, none, or globs of module names
 
 
 @contextmanager
 def record(
-    model: nn.Module, anatomy: Anatomy, *, layers: str, values: bool, features: Features, gradients: bool
+    model: nn.Module,
+    anatomy: Anatomy,
+    *,
+    layers: str,
+    values: bool,
+    features: Features,
+    gradients: bool,
+    remember: bool = True,
 ) -> Iterator[Recording]:
     """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
-    session = _Session(model, anatomy, layers, values, gradients)
+    session = _Session(model, anatomy, layers, values, gradients, remember)
     tokens, activations = _chosen(model, anatomy, features)
+    modules = session.watch.modules
+    for name, module in session.streams():
+        modules.before.setdefault(id(module), []).append(session.keep_stream(name))
+    for name, module in tokens.items():
+        modules.after.setdefault(id(module), []).append(session.keep_tokens(name))
+    for name, module in activations.items():
+        modules.after.setdefault(id(module), []).append(session.keep_activation(name))
     with ExitStack() as stack:
-        for name, module in session.streams():
-            stack.callback(module.register_forward_pre_hook(session.keep_stream(name)).remove)
-        for name, module in tokens.items():
-            stack.callback(module.register_forward_hook(session.keep_tokens(name)).remove)
-        for name, module in activations.items():
-            stack.callback(module.register_forward_hook(session.keep_activation(name)).remove)
-        stack.enter_context(telling(model, session.keep_gate))
-        stack.enter_context(listening(session.keep_gate))
+        telling(model, modules, session.keep_gate)
         stack.enter_context(session.watch.watching())
+        stack.enter_context(listening(session.keep_gate))
         yield session.recording
     session.finish()
 
@@ -58,38 +67,67 @@ def _chosen(model: nn.Module, anatomy: Anatomy, features: Features) -> tuple[dic
 
 
 class _Session:
-    """The recording and what fills it."""
+    """The recording and what fills it: copies are taken during a forward, records are made of them when it has ended."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, layers: str, values: bool, gradients: bool) -> None:
+    def __init__(self, model: nn.Module, anatomy: Anatomy, layers: str, values: bool, gradients: bool, remember: bool) -> None:
         self.recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
-        whole = values or gradients  # more than operands
-        self.watch = Watch(model, anatomy, self._receive, keeps=None if whole else self._matches)
-        self.watch.needs_gradients = gradients
+        self.watch = Watch(
+            model, anatomy, self._receive, finish=self._ended, drop=self._drop, remember=remember, gradients=gradients
+        )
         self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
         self._wanted = False  # whether features were asked for by name, or gates were met
-        self._stream: dict[str, tuple[Tensor, TokenLayout]] = {}  # what last went into modules that attention is added to
         self._names = {module: name for name, module in model.named_modules()}
+        self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
+        self._features: list[Callable[[], None]] = []
+        self._stream: dict[str, _Stream] = {}  # what last went into modules that attention is added to
 
-    def _receive(self, layer: str, owner: nn.Module, call: Call) -> None:
-        number = self.watch.number(layer)
+    def _drop(self) -> None:
+        """A forward failed."""
+        self._calls.clear()
+        self._features.clear()
+        self._stream.clear()
+
+    def _receive(self, layer: str, owner: nn.Module, call: Call, attention: Attention) -> None:
         if self._gradients and not torch.is_grad_enabled():
             raise CaptureError(
                 f"gradients were asked for, but {layer} runs under no_grad, as in a reentrant checkpoint. Run it without."
             )
-        arrangement, follows = self.watch.arranged(layer, number, owner, call)
-        self.watch.passed(layer, number, arrangement.kind, call)
+        wanted = self._matches(layer)
+        stream = self._stream.pop(self._anatomy.adds_to(owner) or "", None) if self._values else None
+        call.keep(wanted, values=self._values or self._gradients, graph=self._gradients)
+        self._calls.append((owner, call, attention, stream))
+
+    def _ended(self) -> None:
+        """Make the records of a forward."""
+        self.recording.input_size = self.watch.input_size
+        calls, features = list(self._calls), list(self._features)
+        self._drop()
+        while calls:
+            self._record(*calls.pop(0))
+        for make in features:
+            make()
+        found = self.watch.ended()
+        unseen = {**self.watch.hidden, **(found.unseen if found else {})}
+        if self.watch.hidden:  # which is where the tensors from elsewhere come from
+            unseen.pop("", None)
+        self.recording.unseen.extend(Unseen(layer, self.watch.forward, how) for layer, how in unseen.items())
+        if found is not None and not self._anatomy.stated:
+            self.recording.readouts[self.watch.forward] = found.readout
+
+    def _record(self, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
+        layer = attention.layer
         if not self._matches(layer):
             self._passed_by[layer] = None
             return
+        arrangement, follows = self.watch.arranged(call, attention, owner)
         operator = call.operator(arrangement)
         self._sums.add(operator)
-        self.recording.input_size = self.watch.input_size
         self.recording.records.append(
             AttentionRecord(
                 layer=layer,
-                call=number,
+                call=attention.call,
                 forward=self.watch.forward,
                 kind=arrangement.kind,
                 operator=operator,
@@ -97,7 +135,7 @@ class _Session:
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
                 output_weight=self._anatomy.output_weight(owner),
-                residual=self._residual(owner, arrangement.queries) if self._values else None,
+                residual=self._residual(stream, arrangement.queries),
                 follows=follows,
                 reason=arrangement.reason,
                 source=call.source(arrangement) if self._gradients else None,
@@ -115,57 +153,65 @@ class _Session:
         names = dict.fromkeys(filter(None, map(self._anatomy.adds_to, parts.values())))
         return [(name, parts[name]) for name in names]
 
-    def keep_stream(self, name: str) -> Callable[[nn.Module, Any], None]:
-        """A hook that keeps the tokens that go into a module."""
-        self.watch.tokens_of.append(f"into {name}")
+    def keep_stream(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        """Keep the tokens that go into a module."""
 
-        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            tokens = self.watch.tokens(f"into {name}", args[0]) if self.watch.running() else None
-            if tokens is not None:
-                self._stream[name] = own(tokens.take(args[0])), tokens.layout
+        def keep(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            if self.watch.running() and args and isinstance(args[0], Tensor):
+                self._stream[name] = _Stream(_owned(args[0]), self.watch.want(args[0]))
 
-        return hook
+        return keep
 
-    def _residual(self, owner: nn.Module, queries: TokenLayout) -> Tensor | None:
-        stream, layout = self._stream.pop(self._anatomy.adds_to(owner) or "", (None, None))
-        return stream if layout == queries else None
+    def _residual(self, stream: _Stream | None, queries: TokenLayout) -> Tensor | None:
+        tokens = None if stream is None else self.watch.tokens(stream.slot)
+        return tokens.take(stream.value) if stream is not None and tokens is not None and tokens.layout == queries else None
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """A hook that keeps the tokens that a module gives."""
-        self.watch.tokens_of.append(layer)
+        """Keep the tokens that a module gives."""
 
-        def hook(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
+        def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
             if not self.watch.running() or not isinstance(given, Tensor):
                 return None
+            slot = self.watch.want(given)
             output = self._begun(given)
-            tokens = self.watch.tokens(layer, given)
-            if tokens is not None:
-                self._keep(layer, "tokens", output, tokens.take, tokens.layout)
+            value = _owned(output)
+
+            def make() -> None:
+                tokens = self.watch.tokens(slot)
+                if tokens is not None:
+                    self._keep(layer, "tokens", output, value, tokens.take, tokens.layout)
+
+            self._features.append(make)
             return None if output is given else output
 
-        return hook
+        return keep
 
     def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """A hook that keeps what a module gives: as tokens where it is `(B, N, D)` and could be followed, maps channels first."""
+        """Keep what a module gives: as tokens where it is `(B, N, D)` and could be followed, maps channels first."""
         self._wanted = True
-        self.watch.tokens_of.append(layer)
 
-        def hook(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
+        def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
             first = given[0] if isinstance(given, (tuple, list)) and given else given
             if not self.watch.running() or not isinstance(first, Tensor):
                 return None
+            slot = self.watch.want(first) if first.ndim in (3, 4) else None
             output = self._begun(first)
-            tokens = self.watch.tokens(layer, first) if first.ndim in (3, 4) else None
-            if tokens is not None and first.ndim == 3:
-                self._keep(layer, "tokens", output, tokens.take, tokens.layout)
-            elif tokens is not None and tokens.order is None and len(tokens.layout.grid) == 2:
-                self._keep(layer, "activation", output, tokens.maps, tokens.layout)
-            else:
-                self._keep(layer, "activation", output, torch.Tensor.detach)
+            value = _owned(output)
+
+            def make() -> None:
+                tokens = self.watch.tokens(slot)
+                if tokens is not None and first.ndim == 3:
+                    self._keep(layer, "tokens", output, value, tokens.take, tokens.layout)
+                elif tokens is not None and tokens.order is None and len(tokens.layout.grid) == 2:
+                    self._keep(layer, "activation", output, value, tokens.maps, tokens.layout)
+                else:
+                    self._keep(layer, "activation", output, value, torch.Tensor.detach)
+
+            self._features.append(make)
             # the gradient is that of what was kept, also where the model writes over it, as torchvision's DenseNet does
             return _replaced(given, output.clone()) if self._gradients else None
 
-        return hook
+        return keep
 
     def _begun(self, output: Tensor) -> Tensor:
         """`output`, with a graph that begins here where none leads to it and gradients are wanted."""
@@ -176,35 +222,61 @@ class _Session:
         if module not in self._names or not self.watch.running():
             return
         self._wanted = True
-        layer, layout = self._names[module], None
+        layer = self._names[module]
         if role == "gate" and gate.shape[2:] == (1, 1):  # of a module that may also weigh places
             role = "channel_gate"
-        self.recording.input_size = self.watch.input_size
-        if role in ("spatial_gate", "gate", "transform", "glimpse"):
-            tokens = self.watch.tokens(f"gate of {layer}", gate if features is None else features)
-            layout = tokens.layout if tokens is not None and tokens.order is None else None
-            whole = role in ("transform", "glimpse")
-            layout = layout if layout is not None and (whole or layout.grid == gate.shape[2:]) else None
         axes = {"channel_gate": 1, "branch_gate": 2}.get(role)
-        value = own(gate if axes is None else gate.flatten(axes))
-        self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, value, layout=layout))
+        value = _owned(gate if axes is None else gate.flatten(axes))
+        placed = role in ("spatial_gate", "gate", "transform", "glimpse")
+        slot = self.watch.want(gate if features is None else features) if placed else None
+        whole, size = role in ("transform", "glimpse"), gate.shape[2:]
+
+        def make() -> None:
+            tokens = self.watch.tokens(slot)
+            layout = tokens.layout if tokens is not None and tokens.order is None else None
+            layout = layout if layout is not None and (whole or layout.grid == size) else None
+            self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, value, layout=layout))
+
+        self._features.append(make)
 
     def _keep(
-        self, layer: str, role: Role, output: Tensor, take: Callable[[Tensor], Tensor], layout: TokenLayout | None = None
+        self,
+        layer: str,
+        role: Role,
+        output: Tensor,
+        value: Tensor,
+        take: Callable[[Tensor], Tensor],
+        layout: TokenLayout | None = None,
     ) -> None:
         source = Source(output, take) if self._gradients else None
-        self.recording.input_size = self.watch.input_size
-        self.recording.features.append(
-            FeatureRecord(layer, self.watch.forward, role, own(take(output)), layout=layout, source=source)
-        )
+        kept = take(value)
+        kept = kept if kept.is_contiguous() else kept.contiguous()
+        self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, kept, layout=layout, source=source))
 
     def finish(self) -> None:
         """Refuse a recording that is empty or not finite."""
         if self.watch.forward < 0:
             raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
+        if not self.watch.images:
+            part = next((record.layer for record in self.recording), "a part of the model")
+            what = "the model was given no images" if self.watch.whole else f"{part} ran before the model saw an image"
+            raise CaptureError(f"{what}. Call the whole model with pixels of shape (B, C, H, W) inside the capture.")
         if not self.recording.records and not self._wanted:
-            raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by)))
+            raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
         self._sums.check(self.recording)
+
+
+class _Stream(NamedTuple):
+    """What went into a module, and its slot."""
+
+    value: Tensor
+    slot: int | None
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    """A copy that nobody follows."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        return own(tensor)
 
 
 def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401
@@ -215,9 +287,11 @@ def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401
     return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
 
 
-def _why_nothing(model: nn.Module, layers: str, passed_by: list[str]) -> str:
+def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[Unseen]) -> str:
     if passed_by:
         return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
+    if unseen:
+        return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].how}, which cannot be recorded."
     kinds = _kinds_without_matrix(model)
     return (
         f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}. "

@@ -2,157 +2,146 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from visattn._capture._codes import flat
+from visattn._capture._equations import Equation
+from visattn._capture._operations import EDITED, operation_of, words
+from visattn._capture._tape import Entry
+from visattn._capture._tracer import Tracer
 
-_aten = torch.ops.aten
-SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax, _aten.softmax.int, _aten._softmax.default})
-_PRODUCT = frozenset(
-    {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm, _aten.matmul.default, _aten.bmm.default}
-)
-_SCALING = frozenset(
-    getattr(place, name)
-    for place in (torch, Tensor)
-    for name in ("mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "div_", "__itruediv__")
-    if hasattr(place, name)
-)
+_SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
+PRODUCT = frozenset({"matmul", "__matmul__", "bmm"})
+_SCALING = frozenset({"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "__truediv__", "__itruediv__"})
 # what may lie between: dropout, casts, views, the mixing of heads and gates
-_BETWEEN = _SCALING | frozenset(
-    getattr(place, name)
-    for place in (F, torch, Tensor)
-    for name in (
-        "dropout", "to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone", "detach",
-        "view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand",
-        "linear", "conv2d", "batch_norm", "masked_fill", "nan_to_num", "where", "__getitem__",
-        "add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "sub_", "__isub__",
-    )
-    if hasattr(place, name)
-)  # fmt: skip
-
-
-SEEN = _PRODUCT | _BETWEEN | {torch.einsum}  # what matters behind a softmax
-
-
-Permute = Callable[[Tensor, Sequence[int]], Tensor]
+_BETWEEN = _SCALING | words("""
+    dropout to float half bfloat16 double type type_as contiguous clone detach nan_to_num where masked_fill
+    mT T swapdims moveaxis view reshape flatten unflatten permute transpose swapaxes movedim squeeze unsqueeze expand __getitem__
+    linear conv2d batch_norm add __add__ __radd__ __iadd__ sub __sub__ __isub__
+""")
 
 
 class Product(NamedTuple):
     """Weights times values, as views whose last axes are `(Q, K)` and `(K, d)`.
 
-    `weights` is `operand.permute(axes)`, the operand being the tensor that the model multiplies; what it goes on with, permuted by
-    `out_axes`, is `(..., Q, d)`.
+    Attributes:
+        value: The values.
+        operand: The tensor of weights that the model multiplies.
+        value_axes: Their order in the view; None as they are.
+        axes: The same of the weights.
+        out_axes: What the model goes on with, permuted by these, is `(..., Q, d)`.
+        position: Which tensor of the call are the weights.
     """
 
     value: Tensor
-    weights: Tensor
     operand: Tensor
-    axes: Sequence[int]
+    value_axes: tuple[int, ...] | None
+    axes: tuple[int, ...] | None
     out_axes: Sequence[int]
+    position: int
+
+    def views(self) -> tuple[Tensor, Tensor]:
+        """Weights and values."""
+        weights = self.operand if self.axes is None else self.operand.permute(self.axes)
+        return weights, self.value if self.value_axes is None else self.value.permute(self.value_axes)
 
 
-class SoftmaxTrace:
-    """Follows the result of each softmax until it is multiplied with values.
+def product_of(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_weights: Callable[[int, Tensor], bool]
+) -> Product | None:
+    """The product with values that a call is about to make, if it is one.
 
-    What counts is the operand of that product, not the softmax's own result: talking heads and gates lie between.
-
-    Attributes:
-        alive: The tensors that are followed.
+    `is_weights` says of a tensor of the call, and which one it is, whether a softmax made it. What counts is the operand of the
+    product, not the softmax's own result: talking heads and gates lie between.
     """
-
-    def __init__(self) -> None:
-        """Start with nothing to follow."""
-        self._followed = _Tensors()
-        self.alive = self._followed.known
-
-    def position(self, args: Sequence[Any], kwargs: Mapping[str, Any], operand: Tensor) -> int:
-        """Which tensor of a call `operand` is."""
-        return next(i for i, x in enumerate(_tensors(args, kwargs)) if x is operand)
-
-    def adopt(self, args: Sequence[Any], kwargs: Mapping[str, Any], position: int) -> None:
-        """Take such a tensor of a call for weights, without having seen their softmax."""
-        self._followed.add(_tensors(args, kwargs)[position])
-
-    def product(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], permute: Permute
-    ) -> Product | None:
-        """The product with values that a call is about to make, if it is one; `permute` makes the views of its operands."""
-        if not self.alive:
+    name = operation_of(func).name
+    if name in PRODUCT:
+        left, right = (*args, *kwargs.values())[:2]
+        if not isinstance(left, Tensor) or not isinstance(right, Tensor):
             return None
-        if func in _PRODUCT:
-            left, right = (*args, *kwargs.values())[:2]
-            if left in self._followed and right.ndim > 2:
-                axes: Sequence[int] = range(max(left.ndim, right.ndim))
-                return Product(right, left, left, range(left.ndim), axes)
-            if right in self._followed and left.ndim > 2:  # values first: V^T A^T
-                axes = _turned(right.ndim)
-                out_axes = _turned(max(left.ndim, right.ndim))
-                return Product(permute(left, _turned(left.ndim)), permute(right, axes), right, axes, out_axes)
-        elif func is torch.einsum:
-            return self._einsum(args, permute)
+        axes = tuple(range(max(left.ndim, right.ndim)))
+        if right.ndim > 2 and left.ndim > 1 and is_weights(0, left):
+            return Product(right, left, None, None, axes, 0)
+        if left.ndim > 2 and right.ndim > 1 and is_weights(1, right):  # values first: V^T A^T
+            turned = _turned(len(axes))
+            return Product(left, right, _turned(left.ndim), _turned(right.ndim), turned, 1)
+    elif name == "einsum":
+        return _einsum(args, is_weights)
+    return None
+
+
+def _einsum(args: Sequence[Any], is_weights: Callable[[int, Tensor], bool]) -> Product | None:
+    """An einsum as a product: what is kept of the weights alone are queries, what is summed are keys."""
+    equation = Equation.of(args)
+    if equation is None or len(equation.operands) != 2:
+        return None
+    operands, letters, result = equation
+    side = next((i for i, x in enumerate(operands) if isinstance(x, Tensor) and is_weights(i, x)), None)
+    if side is None:
+        return None
+    (weights, w), (value, v) = ((operands[i], letters[i]) for i in (side, 1 - side))
+    lead = [x for x in w if x in v and x in result]
+    rows, keys = ([x for x in w if x not in lead and (x in v) == shared] for shared in (False, True))
+    channels = [x for x in v if x not in w]
+    if not len(rows) == len(keys) == len(channels) == 1 or rows[0] not in result or channels[0] not in result:
         return None
 
-    def follow(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
-        """Take note of the result of a call."""
-        if func in SOFTMAX:
-            if out.ndim > 2:  # a pair of numbers is a gate
-                self._followed.add(out)
-        elif self.alive and func in _BETWEEN and isinstance(out, Tensor):
-            followed = [x for x in args if isinstance(x, Tensor) and x in self._followed]
-            if followed and not (func in _SCALING and self._gated(args, out)):
-                self._followed.add(out)
+    def order(have: str, want: list[str]) -> tuple[int, ...]:
+        return tuple(have.index(x) for x in want)
 
-    def _gated(self, args: Sequence[Any], out: Tensor) -> bool:
-        """Whether weights met another tensor number by number: that is a gate made of data, no attention any more."""
-        return any(isinstance(x, Tensor) and x not in self._followed and x.numel() == out.numel() > 1 for x in args)
-
-    def _einsum(self, args: Sequence[Any], permute: Permute) -> Product | None:
-        """An einsum as a product: what is kept of the weights alone are queries, what is summed are keys."""
-        operands = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
-        names, _, result = args[0].replace(" ", "").partition("->")
-        letters = names.split(",")
-        side = next((i for i, x in enumerate(operands) if x in self._followed), None)
-        if side is None or len(operands) != 2 or "." in names:
-            return None
-        (weights, w), (value, v) = ((operands[i], letters[i]) for i in (side, 1 - side))
-        lead = [x for x in w if x in v and x in result]
-        rows, keys = ([x for x in w if x not in lead and (x in v) == shared] for shared in (False, True))
-        channels = [x for x in v if x not in w]
-        if not len(rows) == len(keys) == len(channels) == 1 or rows[0] not in result or channels[0] not in result:
-            return None
-
-        def order(have: str, want: list[str]) -> list[int]:
-            return [have.index(x) for x in want]
-
-        axes = order(w, lead + rows + keys)
-        value = permute(value, order(v, lead + keys + channels))
-        return Product(value, permute(weights, axes), weights, axes, order(result, lead + rows + channels))
+    return Product(
+        value,
+        weights,
+        order(v, lead + keys + channels),
+        order(w, lead + rows + keys),
+        order(result, lead + rows + channels),
+        side,
+    )
 
 
-class _Tensors:
-    """A set of tensors by identity that keeps none alive; the dictionary of torch for this costs ten times as much."""
+def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
+    """Take note of the result of a call that was written: whether a softmax made it."""
+    if not entry.operation.own or not isinstance(out, Tensor) or entry.outs[0] is None:
+        return
+    name, tape, slot = entry.operation.name, tracer.tape, entry.outs[0].slot
+    if name == EDITED:
+        made = frozenset({len(tape.entries) - 1}).union(*(tape.weights.get(ref.slot, ()) for ref in entry.refs))
+        tape.weights[slot] = made
+        return
+    if name in _SOFTMAX or name == "log_softmax":
+        if out.ndim > 2:  # a pair of numbers is a gate
+            made = frozenset({len(tape.entries) - 1})
+            (tape.logarithms if name == "log_softmax" else tape.weights)[slot] = made
+        return
+    slots = [ref.slot for ref in entry.refs]
+    logarithms = [tape.logarithms[one] for one in slots if one in tape.logarithms]
+    if logarithms and name in _BETWEEN | {"exp"}:
+        (tape.weights if name == "exp" else tape.logarithms)[slot] = frozenset().union(*logarithms)
+        return
+    weights = [tape.weights[one] for one in slots if one in tape.weights]
+    if weights and name in _BETWEEN and not (name in _SCALING and _gated(tracer, args, out)):
+        tape.weights[slot] = frozenset().union(*weights)
 
-    def __init__(self) -> None:
-        self.known: dict[int, weakref.ref[Tensor]] = {}
 
-    def add(self, tensor: Tensor) -> None:
-        number = id(tensor)
-        self.known[number] = weakref.ref(tensor, lambda _: self.known.pop(number, None))
+def _gated(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
+    """Whether weights met other data number by number: that is a gate, no attention any more."""
+    return any(
+        isinstance(x, Tensor)
+        and x is not out
+        and x.numel() == out.numel() > 1
+        and tracer.slot_of(x) not in tracer.tape.weights
+        and tracer.descends(x)
+        for x in args
+    )
 
-    def __contains__(self, tensor: object) -> bool:
-        found = self.known.get(id(tensor))
-        return found is not None and found() is tensor
 
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """All tensors of a call in order."""
     return [x for x in (*flat(args), *kwargs.values()) if isinstance(x, Tensor)]
 
 
-def _turned(axes: int) -> list[int]:
-    return [*range(axes - 2), axes - 1, axes - 2]
+def _turned(axes: int) -> tuple[int, ...]:
+    return (*range(axes - 2), axes - 1, axes - 2)

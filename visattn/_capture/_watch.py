@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,20 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from visattn._capture._anatomy import Anatomy
-from visattn._capture._arrange import Arrangement, Tokens, arrange_tokens
+from visattn._capture._arrange import Arrangement, Tokens
 from visattn._capture._call import Call
+from visattn._capture._conclude import Conclusions, conclude
 from visattn._capture._eager import uncompiled
-from visattn._capture._follow import Follower
-from visattn._capture._locate import by_rule, locate
+from visattn._capture._hooks import ModuleCalls, keywords, running
+from visattn._capture._locate import by_rule
 from visattn._capture._mode import CaptureMode, Receive, Replace
-from visattn._capture._remember import Way, drop, key_of, remember, sizes_of, way_of
-from visattn._capture._script import OTHERWISE, Reader, Script, Writer, free
-from visattn._types import Kind
+from visattn._capture._tape import TAPES, Attention, Tape
+from visattn._capture._tracer import Tracer
 from visattn.errors import CaptureError, UnsupportedModel
+
+_COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")  # in a compiled part: it may attend
 
 
 class Watch:
-    """What is known of the running forward."""
+    """What is known of the running forward.
+
+    Attributes:
+        forward: Number of the running forward.
+        images: Whether any forward was given an image.
+        whole: Whether the whole model was called.
+        input_size: `(height, width)` of the image.
+        modules: What is done around the calls of modules.
+    """
 
     def __init__(
         self,
@@ -33,13 +41,23 @@ class Watch:
         anatomy: Anatomy,
         receive: Receive,
         replace: Replace | None = None,
-        keeps: Callable[[str], bool] | None = None,
+        *,
+        finish: Callable[[], None] = lambda: None,
+        drop: Callable[[], None] = lambda: None,
+        remember: bool = True,
+        gradients: bool = False,
     ) -> None:
         """Prepare to watch; nothing is put on the model.
 
-        `receive` and `replace` are those of `CaptureMode`. With `keeps`, which says of a layer whether its operands are wanted,
-        `receive` may be called at the end of the forward, of calls that kept nothing else: Python is several times faster there
-        than between two large operations, which leave nothing of it in the caches.
+        Args:
+            model: The model.
+            anatomy: Facts about it.
+            receive: See `CaptureMode`.
+            replace: Likewise.
+            finish: What is done when a forward has ended, when all is known of it.
+            drop: What is done when a forward failed.
+            remember: Whether a forward may take over what was concluded from an earlier one with the same tape.
+            gradients: Whether every attention must have a graph.
 
         Raises:
             UnsupportedModel: If the model is none, or runs outside Python.
@@ -49,173 +67,218 @@ class Watch:
             raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
         if isinstance(model, torch.jit.ScriptModule):
             raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
-        self.forward, self.input_size = -1, (0, 0)
-        self.needs_gradients = False
-        self.tokens_of: list[str] = []  # modules that `tokens` is asked about
-        self._model, self._anatomy = model, anatomy
-        self._mode = CaptureMode(model, self._made, replace)
-        self._receive, self._keeps = receive, keeps
-        self._waiting: list[tuple[str, nn.Module, Call]] = []  # calls to be received at the end of the forward
-        self._thread = threading.get_ident()
-        self._calls: Counter[str] = Counter()
-        self._inside = False
-        self._images = 0
-        self._key: Hashable = None  # of this forward, where it is to be remembered
-        self._known: Way | None = None  # from an earlier forward
-        self._way = Way()  # of this one
+        self.forward, self.images, self.whole, self.input_size = -1, False, False, (0, 0)
+        self.modules = ModuleCalls()
+        self._model, self._anatomy, self._finish, self._drop = model, anatomy, finish, drop
+        self._remember, self._gradients = remember, gradients
+        self._mode = CaptureMode(model, receive, replace, anatomy.answers_at_keys)
+        self._depth = 0
+        self._part: nn.Module | None = None  # that began a forward of which the model as a whole knows nothing
+        self._batch = 0
+        self._tape: Tape | None = None
+        self._partial: Conclusions | None = None  # of the running forward, where somebody asked early
+        self._children = frozenset(map(id, model.children()))
+        self._slots: set[int] = set()  # whose tokens will be asked for
+        self._scripted = {id(part) for part in self._mode.owners.modules if isinstance(part, torch.jit.ScriptModule)}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """See the forwards inside the `with`; all hooks are gone afterwards."""
-        model = self._model
+        """See the forwards inside the `with`; nothing of it is left afterwards."""
+        before, after = self.modules.before, self.modules.after
+        for number in {id(self._model), *self._children, *self._scripted}:
+            before.setdefault(number, []).insert(0, self._begun)
+        after.setdefault(id(self._model), []).append(self._left)
         with ExitStack() as stack:
-            stack.callback(model.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
-            stack.callback(model.register_forward_hook(self._leave, always_call=True).remove)
-            for child in model.children():
-                stack.callback(child.register_forward_pre_hook(self._enter_part).remove)
+            stack.callback(self._clear)
             stack.enter_context(uncompiled())
             stack.enter_context(self._mode)
-            for name in ("_mode", "_receive", "_keeps"):  # which refer back to this: nothing waits for the garbage collector
-                stack.callback(self.__dict__.pop, name)
-            stack.callback(self._close_script)
+            stack.enter_context(self.modules.watched())
             yield
+            self._end(None)
+
+    def _clear(self) -> None:
+        """Let go of everything that refers back to this: nothing waits for the garbage collector."""
+        self._mode.tracer = self._mode.twin = None
+        self.modules.before.clear()
+        self.modules.after.clear()
+        for name in ("_mode", "_finish", "_drop"):
+            self.__dict__.pop(name)
 
     def running(self) -> bool:
-        """Whether a hook runs in a forward of ours."""
-        return not self._elsewhere() and self.forward >= 0
+        """Whether a forward of ours runs."""
+        return not self.modules.elsewhere() and self._mode.tracer is not None
 
-    def _elsewhere(self) -> bool:
-        """Whether this is another thread, or a backward pass that computes layers again."""
-        return threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0
+    @property
+    def hidden(self) -> Mapping[str, str]:
+        """Layers that attend where it cannot be recorded."""
+        return self._mode.hidden
 
-    def number(self, layer: str) -> int:
-        """Which call this is of a layer in the running forward.
+    # --- what was found
 
-        Raises:
-            CaptureError: If no forward was begun.
-        """
-        if self.forward < 0:
-            raise CaptureError(f"{layer} ran before the model saw an image. Call the whole model inside the capture.")
-        self._calls[layer] += 1
-        return self._calls[layer] - 1
-
-    def arranged(self, layer: str, number: int, owner: nn.Module, call: Call) -> tuple[Arrangement, tuple[str, int] | None]:
-        """Where a call's tokens lie, and the layer and call that it follows."""
+    def arranged(self, call: Call, attention: Attention, owner: nn.Module) -> tuple[Arrangement, tuple[str, int] | None]:
+        """Where a call's tokens lie, and the layer and call that it follows; during the forward or at its end."""
         if self._anatomy.place is not None:
             placement = self._anatomy.place(owner, call.rows, call.columns, self.input_size)
-            return by_rule(placement, call, self._images), None
-        follower = self._mode.follower
-        if follower is None:
-            assert self._known is not None  # noqa: S101 - one of the two is there
-            return self._known.recall(layer, number, call)
-        arrangement, follows = locate(follower, call, self._anatomy.answers_at_keys(owner))
-        self._way.calls[layer, number] = sizes_of(call), arrangement, follows
-        return arrangement, follows
+            return by_rule(placement, call, self._batch), None
+        tape, tracer = self._tape, self._mode.tracer
+        if tape is None:
+            assert tracer is not None  # noqa: S101 - a forward runs
+            if tracer.known:  # until here all is as on that tape, and places hang on nothing that comes later
+                return self.conclusions(tracer.tape).calls[attention]
+            if self._partial is None:
+                self._partial = Conclusions(tracer.tape)
+            return self._partial.of_call(tracer.tape, attention)
+        return self.conclusions(tape).calls[attention]
 
-    def passed(self, layer: str, number: int, kind: Kind, call: Call) -> None:
-        """Take note that the call was made, for those that follow it; channels mix no tokens."""
-        if self._mode.follower is not None and kind != "channel" and call.out is not None:
-            self._mode.follower.passed(call.out, layer, number)
-
-    def tokens(self, layer: str, output: Tensor) -> Tokens | None:
-        """Where the tokens of a module's output lie."""
-        number = self.number(f"tokens of {layer}")
-        follower = self._mode.follower
-        if follower is not None:
-            places = follower.of(output)
-            with torch._C.DisableTorchFunction():  # a hook runs under the mode, which must not follow this
-                self._way.tokens[layer, number] = None if places is None else arrange_tokens(follower.planes, places.codes)
-        return (self._known or self._way).tokens.get((layer, number))
-
-    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """A forward of the whole model begins."""
-        if self._elsewhere():
+    def tokens(self, slot: int | None) -> Tokens | None:
+        """Where the tokens of an output lie, when the forward has ended."""
+        assert self._tape is not None  # noqa: S101
+        if slot is None or self._anatomy.place is not None:
             return None
-        pixels = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 4), None)
-        if pixels is None:
-            raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W).")
-        self._inside = True
-        key = key_of(self._mode.owners.modules, pixels, (args, kwargs, self.tokens_of, self.needs_gradients))
-        given = self._watched(pixels, way_of(self._model, key))
-        self._start(given, key)
-        if given is pixels:
-            return None
-        return tuple(given if x is pixels else x for x in args), {k: given if x is pixels else x for k, x in kwargs.items()}
+        return self.conclusions(self._tape).tokens(slot)
 
-    def _enter_part(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A part runs; if the model as a whole does not, it may be the first, as in `model.forward_features(pixels)`."""
-        if self._inside or self._elsewhere() or not args or self._anatomy.place is not None:
-            return
-        new = isinstance(args[0], Tensor) and args[0].ndim == 4 and args[0].shape[1] <= 4
-        if new and (self._mode.follower is None or self._mode.follower.of(args[0]) is None):
-            self._start(args[0], None)
+    def conclusions(self, tape: Tape) -> Conclusions:
+        """What follows from a tape."""
+        found = tape.conclusions
+        if not isinstance(found, Conclusions) or not found.has(self._slots):
+            found = tape.conclusions = conclude(tape, self._slots)
+        return found
 
-    def _made(self, layer: str, owner: nn.Module, call: Call) -> None:
-        if self._keeps is None or not isinstance(self._mode.script, Reader):
-            self._receive(layer, owner, call)
-        else:
-            call.keep(self._keeps(layer))
-            self._waiting.append((layer, owner, call))
+    def ended(self) -> Conclusions | None:
+        """What follows from the forward that has just ended."""
+        return None if self._tape is None or self._anatomy.place is not None else self.conclusions(self._tape)
 
-    def _start(self, pixels: Tensor, key: Hashable) -> None:
-        self._close_script()
+    def want(self, tensor: Tensor) -> int | None:
+        """State that `tokens` will be asked for those of a tensor of the running forward; its slot."""
+        slot = None if self._mode.tracer is None else self._mode.tracer.slot_of(tensor)
+        if slot is not None:
+            self._slots.add(slot)
+        return slot
+
+    # --- when forwards begin and end
+
+    def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if (
+            id(module) in self._scripted
+            and self._mode.tracer is not None
+            and any(word in str(module.inlined_graph) for word in _COMPOSED)
+        ):
+            self._mode.hidden[self._name(module)] = "is compiled by TorchScript"
+        if module is self._model:
+            self._depth, self.whole = running(module), True
+            if self._depth == 1:
+                self._end(None)
+                self._part = None
+                self._start(args, keywords())
+        elif not self._depth and id(module) in self._children and (self._part is None or self._part is module):
+            first = next((x for x in args if isinstance(x, Tensor)), None)
+            tracer = self._mode.tracer
+            if tracer is None or (
+                first is not None
+                and first.ndim == 4
+                and ((slot := tracer.slot_of(first)) is None or slot not in tracer.tape.descends)
+            ):
+                self._end(None)
+                self._part = module
+                self._start(args, keywords())
+
+    def _name(self, module: nn.Module) -> str:
+        return next((name for name, part in self._model.named_modules() if part is module), "")
+
+    def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        given = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _floating(value)]
+        pixels = next((x for _, x in given if x.ndim == 4), None)
         self.forward += 1
-        self._calls.clear()
-        self._waiting.clear()
-        self.input_size = int(pixels.shape[-2]), int(pixels.shape[-1])
-        self._images, self._key, self._way, self._known, self._mode.follower = len(pixels), key, Way(), None, None
-        if self._anatomy.place is None:
-            self._known = None if key is None else way_of(self._model, key)
-            self._mode.follower = Follower(self._model, pixels) if self._known is None else None
-        if self._known is not None and self._known.fixed and free(self._mode):
-            modules, steps = self._mode.owners.modules, self._known.steps
-            self._mode.script = (
-                Writer(modules, self._elsewhere) if steps is None else Reader(steps, self._mode, modules, self._elsewhere)
-            )
+        self._mode.calls.clear()
+        self._mode.hidden.clear()
+        self._tape = self._partial = self._mode.twin = None
+        self._slots.clear()
+        self.input_size, self._batch = (0, 0), 0
+        candidates = TAPES.of(self._model) if self._remember else []
+        if pixels is not None:
+            self.images = True
+            self.input_size, self._batch = (int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels)
+            twin = self._watched(pixels, candidates)
+            if twin is not pixels:
+                self._mode.twin = pixels, twin
+                given, pixels = [(name, twin if x is pixels else x) for name, x in given], twin
+        self._mode.tracer = Tracer(pixels, [(str(name), x) for name, x in given], self._stored(), self._layer, candidates)
 
-    def _close_script(self) -> None:
-        """See everything again."""
-        if self._mode.script is not None:
-            self._mode.script.close()
-            self._mode.script = None
+    def _stored(self) -> Callable[[Tensor], tuple[str, str] | None]:
+        """Which tensors belong to the model; they are looked for when the first one is asked for."""
+        found: dict[int, tuple[str, str]] = {}
 
-    def _watched(self, pixels: Tensor, known: Way | None) -> Tensor:
+        def stored(tensor: Tensor) -> tuple[str, str] | None:
+            if not found:
+                found[0] = "", ""
+                for part in self._mode.owners.modules:
+                    for name, value in part.__dict__.items():
+                        if name not in _MODULES_OWN:
+                            found.update((id(x), ("attribute", name)) for x in _tensors_in(value))
+                    for kind, values in (("buffer", part._buffers), ("parameter", part._parameters)):
+                        found.update((id(x), (kind, name)) for name, x in values.items() if x is not None)
+            return found.get(id(tensor))
+
+        return stored
+
+    def _layer(self) -> str:
+        owner = self._mode.owners.current()
+        return "" if owner is None else owner[0]
+
+    def _watched(self, pixels: Tensor, candidates: Sequence[Tape]) -> Tensor:
         """Pixels that need gradients, where frozen parameters would not give a graph to every attention."""
-        if not self.needs_gradients:
+        if not self._gradients:
             return pixels
         if not torch.is_grad_enabled():
             raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
-        if known is not None and not known.calls:  # features then begin a graph of their own
+        if candidates and not any(entry.attention for entry in candidates[0].entries):  # features then begin a graph of their own
             return pixels
         trained = [parameter.requires_grad for parameter in self._model.parameters()]
         if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
             return pixels.detach().requires_grad_()
         return pixels
 
-    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+    def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
         """A forward of the whole model ends; it gives nothing where it failed."""
-        if self._elsewhere():
+        self._depth -= 1
+        if not self._depth:
+            self._end(output)
+
+    def _end(self, output: Any) -> None:  # noqa: ANN401
+        tracer, self._mode.tracer, self._mode.twin = self._mode.tracer, None, None
+        if tracer is None:
             return
-        self._inside = False
-        while self._waiting and output is not None:
-            self._receive(*self._waiting.pop(0))
-        script: Script | None = self._mode.script
-        follower, self._mode.follower = self._mode.follower, None
-        self._close_script()
-        key, self._key = self._key, None
-        if self._known is not None:
-            missing = self._known.missing(self._calls)
-            if output is None or missing:
-                drop(self._model, key)
-            elif isinstance(script, Writer):
-                self._known.steps = script.steps
-            if output is not None and missing:
-                raise CaptureError(OTHERWISE.format(missing))
-        elif follower is not None and not follower.chosen_by_data and key is not None and output is not None:
-            self._way.fixed = not any(map(_varies, self._mode.owners.modules))
-            remember(self._model, key, self._way)
+        if output is None and self._part is None:
+            tracer.close()
+            self._drop()
+            return
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
+            tape = tracer.finished(_floating(answer))
+            if self._anatomy.place is None and self._partial is not None and not tracer.known:
+                tape.conclusions = self._partial.completed(tape)
+            self._tape = tape
+            if self._remember and tape.whole:
+                TAPES.keep(self._model, tape)
+            self._finish()
 
 
-def _varies(module: nn.Module) -> bool:
-    """Whether layers may be left out at random, or another way be taken when no mode is on."""
-    return module.training or isinstance(module, nn.TransformerEncoder)
+_MODULES_OWN = frozenset(nn.Module().__dict__)
+
+
+def _floating(value: Any) -> list[Tensor]:  # noqa: ANN401
+    """Tensors in arguments or results."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [x for item in value for x in _floating(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _tensors_in(value: Any, depth: int = 3) -> list[Tensor]:  # noqa: ANN401
+    """Tensors that a module keeps in an attribute."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth and isinstance(value, Mapping):
+        value = list(value.values())
+    return [x for item in value for x in _tensors_in(item, depth - 1)] if depth and isinstance(value, (tuple, list)) else []

@@ -63,7 +63,8 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         "any_size": spec.dynamic,
         "patch": list(spec.stride),
         "classifier": spec.classifier,
-        "readout": recording.readout,
+        "readout": recording.reads,
+        "unseen": [{"layer": unseen.layer, "how": unseen.how} for unseen in recording.unseen],
         "cam_layer": known,
     }
     if as_json:
@@ -71,7 +72,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
-    how = f"reads out {recording.readout}" if len(recording) else "no attention"
+    how = f"reads out {recording.reads or 'something that could not be told'}" if len(recording) else "no attention"
     click.echo(f"{model}: input {size}, {head}, {how}; Grad-CAM reads {known or 'a layer that you name'}\n")
     rows = [
         {
@@ -86,6 +87,8 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         }
         for record, layer in zip(recording, layers, strict=True)
     ]
+    for unseen in recording.unseen:
+        click.echo(f"not recorded: {unseen.layer or 'the model itself'} {unseen.how}\n")
     for table in (rows, gates):
         if table:
             click.echo(to_text(table))

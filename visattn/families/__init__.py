@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -96,14 +97,15 @@ def capture(
     values: bool = False,
     features: str | Sequence[str] = "last",
     gradients: bool = False,
+    remember: bool = True,
 ) -> AbstractContextManager[Recording]:
     """Record the attention of every forward pass of `model` inside a `with`.
 
     The model keeps its fused kernel and its results stay bit-identical; queries and keys are copied, weights are rebuilt from them
     when a method asks. Parameters, gradients, training flags and hooks are as before afterwards, also after an error. Records hold
     what the kernel was given: in training mode that is attention before dropout. Where tokens lie is followed from the pixels,
-    operation by operation, in the first forward of a size; an attention whose tokens cannot be followed has a `reason`. Records are
-    there when the forward ends.
+    operation by operation; an attention whose tokens cannot be followed has a `reason`, and one that cannot be recorded stands in
+    `recording.unseen`. Records are there when the forward ends.
 
     Args:
         model: Any module that is called with images `(B, C, H, W)`.
@@ -115,6 +117,8 @@ def capture(
         features: Which features to keep: tokens of the `last` layer, of `all` layers, or `none`; or globs of module names, whose
             outputs are kept as they are, or as tokens in canonical order where they are `(B, N, D)` and could be followed.
         gradients: Whether to keep what `Recording.gradients(score)` needs: values, and the graph of the forward.
+        remember: Whether a forward whose operations are, one by one, those of an earlier one takes over where its tokens lie. It gives
+            the same recording in less time; False follows every forward anew.
 
     Returns:
         A context that gives the `Recording`.
@@ -127,7 +131,7 @@ def capture(
         LayoutError: In the forward, if tokens are not as many as `prefix` and `grid`.
     """
     anatomy = _anatomy(model, grid, prefix)
-    return record(model, anatomy, layers=layers, values=values, features=features, gradients=gradients)
+    return record(model, anatomy, layers=layers, values=values, features=features, gradients=gradients, remember=remember)
 
 
 def intervene(
@@ -246,7 +250,7 @@ def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
         raise OptionError("prefix tells where tokens lie together with grid. Pass grid=(rows, columns) too.")
     for kind, describe in reversed(_registered.items()):
         if isinstance(model, kind):
-            return describe(model, provenance)
+            return replace(describe(model, provenance), stated=True)
     anatomy: Anatomy = _family_of(model).anatomy(model, provenance)
     return anatomy
 

@@ -75,7 +75,7 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
 
 def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
     """Facts for `capture` about any module; where its tokens lie is followed from the pixels."""
-    return Anatomy({}, "cls", provenance)
+    return Anatomy({}, "", provenance)
 
 
 def labels(_model: nn.Module) -> None:

@@ -57,7 +57,7 @@ def attention(
         one_of(fusion, ("mean", "max", "min"), "fusion")
     one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
     records = chosen_records(one_forward(recording), layer, query, call)
-    rows, chosen = zip(*(_row(record, query, recording.readout, dtype) for record in records), strict=True)
+    rows, chosen = zip(*(_row(record, query, recording.reads, dtype) for record in records), strict=True)
     stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
     found = () if sinks == "keep" else diagnostics.sinks(recording)
     if sinks != "keep":

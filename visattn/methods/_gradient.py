@@ -53,7 +53,7 @@ def attention_gradient(
     layout = records[0].keys
     total = torch.zeros(records[0].operator.shape[0], 1, len(layout), dtype=dtype, device=records[0].operator.device)
     for record in records:
-        weights, chosen = weights_of(query, record.queries, recording.readout, record.operator.device)
+        weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)
         weights = weights[:, 0].to(dtype)
         for tile in record.operator.to(dtype).tiles(scratch=True):
             mine = weights[..., tile.queries]

@@ -10,24 +10,25 @@ from visattn.records import TokenLayout
 
 Query = str | Tensor
 
-SPELLINGS = "auto, cls, mean, patch:ROW,COL, input:Y,X, register:N, distillation or query:N"
+SPELLINGS = "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation or query:N, or several joined by +"
 
 
 def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
     """The weight of each query token.
 
     Args:
-        query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `patch:ROW,COL`, `input:Y,X` (a pixel of the
-            model's input), `register:N`, `distillation`, `query:N` (of learned queries), or a vector of weights.
+        query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `all` (the mean of all tokens),
+            `patch:ROW,COL`, `input:Y,X` (a pixel of the model's input), `register:N`, `distillation`, `query:N` (of learned queries),
+            several joined by `+`, which count alike, or a vector of weights.
         layout: Layout of the query tokens.
-        readout: The model's own readout, for `auto`.
+        readout: The model's own readout, for `auto`; empty where that is not known.
         device: Where the result lives.
 
     Returns:
         `(1, 1, 1, Q)` float64 weights (`(B, 1, 1, Q)` for a vector per image), and the query in words.
 
     Raises:
-        OptionError: If the query is unknown or the model has no such token.
+        OptionError: If the query is unknown, the model has no such token, or `auto` is asked for where the readout is not known.
         ShapeError: If a vector has another length.
     """
     if isinstance(query, Tensor):
@@ -36,12 +37,12 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
         return query.to(device, torch.float64).reshape(-1, 1, 1, len(layout)), "weights"
     chosen = _automatic(layout, readout) if query == "auto" else named(query, layout)
     weights = torch.zeros(1, 1, 1, len(layout), dtype=torch.float64, device=device)
-    if chosen == "mean":
-        patches = slice(len(layout.prefix), None) if layout.cells else slice(None)
-        weights[..., patches] = 1
-    else:
-        for name in chosen.split("+"):
-            weights[..., token_of(name, layout)] = 1
+    for name in chosen.split("+"):
+        if name in ("mean", "all"):
+            tokens = slice(len(layout.prefix), None) if layout.cells and name == "mean" else slice(None)
+            weights[..., tokens] += 1 / weights[..., tokens].numel()
+        else:
+            weights[..., token_of(name, layout)] += 1
     return weights / weights.sum(), chosen
 
 
@@ -88,4 +89,7 @@ def token_of(query: str, layout: TokenLayout) -> int:
 def _automatic(layout: TokenLayout, readout: str) -> str:
     if not layout.grid:  # learned queries of a pooling head
         return "+".join(layout.prefix)
-    return readout if all(name in layout.prefix for name in readout.split("+")) else "mean"
+    if not readout:
+        choices = ", ".join(dict.fromkeys([*layout.prefix[:3], "mean", "patch:ROW,COL"]))
+        raise OptionError(f"what this model reads its output from could not be told. Choose the query: {choices}.")
+    return readout if all(name in (*layout.prefix, "mean", "all") for name in readout.split("+")) else "mean"

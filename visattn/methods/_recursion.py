@@ -188,8 +188,8 @@ def beginning(
     """
     layout, operator = records[0].keys, records[0].operator
     pool = [record for record in recording if record.kind == "pool" and record.keys.grid == layout.grid]
-    if query != "auto" or recording.readout != "pool" or not pool:
-        weights, chosen = weights_of(query, layout, recording.readout, operator.device)
+    if query != "auto" or recording.reads != "pool" or not pool:
+        weights, chosen = weights_of(query, layout, recording.reads, operator.device)
         return weights.to(dtype)[:, 0].expand(operator.shape[0], 1, -1), chosen
     keys, out = pool[-1].keys, torch.zeros(operator.shape[0], 1, len(layout), dtype=dtype, device=operator.device)
     names = [layout.prefix.index(name) for name in keys.prefix]

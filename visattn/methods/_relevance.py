@@ -7,7 +7,7 @@ from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods import _recursion
 from visattn.methods._query import Query, weights_of
-from visattn.methods._select import chain, chain_refusal_of_any_rows, described, graded, one_forward
+from visattn.methods._select import chain, chain_refusal_of_any_rows, described, graded, named, one_forward, set_refusal
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
@@ -64,12 +64,12 @@ def refusal(recording: Recording) -> str | None:
 
 
 def _sets_refusal(recording: Recording) -> str | None:
-    """Attention between sets of tokens is refused where a set comes from another by pooling or windows."""
+    """Attention between sets of tokens is refused where a set comes from another by pooling or windows, or is not the image's."""
+    if reason := set_refusal(recording):
+        return reason
     odd = next((record for record in recording if record.kind in ("unplaced", "channel")), None)
     if odd is not None:
-        return (
-            f"{odd.layer}: {odd.reason or 'channels attend to channels'}, so layers cannot be combined. Use method 'attention'."
-        )
+        return f"{named(odd.layer)}: {odd.reason or 'channels attend to channels'}, so layers cannot be combined. Use method 'attention'."
     images = {record.keys for record in recording if record.keys.grid} | {
         record.queries for record in recording if record.queries.grid
     }
@@ -89,7 +89,7 @@ def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: t
     asking = next((record.queries for record in reversed(records) if not record.queries.grid), image)
     if query == "auto" and asking is not image and len(asking) > 1:
         raise OptionError(f"the model answers for {len(asking)} queries. Choose one: query='query:0', or a vector of weights.")
-    weights, chosen = weights_of(query, asking, recording.readout, records[0].operator.device)
+    weights, chosen = weights_of(query, asking, recording.reads, records[0].operator.device)
     relevances = _Relevances(records, dtype)
     waiting = records[start_layer:]
     while waiting:

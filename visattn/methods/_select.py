@@ -54,10 +54,11 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
     instead = "so layers cannot be multiplied. Use method 'attention'."
     if recording.captured != "*":
         return f"only the layers {recording.captured} were captured, so layers cannot be multiplied. Capture without layers=."
+    if reason := set_refusal(recording):
+        return reason
     other = next((record for record in recording if record.kind in ("cross", "unplaced")), None)
     if other is not None:
-        why = other.reason or f"its keys are other tokens ({_size(other.keys)}) than its queries ({_size(other.queries)})"
-        return f"{other.layer}: {why}, {instead}"
+        return f"{named(other.layer)}: {other.reason or _why_cross(other)}, {instead}"
     records = [record for record in recording if record.kind == "self"]
     if not len(recording):
         return f"there is no self-attention to multiply: {NOTHING}"
@@ -65,18 +66,51 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
         return "there is no self-attention to multiply. Use method 'attention'."
     for before, after in pairwise(records):
         if before.queries != after.keys:
-            names = f"{before.layer} ({_size(before.queries)}) and {after.layer} ({_size(after.keys)})"
+            names = f"{named(before.layer)} ({_size(before.queries)}) and {named(after.layer)} ({_size(after.keys)})"
             return f"{names} attend over different tokens, {instead}"
         if after.call:
-            return f"{after.layer} calls its attention several times, {instead}"
+            return f"{named(after.layer)} calls its attention several times, {instead}"
         if after.follows is not None and after.follows != (before.layer, before.call):
-            return f"{after.layer} does not follow {before.layer} but {after.follows[0] or 'the pixels'}, {instead}"
+            return f"{named(after.layer)} does not follow {named(before.layer)} but {after.follows[0] or 'the pixels'}, {instead}"
     outside = next((record for record in recording if record.kind == "pool" and _reads_elsewhere(record, records[0].keys)), None)
     if outside is not None:
-        return f"{outside.layer} reads the image out by tokens that these layers do not have, {instead}"
+        return f"{named(outside.layer)} reads the image out by tokens that these layers do not have, {instead}"
     if probability and not all(record.probability for record in records):
         return f"attention rows do not sum to 1 in this model, {instead}"
     return None
+
+
+def set_refusal(recording: Recording) -> str | None:
+    """Why layers must not be combined, whatever their order: one was not seen, or works on tokens that are not the image's."""
+    instead = "so layers cannot be combined. Use method 'attention'."
+    if recording.unseen:
+        unseen = recording.unseen[0]
+        return f"{named(unseen.layer)} {unseen.how}, which was not recorded, {instead}"
+    foreign = next((record for record in recording if any(map(_foreign, record.keys.prefix))), None)
+    if foreign is not None:
+        return f"{named(foreign.layer)} also attends to tokens of another input of the model, {instead}"
+    apart = next((record for record in recording if record.kind == "cross" and record.queries == record.keys), None)
+    return None if apart is None else f"{named(apart.layer)}: {_why_cross(apart)}, {instead}"
+
+
+def named(layer: str) -> str:
+    """A layer by its name; the model itself has none."""
+    return layer or "the model itself"
+
+
+def _foreign(token: str) -> bool:
+    return token.startswith("foreign")
+
+
+def _why_cross(record: AttentionRecord) -> str:
+    queries, keys = record.queries, record.keys
+    if queries.grid == keys.grid and queries.box == keys.box:
+        more = [token for token in keys.prefix if token not in queries.prefix]
+        if more:
+            return f"its keys have tokens that ask nothing ({', '.join(more)})"
+        if queries == keys:
+            return "its queries and its keys come from different branches"
+    return f"its keys are other tokens ({_size(keys)}) than its queries ({_size(queries)})"
 
 
 def _reads_elsewhere(pool: AttentionRecord, tokens: TokenLayout) -> bool:
@@ -101,7 +135,7 @@ def spatial_refusal(recording: Recording) -> str | None:
         return None
     for record in recording:
         if record.reason:
-            return f"{record.layer}: {record.reason}."
+            return f"{named(record.layer)}: {record.reason}."
     if any(record.kind == "channel" for record in recording):
         return "channels attend to channels in this model; that has no place on the image. Use method 'similarity' or 'pca'."
     return "no attention over tokens on a grid was recorded."
@@ -131,5 +165,6 @@ def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
 def described(
     recording: Recording, method: str, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **parameters: object
 ) -> Provenance:
-    """The recording's provenance with the method and its parameters."""
+    """The recording's provenance with the method and its parameters, and a warning of attention that it does not hold."""
+    warnings += tuple(f"{named(unseen.layer)} {unseen.how}, which was not recorded" for unseen in recording.unseen)
     return recording.provenance.but(method=method, parameters=parameters, notes=notes, warnings=warnings)

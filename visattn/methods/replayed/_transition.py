@@ -54,7 +54,7 @@ def transition_attention(
     if steps < 2:
         raise OptionError(f"steps must be at least 2, got {steps}.")
     layout = records[0].keys
-    weights, chosen = weights_of(query, layout, recording.readout, records[0].operator.device)
+    weights, chosen = weights_of(query, layout, recording.reads, records[0].operator.device)
     weights = weights[:, 0].to(dtype).expand(records[0].operator.shape[0], 1, -1)
     state = _through(records[-1], weights, dtype)
     for record in reversed(records[start_layer:-1]):

@@ -1,0 +1,48 @@
+"""Equations of einsum, written out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import Any, NamedTuple
+
+
+class Equation(NamedTuple):
+    """An einsum without ellipses.
+
+    Attributes:
+        operands: Its tensors.
+        letters: The axes of each.
+        result: The axes of the result.
+    """
+
+    operands: list[Any]
+    letters: list[str]
+    result: str
+
+    @classmethod
+    def of(cls, args: Sequence[Any], ndim: Any = None) -> Equation | None:  # noqa: ANN401
+        """From the arguments of a call; None where axes are given as numbers, or doubled. `ndim` counts the axes of an operand."""
+        if not args or not isinstance(args[0], str):
+            return None
+        operands = list(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else list(args[1:])
+        inputs, arrow, result = args[0].replace(" ", "").partition("->")
+        letters = inputs.split(",")
+        if len(letters) != len(operands):
+            return None
+        count = ndim or (lambda operand: operand.ndim)
+        free = [letter for letter in ascii_letters if letter not in args[0]]
+        most = max((count(x) - len(names) + 3 for x, names in zip(operands, letters, strict=True) if "..." in names), default=0)
+        dots = "".join(free[:most])
+        written = [
+            names.replace("...", dots[len(dots) - (count(x) - len(names) + 3) :] if "..." in names else "")
+            for x, names in zip(operands, letters, strict=True)
+        ]
+        if not arrow:
+            counts = Counter("".join(names.replace("...", "") for names in letters))
+            result = ("..." if dots else "") + "".join(sorted(letter for letter in counts if counts[letter] == 1))
+        result = result.replace("...", dots)
+        if any(len(set(names)) < len(names) for names in written):  # a diagonal
+            return None
+        return cls(operands, written, result)

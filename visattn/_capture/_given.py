@@ -1,0 +1,97 @@
+"""What a call was given and has made, as tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visattn._capture._operations import operation_of
+
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # of vmap and grad
+
+
+def changes(func: Callable[..., Any], args: Sequence[Any], out: Any) -> bool:  # noqa: ANN401
+    """Whether a call made or changed a tensor."""
+    return any(isinstance(result, Tensor) for result in results_of(args, out, operation_of(func).writes))
+
+
+def results_of(args: Sequence[Any], out: Any, writes: bool) -> tuple[Any, ...]:  # noqa: ANN401
+    """What a call made: its results, or the tensor that it wrote into."""
+    if isinstance(out, Tensor):
+        return (out,)
+    if type(out) is tuple or type(out) is list or (isinstance(out, tuple) and not isinstance(out, torch.Size)):
+        return tuple(out)
+    return tuple(tensors_in(args[0])) if writes and args else ()
+
+
+def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if isinstance(value, Mapping):
+        return tensors_in(list(value.values()))
+    return []
+
+
+def shape_of(tensor: Tensor) -> torch.Size:
+    """Its shape; of nested tensors, which have none, the number of their numbers."""
+    return torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape
+
+
+def transformed(values: Iterable[Any]) -> bool:
+    """Whether a tensor is one of a function transform."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if is_transformed(value):
+                return True
+        elif isinstance(value, (tuple, list)) and value and isinstance(value[0], Tensor) and transformed(value):
+            return True
+    return False
+
+
+def memory_of(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse ones and those on no device have none
+        return -id(tensor)
+
+
+class Known(weakref.ref):  # type: ignore[type-arg]
+    """A tensor: its slot, and its version when it was made."""
+
+    slot: int
+    version: int | None = None
+
+
+class Untraceable(Exception):
+    """A tensor of a function transform, which is none outside of it."""
+
+
+class Exposed(dict[int, tuple[Tensor, Tensor]]):
+    """Memory that was handed to where writes are not seen: by its address a view, and what was in it."""
+
+    def add(self, tensor: Tensor) -> None:
+        """State that a tensor's memory was handed out."""
+        with torch.no_grad():
+            view = tensor.detach()
+            self.setdefault(memory_of(tensor), (view, view.clone()))
+
+    def overwritten(self, tensor: Tensor) -> bool:
+        """Whether somebody wrote into the memory of a tensor."""
+        view, before = self.get(memory_of(tensor), (None, None))
+        return view is not None and before is not None and not torch.equal(view, before)
+
+    def share(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors lie in one memory."""
+        return memory_of(one) == memory_of(other)
+
+    def refresh(self, memories: Iterable[int]) -> None:
+        """Take what is there now for what should be there: the write was seen."""
+        for memory in self.keys() & set(memories):
+            view, _ = self[memory]
+            self[memory] = view, view.clone()

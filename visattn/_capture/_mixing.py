@@ -1,0 +1,269 @@
+"""The rules of operations that mix numbers: of channels, of cells, of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, geometry_of, same_along
+from visattn._capture._equations import Equation
+from visattn._capture._places import Behind, Places, Statuses, later
+from visattn._capture._tape import Entry, Ref
+
+Found = Places | list[Any] | None
+
+
+class Mixing:
+    """Rules over what is known so far."""
+
+    def __init__(self, known: Statuses) -> None:
+        """Take what is known."""
+        self._known = known
+
+    def _of(self, value: Any) -> Places | None:  # noqa: ANN401
+        return self._known.places.get(value.slot) if isinstance(value, Ref) else None
+
+    def _through(self, codes: Tensor, dim: int, shape: Sequence[int]) -> Tensor | None:
+        """Codes behind a layer that mixes all of `dim`."""
+        alike = codes.narrow(dim, 0, 1)
+        if not same_along(codes, dim):
+            merged = self._known.planes.merge(codes, dim)
+            if merged is None:
+                return None
+            alike = merged
+        return alike.expand(shape)
+
+    def _linear(self, places: Places, shape: torch.Size) -> Places | None:
+        if places.columns is not None and not same_along(places.codes, -1):
+            return None
+        if len(shape) < places.codes.ndim:  # with a vector
+            merged = places.each(lambda codes: self._through(codes, -1, [*codes.shape[:-1], 1]))
+            return merged and merged.each(lambda codes: codes.squeeze(-1))
+        if places.columns is not None and not same_along(places.columns, -1):  # keys are mixed
+            return None
+        found = places.each(lambda codes: self._through(codes, -1, shape))
+        return found and replace(found, mixture=found.mixture or (shape[-1] > 1 and not same_along(places.codes, -1)))
+
+    def _resampled(
+        self, codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, shape: torch.Size
+    ) -> Tensor | None:
+        if codes.ndim != len(shape):
+            return None
+        if name == "convolution":
+            name = f"conv{codes.ndim - 2}d"
+        spatial = codes.ndim - 2 if name in ("interpolate", "upsample") else {"conv1d": 1, "conv3d": 3}.get(name, 2)
+        channels = codes.ndim - spatial - 1
+        convolved = name.startswith("conv")
+        whole = self._through(codes, channels, [*codes.shape[:channels], 1, *codes.shape[channels + 1 :]]) if convolved else None
+        if not convolved and same_along(codes, channels):
+            whole = codes.narrow(channels, 0, 1)
+        geometry = geometry_of(name, args, kwargs, self._weight(name, args, kwargs))
+        if codes.shape[channels + 1 :] == shape[channels + 1 :] and (geometry is None or _stays(geometry)):
+            return None if convolved and whole is None else whole.expand(shape) if convolved and whole is not None else codes
+        if spatial != 2 or codes.ndim != 4 or whole is None:
+            return None
+        plane, before = self._known.planes.raster(whole[:, 0])
+        if plane is None:
+            return self._tiled(whole[:, 0], shape, geometry)
+        image, _ = self._known.planes.split(whole[:, 0].flatten(1).amax(1), plane)
+        rows, columns = shape[-2:]
+        made = self._known.planes.codes(self._known.planes.grid(rows, columns, covered(plane, before, rows, columns, geometry)))
+        return made[image.long()][:, None].expand(shape)
+
+    def _weight(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Size | None:
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        return self._known.shapes.get(weight.slot) if name.startswith("conv") and isinstance(weight, Ref) else None
+
+    def _tiled(self, codes: Tensor, shape: torch.Size, geometry: Geometry2d | None) -> Tensor | None:
+        """Strides within windows: `(groups, rows, columns)` codes that are not one image."""
+        rows, columns = shape[-2:]
+        if geometry is None or (rows * geometry.stride[0], columns * geometry.stride[1]) != codes.shape[1:]:
+            return None
+        tiles = codes.reshape(-1, rows, geometry.stride[0], columns, geometry.stride[1]).transpose(2, 3).flatten(3)
+        merged = self._known.planes.merge(tiles, 3)
+        return None if merged is None else merged[:, None, :, :, 0].expand(shape)
+
+    def _reduced(self, places: Places, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Found:
+        made = next(made for made in entry.outs if made is not None)
+        dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+        if entry.operation.name in ("norm", "vector_norm"):
+            dims = args[2] if len(args) > 2 else kwargs.get("dim")
+        ndim = places.codes.ndim
+        if isinstance(dims, Ref) or dims == ():
+            dims = None
+        chosen = sorted(
+            {d % ndim for d in (range(ndim) if dims is None else [dims] if isinstance(dims, int) else dims)}, reverse=True
+        )
+        if dims is None and made.shape.numel() > 1:
+            return None
+        if places.columns is not None:
+            return self._reduced_scores(places, chosen, made.shape)
+        codes: Tensor | None = places.codes
+        for dim in chosen:
+            codes = None if codes is None else self._through(codes, dim, [*codes.shape[:dim], 1, *codes.shape[dim + 1 :]])
+        if codes is None:
+            return None
+        for dim in chosen if codes.ndim != len(made.shape) else []:
+            codes = codes.squeeze(dim)
+        result = replace(places, codes=codes)
+        return result if len(entry.outs) == 1 else [result]
+
+    @staticmethod
+    def _reduced_scores(places: Places, dims: Sequence[int], shape: torch.Size) -> Places | None:
+        """Sums of scores: over keys they lie at the query, over queries at the key."""
+        assert places.columns is not None  # noqa: S101
+        for codes in (places.codes, places.columns):
+            if all(same_along(codes, dim) for dim in dims):
+                for dim in dims:
+                    codes = codes.narrow(dim, 0, 1)
+                return replace(places, codes=codes.reshape(shape), columns=None)
+        return None
+
+    # --- products
+
+    def _multiplied(self, args: Sequence[Any], shape: torch.Size) -> Places | None:
+        left, right = args[:2]
+        sides = [len(self._known.shapes[ref.slot]) for ref in (left, right)]
+        lead = "abcdefghijklm"[: max(*sides, 2) - 2]
+        names = [
+            "y" if side == 1 else lead[len(lead) + 2 - side :] + axes for side, axes in zip(sides, ("xy", "yz"), strict=True)
+        ]
+        result = lead + ("x" if sides[0] > 1 else "") + ("z" if sides[1] > 1 else "")
+        return self._contracted(Equation([left, right], names, result), shape)
+
+    def _edited(self, args: Sequence[Any], shape: torch.Size) -> Places | None:
+        """Weights that somebody has edited: those of query and key, or those that the model wrote out."""
+        if len(args) == 2:
+            return self._of(args[1])
+        letters = "abcdefghijklm"[: len(shape) - 2]
+        names = [
+            letters[len(letters) + 2 - len(self._known.shapes[ref.slot]) :] + axes
+            for ref, axes in zip(args[1:], ("xd", "yd"), strict=True)
+        ]
+        return self._contracted(Equation(list(args[1:]), names, letters + "xy"), shape)
+
+    def _contracted(self, equation: Equation | None, shape: torch.Size) -> Places | None:
+        """An einsum. Queries times keys give scores, with a row and a column; weights times values lie where the queries do."""
+        if equation is None:
+            return None
+        operands, letters, result = equation
+        sides = [(places, names) for x, names in zip(operands, letters, strict=True) if (places := self._of(x)) is not None]
+        learned = [x for x in operands if isinstance(x, Ref) and x.slot in self._known.learned]
+        alone = len(sides) == 1 and len(learned) == len(operands) - 1
+        behind: Behind = later(*(places.behind for places, _ in sides))
+        base = replace(sides[0][0], columns=None, behind=behind, copies=any(places.copies for places, _ in sides))
+        found: list[Tensor] = []
+        at = self._at_windows(sides, result, shape)
+        if at is not None:
+            return replace(sides[0][0], codes=at, behind=behind)
+        for places, names in sorted(sides, key=lambda side: side[0].columns is None):  # weights tell where to
+            row = aligned(places.codes, names, result, shape)
+            if places.columns is None:
+                if row is None and alone:  # summed over a part of the image
+                    row = self._merged(places.codes, names, result, shape)
+                    base = replace(base, mixture=True)
+                if row is None:
+                    return None
+                found.append(row)
+                continue
+            column = aligned(places.columns, names, result, shape)
+            if row is not None and column is not None:  # heads are mixed
+                return replace(places, codes=row, columns=column) if alone else None
+            one = row if row is not None else column
+            return None if one is None else replace(base, codes=one)
+        if not found:
+            return None
+        if len(found) == 1 or all(equal(found[0], other) for other in found[1:]):  # all sides of a product made at each place
+            asked = alone and any(len(self._known.shapes[x.slot]) > 2 for x in learned)
+            return replace(base, codes=found[0], asked=base.asked or asked)
+        if len(found) > 2:
+            return None
+        one_stream = sides[0][0].stream == sides[1][0].stream
+        return replace(base, codes=found[0], columns=found[1], one_stream=one_stream, copies=sides[0][0].copies)
+
+    def _at_windows(self, sides: Sequence[tuple[Places, str]], result: str, shape: torch.Size) -> Tensor | None:
+        """Codes of a mean over windows by weights that each window's own cell gives, as in outlook attention: at that cell."""
+        if len(sides) != 2 or any(places.columns is not None for places, _ in sides):
+            return None
+        (weights, w), (values, v) = sides
+        at = aligned(weights.codes, w, result, shape)
+        summed = [dim for dim, letter in enumerate(v) if letter not in result]
+        if at is None or len(summed) != 1 or w[-1] != v[summed[0]] or same_along(values.codes, summed[0]):
+            return None
+        planes = self._known.planes
+        cells = aligned(
+            weights.codes,
+            w,
+            v.replace(v[summed[0]], ""),
+            torch.Size([s for d, s in enumerate(values.codes.shape) if d not in summed]),
+        )
+        if cells is None:
+            return None
+        low, high = planes.boxes(values.codes)
+        low, high = (
+            part.nan_to_num(bad).amin(summed[0]) if bad > 0 else part.nan_to_num(bad).amax(summed[0])
+            for part, bad in ((low, 1e9), (high, -1e9))
+        )
+        start, stop = planes.boxes(cells.expand(low.shape[:-1]))
+        middle = (start + stop) / 2
+        return at if bool(((middle >= low - 1e-6) & (middle <= high + 1e-6)).all()) else None
+
+    def _folded(self, codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
+        """Windows laid back over their image, `(images, channels x taps, windows)`: each must lie where its own cell does."""
+        given = dict(zip(["input", "output_size", "kernel_size", "dilation", "padding", "stride"], args, strict=False)) | dict(
+            kwargs
+        )
+        kernel, stride, padding, size = (
+            (value, value) if isinstance(value := given.get(name, default), int) else tuple(value)
+            for name, default in (("kernel_size", 1), ("stride", 1), ("padding", 0), ("output_size", 0))
+        )
+        grids = [plane for plane in self._known.planes.of(compact(codes)) if plane.grid]
+        if codes.ndim != 3 or not same_along(codes, 1) or len(grids) != 1 or given.get("dilation", 1) not in (1, (1, 1)):
+            return None
+        plane, windows = grids[0], codes[:, 0]
+        columns = (size[1] + 2 * padding[1] - kernel[1]) // stride[1] + 1
+        number = torch.arange(windows.shape[1], device=codes.device)
+        place = torch.stack([number // columns, number % columns], -1)
+        steps, taps, before = (torch.tensor(value, device=codes.device) for value in (stride, kernel, padding))
+        scale = torch.tensor([plane.box.height / size[0], plane.box.width / size[1]], dtype=torch.float64, device=codes.device)
+        origin = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=codes.device)
+        middle = (place * steps - before + taps / 2) * scale + origin
+        start, stop = self._known.planes.boxes(windows)
+        if not bool(((middle >= start - 1e-6) & (middle <= stop + 1e-6)).all()):
+            return None
+        image = self._known.planes.images_of(windows)[:, 0].long()
+        made = self._known.planes.codes(self._known.planes.grid(size[0], size[1], plane.box))
+        return made[image][:, None].expand(shape)
+
+    def _merged(self, codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor | None:
+        """Codes of which those along the axes that are summed are merged."""
+        summed = [dim for dim, letter in enumerate(names) if letter not in result]
+        for dim in summed:
+            through = self._through(codes, dim, [*codes.shape[:dim], 1, *codes.shape[dim + 1 :]])
+            if through is None:
+                return None
+            codes = through
+        return aligned(codes, names, result, shape)
+
+    def _attended(self, query: Places | None, value: Places | None, shape: torch.Size) -> Places | None:
+        behind = later(*(places.behind for places in (query, value) if places))
+        copies = any(places.copies for places in (query, value) if places)
+        for places, dim in ((query, -1), (value, -2)):  # tokens against tokens, or channels against channels
+            if places is None or places.columns is not None:
+                continue
+            alike = places.codes.narrow(dim, 0, 1)
+            if same_along(places.codes, dim) and alike.numel() > 1:
+                return replace(places, codes=alike.expand(shape), behind=behind, copies=copies)
+        return None
+
+
+def _stays(geometry: Geometry2d) -> bool:
+    """Whether a kernel that leaves the grid as it is stands in the middle of its cell, as far as half a cell tells."""
+    return all(
+        stride == 1 and abs(reach / 2 - padding - 0.5) <= 0.5 + 1e-6
+        for reach, stride, padding in zip(geometry.reach, geometry.stride, geometry.padding, strict=True)
+    )

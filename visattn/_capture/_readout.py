@@ -1,0 +1,154 @@
+"""What a model reads its output from: the class token, the mean of its patches, or something else.
+
+Each number of a tensor whose places are known is of one token. Where tokens are merged, as by a mean, the shares of the tokens are
+kept; from there on only sums of shares matter. What the output has is what the model reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from visattn._capture._arrange import Arrangement, names_of
+from visattn._capture._codes import same_along
+from visattn._capture._operations import COMBINE, JOIN, REDUCE
+from visattn._capture._places import Places, Statuses
+from visattn._capture._tape import Entry, Ref
+
+Shares = Mapping[object, float]  # by code of the first image, or by name
+_POOL = "pool"
+_SLACK = 1e-6
+_POOLING = frozenset({"adaptive_avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "avg_pool2d"})
+_ADDING = frozenset({"add", "__add__", "__radd__", "__iadd__", "sub", "subtract", "__sub__", "__rsub__", "__isub__", "rsub"})
+
+
+class Readouts:
+    """Shares of tokens in each slot of one token's worth for each image."""
+
+    def __init__(self, known: Statuses) -> None:
+        """Start with none."""
+        self._known = known
+        self._shares: dict[int, Shares] = {}
+
+    def note(self, entry: Entry, kind: str) -> None:
+        """Take note of an operation that was followed; `kind` is that of an attention."""
+        outs = [made.slot for made in entry.outs if made is not None]
+        if kind == "pool":
+            self._shares[outs[0]] = {_POOL: 1.0}
+        if kind or not outs or not entry.operation.own:
+            return
+        known, name = self._known, entry.operation.name
+        slots = [ref.slot for ref in entry.refs]
+        slots = [slot for slot in slots if slot in self._shares or slot in known.places or slot in known.lost]
+        read = [self.of(slot) for slot in slots]
+        found: Shares | None = None
+        if not slots:
+            return
+        if None not in read:
+            settled = [shares for shares in read if shares is not None]
+            if name in _ADDING | JOIN or name not in COMBINE:
+                total: Counter[object] = Counter()
+                for shares in settled:
+                    total.update(dict(shares))
+                found = total
+            else:  # one of them is a gate
+                found = max(settled, key=lambda shares: (_POOL in shares, -len(shares)))
+        elif len(slots) == 1 and slots[0] in known.places:
+            found = self._averaged(known.places[slots[0]], _summed(entry, known.places[slots[0]].codes.ndim))
+        if found is not None:
+            self._shares.update(dict.fromkeys(outs, found))
+
+    def of(self, slot: int) -> Shares | None:
+        """The shares in a slot; None if it holds several tokens apart."""
+        return self._shares.get(slot) or self._plain(slot)
+
+    def _plain(self, slot: int) -> Shares | None:
+        """Of a slot whose numbers are all of one token; the first axis is that of the images."""
+        places = self._known.places.get(slot)
+        if places is None or places.columns is not None or not places.codes.numel():
+            return None
+        if not all(same_along(places.codes, dim) for dim in reversed(range(1, places.codes.ndim))):
+            return None
+        planes, codes = self._known.planes, places.codes.flatten(1)[:, 0] if places.codes.ndim > 1 else places.codes
+        met = planes.of(codes)
+        if len(met) != 1 or bool((codes < 0).any()):
+            return None
+        cell = torch.unique((codes - met[0].base) % met[0].cells)
+        return {met[0].base + int(cell[0]): 1.0} if len(cell) == 1 else None
+
+    def _averaged(self, places: Places, dims: Sequence[int] | None) -> Shares | None:
+        """Shares of tokens that are merged along `dims`, where that leaves none apart."""
+        if dims is None or 0 in dims or places.columns is not None:
+            return None
+        codes = places.codes[:1]
+        rest = [dim for dim in range(codes.ndim) if dim not in dims]
+        rows = codes.permute(*rest, *dims).flatten(0, len(rest) - 1).flatten(1)
+        first = rows[0][rows[0] >= 0]
+        if not len(first) or not bool((rows == rows[:1]).all()):
+            return None
+        tokens, counts = torch.unique(first, return_counts=True)
+        image = self._known.planes.images_of(tokens)
+        if bool((image != image[0]).any()):
+            return None
+        number = int(image[0])
+        cells = {plane.base: plane.cells for plane in self._known.planes.of(tokens)}
+        bases = sorted(cells)
+        total = int(counts.sum())
+        shares = {}
+        for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
+            base = max(base for base in bases if base <= token)
+            shares[token - number * cells[base]] = count / total
+        return shares
+
+    def named(self, output: Sequence[int], last: Arrangement | None) -> str:
+        """The query that an output is read from, with the last attention that lies on the image; empty if it is none."""
+        found = {name for slot in output if (name := self._name(self.of(slot), last))}
+        return found.pop() if len(found) == 1 else ""
+
+    def _name(self, shares: Shares | None, last: Arrangement | None) -> str:
+        if not shares:
+            return ""
+        if _POOL in shares:
+            return _POOL if len(shares) == 1 else ""
+        planes = self._known.planes
+        patches: Counter[float] = Counter()
+        prefix: dict[str, float] = {}
+        cells = 0
+        for code, share in shares.items():
+            plane = planes.of(torch.tensor([int(str(code))], device=self._known.device))[0]
+            if plane.grid:
+                patches[round(share, 9)] += 1
+                cells = plane.cells
+            else:
+                prefix[names_of([plane])[0]] = prefix.get(names_of([plane])[0], 0.0) + share
+        names = {name for name in prefix}
+        if last is not None and not names <= {*last.queries.prefix, *last.keys.prefix}:
+            return ""
+        if patches and (len(patches) > 1 or sum(patches.values()) < cells):
+            return ""
+        if len({round(share, 6) for share in prefix.values()}) > 1:
+            return ""
+        if patches and prefix:
+            share, each = next(iter(prefix.values())), next(iter(patches))
+            if abs(share - each) < _SLACK:
+                return "all" if last is None or names == set(last.queries.prefix) else ""
+            return "+".join([*prefix, "mean"]) if abs(share - each * cells) < _SLACK else ""
+        return "+".join(prefix) if prefix else "mean"
+
+
+def _summed(entry: Entry, ndim: int) -> Sequence[int] | None:
+    """The axes along which an operation merges all; None if it does not."""
+    name, args, kwargs = entry.operation.name, entry.args, entry.kwargs
+    if name in _POOLING:
+        out = next(made for made in entry.outs if made is not None)
+        spatial = 1 if name.endswith("1d") else 2
+        return [*range(ndim - spatial, ndim)] if math.prod(out.shape[-spatial:]) == 1 else None
+    if name not in REDUCE:
+        return None
+    dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+    if dims is None or isinstance(dims, (bool, Ref)):
+        return None
+    return [dim % ndim for dim in ([dims] if isinstance(dims, int) else dims)]

@@ -1,0 +1,363 @@
+"""One rule for each sort of operation: from the places of what it was given to the places of what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from visattn._capture._codes import compact, equal, padded, same_along
+from visattn._capture._equations import Equation
+from visattn._capture._mixing import Found, Mixing
+from visattn._capture._operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
+from visattn._capture._places import Places, later
+from visattn._capture._planes import PADDING
+from visattn._capture._tape import Entry, Ref
+
+_CHOOSES_ONE = frozenset({"where", "lerp", "masked_scatter"})  # of two numbers: what is chosen must lie where the other does
+_SCALING = frozenset(
+    {"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "true_divide", "__truediv__", "__itruediv__"}
+)
+_EMBEDDING = RESAMPLE | REDUCE | PRODUCT | {"linear", "einsum"}
+_FORMS = frozenset({"view", "reshape", "view_as", "reshape_as", "unsafe_view"})
+
+
+class Rules(Mixing):
+    """The rules, over what is known so far."""
+
+    def apply(self, entry: Entry) -> Found:
+        """Places of the result: one, a list for several results, or None."""
+        found = self._found(entry)
+        if isinstance(found, Places) and found.columns is None and entry.operation.name in _EMBEDDING:
+            first = next((places for ref in entry.refs if (places := self._of(ref)) is not None), None)
+            pixels = self._known.planes.pixels
+            if first is not None and pixels.holds(first.codes) and not pixels.holds(found.codes):
+                made = next(made for made in entry.outs if made is not None)
+                found = replace(found, embedding=made.slot)
+        return found
+
+    def _found(self, entry: Entry) -> Found:
+        name, args, kwargs = entry.operation.name, list(entry.args), dict(entry.kwargs)
+        kwargs.pop("out", None)
+        made = next(made for made in entry.outs if made is not None)
+        first = self._of(args[0] if args else kwargs.get("input"))
+        if entry.operation.writes and name in _WRITES:
+            return self._written(name, entry)
+        if entry.operation.reforms:
+            return first and first.each(lambda codes: getattr(Tensor, entry.func.__name__.rstrip("_"), _itself)(codes, *args[1:]))
+        if name == "unfold" and entry.func is F.unfold:
+            return first and first.each(lambda codes: F.unfold(codes.double() + 1, *args[1:], **kwargs).int() - 1)
+        if name in REARRANGE or name == "unfold":
+            return first and self._rearranged(entry, first, args, kwargs, made.shape)
+        if name in REDUCE and not (name in COMBINE and _second(args, kwargs)):
+            return first and self._reduced(first, args, kwargs, entry)
+        if name in SAME and first is not None and not (name in COMBINE and _second(args, kwargs)):
+            return first
+        if name in COMBINE:
+            return self._combined(name, entry, made.shape)
+        if name in JOIN:
+            return self._joined(name, args, kwargs, made.shape)
+        if name in SAME and args and isinstance(args[0], (tuple, list)) and len(args[0]) == len(entry.outs):  # of each of a list
+            return [self._of(one) for one in args[0]]
+        if name in ("pad", "constant_pad_nd"):
+            return first and first.each(lambda codes: padded(codes, args[1:2] if name != "pad" else args[1:], kwargs))
+        if name == "view_as_complex":
+            return first and first.each(lambda codes: codes[..., 0] if same_along(codes, -1) else None)
+        if name == "view_as_real":
+            return first and first.each(lambda codes: codes[..., None].expand(made.shape))
+        if name == "fold":
+            return first and first.each(lambda codes: self._folded(codes, args, kwargs, made.shape))
+        if name == "linear":
+            return first and self._linear(first, made.shape)
+        if name in RESAMPLE:
+            return first and first.each(lambda codes: self._resampled(codes, args, kwargs, name, made.shape))
+        if name in PRODUCT:
+            return self._multiplied(args[1:] if name in ("baddbmm", "addmm", "addbmm") else args, made.shape)
+        if name == EDITED:
+            return self._edited(args, made.shape)
+        if name == "einsum":
+            return self._contracted(Equation.of(args, lambda ref: len(self._known.shapes[ref.slot])), made.shape)
+        if name == "scaled_dot_product_attention":
+            given = [args[i] if i < len(args) else kwargs[key] for i, key in enumerate(("query", "key", "value"))]
+            return self._attended(self._of(given[0]), self._of(given[2]), made.shape)
+        return None
+
+    # --- moved
+
+    def _rearranged(
+        self, entry: Entry, places: Places, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size
+    ) -> Found:
+        name = entry.operation.name
+        if name in _FORMS:
+            if len(args) > 1 and isinstance(args[1], torch.dtype):
+                return None
+            return places.each(lambda codes: codes.reshape(shape))
+        if name in ("expand_as", "broadcast_to", "expand"):
+            wide = places.each(lambda codes: codes.expand(shape))
+            copied = (
+                any(side == 1 < shape[dim] for dim, side in enumerate(places.codes.shape[:2])) or len(shape) > places.codes.ndim
+            )
+            gray = (
+                self._known.planes.pixels.holds(places.codes)
+                and len(shape) == places.codes.ndim == 4
+                and places.codes.shape[0] == shape[0]
+            )
+            return wide and replace(wide, copies=places.copies or (copied and not gray))
+
+        def real(value: Any) -> Any:  # noqa: ANN401
+            if isinstance(value, Ref):
+                return entry.contents[value.slot]
+            if type(value) in (tuple, list):
+                return type(value)(real(item) for item in value)
+            return slice(real(value.start), real(value.stop), real(value.step)) if isinstance(value, slice) else value
+
+        others, named = [real(value) for value in args[1:]], {key: real(value) for key, value in kwargs.items() if key != "input"}
+        moved = [entry.func(codes, *others, **named) for codes in (places.codes, places.columns) if codes is not None]
+        copies = places.copies or (name in ("repeat", "tile", "repeat_interleave") and _repeats_images(places, moved[0]))
+        if isinstance(moved[0], Tensor):
+            return replace(places, codes=moved[0], columns=moved[1] if len(moved) > 1 else None, copies=copies)
+        return [
+            replace(places, codes=part, columns=moved[1][i] if len(moved) > 1 else None, copies=copies)
+            for i, part in enumerate(moved[0])
+        ]
+
+    # --- written over
+
+    def _written(self, name: str, entry: Entry) -> Places | None:
+        known, target, value = self._known, entry.args[0], entry.args[-1]
+        new, old = self._of(value), self._of(target)
+        shape = known.shapes[target.slot]
+        if isinstance(value, Ref) and value.slot in known.lost:
+            known.culprit = known.lost[value.slot]
+            return None
+        if name in ("copy", "set data"):
+            return new and new.each(lambda codes: codes.expand(shape))
+        zero = isinstance(value, (int, float)) and value == 0  # zeros are padding
+        if name != "__setitem__" or (new is None and (old is None or not zero)):
+            return None
+        if target.slot in known.lost or target.slot in known.foreign:
+            return None
+        index = self._index(entry)
+
+        def over(codes: Tensor | None, before: Tensor | None) -> Tensor:
+            made = torch.full(shape, PADDING, dtype=torch.int32, device=known.device) if before is None else before.clone()
+            made[index] = PADDING if codes is None else codes
+            return made
+
+        there = [places for places in (new, old) if places is not None]
+        if any((places.columns is None) != (there[0].columns is None) for places in there):
+            return None
+        rows = over(None if new is None else new.codes, None if old is None else old.codes)
+        columns = None
+        if there[0].columns is not None:
+            columns = over(None if new is None else new.columns, None if old is None else old.columns)
+        behind, copies = later(*(places.behind for places in there)), any(places.copies for places in there)
+        return replace(there[0], codes=rows, columns=columns, behind=behind, copies=copies)
+
+    @staticmethod
+    def _index(entry: Entry) -> Any:  # noqa: ANN401
+        def real(value: Any) -> Any:  # noqa: ANN401
+            if isinstance(value, Ref):
+                return entry.contents[value.slot]
+            return type(value)(real(item) for item in value) if type(value) in (tuple, list) else value
+
+        return real(entry.args[1])
+
+    # --- number by number
+
+    def _combined(self, name: str, entry: Entry, shape: torch.Size) -> Places | None:
+        """Sums and products number by number: of two that disagree, as where a pooled gate meets its image, the finer counts."""
+        known = self._known
+        refs = list(entry.refs)
+        if name == "where":
+            refs = [
+                ref
+                for value in (*entry.args[1:], *(entry.kwargs.get(key) for key in ("input", "self", "other")))
+                for ref in _ref(value)
+            ]
+        best: Places | None = None
+        for places in (self._of(ref) for ref in refs):
+            if places is None:
+                continue
+            wide = places.each(lambda codes: codes.expand(shape))
+            if best is not None and wide is not None and wide.mixture != best.mixture and wide.same(best):
+                wide = best = replace(wide, mixture=True)
+            if best is None or wide is None:
+                best = best or wide
+                continue
+            behind, copies = later(best.behind, wide.behind), best.copies or wide.copies
+            finer = self._finer(best, wide)
+            if finer is None:
+                return None
+            best = replace(finer, behind=behind, copies=copies)
+        if best is None:
+            return None
+        for ref in refs:
+            mixed = self._of(ref)
+            if mixed is not None and mixed.mixture and not best.mixture and not self._spread(known.shapes[ref.slot], best, False):
+                return None
+            strange = None if ref.slot in known.places else known.lost.get(ref.slot)
+            if strange is None and name in _CHOOSES_ONE and ref.slot in known.foreign:
+                strange = name
+            if strange is not None and not self._spread(known.shapes[ref.slot], best, name in _SCALING):
+                known.culprit = strange
+                return None
+        return best
+
+    @staticmethod
+    def _spread(shape: torch.Size, places: Places, scales: bool) -> bool:
+        """Whether what is known of no place moves none: it is the same for all places, or scales each whole vector."""
+        missing = places.codes.ndim - len(shape)
+        if missing < 0:
+            return False
+
+        def apart(dim: int) -> bool:
+            return not same_along(places.codes, dim) or (places.columns is not None and not same_along(places.columns, dim))
+
+        channels = [dim for dim in range(1, places.codes.ndim) if places.codes.shape[dim] > 1 and not apart(dim)]
+        if scales and channels and all(dim < missing or shape[dim - missing] == 1 for dim in channels):
+            return True
+        return all(side == 1 or not apart(missing + dim) for dim, side in enumerate(shape))
+
+    def _finer(self, a: Places, b: Places) -> Places | None:
+        if (a.columns is None) != (b.columns is None):
+            pair, single = (b, a) if a.columns is None else (a, b)
+            of_rows, of_columns = (x is not None and self._within(x, single.codes) for x in (pair.codes, pair.columns))
+            return pair if of_rows or of_columns else None
+        if a.same(b):
+            return a
+        if a.columns is not None:
+            return None
+        cells = [max((plane.cells for plane in self._known.planes.of(compact(x.codes))), default=0) for x in (a, b)]
+        if cells[0] == cells[1]:
+            return None
+        fine, coarse = (a, b) if cells[0] > cells[1] else (b, a)
+        return fine if self._within(fine.codes, coarse.codes) else None
+
+    def _within(self, fine: Tensor, coarse: Tensor) -> bool:
+        """Whether the middle of each cell lies in the coarser cell that it meets; padding and learned tokens meet anything."""
+        if equal(fine, coarse):
+            return True
+        planes = self._known.planes
+        wide = torch.broadcast_tensors(compact(fine), compact(coarse))  # type: ignore[no-untyped-call]
+        both = torch.stack([x.flatten() for x in wide], 1)
+        both = torch.unique(both[(both >= 0).all(1)], dim=0)
+        (low, high), (start, stop) = (planes.boxes(both[:, i]) for i in (0, 1))
+        middle = (low + high) / 2
+        slack = (high - low) / 2 + 1e-6
+        inside = (middle >= start - slack) & (middle <= stop + slack)
+        images = [planes.images_of(both[:, i]) for i in (0, 1)]
+        grid = ~middle.isnan().any(1) & ~start.isnan().any(1)
+        return bool(inside[grid].all()) and bool((images[0] == images[1])[grid].all())
+
+    # --- side by side
+
+    def _joined(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size) -> Places | None:
+        known = self._known
+        refs = [ref for ref in (args[0] if args else kwargs["tensors"]) if known.shapes[ref.slot].numel()]  # as torch has it
+        dim = _join_axis(name, args, kwargs, [known.shapes[ref.slot] for ref in refs], len(shape))
+        found: list[Places | None] = []
+        shapes: list[torch.Size] = []
+        for ref in refs:
+            lead = len(shape) - len(known.shapes[ref.slot])
+
+            def lifted(codes: Tensor, lead: int = lead) -> Tensor:
+                return codes.unsqueeze(dim) if lead else codes
+
+            places = self._of(ref)
+            found.append(None if places is None else places.each(lifted))
+            own = list(known.shapes[ref.slot])
+            shapes.append(torch.Size([*own[:dim], 1, *own[dim:]] if lead else own))
+            if places is None and ref.slot in known.lost:
+                known.culprit = known.lost[ref.slot]
+                return None
+        there = next(places for places in found if places is not None)
+        if any(places is not None and (places.columns is None) != (there.columns is None) for places in found):
+            return None
+        parts = []
+        for ref, places, own_shape in zip(refs, found, shapes, strict=True):
+            part = (
+                places
+                if places is not None
+                else None
+                if there.columns is not None
+                else self._beside(ref.slot, own_shape, there, dim)
+            )
+            if part is None:
+                return None
+            parts.append(part)
+        columns = None if there.columns is None else torch.cat([part.columns for part in parts], dim)  # type: ignore[misc]
+        codes = torch.cat([part.codes for part in parts], dim)
+        real = [places for places in found if places is not None]
+        stacked = len(shape) > len(known.shapes[refs[0].slot])
+        channels = self._known.planes.pixels.holds(there.codes)  # of pixels that are stacked
+        doubled = (dim == 0 or (stacked and dim == 1 and not channels)) and len(real) > 1 and _overlap(real)
+        copies = doubled or any(places.copies for places in real)
+        behind = later(*(part.behind for part in parts))
+        return replace(there, codes=codes, columns=columns, behind=behind, copies=copies)
+
+    def _beside(self, slot: int, shape: torch.Size, there: Places, dim: int) -> Places | None:
+        """Tokens that come from no pixel, put beside some that do: the class token, registers. Channels of no place take theirs."""
+        codes, known = there.codes, self._known
+        alike = codes.narrow(dim, 0, 1)
+        if codes.shape[dim] > 1 and same_along(codes, dim):
+            return Places(alike.expand(shape))
+        planes = known.planes
+        name = known.learned.get(slot) or "token"
+        if slot in known.foreign:
+            name = f"foreign {known.foreign[slot]}"
+        images = codes.flatten(1)[:, 0]
+        met = planes.of(images)
+        if dim == 0 or len(met) != 1:
+            return None
+        image, _ = planes.split(images, met[0])
+        count = shape[dim]
+        bases = torch.tensor([planes.learned(f"{name}:{i}").base for i in range(count)], device=codes.device)
+        made = (bases + image[:, None]).to(torch.int32)  # (groups, count)
+        form = [1] * len(shape)
+        form[0], form[dim] = len(image), count
+        return Places(made.view(form).expand(shape))
+
+
+_WRITES = frozenset(
+    {"__setitem__", "copy", "set data", "index_copy", "index_put", "index_fill", "index_add", "scatter", "scatter_add",
+     "scatter_reduce", "masked_scatter", "set", "resize", "resize_as"}
+)  # fmt: skip
+
+
+def _itself(codes: Tensor, *_: object) -> Tensor:
+    return codes
+
+
+def _second(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call has a second tensor to be combined with the first."""
+    second = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("exponent"))
+    return isinstance(second, Ref)
+
+
+def _ref(value: Any) -> list[Ref]:  # noqa: ANN401
+    return [value] if isinstance(value, Ref) else []
+
+
+def _join_axis(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Sequence[torch.Size], ndim: int) -> int:
+    if name in ("cat", "concat", "concatenate", "stack"):
+        given = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+        return int(given) % ndim
+    one = max((len(shape) for shape in shapes), default=1) == 1
+    return {"hstack": 0 if one else 1, "vstack": 0, "row_stack": 0, "dstack": 2, "column_stack": 1}[name]
+
+
+def _repeats_images(before: Places, after: Tensor) -> bool:
+    """Whether images are repeated along the first axis."""
+    return after.ndim == before.codes.ndim and after.shape[0] > before.codes.shape[0]
+
+
+def _overlap(parts: Sequence[Places]) -> bool:
+    """Whether several parts hold the same places."""
+    held = [torch.unique(compact(part.codes)) for part in parts]
+    every = torch.cat([codes[codes >= 0] for codes in held])
+    return bool(len(torch.unique(every)) < len(every))
