@@ -1,0 +1,70 @@
+"""Captures of every model of the coverage sweep against its plain forward, as JSON: `_bench_capture_sweep.py ROUNDS [NAME ...]`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import warnings
+
+import timm
+import torch
+from _bench_common import medians
+from _coverage_models import MODELS
+
+import visattn
+from visattn._capture import forget
+from visattn._capture._tape import TAPES
+from visattn.errors import NoAttentionCaptured
+
+_THREADS, _BATCH = 1, 2
+
+
+def main(rounds: int, names: list[str]) -> dict[str, dict[str, float | bool]]:
+    """For each model the ratios of a first and of a later capture, and whether the later one took over what the others found."""
+    torch.set_num_threads(_THREADS)
+    warnings.filterwarnings("ignore")
+    found: dict[str, dict[str, float | bool]] = {}
+    for name, (size, arguments) in MODELS.items():
+        if names and name not in names:
+            continue
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = timm.create_model(name, pretrained=False, **arguments).eval()
+        side = size or timm.data.resolve_model_data_config(model)["input_size"][-1]
+        found[name] = measured(model, torch.randn(_BATCH, 3, side, side), rounds)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+        del model
+        gc.collect()
+    return found
+
+
+def measured(model: torch.nn.Module, image: torch.Tensor, rounds: int) -> dict[str, float | bool]:
+    """The ratios of one model."""
+
+    def plain() -> None:
+        with torch.inference_mode():
+            model(image)
+
+    def capture() -> None:
+        try:
+            with torch.inference_mode(), visattn.capture(model, features="none"):
+                model(image)
+        except NoAttentionCaptured:  # watched all the same
+            pass
+
+    def first() -> None:
+        forget()
+        capture()
+
+    early = medians({"plain": plain, "first": first}, max(rounds // 2, 2), warmup=1)
+    capture()
+    capture()  # what a model keeps of its first forward, as biases, makes the second another one
+    tapes = TAPES.of(model)
+    later = medians({"plain": plain, "capture": capture}, rounds, warmup=1)
+    known = bool(tapes) and TAPES.of(model)[0] is tapes[0]
+    return {"first": early["first"] / early["plain"], "later": later["capture"] / later["plain"], "remembered": known}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]), sys.argv[2:])))
