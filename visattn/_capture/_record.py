@@ -290,9 +290,11 @@ def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401
 def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[Unseen]) -> str:
     if passed_by:
         return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
-    if unseen:
-        return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].how}, which cannot be recorded."
     kinds = _kinds_without_matrix(model)
+    if unseen:
+        return (
+            f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].how}, which cannot be recorded{kinds}."
+        )
     return (
         f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}. "
         "Use method 'gradcam', or 'eigencam' where there is no class."
