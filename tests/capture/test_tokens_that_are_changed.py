@@ -185,6 +185,7 @@ THINNED: dict[str, Change] = {
     "by a mask": lambda _, t: t[:, t[0].sum(-1) > 0],
 }
 MIXED: dict[str, Change] = {
+    "clamped by sorted tokens": lambda _, t: (1e-6 * t).clamp(min=t.sort(1).values),
     "a vanishing residual of a permutation": lambda _, t: t * 1e-6 + torch.eye(96)[permuted(1)] @ t,
     "a vanishing residual of sorted tokens": lambda _, t: t * 1e-6 + t.sort(1).values,
     "a vanishing residual through numpy": lambda _, t: t * 1e-6 + torch.from_numpy(t.numpy()[:, ::-1].copy()),
@@ -205,11 +206,23 @@ MIXED: dict[str, Change] = {
     "two passes repeated": lambda _, t: t.repeat(2, 1, 1),
     "two passes expanded": lambda _, t: t[None].expand(2, -1, -1, -1).flatten(0, 1),
 }
+
+
+def _copied(t: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have clone
+        return torch.tensor(t)
+
+
 BESIDE: dict[str, Change] = {
     "zeros": lambda _, t: torch.cat([torch.zeros(1, 2, WIDTH), t], 1),
     "a parameter": lambda m, t: torch.cat([m.part.weight[None, :1], t], 1),
     "the mean": lambda _, t: torch.cat([t.mean(1, keepdim=True), t], 1),
     "an unknown tensor": lambda _, t: torch.cat([torch.from_numpy(np.array(t[:, :2].numpy())), t], 1),
+    "a new tensor of the tokens": lambda _, t: torch.cat([t.new_tensor(t.flip(1)[:, :2].tolist()), t], 1),
+    "numbers that went through Python": lambda _, t: torch.cat([torch.tensor(t.flip(1)[:, :2].tolist()), t], 1),
+    "a copy of the tokens": lambda _, t: torch.cat([_copied(t.flip(1)[:, :2]), t], 1),
+    "draws around the tokens": lambda _, t: torch.cat([torch.normal(t.flip(1)[:, :2], 0.0), t], 1),
     "the legacy empty tensor": lambda _, t: torch.cat([torch.tensor([]), t], -2),
 }
 MODELS = {

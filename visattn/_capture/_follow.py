@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from visattn._capture._arrange import Arrangement
-from visattn._capture._operations import COMBINE, MAKE, PRODUCT, REDUCE
+from visattn._capture._operations import COMBINE, FROM_PYTHON, MAKE, PRODUCT, REDUCE
 from visattn._capture._places import Behind, Places, Statuses, later
 from visattn._capture._rules import Rules
 from visattn._capture._tape import Attention, Entry, Operand, Tape
@@ -126,8 +126,7 @@ class Follower:
         lost = next((known.lost[slot] for slot in slots if slot in known.lost), None)
         placed = [slot for slot in slots if slot in known.places]
         name = operation.name if operation.own else f"{operation.name}, which is not torch's own,"
-        if operation.own and operation.name in MAKE and not operation.name.startswith("set "):
-            placed, lost = ([], None)  # of another tensor it takes the form alone
+        if operation.own and operation.name in MAKE and len(slots) <= 1:  # of that tensor it takes the form alone
             if entry.rewritten or operation.writes:
                 known.rewrite(entry, None)
             for made in entry.outs:
@@ -164,7 +163,9 @@ class Follower:
         foreign = next((known.foreign[slot] for slot in slots if slot in known.foreign), None)
         name = next((known.learned[slot] for slot in slots if known.learned.get(slot)), "")
         for made in entry.outs:
-            if made is not None:
+            if made is not None and entry.operation.name in FROM_PYTHON and made.floating and made.shape.numel() > 1:
+                known.lose(made.slot, "numbers of Python")  # which may have come from the image
+            elif made is not None:
                 known.drop(made.slot)
                 (known.learned if foreign is None else known.foreign)[made.slot] = name if foreign is None else foreign
         for before, after in entry.rewritten:

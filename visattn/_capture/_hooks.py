@@ -38,9 +38,8 @@ class ModuleCalls:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the calls inside the `with`."""
-        warnings.filterwarnings(
-            "ignore", "Using `torch.compile", UserWarning
-        )  # compiled models run as they were written meanwhile
+        if "torch._dynamo" in sys.modules:  # compiled models run as they were written meanwhile
+            warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
         handles = [
             register_module_forward_pre_hook(self._begun),
             register_module_forward_hook(self._ended, always_call=True),

@@ -82,10 +82,11 @@ CHOOSE = words("""
 # makes tensors of constants and of random numbers, whatever tensor it takes the form from
 MAKE = words("""
     zeros ones full empty zeros_like ones_like full_like empty_like rand randn randint rand_like randn_like randint_like new_zeros
-    new_ones new_full new_empty new_tensor tensor scalar_tensor arange linspace logspace eye tril_indices triu_indices randperm
-    bernoulli normal uniform exponential cauchy log_normal geometric random fill zero empty_strided new_empty_strided full
-    hann_window hamming_window
+    new_ones new_full new_empty arange linspace logspace eye tril_indices triu_indices randperm fill zero empty_strided
+    new_empty_strided hann_window hamming_window
 """)
+# makes a tensor of numbers that Python has
+FROM_PYTHON = words("tensor as_tensor asarray new_tensor")
 # hands the memory of a tensor to where writes are not seen
 EXPOSE = words(
     "numpy __array__ __dlpack__ data_ptr untyped_storage storage const_data_ptr mutable_data_ptr __cuda_array_interface__"

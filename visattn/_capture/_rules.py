@@ -335,8 +335,9 @@ def _itself(codes: Tensor, *_: object) -> Tensor:
 
 def _second(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call has a second tensor to be combined with the first."""
-    second = args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("exponent"))
-    return isinstance(second, Ref)
+    return any(
+        isinstance(value, Ref) for value in (*args[1:], *(kwargs[name] for name in kwargs if name not in ("input", "out")))
+    )
 
 
 def _ref(value: Any) -> list[Ref]:  # noqa: ANN401
