@@ -2,7 +2,20 @@
 
 from visattn._capture._anatomy import Anatomy, Placement
 from visattn._capture._intervene import Attended, Edit, intervene, masked, permuted, scaled
+from visattn._capture._owner import names_of
 from visattn._capture._record import record
 from visattn._capture._tape import forget
 
-__all__ = ["Anatomy", "Attended", "Edit", "Placement", "forget", "intervene", "masked", "permuted", "record", "scaled"]
+__all__ = [
+    "Anatomy",
+    "Attended",
+    "Edit",
+    "Placement",
+    "forget",
+    "intervene",
+    "masked",
+    "names_of",
+    "permuted",
+    "record",
+    "scaled",
+]

@@ -5,7 +5,8 @@ Each is told by its class and by its parts: which of them are listened to, and h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -80,9 +81,9 @@ GATES: dict[str, Gate] = {
 }
 
 
-def telling(model: nn.Module, modules: ModuleCalls, listener: Listener) -> None:
-    """Tell `listener` the gates of a model's modules that have an entry in `GATES`, while their calls are watched."""
-    for module in model.modules():
+def telling(parts: Iterable[nn.Module], modules: ModuleCalls, listener: Listener) -> None:
+    """Tell `listener` the gates of those modules that have an entry in `GATES`, while their calls are watched."""
+    for module in parts:
         gate = _gate_of(module)
         if gate is not None:
             _hang(modules, module, gate, listener)
@@ -90,9 +91,14 @@ def telling(model: nn.Module, modules: ModuleCalls, listener: Listener) -> None:
 
 def _gate_of(module: nn.Module) -> Gate | None:
     """How a module's gate is told, if it is one of those; a class of the same name with other parts is not."""
-    kind = type(module)
-    gate = GATES.get(f"{kind.__module__}.{kind.__name__}", GATES.get(kind.__name__))
+    kind: Any = type(module)
+    gate = _gate_of_class(kind)
     return gate if gate is not None and {"", *dict(module.named_children())} >= set(gate.parts) else None
+
+
+@cache
+def _gate_of_class(kind: type[nn.Module]) -> Gate | None:
+    return GATES.get(f"{kind.__module__}.{kind.__name__}", GATES.get(kind.__name__))
 
 
 def _multiplies(gate: Tensor, x: Tensor, output: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,37 +60,5 @@ def memory_of(tensor: Tensor) -> int:
         return -id(tensor)
 
 
-class Known(weakref.ref):  # type: ignore[type-arg]
-    """A tensor: its slot, and its version when it was made."""
-
-    slot: int
-    version: int | None = None
-
-
 class Untraceable(Exception):
     """A tensor of a function transform, which is none outside of it."""
-
-
-class Exposed(dict[int, tuple[Tensor, Tensor]]):
-    """Memory that was handed to where writes are not seen: by its address a view, and what was in it."""
-
-    def add(self, tensor: Tensor) -> None:
-        """State that a tensor's memory was handed out."""
-        with torch.no_grad():
-            view = tensor.detach()
-            self.setdefault(memory_of(tensor), (view, view.clone()))
-
-    def overwritten(self, tensor: Tensor) -> bool:
-        """Whether somebody wrote into the memory of a tensor."""
-        view, before = self.get(memory_of(tensor), (None, None))
-        return view is not None and before is not None and not torch.equal(view, before)
-
-    def share(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two tensors lie in one memory."""
-        return memory_of(one) == memory_of(other)
-
-    def refresh(self, memories: Iterable[int]) -> None:
-        """Take what is there now for what should be there: the write was seen."""
-        for memory in self.keys() & set(memories):
-            view, _ = self[memory]
-            self[memory] = view, view.clone()

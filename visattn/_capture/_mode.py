@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from visattn._capture._call import Call, FusedCall, ProductCall
 from visattn._capture._flex import flex_call
-from visattn._capture._operations import SOFTMAX, operation_of
+from visattn._capture._operations import ASK, SOFTMAX, operation_of
 from visattn._capture._owner import Owners
 from visattn._capture._softmax import PRODUCT, Product, note_weights, product_of, tensors_of
 from visattn._capture._tape import Attention, Entry, Operand
@@ -80,12 +80,16 @@ class CaptureMode(TorchFunctionMode):
             args, kwargs = _exchanged(args, *self.twin), _exchanged(kwargs or {}, *self.twin)
         entry = None
         if tracer.known:
-            entry = tracer.quickly(func, args, kwargs) or tracer.expected(func, args, kwargs)
+            entry = tracer.quickly(func, args, kwargs)
+            if entry is None and func not in ASK:
+                entry = tracer.expected(func, args, kwargs)
             if entry is not None and entry.attention is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
                 tracer.confirm(entry, args, kwargs, out)
                 return out
         kwargs = kwargs or {}
+        if func in ASK:
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return _multi_head_attention(*args, **kwargs)

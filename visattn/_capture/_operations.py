@@ -24,16 +24,15 @@ def words(text: str) -> frozenset[str]:
 REARRANGE = words("""
     view reshape unsafe_view view_as reshape_as permute transpose swapaxes swapdims movedim moveaxis flatten ravel unflatten
     squeeze unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile roll flip fliplr flipud chunk unsafe_chunk split
-    unsafe_split split_with_sizes tensor_split hsplit vsplit dsplit unbind narrow narrow_copy select slice select_copy __getitem__
+    unsafe_split split_with_sizes tensor_split hsplit vsplit dsplit unbind narrow select slice __getitem__
     index index_select gather take_along_dim T mT H mH t adjoint rot90 pixel_shuffle pixel_unshuffle channel_shuffle
-    native_channel_shuffle diagonal take masked_select as_strided atleast_1d atleast_2d atleast_3d __reversed__ fft_fftshift
-    fft_ifftshift fftshift ifftshift squeeze_copy unsqueeze_copy split_copy split_with_sizes_copy unbind_copy permute_copy
-    transpose_copy t_copy
+    native_channel_shuffle diagonal take masked_select atleast_1d atleast_2d atleast_3d __reversed__ fft_fftshift
+    fft_ifftshift fftshift ifftshift
 """)
 # leaves each number where it is; a normalization along channels or tokens too
 SAME = words("""
-    contiguous clone detach alias lift_fresh data to to_copy float double half bfloat16 cfloat type type_as cuda cpu requires_grad
-    real conj resolve_conj resolve_neg positive retain_grad
+    contiguous clone detach alias lift_fresh data to float double half bfloat16 cfloat cdouble chalf type type_as cuda cpu requires_grad
+    real imag conj resolve_conj resolve_neg positive retain_grad
     dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout
     relu relu6 gelu silu mish elu celu selu rrelu leaky_relu prelu sigmoid expit hardsigmoid hardswish hardtanh hardshrink
     tanh softplus softsign logsigmoid threshold tanhshrink softshrink
@@ -41,7 +40,7 @@ SAME = words("""
     pow __pow__ float_power clamp clip clamp_min clamp_max sign sgn sin cos tan asin acos atan arcsin arccos arctan
     sinh cosh asinh acosh atanh arcsinh arccosh arctanh sinc erf erfc erfinv logit lgamma digamma i0 deg2rad rad2deg
     round floor ceil trunc fix frac nan_to_num masked_fill heaviside signbit isnan isinf isfinite isposinf isneginf isreal
-    angle conj_physical alias_copy mvlgamma multigammaln frexp tril triu to_dense log_sigmoid gammaln psi digamma polygamma
+    angle conj_physical mvlgamma multigammaln frexp tril triu to_dense log_sigmoid gammaln psi digamma polygamma
     airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx i0e i1 i1e log_ndtr ndtr ndtri entr modified_bessel_i0 modified_bessel_i1
     modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0
     logical_not bitwise_not __invert__ bool int long short byte char
@@ -60,7 +59,8 @@ COMBINE = words("""
     hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
     shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w zeta polygamma gammainc gammaincc
     isclose logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ __iand__ __ior__ __ixor__
-    clamp clip clamp_min clamp_max heaviside
+    clamp clip clamp_min clamp_max heaviside gcd lcm igamma igammac complex bitwise_left_shift bitwise_right_shift
+    __lshift__ __rshift__ __ilshift__ __irshift__
 """)
 REDUCE = words("""
     mean nanmean sum nansum amax amin max min aminmax logsumexp norm vector_norm std var std_mean var_mean median nanmedian prod
@@ -71,13 +71,15 @@ RESAMPLE = words("""
     conv1d conv2d conv3d convolution conv_transpose2d avg_pool2d max_pool2d max_pool2d_with_indices lp_pool2d adaptive_avg_pool2d
     adaptive_max_pool2d interpolate upsample
 """)
+# puts numbers in another order along an axis, or gives some of them
+REORDER = words("sort msort argsort topk kthvalue mode cummax cummin cumsum cumprod logcumsumexp quantile nanquantile")
 JOIN = words("cat concat concatenate stack hstack vstack dstack column_stack row_stack")
 PRODUCT = words("matmul __matmul__ __rmatmul__ bmm mm mv inner baddbmm addmm addbmm")
 SOFTMAX = words("softmax log_softmax softmin gumbel_softmax")
 # what chooses tokens by the content of a tensor of numbers, or of yes and no
 CHOOSE = words("""
     __getitem__ index index_select gather take_along_dim take repeat_interleave masked_select __setitem__ index_put index_copy
-    index_add index_fill scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter tensor_split
+    index_add index_fill put scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter tensor_split
 """)
 # makes tensors of constants and of random numbers, whatever tensor it takes the form from
 MAKE = words("""
@@ -92,7 +94,23 @@ EXPOSE = words(
     "numpy __array__ __dlpack__ data_ptr untyped_storage storage const_data_ptr mutable_data_ptr __cuda_array_interface__"
 )
 # changes the form of the tensor itself, not its numbers
-REFORM = words("unsqueeze_ squeeze_ transpose_ swapaxes_ swapdims_ t_ as_strided_ detach_ requires_grad_ resolve_conj_")
+REFORM = words("unsqueeze_ squeeze_ transpose_ swapaxes_ swapdims_ t_ detach_ requires_grad_ resolve_conj_")
+
+# asks for what the tape has of every tensor; nothing comes of it
+ASK = frozenset(
+    {
+        getattr(Tensor, name).__get__
+        for name in ("shape", "ndim", "dtype", "device", "layout", "is_cuda", "requires_grad", "is_leaf")
+    }
+) | {
+    Tensor.size,
+    Tensor.dim,
+    Tensor.numel,
+    Tensor.stride,
+    Tensor.is_contiguous,
+    Tensor.is_floating_point,
+    torch.is_floating_point,
+}
 
 EDITED = "edited_weights"
 
@@ -145,6 +163,8 @@ def _looked_up(func: Any) -> Operation:  # noqa: ANN401
     name = full if full.startswith("__") else full.strip("_")
     for library in ("special_", "linalg_", "fft_", "foreach_"):
         name = name.removeprefix(library)
+    if own and name not in ("copy", "index_copy"):  # makes new memory, and is the same otherwise
+        name = name.removesuffix("_copy")
     reforms = full in REFORM
     in_place = full.endswith("_") and not full.endswith("__")
     augmented = full.startswith("__i") and full.endswith("__") and full not in ("__int__", "__index__", "__invert__", "__iter__")

@@ -47,7 +47,7 @@ def record(
     for name, module in activations.items():
         modules.after.setdefault(id(module), []).append(session.keep_activation(name))
     with ExitStack() as stack:
-        telling(model, modules, session.keep_gate)
+        telling(session.watch.names, modules, session.keep_gate)
         stack.enter_context(session.watch.watching())
         stack.enter_context(listening(session.keep_gate))
         yield session.recording
@@ -78,7 +78,7 @@ class _Session:
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
         self._wanted = False  # whether features were asked for by name, or gates were met
-        self._names = {module: name for name, module in model.named_modules()}
+        self._names = self.watch.names
         self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
         self._features: list[Callable[[], None]] = []
         self._stream: dict[str, _Stream] = {}  # what last went into modules that attention is added to
@@ -92,7 +92,8 @@ class _Session:
     def _receive(self, layer: str, owner: nn.Module, call: Call, attention: Attention) -> None:
         if self._gradients and not torch.is_grad_enabled():
             raise CaptureError(
-                f"gradients were asked for, but {layer} runs under no_grad, as in a reentrant checkpoint. Run it without."
+                f"gradients were asked for, but {layer or type(owner).__name__} attends where nothing has a graph: under no_grad, "
+                "in a torch.autograd.Function, or in a reentrant checkpoint. Run it without that, or leave gradients out."
             )
         wanted = self._matches(layer)
         stream = self._stream.pop(self._anatomy.adds_to(owner) or "", None) if self._values else None
@@ -149,8 +150,8 @@ class _Session:
         """Modules to whose input attention is added; none where that is not wanted."""
         if not self._values or self._anatomy.place is not None:
             return []
-        parts = dict(self._model.named_modules())
-        names = dict.fromkeys(filter(None, map(self._anatomy.adds_to, parts.values())))
+        parts = {name: module for module, name in self._names.items()}
+        names = dict.fromkeys(filter(None, map(self._anatomy.adds_to, self._names)))
         return [(name, parts[name]) for name in names]
 
     def keep_stream(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

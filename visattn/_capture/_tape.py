@@ -21,7 +21,7 @@ from visattn._capture._operations import Operation
 _KEPT = 8  # tapes of a model
 
 # values that are compared; any other is taken for a new one each time
-_PLAIN = frozenset(
+PLAIN = frozenset(
     {
         type(None),
         bool,
@@ -38,6 +38,7 @@ _PLAIN = frozenset(
         type(...),
     }
 )
+_COUNTED = frozenset({int, bool, type(None)})
 
 
 class Ref:
@@ -139,6 +140,7 @@ class Entry:
         contents: What was in tensors that choose by their content.
         attention: The attention call, if it is one.
         single: Shape of its one result, where it does nothing but make that.
+        before: Slots that the results had before, where they are tensors that were there already.
         refs: The tensors that it was given.
         quick: Its arguments, then its keyword arguments, as slot and value, one of which says nothing; None if they are not simple.
     """
@@ -154,25 +156,26 @@ class Entry:
     contents: Mapping[int, Tensor] = field(default_factory=dict)
     attention: Attention | None = None
     single: torch.Size | None = None
+    before: tuple[int | None, ...] = ()
     refs: tuple[Ref, ...] = field(init=False)
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Collect the tensors that it was given."""
-        self.refs = tuple(_refs((self.args, self.kwargs)))
-        simple = all(_simple(value) for value in (*self.args, *self.kwargs.values()))
-        self.quick = (
-            tuple((value.slot, None) if isinstance(value, Ref) else (-1, value) for value in (*self.args, *self.kwargs.values()))
-            if simple
-            else None
-        )
-
-
-def _simple(value: Any) -> bool:  # noqa: ANN401
-    """Whether an argument is a tensor, or can be compared by `==`."""
-    if type(value) in (tuple, list):
-        return all(type(item) in (int, bool, type(None)) for item in value)
-    return isinstance(value, Ref) or type(value) in _PLAIN
+        refs: list[Ref] = []
+        quick: list[tuple[int, Any]] = []
+        given = (*self.args, *self.kwargs.values())
+        for value in given:
+            kind = type(value)
+            if kind is Ref:
+                refs.append(value)
+                quick.append((value.slot, None))
+            elif kind in PLAIN or ((kind is tuple or kind is list) and all(type(item) in _COUNTED for item in value)):
+                quick.append((-1, value))
+            else:
+                refs += _refs(value)
+        self.refs = tuple(refs)
+        self.quick = tuple(quick) if len(quick) == len(given) else None
 
 
 def _refs(value: Any) -> Iterator[Ref]:  # noqa: ANN401
@@ -228,7 +231,7 @@ class Tape:
 def plain(value: Any) -> Any:  # noqa: ANN401
     """An argument that is no tensor as it is kept: one that can be compared, or `STRANGE`."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return value
     if isinstance(value, (np.generic, np.ndarray)):
         return np.array(value)
@@ -238,7 +241,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 def alike(given: Any, known: Any) -> bool:  # noqa: ANN401
     """Whether an argument is the one that was kept."""
     kind = type(known)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return type(given) is kind and given == known
     if kind is np.ndarray and isinstance(given, (np.generic, np.ndarray)):
         return bool(given.dtype == known.dtype and np.array_equal(given, known))

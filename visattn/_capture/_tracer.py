@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from visattn._capture._given import (
-    Exposed,
-    Known,
     Untraceable,
     changes,
     is_transformed,
@@ -25,8 +23,9 @@ from visattn._capture._given import (
     tensors_in,
     transformed,
 )
+from visattn._capture._living import Living
 from visattn._capture._operations import CHOOSE, PRODUCT, SOFTMAX, Operation, operation_of
-from visattn._capture._tape import STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
+from visattn._capture._tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
 _NAMED = PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean"}  # operations that may be a part of an attention
 
@@ -39,8 +38,6 @@ class Tracer:
         known: Whether all was as on a known tape until now.
         entries: Those of the tape.
         at: Number of entries that were met.
-        alive: Slots of tensors by `id`; that of a tensor that is gone may be another's now.
-        exact: Whether a tensor is still what it was can be told by its identity alone.
     """
 
     def __init__(
@@ -61,12 +58,8 @@ class Tracer:
             candidates: Tapes of earlier forwards.
         """
         self._stored, self._layer = stored, layer
-        self.alive: dict[int, Known] = {}
-        self._exposed = Exposed()
-        self._slots = 0
+        self._living = Living()
         self.at = 0
-        self._versions = not torch.is_inference_mode_enabled()
-        self.exact = not self._versions
         begun = Tape()
         self.tape = begun
         given = [] if pixels is None else [("pixels", "", pixels)]
@@ -80,37 +73,30 @@ class Tracer:
         self.entries = self.tape.entries
 
     def _begin(self, kind: str, name: str, tensor: Tensor) -> None:
-        slot = self._enlist(tensor)
-        self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), weakref.ref(tensor))
+        slot = self._found_outside(kind, name, tensor)
         if kind == "pixels":
             self.tape.descends.add(slot)
             self.tape.device = tensor.device
 
-    def _enlist(self, tensor: Tensor) -> int:
-        """A new slot for a tensor."""
-        slot = self._slots
-        self._slots = slot + 1
-        known = self.alive[id(tensor)] = Known(tensor)
-        known.slot = slot
-        if self._versions and not tensor.is_inference():
-            known.version = tensor._version
+    def _found_outside(self, kind: str, name: str, tensor: Tensor) -> int:
+        slot = self._living.enlist(tensor)
+        self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), weakref.ref(tensor))
         return slot
 
     def slot_of(self, tensor: Tensor) -> int | None:
         """Where a tensor stands on the tape; None if it was not met, or was written over unseen."""
-        known = self.alive.get(id(tensor))
-        if known is None or known() is not tensor:
+        living = self._living
+        slot = living.slot(tensor)
+        if slot is None:
             return None
-        if known.version is not None and known.version != tensor._version and known.slot not in self.tape.outside:
-            del self.alive[id(tensor)]
+        if slot not in self.tape.outside and living.is_written(slot, tensor):
+            living.forget(tensor)
             return None
-        if self._exposed and self._exposed.overwritten(tensor):
-            for key in [
-                key for key, one in self.alive.items() if (other := one()) is not None and self._exposed.share(other, tensor)
-            ]:
-                del self.alive[key]
+        if living.exposed and living.exposed.overwritten(tensor):
+            for _, other in living.sharing([memory_of(tensor)]):
+                living.forget(other)
             return None
-        return known.slot
+        return slot
 
     def place_of(self, tensor: Tensor) -> int:
         """The slot of any tensor."""
@@ -118,15 +104,11 @@ class Tracer:
         if slot is None:
             if is_transformed(tensor):
                 raise Untraceable
-            slot = self._enlist(tensor)
             kind, name = self._stored(tensor) or ("unknown", "")
-            self.tape.outside[slot] = Outside(kind, name, shape_of(tensor), tensor.is_floating_point(), weakref.ref(tensor))
+            slot = self._found_outside(kind, name, tensor)
             if kind == "unknown" and tensor.ndim:
                 self.tape.descends.add(slot)
         return slot
-
-    def _living(self) -> Iterable[tuple[int, Tensor]]:
-        return [(known.slot, tensor) for known in list(self.alive.values()) if (tensor := known()) is not None]
 
     def descends(self, tensor: object) -> bool:
         """Whether a tensor has anything from the image, or may have."""
@@ -140,17 +122,17 @@ class Tracer:
         entry = self.entries[at]
         if func is not entry.func and func != entry.func:
             return None
-        slots = self._slots
+        slots = len(self._living.refs)
         if len(args) == len(entry.args) and self._all_same(args, entry.args):
             if kwargs or entry.kwargs:
                 kwargs = kwargs or {}
                 if list(kwargs) != list(entry.kwargs) or not all(
                     self._same(kwargs[name], was) for name, was in entry.kwargs.items()
                 ):
-                    self._back_to(slots)
+                    self._living.back_to(slots)
                     return None
             return entry
-        self._back_to(slots)
+        self._living.back_to(slots)
         return None
 
     def quickly(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
@@ -163,7 +145,8 @@ class Tracer:
         if func is not entry.func and func != entry.func:
             return None
         quick = entry.quick
-        if quick is None or not self.exact:
+        living = self._living
+        if quick is None or living.exposed:
             return None
         if kwargs:
             if list(kwargs) != list(entry.kwargs):
@@ -171,49 +154,30 @@ class Tracer:
             args = (*args, *kwargs.values())
         if len(args) != len(quick):
             return None
-        alive, slots = self.alive, self._slots
+        refs, versions = living.refs, living.versions
+        slots = met = len(refs)
         for value, (slot, was) in zip(args, quick):  # noqa: B905 - as many, and quick
-            if slot >= 0:
-                seen = alive.get(id(value))
-                if (seen is None or seen.slot != slot or seen() is not value) and not (
-                    slot == self._slots and isinstance(value, Tensor) and self._same_outside(value, slot)
-                ):
+            if slot < 0:
+                if value is not was and (type(value) is not type(was) or value != was):
                     break
-            elif value is not was and (type(value) is not type(was) or value != was):
-                break
+            elif slot < met:
+                seen, version = refs[slot](), versions[slot]
+                if seen is None or seen is not value or (version is not None and version != seen._version):
+                    break
+            else:
+                outside = self.tape.outside.get(slot)
+                seen = None if outside is None or slot != met else outside.known()
+                if outside is None or seen is None or seen is not value or shape_of(seen) != outside.shape:
+                    break
+                living.enlist(seen)
+                met += 1
         else:
             return entry
-        self._back_to(slots)
+        living.back_to(slots)
         return None
 
-    def _same_outside(self, value: Tensor, slot: int) -> bool:
-        """Whether a tensor that is met for the first time is the one that was."""
-        outside = self.tape.outside.get(slot)
-        if outside is None or outside.known() is not value or shape_of(value) != outside.shape:
-            return False
-        self._enlist(value)
-        return True
-
-    def _back_to(self, slots: int) -> None:
-        """Forget tensors that were met for the first time in a call that was not as expected."""
-        if self._slots > slots:
-            for key in [key for key, known in self.alive.items() if known.slot >= slots]:
-                del self.alive[key]
-            self._slots = slots
-
     def _all_same(self, given: Sequence[Any], known: Sequence[Any]) -> bool:
-        alive = self.alive
-        for value, was in zip(given, known, strict=True):
-            if type(was) is Ref:
-                seen = alive.get(id(value))
-                quick = (
-                    seen is not None and seen.slot == was.slot and seen.version is None and not self._exposed and seen() is value
-                )
-                if not quick and not self._same_tensor(value, was):
-                    return False
-            elif not self._same(value, was):
-                return False
-        return True
+        return all(self._same(value, was) for value, was in zip(given, known, strict=True))
 
     def _same(self, value: Any, was: Any) -> bool:  # noqa: ANN401
         kind = type(was)
@@ -234,26 +198,39 @@ class Tracer:
         if slot is not None:
             return slot == was.slot
         outside = self.tape.outside.get(was.slot)
-        if outside is None or was.slot != self._slots or shape_of(value) != outside.shape:
+        if outside is None or was.slot != len(self._living.refs) or shape_of(value) != outside.shape:
             return False
         if outside.known() is not value:
             if is_transformed(value) or value.is_floating_point() != outside.floating:
                 return False
             if (self._stored(value) or ("unknown", "")) != (outside.kind, outside.name):
                 return False
-        self._enlist(value)
+        self._living.enlist(value)
         return True
 
     def confirm(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any] | None, out: Any) -> None:  # noqa: ANN401
         """Take the results of an expected call."""
         single = entry.single
-        if single is not None and type(out) is Tensor and out.shape == single:
-            self._enlist(out)
-            self.at += 1
-        elif single is None and self._same_results(entry, args, kwargs or {}, out):
+        if single is None:
+            same = self._same_results(entry, args, kwargs or {}, out)
+        else:
+            same = type(out) is Tensor and out.shape == single and self._same_object(entry, args, kwargs, out)
+            if same:
+                self._living.enlist(out)
+        if same:
             self.at += 1
         else:
             self.met(entry.func, args, kwargs or {}, out)
+
+    def _same_object(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any] | None, out: Tensor) -> bool:
+        """Whether a call gave a new tensor, or the one that it was given, as it did before."""
+        before = entry.before[0]
+        if before is not None:
+            return self._living.refs[before]() is out
+        for value in args:
+            if value is out:
+                return False
+        return not kwargs or all(value is not out for value in kwargs.values())
 
     def elsewhere(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """The entry that a call is on another known tape that begins like this forward, if there is one."""
@@ -285,12 +262,12 @@ class Tracer:
             if other.entries[:length] == self.entries[:length]:  # taken over from each other, so they are the same objects
                 self.tape, self.entries = other, other.entries
                 return
-        self.tape = self.tape.beginning(length, self._slots)
+        self.tape = self.tape.beginning(length, len(self._living.refs))
         self.entries, self.known = self.tape.entries, False
 
     def _same_results(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
         for slot, content in entry.contents.items():
-            given = next((x for x in tensors_in((args, kwargs)) if self.slot_of(x) == slot), None)
+            given = next((x for x in tensors_in((args, kwargs)) if self._living.slot(x) == slot), None)
             if given is None or given.dtype != content.dtype or not torch.equal(given, content):
                 return False
         results = results_of(args, out, entry.operation.writes)
@@ -299,32 +276,36 @@ class Tracer:
         for result, made in zip(results, entry.outs, strict=True):
             if isinstance(result, Tensor) != (made is not None) or (made is not None and shape_of(result) != made.shape):
                 return False
+        if self._before(results) != entry.before:
+            return False
         if targets := self._targets(entry.operation, args, kwargs, out):
             others = self._sharing(targets)
             if [slot for slot, _ in others] != [slot for slot, _ in entry.rewritten]:
                 return False
             for _, tensor in others:
-                self._enlist(tensor)
+                self._living.enlist(tensor)
         for result in results:
             if isinstance(result, Tensor):
-                self._enlist(result)
+                self._living.enlist(result)
         return True
+
+    def _before(self, results: Iterable[Any]) -> tuple[int | None, ...]:
+        """The slots that results have already."""
+        return tuple(self._living.slot(result) if isinstance(result, Tensor) else None for result in results)
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
         """The whole tape, when the forward has ended and gave these tensors."""
         slots = tuple(-1 if (slot := self.slot_of(tensor)) is None else slot for tensor in output)
-        self.close()
-        while self.known:
-            if self.at == len(self.entries) and self.tape.output == slots:
-                return self.tape
+        while self.known and not (self.at == len(self.entries) and self.tape.output == slots):
             self._turn()
-        self.tape.output = slots
+        if not self.known:
+            self.tape.output = slots
+        self.close()
         return self.tape
 
     def close(self) -> None:
         """Let go of all tensors."""
-        self.alive.clear()
-        self._exposed.clear()
+        self._living.clear()
 
     def write(
         self,
@@ -337,15 +318,14 @@ class Tracer:
         """Write a call on the tape, if it made or changed tensors."""
         operation = operation_of(func)
         if operation.exposes and args and isinstance(args[0], Tensor):
-            self._exposed.add(args[0])
-            self.exact = False
+            self._living.exposed.add(args[0])
         results = results_of(args, out, operation.writes)
         if not any(isinstance(result, Tensor) for result in results):
             return None
         targets = self._targets(operation, args, kwargs, out)
         for target in targets:
-            if (known := self.alive.get(id(target))) is not None:
-                known.version = None  # what was written was seen
+            if (slot := self._living.slot(target)) is not None:
+                self._living.versions[slot] = None  # what was written was seen
         noted, named = self._noted(tuple(args)), {name: self._noted(value) for name, value in kwargs.items()}
         layer = self._layer() if operation.name in _NAMED or not operation.own else ""
         entry = Entry(func, operation, noted, named, (), layer, attention=attention)
@@ -357,22 +337,18 @@ class Tracer:
                 for tensor in tensors_in((args, kwargs))
                 if not tensor.is_floating_point() and (slot := self.slot_of(tensor)) is not None
             }
+        entry.before = self._before(results)
         if targets:
             entry.writes = True
-            entry.rewritten = tuple((slot, self._enlist(tensor)) for slot, tensor in self._sharing(targets))
+            entry.rewritten = tuple((slot, self._living.enlist(tensor)) for slot, tensor in self._sharing(targets))
         entry.outs = tuple(
-            Made(self._enlist(result), shape_of(result), result.is_floating_point()) if isinstance(result, Tensor) else None
+            Made(self._living.enlist(result), shape_of(result), result.is_floating_point())
+            if isinstance(result, Tensor)
+            else None
             for result in results
         )
-        if (
-            len(entry.outs) == 1
-            and entry.outs[0] is not None
-            and not entry.writes
-            and not entry.contents
-            and type(out) is Tensor
-            and not out.is_nested
-        ):
-            entry.single = entry.outs[0].shape
+        if self._is_single(entry, out):
+            entry.single = shape_of(out)
         if descends:
             tape.descends.update(made.slot for made in entry.outs if made is not None)
             tape.descends.update(slot for _, slot in entry.rewritten)
@@ -380,10 +356,28 @@ class Tracer:
         self.at += 1
         return entry
 
+    @staticmethod
+    def _is_single(entry: Entry, out: Any) -> bool:  # noqa: ANN401
+        """Whether a call does nothing but make one tensor, or give one of its simple arguments."""
+        given = entry.before[0] if len(entry.before) == 1 else None
+        return (
+            type(out) is Tensor
+            and not out.is_nested
+            and len(entry.outs) == 1
+            and entry.operation.own
+            and getattr(entry.func, "__name__", "") != "__get__"  # which may give a tensor from elsewhere
+            and entry.quick is not None
+            and (given is None or any(ref.slot == given for ref in entry.refs))
+            and not entry.writes
+            and not entry.contents
+        )
+
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         if isinstance(value, Tensor):
             return Ref(self.place_of(value))
         kind = type(value)
+        if kind in PLAIN:
+            return value
         if kind is tuple or kind is list:
             return kind(self._noted(item) for item in value)
         if kind is slice:
@@ -405,21 +399,18 @@ class Tracer:
         given = tensors_in(kwargs.get("out") if "out" in kwargs else args[0] if args else None)
         if operation.writes or "out" in kwargs or kwargs.get("inplace") is True:
             return given
-        known = self.alive.get(id(out)) if given and out is given[0] else None
-        return given[:1] if known is not None and known.version is not None and known.version != out._version else []
+        if not given or out is not given[0]:
+            return []
+        slot = self._living.slot(out)
+        return given[:1] if slot is not None and self._living.is_written(slot, out) else []
 
     def _sharing(self, targets: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
         """Other living tensors in the memory of some that were written over, by slot."""
         memories, own = {memory_of(target) for target in targets}, {id(target) for target in targets}
-        self._exposed.refresh(memories)
+        self._living.exposed.refresh(memories)
         outside = self.tape.outside
-        return sorted(
-            (
-                (slot, tensor)
-                for slot, tensor in self._living()
-                if id(tensor) not in own
-                and (slot not in outside or outside[slot].kind not in ("parameter", "buffer"))
-                and memory_of(tensor) in memories
-            ),
-            key=lambda pair: pair[0],
-        )
+        return [
+            (slot, tensor)
+            for slot, tensor in self._living.sharing(memories)
+            if id(tensor) not in own and (slot not in outside or outside[slot].kind not in ("parameter", "buffer"))
+        ]

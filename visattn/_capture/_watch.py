@@ -77,7 +77,7 @@ class Watch:
         self._batch = 0
         self._tape: Tape | None = None
         self._partial: Conclusions | None = None  # of the running forward, where somebody asked early
-        self._children = frozenset(map(id, model.children()))
+        self._parts = frozenset(id(part) for part, name in self.names.items() if name and name.count(".") < 2)
         self._slots: set[int] = set()  # whose tokens will be asked for
         self._scripted = {id(part) for part in self._mode.owners.modules if isinstance(part, torch.jit.ScriptModule)}
 
@@ -85,7 +85,7 @@ class Watch:
     def watching(self) -> Iterator[None]:
         """See the forwards inside the `with`; nothing of it is left afterwards."""
         before, after = self.modules.before, self.modules.after
-        for number in {id(self._model), *self._children, *self._scripted}:
+        for number in {id(self._model), *self._parts, *self._scripted}:
             before.setdefault(number, []).insert(0, self._begun)
         after.setdefault(id(self._model), []).append(self._left)
         with ExitStack() as stack:
@@ -107,6 +107,11 @@ class Watch:
     def running(self) -> bool:
         """Whether a forward of ours runs."""
         return not self.modules.elsewhere() and self._mode.tracer is not None
+
+    @property
+    def names(self) -> Mapping[nn.Module, str]:
+        """The modules of the model with their names."""
+        return self._mode.owners.names
 
     @property
     def hidden(self) -> Mapping[str, str]:
@@ -170,7 +175,7 @@ class Watch:
                 self._end(None)
                 self._part = None
                 self._start(args, keywords())
-        elif not self._depth and id(module) in self._children and (self._part is None or self._part is module):
+        elif not self._depth and id(module) in self._parts and (self._part is None or self._part is module):
             first = next((x for x in args if isinstance(x, Tensor)), None)
             tracer = self._mode.tracer
             if tracer is None or (
@@ -183,7 +188,7 @@ class Watch:
                 self._start(args, keywords())
 
     def _name(self, module: nn.Module) -> str:
-        return next((name for name, part in self._model.named_modules() if part is module), "")
+        return self.names.get(module, "")
 
     def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _floating(value)]

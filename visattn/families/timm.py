@@ -15,7 +15,7 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 import visattn.models  # noqa: F401 - tells timm the names of ours
-from visattn._capture import Anatomy
+from visattn._capture import Anatomy, names_of
 from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
@@ -174,7 +174,8 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
         tokens = {f"{where}.{i}": part for i, part in enumerate(parts)}
     if isinstance(named.get("norm"), nn.Module) and not isinstance(named["norm"], nn.Identity):
         tokens["norm"] = named["norm"]
-    blocks = {part.attn: (name, part) for name, part in model.named_modules() if _adds_attention(part)}
+    parts_by_name: dict[Any, str] = names_of(model)
+    blocks = {part.attn: (name, part) for part, name in parts_by_name.items() if _adds_attention(part)}
 
     def output_weight(owner: nn.Module) -> Tensor | None:
         weight = _projection(owner, owner in blocks)
@@ -242,19 +243,21 @@ def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class
     return "cls" if headless or pooled in ("token", "") else "mean"
 
 
-_PRE_NORM = [
-    "vision_transformer.Block",
-    "vision_transformer_relpos.RelPosBlock",
-    "beit.Block",
-    "eva.EvaBlock",
-    "cait.LayerScaleBlock",
-]
+_PRE_NORM = frozenset(
+    {
+        ("timm.models.vision_transformer", "Block"),
+        ("timm.models.vision_transformer_relpos", "RelPosBlock"),
+        ("timm.models.beit", "Block"),
+        ("timm.models.eva", "EvaBlock"),
+        ("timm.models.cait", "LayerScaleBlock"),
+    }
+)
 
 
-def _adds_attention(block: Any) -> bool:  # noqa: ANN401
+def _adds_attention(block: nn.Module) -> bool:
     """Whether this is a block `x + scale * attn(norm1(x))`, of a class that was read."""
     kind = type(block)
-    return f"{kind.__module__.removeprefix('timm.models.')}.{kind.__name__}" in _PRE_NORM
+    return (kind.__module__, kind.__name__) in _PRE_NORM
 
 
 def _layer_scale(block: Any) -> Tensor | None:  # noqa: ANN401
