@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from torch import Tensor, nn
 
 import visattn
 from tests import tiny
 from tests.capture import own
 from tests.capture.moving import Moving, image, keys_of, see
-from visattn.errors import NoAttentionCaptured
+from visattn.errors import CaptureError, NoAttentionCaptured
 
 
 def hooks_of(model: nn.Module) -> int:
@@ -278,6 +279,71 @@ class Decoder(nn.Module):
         t = self.words(input_ids) if pixel_values is None else self.embed(pixel_values).flatten(2).mT
         out: Tensor = F.scaled_dot_product_attention(t[:, None], t[:, None], t[:, None])
         return out
+
+
+def llava() -> nn.Module:
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**vision, image_size=32, patch_size=8, projection_dim=32),
+        text_config=hf.LlamaConfig(vocab_size=64, **vision, num_key_value_heads=2),
+        image_token_index=63,
+        vision_feature_layer=-1,
+    )
+    return hf.LlavaForConditionalGeneration(config).eval()
+
+
+def trocr() -> nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    words = hf.TrOCRConfig(
+        vocab_size=64, d_model=32, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=64, cross_attention_hidden_size=32
+    )
+    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        hf.ViTConfig(**sizes, image_size=32, patch_size=8), words, decoder_start_token_id=1, pad_token_id=0
+    )
+    return hf.VisionEncoderDecoderModel(config).eval()
+
+
+@pytest.mark.parametrize(("build", "words"), [(llava, [[1, *[63] * 16, 5, 6]]), (trocr, None)], ids=["llava", "trocr"])
+def test_generation_is_the_same_and_its_image_is_recorded(build: Callable[[], nn.Module], words: list[list[int]] | None) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = build()
+    given = {"pixel_values": torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), "max_new_tokens": 4}
+    if words is not None:
+        given |= {"input_ids": torch.tensor(words), "attention_mask": torch.ones(1, len(words[0]), dtype=torch.long)}
+    with torch.no_grad():
+        expected = model.generate(**given, do_sample=False)
+        with visattn.capture(model) as recording:
+            made = model.generate(**given, do_sample=False)
+    assert torch.equal(made, expected)
+    seen = [record for record in recording if record.forward == 0]
+    assert len(seen) == 2
+    assert all(record.reason is None and record.keys.grid == (4, 4) for record in seen)
+    assert len(recording) > 4
+    assert all(record.reason for record in recording if record.forward > 0)
+
+
+class Fused(torch.autograd.Function):
+    """An attention with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        ctx.save_for_backward(t)
+        return F.scaled_dot_product_attention(t, t, t)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def test_an_attention_with_its_own_backward_has_weights_and_no_gradients() -> None:
+    model = Moving(lambda _, t: Fused.apply(t[:, None])[:, 0])
+    assert len(see(model, image())) == 2
+    with (
+        pytest.raises(CaptureError, match="but Moving attends where nothing has a graph"),
+        visattn.capture(model, gradients=True),
+    ):
+        model(image())
 
 
 def test_a_forward_without_an_image_is_recorded_without_places() -> None:

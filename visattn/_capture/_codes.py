@@ -67,9 +67,16 @@ def aligned(codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor
 
 
 def padded(codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    widths = args[0] if args else kwargs["pad"]
-    mode = args[1] if len(args) > 1 else kwargs.get("mode", "constant")
+    """Codes with padding around; channels that are added to tokens are of these tokens."""
+    widths = list(args[0] if args else kwargs["pad"])
+    mode = args[1] if len(args) > 1 and isinstance(args[1], str) else kwargs.get("mode", "constant")
     if mode == "constant":
+        for dim in range(codes.ndim - len(widths) // 2, codes.ndim):
+            at = 2 * (codes.ndim - 1 - dim)
+            if codes.shape[dim] > 1 and same_along(codes, dim):
+                size = list(codes.shape)
+                size[dim] += widths[at] + widths[at + 1]
+                codes, widths[at : at + 2] = codes.narrow(dim, 0, 1).expand(size), (0, 0)
         return F.pad(codes, widths, value=PADDING)
     return F.pad(codes.double(), widths, mode=mode).int()
 

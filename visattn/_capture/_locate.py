@@ -92,6 +92,8 @@ def _why_lost(follower: Follower, operands: Sequence[Operand], what: str) -> str
         return f"its {what} could not be followed from the pixels beyond {lost}"
     if foreign is not None:
         return f"its {what} come from another input of the model ({foreign})"
+    if any(one.slot in known.places for one in operands):
+        return f"its {what} hold numbers of several places each"
     return f"its {what} come from parameters alone, not from the image"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,13 +28,10 @@ class Mixing:
 
     def _through(self, codes: Tensor, dim: int, shape: Sequence[int]) -> Tensor | None:
         """Codes behind a layer that mixes all of `dim`."""
-        alike = codes.narrow(dim, 0, 1)
-        if not same_along(codes, dim):
-            merged = self._known.planes.merge(codes, dim)
-            if merged is None:
-                return None
-            alike = merged
-        return alike.expand(shape)
+        if same_along(codes, dim):
+            return codes if tuple(codes.shape) == tuple(shape) else codes.narrow(dim, 0, 1).expand(shape)
+        merged = self._known.planes.merge(codes, dim)
+        return None if merged is None else merged.expand(shape)
 
     def _linear(self, places: Places, shape: torch.Size) -> Places | None:
         if places.columns is not None and not same_along(places.codes, -1):
@@ -46,7 +42,8 @@ class Mixing:
         if places.columns is not None and not same_along(places.columns, -1):  # keys are mixed
             return None
         found = places.each(lambda codes: self._through(codes, -1, shape))
-        return found and replace(found, mixture=found.mixture or (shape[-1] > 1 and not same_along(places.codes, -1)))
+        mixed = found is not None and shape[-1] > 1 and not found.mixture and not same_along(places.codes, -1)
+        return found._replace(mixture=True) if found is not None and mixed else found
 
     def _resampled(
         self, codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, shape: torch.Size
@@ -87,6 +84,23 @@ class Mixing:
         merged = self._known.planes.merge(tiles, 3)
         return None if merged is None else merged[:, None, :, :, 0].expand(shape)
 
+    def _reordered(self, places: Places | None, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Found:
+        """Numbers of one token in another order are of that token; tokens in another order are lost."""
+        name, outs = entry.operation.name, [made for made in entry.outs if made is not None]
+        place = 2 if name in ("topk", "kthvalue", "quantile", "nanquantile") else 1
+        last = 0 if name == "msort" else -1
+        dim = args[place] if len(args) > place else kwargs.get("dim", kwargs.get("axis", last))
+        if isinstance(dim, bool):  # argsort and sort have it elsewhere
+            dim = kwargs.get("dim", last)
+        if places is None or places.columns is not None or not isinstance(dim, int) or not same_along(places.codes, dim):
+            return None
+        alike = places.codes.narrow(dim, 0, 1)
+        found = [
+            places._replace(codes=(alike if len(made.shape) == alike.ndim else alike.squeeze(dim)).expand(made.shape))
+            for made in outs
+        ]
+        return found if len(found) > 1 else found[0]
+
     def _reduced(self, places: Places, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Found:
         made = next(made for made in entry.outs if made is not None)
         dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
@@ -109,7 +123,7 @@ class Mixing:
             return None
         for dim in chosen if codes.ndim != len(made.shape) else []:
             codes = codes.squeeze(dim)
-        result = replace(places, codes=codes)
+        result = places._replace(codes=codes)
         return result if len(entry.outs) == 1 else [result]
 
     @staticmethod
@@ -120,7 +134,7 @@ class Mixing:
             if all(same_along(codes, dim) for dim in dims):
                 for dim in dims:
                     codes = codes.narrow(dim, 0, 1)
-                return replace(places, codes=codes.reshape(shape), columns=None)
+                return places._replace(codes=codes.reshape(shape), columns=None)
         return None
 
     # --- products
@@ -155,35 +169,35 @@ class Mixing:
         learned = [x for x in operands if isinstance(x, Ref) and x.slot in self._known.learned]
         alone = len(sides) == 1 and len(learned) == len(operands) - 1
         behind: Behind = later(*(places.behind for places, _ in sides))
-        base = replace(sides[0][0], columns=None, behind=behind, copies=any(places.copies for places, _ in sides))
+        base = sides[0][0]._replace(columns=None, behind=behind, copies=any(places.copies for places, _ in sides))
         found: list[Tensor] = []
         at = self._at_windows(sides, result, shape)
         if at is not None:
-            return replace(sides[0][0], codes=at, behind=behind)
+            return sides[0][0]._replace(codes=at, behind=behind)
         for places, names in sorted(sides, key=lambda side: side[0].columns is None):  # weights tell where to
             row = aligned(places.codes, names, result, shape)
             if places.columns is None:
                 if row is None and alone:  # summed over a part of the image
                     row = self._merged(places.codes, names, result, shape)
-                    base = replace(base, mixture=True)
+                    base = base._replace(mixture=True)
                 if row is None:
                     return None
                 found.append(row)
                 continue
             column = aligned(places.columns, names, result, shape)
             if row is not None and column is not None:  # heads are mixed
-                return replace(places, codes=row, columns=column) if alone else None
+                return places._replace(codes=row, columns=column) if alone else None
             one = row if row is not None else column
-            return None if one is None else replace(base, codes=one)
+            return None if one is None else base._replace(codes=one)
         if not found:
             return None
         if len(found) == 1 or all(equal(found[0], other) for other in found[1:]):  # all sides of a product made at each place
             asked = alone and any(len(self._known.shapes[x.slot]) > 2 for x in learned)
-            return replace(base, codes=found[0], asked=base.asked or asked)
+            return base._replace(codes=found[0], asked=base.asked or asked)
         if len(found) > 2:
             return None
         one_stream = sides[0][0].stream == sides[1][0].stream
-        return replace(base, codes=found[0], columns=found[1], one_stream=one_stream, copies=sides[0][0].copies)
+        return base._replace(codes=found[0], columns=found[1], one_stream=one_stream, copies=sides[0][0].copies)
 
     def _at_windows(self, sides: Sequence[tuple[Places, str]], result: str, shape: torch.Size) -> Tensor | None:
         """Codes of a mean over windows by weights that each window's own cell gives, as in outlook attention: at that cell."""
@@ -257,7 +271,7 @@ class Mixing:
                 continue
             alike = places.codes.narrow(dim, 0, 1)
             if same_along(places.codes, dim) and alike.numel() > 1:
-                return replace(places, codes=alike.expand(shape), behind=behind, copies=copies)
+                return places._replace(codes=alike.expand(shape), behind=behind, copies=copies)
         return None
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from visattn._capture._tape import Entry
 Behind = tuple[int, str, int] | None  # its number in the forward, the layer, which call of that layer
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
+class Places(NamedTuple):
     """Which place each number of a tensor stands for; a matrix of scores has one for its row and one for its column.
 
     Attributes:
@@ -51,11 +50,11 @@ class Places:
         columns = None if self.columns is None else change(self.columns)
         if codes is None or (columns is None) != (self.columns is None):
             return None
-        return replace(self, codes=codes, columns=columns)
+        return self if codes is self.codes and columns is self.columns else self._replace(codes=codes, columns=columns)
 
     def after(self, behind: Behind) -> Places:
         """The same behind an attention."""
-        return replace(self, behind=behind)
+        return self._replace(behind=behind)
 
     def same(self, other: Places) -> bool:
         """Whether all numbers belong where those of `other` do."""

@@ -14,7 +14,7 @@ import torch
 
 from visattn._capture._arrange import Arrangement, names_of
 from visattn._capture._codes import same_along
-from visattn._capture._operations import COMBINE, JOIN, REDUCE
+from visattn._capture._operations import COMBINE, JOIN, REARRANGE, REDUCE, SAME
 from visattn._capture._places import Places, Statuses
 from visattn._capture._tape import Entry, Ref
 
@@ -22,6 +22,7 @@ Shares = Mapping[object, float]  # by code of the first image, or by name
 _POOL = "pool"
 _SLACK = 1e-6
 _POOLING = frozenset({"adaptive_avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "avg_pool2d"})
+_MOVING = (SAME | REARRANGE) - COMBINE
 _ADDING = frozenset({"add", "__add__", "__radd__", "__iadd__", "sub", "subtract", "__sub__", "__rsub__", "__isub__", "rsub"})
 
 
@@ -43,10 +44,10 @@ class Readouts:
         known, name = self._known, entry.operation.name
         slots = [ref.slot for ref in entry.refs]
         slots = [slot for slot in slots if slot in self._shares or slot in known.places or slot in known.lost]
+        if not slots or self._moved(name, slots, outs):
+            return
         read = [self.of(slot) for slot in slots]
         found: Shares | None = None
-        if not slots:
-            return
         if None not in read:
             settled = [shares for shares in read if shares is not None]
             if name in _ADDING | JOIN or name not in COMBINE:
@@ -60,6 +61,18 @@ class Readouts:
             found = self._averaged(known.places[slots[0]], _summed(entry, known.places[slots[0]].codes.ndim))
         if found is not None:
             self._shares.update(dict.fromkeys(outs, found))
+
+    def _moved(self, name: str, slots: Sequence[int], outs: Sequence[int]) -> bool:
+        """Whether an operation only moves or changes numbers, so that places tell of its results what they tell of its operands."""
+        places, lost, shares = self._known.places, self._known.lost, self._shares
+        if name == "linear":
+            before, after = places.get(slots[0]), places.get(outs[0])
+            kept = before is not None and after is not None and after.codes.stride(-1) == 0 == before.codes.stride(-1)
+        else:
+            kept = name in _MOVING
+        return (
+            kept and len(slots) == 1 and not any(slot in shares or slot in lost or slot not in places for slot in (*slots, *outs))
+        )
 
     def of(self, slot: int) -> Shares | None:
         """The shares in a slot; None if it holds several tokens apart."""

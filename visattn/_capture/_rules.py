@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from visattn._capture._codes import compact, equal, padded, same_along
 from visattn._capture._equations import Equation
-from visattn._capture._mixing import Found, Mixing
-from visattn._capture._operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, RESAMPLE, SAME
+from visattn._capture._mixing import Found
+from visattn._capture._operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
 from visattn._capture._places import Places, later
-from visattn._capture._planes import PADDING
 from visattn._capture._tape import Entry, Ref
+from visattn._capture._writing import Writing
 
 _CHOOSES_ONE = frozenset({"where", "lerp", "masked_scatter"})  # of two numbers: what is chosen must lie where the other does
 _SCALING = frozenset(
@@ -26,7 +25,7 @@ _EMBEDDING = RESAMPLE | REDUCE | PRODUCT | {"linear", "einsum"}
 _FORMS = frozenset({"view", "reshape", "view_as", "reshape_as", "unsafe_view"})
 
 
-class Rules(Mixing):
+class Rules(Writing):
     """The rules, over what is known so far."""
 
     def apply(self, entry: Entry) -> Found:
@@ -37,7 +36,7 @@ class Rules(Mixing):
             pixels = self._known.planes.pixels
             if first is not None and pixels.holds(first.codes) and not pixels.holds(found.codes):
                 made = next(made for made in entry.outs if made is not None)
-                found = replace(found, embedding=made.slot)
+                found = found._replace(embedding=made.slot)
         return found
 
     def _found(self, entry: Entry) -> Found:
@@ -45,7 +44,7 @@ class Rules(Mixing):
         kwargs.pop("out", None)
         made = next(made for made in entry.outs if made is not None)
         first = self._of(args[0] if args else kwargs.get("input"))
-        if entry.operation.writes and name in _WRITES:
+        if self._writes(entry):
             return self._written(name, entry)
         if entry.operation.reforms:
             return first and first.each(lambda codes: getattr(Tensor, entry.func.__name__.rstrip("_"), _itself)(codes, *args[1:]))
@@ -71,6 +70,8 @@ class Rules(Mixing):
             return first and first.each(lambda codes: codes[..., None].expand(made.shape))
         if name == "fold":
             return first and first.each(lambda codes: self._folded(codes, args, kwargs, made.shape))
+        if name in REORDER:
+            return self._reordered(first, args, kwargs, entry)
         if name == "linear":
             return first and self._linear(first, made.shape)
         if name in RESAMPLE:
@@ -106,7 +107,7 @@ class Rules(Mixing):
                 and len(shape) == places.codes.ndim == 4
                 and places.codes.shape[0] == shape[0]
             )
-            return wide and replace(wide, copies=places.copies or (copied and not gray))
+            return wide and wide._replace(copies=places.copies or (copied and not gray))
 
         def real(value: Any) -> Any:  # noqa: ANN401
             if isinstance(value, Ref):
@@ -119,53 +120,11 @@ class Rules(Mixing):
         moved = [entry.func(codes, *others, **named) for codes in (places.codes, places.columns) if codes is not None]
         copies = places.copies or (name in ("repeat", "tile", "repeat_interleave") and _repeats_images(places, moved[0]))
         if isinstance(moved[0], Tensor):
-            return replace(places, codes=moved[0], columns=moved[1] if len(moved) > 1 else None, copies=copies)
+            return places._replace(codes=moved[0], columns=moved[1] if len(moved) > 1 else None, copies=copies)
         return [
-            replace(places, codes=part, columns=moved[1][i] if len(moved) > 1 else None, copies=copies)
+            places._replace(codes=part, columns=moved[1][i] if len(moved) > 1 else None, copies=copies)
             for i, part in enumerate(moved[0])
         ]
-
-    # --- written over
-
-    def _written(self, name: str, entry: Entry) -> Places | None:
-        known, target, value = self._known, entry.args[0], entry.args[-1]
-        new, old = self._of(value), self._of(target)
-        shape = known.shapes[target.slot]
-        if isinstance(value, Ref) and value.slot in known.lost:
-            known.culprit = known.lost[value.slot]
-            return None
-        if name in ("copy", "set data"):
-            return new and new.each(lambda codes: codes.expand(shape))
-        zero = isinstance(value, (int, float)) and value == 0  # zeros are padding
-        if name != "__setitem__" or (new is None and (old is None or not zero)):
-            return None
-        if target.slot in known.lost or target.slot in known.foreign:
-            return None
-        index = self._index(entry)
-
-        def over(codes: Tensor | None, before: Tensor | None) -> Tensor:
-            made = torch.full(shape, PADDING, dtype=torch.int32, device=known.device) if before is None else before.clone()
-            made[index] = PADDING if codes is None else codes
-            return made
-
-        there = [places for places in (new, old) if places is not None]
-        if any((places.columns is None) != (there[0].columns is None) for places in there):
-            return None
-        rows = over(None if new is None else new.codes, None if old is None else old.codes)
-        columns = None
-        if there[0].columns is not None:
-            columns = over(None if new is None else new.columns, None if old is None else old.columns)
-        behind, copies = later(*(places.behind for places in there)), any(places.copies for places in there)
-        return replace(there[0], codes=rows, columns=columns, behind=behind, copies=copies)
-
-    @staticmethod
-    def _index(entry: Entry) -> Any:  # noqa: ANN401
-        def real(value: Any) -> Any:  # noqa: ANN401
-            if isinstance(value, Ref):
-                return entry.contents[value.slot]
-            return type(value)(real(item) for item in value) if type(value) in (tuple, list) else value
-
-        return real(entry.args[1])
 
     # --- number by number
 
@@ -185,7 +144,7 @@ class Rules(Mixing):
                 continue
             wide = places.each(lambda codes: codes.expand(shape))
             if best is not None and wide is not None and wide.mixture != best.mixture and wide.same(best):
-                wide = best = replace(wide, mixture=True)
+                wide = best = wide._replace(mixture=True)
             if best is None or wide is None:
                 best = best or wide
                 continue
@@ -193,7 +152,7 @@ class Rules(Mixing):
             finer = self._finer(best, wide)
             if finer is None:
                 return None
-            best = replace(finer, behind=behind, copies=copies)
+            best = finer._replace(behind=behind, copies=copies)
         if best is None:
             return None
         for ref in refs:
@@ -298,7 +257,7 @@ class Rules(Mixing):
         doubled = (dim == 0 or (stacked and dim == 1 and not channels)) and len(real) > 1 and _overlap(real)
         copies = doubled or any(places.copies for places in real)
         behind = later(*(part.behind for part in parts))
-        return replace(there, codes=codes, columns=columns, behind=behind, copies=copies)
+        return there._replace(codes=codes, columns=columns, behind=behind, copies=copies)
 
     def _beside(self, slot: int, shape: torch.Size, there: Places, dim: int) -> Places | None:
         """Tokens that come from no pixel, put beside some that do: the class token, registers. Channels of no place take theirs."""
@@ -321,12 +280,6 @@ class Rules(Mixing):
         form = [1] * len(shape)
         form[0], form[dim] = len(image), count
         return Places(made.view(form).expand(shape))
-
-
-_WRITES = frozenset(
-    {"__setitem__", "copy", "set data", "index_copy", "index_put", "index_fill", "index_add", "scatter", "scatter_add",
-     "scatter_reduce", "masked_scatter", "set", "resize", "resize_as"}
-)  # fmt: skip
 
 
 def _itself(codes: Tensor, *_: object) -> Tensor:

@@ -1,0 +1,86 @@
+"""The rules of operations that write some numbers over others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visattn._capture._mixing import Mixing
+from visattn._capture._places import Places, later
+from visattn._capture._planes import PADDING
+from visattn._capture._tape import Entry, Ref
+
+# where what is written stands among the arguments
+_VALUE = {
+    "index_copy": 3,
+    "index_fill": 3,
+    "index_put": 2,
+    "put": 2,
+    "scatter": 3,
+    "select_scatter": 1,
+    "slice_scatter": 1,
+    "diagonal_scatter": 1,
+}
+_MAY_ADD = frozenset({"index_put", "put", "scatter"})  # to what is there, with one argument more
+_LOSING = frozenset({"index_add", "scatter_add", "scatter_reduce", "masked_scatter", "set", "resize", "resize_as"})
+_OVER = _LOSING | {"__setitem__", "copy", "set data"}
+
+
+class Writing(Mixing):
+    """Rules over what is known so far."""
+
+    @staticmethod
+    def _writes(entry: Entry) -> bool:
+        name = entry.operation.name
+        return name in _VALUE or (entry.operation.writes and name in _OVER)
+
+    def _written(self, name: str, entry: Entry) -> Places | None:
+        known, target = self._known, entry.args[0]
+        value = entry.args[_VALUE.get(name, -1)]
+        new, old = self._of(value), self._of(target)
+        shape = known.shapes[target.slot]
+        if isinstance(value, Ref) and value.slot in known.lost:
+            known.culprit = known.lost[value.slot]
+            return None
+        if name in ("copy", "set data"):
+            return new and new.each(lambda codes: codes.expand(shape))
+        zero = isinstance(value, (int, float)) and value == 0  # zeros are padding
+        if name in _LOSING or (new is None and (old is None or not zero)):
+            return None
+        if target.slot in known.lost or target.slot in known.foreign:
+            return None
+        there = [places for places in (new, old) if places is not None]
+        if any((places.columns is None) != (there[0].columns is None) for places in there):
+            return None
+        rows = self._over(name, entry, shape, None if old is None else old.codes, None if new is None else new.codes)
+        columns = None
+        if there[0].columns is not None:
+            columns = self._over(name, entry, shape, None if old is None else old.columns, None if new is None else new.columns)
+        if rows is None:
+            return None
+        behind, copies = later(*(places.behind for places in there)), any(places.copies for places in there)
+        mixture = any(places.mixture for places in there)
+        return there[0]._replace(codes=rows, columns=columns, behind=behind, copies=copies, mixture=mixture)
+
+    def _over(self, name: str, entry: Entry, shape: torch.Size, before: Tensor | None, codes: Tensor | None) -> Tensor | None:
+        """Codes with others written into them; without any it is padding."""
+        made = torch.full(shape, PADDING, dtype=torch.int32, device=self._known.device) if before is None else before.clone()
+        value: Any = PADDING if codes is None else codes
+        if name == "__setitem__":
+            made[_contents(entry, entry.args[1])] = value
+            return made
+        given = [_contents(entry, one) if i not in (0, _VALUE[name]) else one for i, one in enumerate(entry.args)]
+        if entry.kwargs or (name in _MAY_ADD and len(given) > _VALUE[name] + 1):
+            return None
+        given[0], given[_VALUE[name]] = made, value
+        result: Tensor = getattr(torch, name)(*given)
+        return result
+
+
+def _contents(entry: Entry, value: Any) -> Any:  # noqa: ANN401
+    """An argument with the numbers of its tensors."""
+    if isinstance(value, Ref):
+        return entry.contents[value.slot]
+    return type(value)(_contents(entry, item) for item in value) if type(value) in (tuple, list) else value
