@@ -78,10 +78,9 @@ def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str
         with visattn.capture(model, gradients=True) as recording:
             out = model(pixels)
     except NoAttentionCaptured:
-        missing = ", ".join(without_call(model, None)) or "none: no attention"
-        return row | dict.fromkeys(("calls", "kinds", "grid", "prefix"), "") | {
-            "error": "", "output": "same", "missed": "", "methods": "", "not on the image": missing, "AttentionExtract": "",
-        }  # fmt: skip
+        return row | nothing(model)
+    if not recording.records:  # gates alone
+        return row | nothing(model)
     error = max(record.error() for record in recording)
     kinds = Counter(kind_of(record) for record in recording)
     reasons = dict.fromkeys(record.reason for record in recording if record.reason)
@@ -102,6 +101,14 @@ def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str
         "not on the image": "; ".join(filter(None, reasons)),
         "AttentionExtract": f"{extracted(model, pixels)} of {len(recording)}",
     }
+
+
+def nothing(model: nn.Module) -> dict[str, Any]:
+    """The row of a model that multiplies no softmax with values."""
+    missing = ", ".join(without_call(model, None)) or "none: no attention"
+    return dict.fromkeys(("calls", "kinds", "grid", "prefix"), "") | {
+        "error": "", "output": "same", "missed": "", "methods": "", "not on the image": missing, "AttentionExtract": "",
+    }  # fmt: skip
 
 
 def unchanged_later(model: nn.Module, pixels: Tensor, out: object, first: Recording) -> bool:

@@ -69,6 +69,7 @@ def main() -> None:
     titles = ["photo", "one head", "60% of its mass", "patch features", "like the ringed patch", "rollout, sinks ringed"]
     _save("strip", sheet(rows, panel=240, column_labels=titles))
     _save("masked", _masked(model))
+    _save("holes", _holes(model))
     _save("windows", _windows())
     _save("targets", _targets(model))
     _save("remedies", _remedies(model))
@@ -101,6 +102,28 @@ def _masked(model: nn.Module) -> Image.Image:
         rows.append([Cell(_landscape(cell)) for cell in cells])
     titles = ["photo", "last layer", "rollout, sinks ringed", "last layer, sinks masked", "rollout, sinks masked"]
     return sheet(rows, panel=240, column_labels=titles)
+
+
+def _holes(model: nn.Module) -> Image.Image:
+    """Patches dropped at random before the first block, and by the class token's attention behind the third."""
+    rows = []
+    for name in HEADS:
+        prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
+        whole = look(model, prepared)
+        prefix, count = len(whole[0].keys.prefix), whole[0].keys.cells
+        seen = whole.select(kind="self", layer=2)[0].operator.dense()[0, :, 0, prefix:].mean(0)
+        generator = torch.Generator().manual_seed(0)
+        kept = {"pos_drop": torch.randperm(count, generator=generator)[: count // 2], "blocks.2": seen.topk(count // 2).indices}
+        cells = [prepared.photo, answer(whole, prepared, "attention", {"fusion": "mean"}).overlay(opacity=0.6, marks=False)]
+        for layer, patches in kept.items():
+            tokens = torch.cat([torch.arange(prefix), prefix + patches.sort().values])
+            handle = model.get_submodule(layer).register_forward_hook(lambda _, __, out, tokens=tokens: out[:, tokens])
+            found = answer(look(model, prepared), prepared, "attention", {"fusion": "mean"})
+            handle.remove()
+            cells.append(found.overlay(interpolation="nearest", opacity=0.6, marks=False))
+        rows.append([Cell(_landscape(cell)) for cell in cells])
+    titles = ["photo", "last layer", "half dropped at random", "half dropped by attention"]
+    return sheet(rows, panel=300, column_labels=titles)
 
 
 TARGETED = "relevance", "legrad", "gradient_rollout", "transition_attention", "gradcam"

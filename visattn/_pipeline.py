@@ -6,6 +6,7 @@ A photo is prepared, the model runs under a capture, a method turns the recordin
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,7 +109,9 @@ class Explanation:
             picture = render.path(picture, on_photo, heat.seen)
         if caption:
             picture = captioned(picture, self._caption())
-        return picture, heat.provenance.but(normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed))
+        return picture, heat.provenance.but(
+            normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed, holes=True)
+        )
 
     def _caption(self) -> list[str]:
         facts = self.provenance
@@ -336,7 +339,12 @@ def answer(
         image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + prepared.notes + notes
     )
     found = replace(result, provenance=provenance).at(batch=image)
-    if chosen.targeted and not bool(found.values.any()):
+    if found.layout.holes:
+        dropped = (
+            f"{len(found.layout.holes)} of {math.prod(found.layout.grid)} patches are hatched: the model dropped their tokens"
+        )
+        found = replace(found, provenance=found.provenance.but(notes=(dropped,)))
+    if chosen.targeted and not bool(found.values.nan_to_num().any()):
         empty = "nothing in the image speaks for the target: no positive evidence, so the photo is left as it is"
         found = replace(found, provenance=found.provenance.but(warnings=(empty,)))
     return Explanation(photo, geometry, found)

@@ -163,7 +163,7 @@ class Panels:
             picture = render.overlay(
                 self.photo, _scaled(one, low, high), normalize="none", opacity=self.opacity, colormap=self.colormap
             )
-        lowest, highest = float(one.grid.min()), float(one.grid.max())
+        lowest, highest = float(np.nanmin(one.grid)), float(np.nanmax(one.grid))
         if _flat(lowest, highest):
             return Cell(picture, f"constant {lowest:.3g}")
         return Cell(picture, "" if self._one_scale else f"{low:.2g} to {high:.2g}")
@@ -341,7 +341,7 @@ def _scales(heat: Heatmap, how: Normalization, shared: Sequence[str]) -> dict[tu
     scales = {}
     for index in np.ndindex(*sizes):
         where = tuple(index[i] if i in own else slice(None) for i in range(len(sizes)))
-        scales[index] = value_range(heat.grid[where], how, heat.signed)
+        scales[index] = value_range(heat.grid[where], how, heat.signed, holes=True)
     return scales
 
 

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from visattn._checks import between, one_of, printable
+from visattn._resample import KERNELS, resampled
 from visattn._types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
@@ -40,7 +41,7 @@ class AttentionMap:
     """Raw values on the token grid.
 
     Attributes:
-        values: `(*axes, rows, columns)`; never min-max scaled.
+        values: `(*axes, rows, columns)`; never min-max scaled. NaN in the holes of the layout, and nowhere else.
         axes: Names of the leading dimensions, of `batch layer head component object word frame`.
         layout: Where the grid lies in the model's input.
         labels: Names of the entries of an axis, where they have any.
@@ -65,7 +66,11 @@ class AttentionMap:
         expected = len(self.axes) + len(self.layout.grid)
         if self.values.ndim != expected or tuple(self.values.shape[len(self.axes) :]) != self.layout.grid:
             raise ShapeError(f"values must be {self.axes} + grid {self.layout.grid}, got {tuple(self.values.shape)}.")
-        if bad := int((~self.values.isfinite()).sum()):
+        holes = list(self.layout.holes)
+        if holes:
+            flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
+            object.__setattr__(self, "values", flat.view(self.values.shape))
+        if bad := int((~self.values.isfinite()).sum()) - self.values[..., 0, 0].numel() * len(holes):
             raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
 
     def at(self, **index: int) -> AttentionMap:
@@ -113,7 +118,7 @@ class AttentionMap:
             MapError: If values are negative, or a grid is all zero: it has no mass to share.
         """
         between(share, 0, 1, "mass")
-        flat = self.values.flatten(len(self.axes)).double()
+        flat = self.values.flatten(len(self.axes)).double().nan_to_num()  # holes have no mass
         total = flat.sum(-1, keepdim=True)
         if bool((flat < 0).any()) or not bool((total > 0).all()):
             raise MapError(f"a mass mask needs non-negative values with a positive sum; {self.meaning} has none. Use contours.")
@@ -132,7 +137,8 @@ class AttentionMap:
         """The map in the photo's own pixels.
 
         Each photo pixel's centre is carried to the grid and the cells around it are mixed (half-pixel centres, edges
-        extended). Pixels that the model did not see are 0 and lie outside `seen`.
+        extended). Pixels that the model did not see are 0 and lie outside `seen`. Pixels under a cell whose token the model dropped
+        are NaN; others mix the cells that there are.
 
         Args:
             geometry: Where the model's input lies on the photo.
@@ -145,7 +151,7 @@ class AttentionMap:
             OptionError: If the interpolation is unknown.
             MapError: If the map is not of one image, or made for an input of another size.
         """
-        one_of(interpolation, tuple(_KERNELS), "interpolation")
+        one_of(interpolation, tuple(KERNELS), "interpolation")
         if "batch" in self.axes:
             raise MapError("a heatmap is of one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
         if len(self.layout.grid) != 2:
@@ -160,14 +166,8 @@ class AttentionMap:
         grid = self.values.detach().float().cpu().numpy()
         seen = geometry.seen(box)
         top, left, bottom, right = (int(side) for side in seen)
-        down = _weights(geometry, box, self.layout.grid[0], range(top, bottom), 0, interpolation)
-        across = _weights(geometry, box, self.layout.grid[1], range(left, right), 1, interpolation)
         values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
-        inner = down @ grid @ across.T
-        if interpolation == "bicubic" and inner.size:
-            low, high = grid.min((-2, -1), keepdims=True), grid.max((-2, -1), keepdims=True)
-            inner = inner.clip(low, high)
-        values[..., top:bottom, left:right] = inner
+        values[..., top:bottom, left:right] = resampled(grid, geometry, box, seen, interpolation)
         sinks = self.provenance.sinks[0] if len(self.provenance.sinks) == 1 else ()
         centres = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
         return Heatmap(
@@ -196,7 +196,7 @@ class AttentionMap:
 
 @dataclass(frozen=True, eq=False)
 class Heatmap:
-    """Values in the photo's own pixels, always finite.
+    """Values in the photo's own pixels, finite but for holes: NaN where the model dropped the token.
 
     Attributes:
         values: `(*axes, height, width)` float32.
@@ -250,7 +250,9 @@ class Heatmap:
         return result
 
 
-def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = False) -> tuple[float, float]:
+def value_range(
+    grid: NDArray[np.float32], how: Normalization, signed: bool = False, *, holes: bool = False
+) -> tuple[float, float]:
     """The raw values that become 0 and 1.
 
     Args:
@@ -258,6 +260,7 @@ def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = Fa
         how: `minmax`; `percentile` (1st to 99th; of signed values the 99th of their magnitudes on either side of zero); `symmetric`
             about zero; `none` (values are in [0, 1] already); `auto`: symmetric for signed meanings, minmax otherwise.
         signed: Whether the meaning is signed.
+        holes: Whether NaN stands for a hole, and is left out.
 
     Returns:
         `(low, high)`; equal where the values are constant.
@@ -267,6 +270,7 @@ def value_range(grid: NDArray[np.float32], how: Normalization, signed: bool = Fa
         MapError: If values are not finite, or lie outside [0, 1] under `none`.
     """
     one_of(how, ("auto", "minmax", "none", "percentile", "symmetric"), "normalization")
+    grid = grid[~np.isnan(grid)] if holes else grid
     low, high = float(grid.min()), float(grid.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")
@@ -313,11 +317,12 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
         for axis, i in zip(own, index, strict=True):
             where[axis] = i
         place = tuple(where)
-        low, high = value_range(heat.grid[place], how, heat.signed)
+        low, high = value_range(heat.grid[place], how, heat.signed, holes=True)
         ranges.append((low, high))
         if high > low:
             values[place] = ((heat.values[place] - low) / (high - low)).clip(0, 1)
             grid[place] = ((heat.grid[place] - low) / (high - low)).clip(0, 1)
+    values[np.isnan(heat.values)], grid[np.isnan(heat.grid)] = np.nan, np.nan
     top, left, bottom, right = (int(side) for side in heat.seen)
     unseen = np.ones(heat.values.shape[-2:], bool)
     unseen[top:bottom, left:right] = False
@@ -330,56 +335,12 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
     return replace(heat, values=values, grid=grid, provenance=provenance)
 
 
-def _weights(
-    geometry: Geometry, box: Box, cells: int, pixels: range, axis: int, interpolation: Interpolation
-) -> NDArray[np.float32]:
-    """How much each cell of the grid gives to each pixel along one axis: `(pixels, cells)`, rows sum to 1."""
-    centre = np.arange(pixels.start, pixels.stop, dtype=np.float64) + 0.5
-    start, extent = (box.top, box.height) if axis == 0 else (box.left, box.width)
-    offset = geometry.window.top if axis == 0 else geometry.window.left
-    position = ((centre - offset) / geometry.scale[axis] - start) / extent * cells  # in cells; cell i covers [i, i + 1)
-    weights = np.zeros((len(pixels), cells))
-    rows = np.arange(len(pixels))
-    for tap, weight in _KERNELS[interpolation](position):
-        np.add.at(weights, (rows, tap.clip(0, cells - 1)), weight)
-    return weights.astype(np.float32)
-
-
-_Taps = list[tuple["NDArray[np.int64]", "NDArray[np.float64]"]]
-
-
-def _nearest(position: NDArray[np.float64]) -> _Taps:
-    return [(np.floor(position).astype(int), np.ones_like(position))]
-
-
-def _bilinear(position: NDArray[np.float64]) -> _Taps:
-    first = np.floor(position - 0.5).astype(int)
-    far = position - 0.5 - first
-    return [(first, 1 - far), (first + 1, far)]
-
-
-def _bicubic(position: NDArray[np.float64]) -> _Taps:
-    """Keys' cubic convolution with a = -0.75, as OpenCV and PyTorch have it."""
-    a = -0.75
-    first = np.floor(position - 0.5).astype(int)
-    taps = []
-    for step in (-1, 0, 1, 2):
-        x = np.abs(position - 0.5 - first - step)
-        near = (a + 2) * x**3 - (a + 3) * x**2 + 1
-        far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
-        taps.append((first + step, np.where(x <= 1, near, far)))
-    return taps
-
-
-_KERNELS: dict[str, Callable[[NDArray[np.float64]], _Taps]] = {"nearest": _nearest, "bilinear": _bilinear, "bicubic": _bicubic}
-
-
 def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
     """A map and its geometry as the content of an `.npz` file, for `load_map`."""
     layout = attention_map.layout
     facts = {
         "axes": attention_map.axes,
-        "layout": {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box},
+        "layout": {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box, "holes": layout.holes},
         "labels": dict(attention_map.labels),
         "meaning": attention_map.meaning,
         "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
@@ -414,7 +375,9 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
             facts, values = json.loads(str(loaded["facts"])), torch.from_numpy(loaded["values"])
         provenance = Provenance.from_dict(facts["provenance"])
         parts = facts["layout"]
-        layout = TokenLayout(parts["space"], tuple(parts["prefix"]), tuple(parts["grid"]), Box(*parts["box"]))
+        layout = TokenLayout(
+            parts["space"], tuple(parts["prefix"]), tuple(parts["grid"]), Box(*parts["box"]), tuple(parts.get("holes", ()))
+        )
         labels = {key: tuple(value) for key, value in facts["labels"].items()}
         geometry = provenance.geometry
         if geometry is None:

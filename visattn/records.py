@@ -5,8 +5,11 @@ In: what `capture` met. Out: a `Recording`, the only thing that methods read. No
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -28,36 +31,54 @@ class TokenLayout:
         prefix: Names of the tokens before the grid: `cls`, `distillation`, `register0`, `query0`.
         grid: `()`, `(rows, columns)` or `(frames, rows, columns)`.
         box: The input pixels that the grid covers.
+        holes: Cells of the grid, numbered in raster order, of which there is no token: the model dropped it.
     """
 
     space: str
     prefix: tuple[str, ...]
     grid: tuple[int, ...]
     box: Box
+    holes: tuple[int, ...] = ()
 
     @property
     def cells(self) -> int:
         """Number of grid tokens."""
-        count = 1 if self.grid else 0
-        for side in self.grid:
-            count *= side
-        return count
+        return (math.prod(self.grid) if self.grid else 0) - len(self.holes)
+
+    @cached_property
+    def present(self) -> tuple[int, ...]:
+        """The cell of each grid token, numbered in raster order."""
+        dropped = set(self.holes)
+        return tuple(cell for cell in range(self.cells + len(self.holes)) if cell not in dropped)
 
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self.prefix) + self.cells
 
+    def on_grid(self, values: Tensor) -> Tensor:
+        """Values of the grid tokens, `(..., cells)`, as `(..., *grid)`; NaN in the holes."""
+        lead = values.shape[:-1]
+        if not self.holes:
+            return values.reshape(*lead, *self.grid)
+        whole = values.new_full((*lead, math.prod(self.grid)), math.nan)
+        whole[..., list(self.present)] = values
+        return whole.view(*lead, *self.grid)
+
     def patch(self, row: int, column: int) -> int:
         """The token of a grid cell.
 
         Raises:
-            OptionError: If the cell lies outside the grid.
+            OptionError: If the cell lies outside the grid, or the model dropped its token.
         """
         if len(self.grid) != 2 or not (0 <= row < self.grid[0] and 0 <= column < self.grid[1]):
             raise OptionError(
                 f"patch {row},{column} lies outside the grid of {' x '.join(map(str, self.grid))} (ROW,COL from 0)."
             )
-        return len(self.prefix) + row * self.grid[1] + column
+        cell = row * self.grid[1] + column
+        before = bisect_left(self.holes, cell)
+        if cell in self.holes[before : before + 1]:
+            raise OptionError(f"patch {row},{column} is a hole: the model dropped its token. Choose another.")
+        return len(self.prefix) + cell - before
 
     def token_at(self, y: float, x: float) -> int:
         """The token of the grid cell that covers a pixel of the model's input.
@@ -74,7 +95,7 @@ class TokenLayout:
     def cell(self, token: int) -> tuple[int, int] | None:
         """Row and column of a grid token of an image; None for a prefix token."""
         index = token - len(self.prefix)
-        return None if index < 0 else divmod(index, self.grid[-1])
+        return None if index < 0 else divmod(self.present[index], self.grid[-1])
 
 
 class Source(NamedTuple):

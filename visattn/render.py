@@ -35,6 +35,7 @@ _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 _MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
 _FAINT = 0.4  # opacity of what stands behind
 _LEGIBLE = 9  # pixels, of a digit
+_LINE = 190  # grey of a hatch
 _SHIFT = 4  # bits of a fraction of a pixel
 
 
@@ -63,7 +64,8 @@ def overlay(
         marks: Whether to ring the sinks of a heatmap (never at opacity 0 or 1, whose pixels are exact).
 
     Returns:
-        An RGB picture of the photo's size. A constant map gives the untouched photo and a warning, except under `none`.
+        An RGB picture of the photo's size, hatched where the model dropped the token. A constant map gives the untouched photo and a
+        warning, except under `none`.
 
     Raises:
         ShapeError: If the heatmap has not the photo's size or has several panels.
@@ -77,9 +79,10 @@ def overlay(
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
-    if normalize == "auto" and isinstance(heat, Heatmap) and heat.normalized and grid.min() < grid.max():
+    holed = isinstance(heat, Heatmap) and bool(np.isnan(grid).any())
+    if normalize == "auto" and isinstance(heat, Heatmap) and heat.normalized and np.nanmin(grid) < np.nanmax(grid):
         normalize = "none"
-    low, high = value_range(grid, normalize, signed)
+    low, high = value_range(grid, normalize, signed, holes=holed)
     if seen.height == 0 or seen.width == 0:
         warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=2)
         return picture.copy()
@@ -92,6 +95,8 @@ def overlay(
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
     inner, values = base[rows, columns], values[rows, columns]
+    holes = np.isnan(values) if holed else None
+    values = values if holes is None else np.where(holes, np.float32(low), values)
     factor = 255 / (high - low)
     clipped = np.maximum(values, np.float32(low)) if normalize == "percentile" else values  # convertScaleAbs folds what is below
     levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
@@ -106,10 +111,14 @@ def overlay(
         whole = base.copy()
         whole[rows, columns] = mixed
         mixed = whole
+    if holes is not None:
+        mixed[rows, columns][holes] = _hatch(inner, holes)
     drawn = Image.frombytes("RGB", picture.size, mixed, "raw", "RGBX")
     for level in contours:
         mask = np.zeros(base.shape[:2], bool)
-        mask[rows, columns] = values >= low + level * (high - low)
+        mask[rows, columns] = (
+            values >= low + level * (high - low) if holes is None else (values >= low + level * (high - low)) & ~holes
+        )
         drawn = outline(drawn, mask)
     if marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
         drawn = ring(drawn, heat.marks)
@@ -257,12 +266,14 @@ def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] 
         raise ShapeError(f"components must be (3, {photo.height}, {photo.width}), got {heat.axes} {heat.values.shape}.")
     array = np.array(photo)
     rows, columns = slice(int(heat.seen.top), int(heat.seen.bottom)), slice(int(heat.seen.left), int(heat.seen.right))
-    for channel, (values, grid) in enumerate(zip(heat.values, heat.grid, strict=True)):
-        low, high = ranges[channel] if ranges is not None else value_range(grid, "percentile")
+    inner, holes = array[rows, columns].copy(), np.isnan(heat.values[0, rows, columns])
+    for channel, (values, grid) in enumerate(zip(np.nan_to_num(heat.values), heat.grid, strict=True)):
+        low, high = ranges[channel] if ranges is not None else value_range(grid, "percentile", holes=True)
         if high > low:
             array[rows, columns, channel] = ((values[rows, columns] - low) * (255 / (high - low))).clip(0, 255).round()
         else:
             array[rows, columns, channel] = 0
+    array[rows, columns][holes] = _hatch(inner, holes)
     return Image.fromarray(array)
 
 
@@ -298,6 +309,14 @@ def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[
             "Bring a map to pixels with map.to_heatmap(geometry)."
         )
     return values, grid, seen
+
+
+def _hatch(photo: NDArray[np.uint8], holes: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """The pixels of a photo in holes, `(pixels, channels)`: dark, under diagonal lines."""
+    step = max(6, max(holes.shape) // 60)
+    y, x = np.nonzero(holes)
+    line = ((x + y) % step < max(1, step // 5))[:, None]
+    return np.where(line, _LINE, photo[holes] // 3).astype(np.uint8)
 
 
 def _only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Image:

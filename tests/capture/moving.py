@@ -66,6 +66,16 @@ def keys_of(record: AttentionRecord) -> Tensor:
     return keys
 
 
+def on_cells(record: AttentionRecord) -> Tensor:
+    """The same with a row for each cell of the grid; NaN where there is no token."""
+    layout, keys = record.keys, keys_of(record)
+    rows, columns = layout.grid
+    cells = [cell for cell in range(rows * columns) if cell not in layout.holes]
+    wide = torch.full((len(keys), len(layout.prefix) + rows * columns, keys.shape[-1]), torch.nan)
+    wide[:, [*range(len(layout.prefix)), *(len(layout.prefix) + cell for cell in cells)]] = keys
+    return wide
+
+
 def right(model: Moving, x: Tensor, *args: Any, **kwargs: Any) -> bool:
     """Whether the key of each patch is recorded where that patch is."""
     record = see(model, x, *args, **kwargs)[0]
@@ -90,7 +100,7 @@ def judged(model: nn.Module, x: Tensor, probes: int = 12, reach: float = 1.0, co
         return f"refused: {record.reason}"
     if not record.keys.grid:
         return f"refused: no grid, {record.kind}"
-    layout, before = record.keys, keys_of(record)
+    layout, before = record.keys, on_cells(record)
     rows, columns = layout.grid
     box, prefix = layout.box, len(layout.prefix)
     generator = torch.Generator().manual_seed(1)
@@ -98,12 +108,15 @@ def judged(model: nn.Module, x: Tensor, probes: int = 12, reach: float = 1.0, co
         y, column = (int(torch.randint(side, (1,), generator=generator)) for side in SIZE)
         changed = x.clone()
         changed[:, :, y, column] += 10
-        after = keys_of(see(model, changed)[0])
-        change = (after - before).abs().amax((0, 2))
+        other = see(model, changed)[0]
+        if (other.keys.prefix, other.keys.grid, other.keys.box) != (layout.prefix, layout.grid, layout.box):
+            continue  # the pixel decides which tokens there are
+        after = on_cells(other)
+        change = (after - before).abs().nan_to_num().amax((0, 2))
         for name in [layout.prefix[token] for token in range(prefix) if change[token] > 1e-6]:
             if not name.startswith(("mean", "foreign")):
                 return f"wrong: {name} depends on the image"
-        moved = [token for token in range(prefix, len(layout)) if change[token] > max(0.2 * float(change[prefix:].max()), 1e-9)]
+        moved = [token for token in range(prefix, len(change)) if change[token] > max(0.2 * float(change[prefix:].max()), 1e-9)]
         for token in moved:
             row, cell = divmod(token - prefix, columns)
             height, width = box.height / rows, box.width / columns
@@ -116,7 +129,13 @@ def judged(model: nn.Module, x: Tensor, probes: int = 12, reach: float = 1.0, co
                     f"wrong: the token of cell {row},{cell} of {rows} x {columns} over {tuple(box)} depends on pixel {y},{column}"
                 )
         at = (y + 0.5 - box.top) / box.height * rows, (column + 0.5 - box.left) / box.width * columns
-        if covers and 0 <= at[0] < rows and 0 <= at[1] < columns and prefix + int(at[0]) * columns + int(at[1]) not in moved:
+        under = prefix + int(at[0]) * columns + int(at[1])
+        here = (
+            0 <= at[0] < rows
+            and 0 <= at[1] < columns
+            and not bool(before[0, under].isnan().any() | after[0, under].isnan().any())
+        )
+        if covers and here and under not in moved:
             return (
                 f"wrong: the token of cell {int(at[0])},{int(at[1])} of {rows} x {columns} does not depend on pixel {y},{column}"
             )

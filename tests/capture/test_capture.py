@@ -656,14 +656,6 @@ def test_nan_in_any_forward_is_found(order: tuple[int, int]) -> None:
         run_twice(model, inputs[order[0]], inputs[order[1]])
 
 
-def test_dropped_patches_are_not_put_on_the_image() -> None:
-    model = tiny.vit(patch_drop_rate=0.5).train()
-    _, recording = run(model, tiny.pixels(seed=3))
-    assert {record.kind for record in recording} == {"unplaced"}
-    with pytest.raises(OptionError, match=r"blocks\.0\.attn: only 3 of 6 places take part; a map would have holes"):
-        visattn.methods.attention(recording)
-
-
 def test_dropped_patches_are_chosen_anew_in_each_forward() -> None:
     """Data chose them, so nothing of the first forward may be used in the second."""
     model = tiny.vit(patch_drop_rate=0.5).train()
@@ -672,15 +664,6 @@ def test_dropped_patches_are_chosen_anew_in_each_forward() -> None:
         run(model, tiny.pixels())
     model.patch_drop = nn.Identity()
     assert {record.kind for record in run(model, tiny.pixels())[1]} == {"self"}
-
-
-def test_token_dropped_between_blocks_is_not_put_on_the_image() -> None:
-    model = tiny.vit()
-    model.get_submodule("blocks.0").register_forward_hook(lambda _, __, tokens: tokens[:, :-1])
-    _, recording = run(model, tiny.pixels())
-    assert [record.kind for record in recording] == ["self", "unplaced"]
-    with pytest.raises(OptionError, match=r"blocks\.1\.attn: only 5 of 6 places take part"):
-        visattn.methods.rollout(recording)
 
 
 # some layers only

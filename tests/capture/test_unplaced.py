@@ -40,11 +40,6 @@ class Patches(nn.Module):
         return self.attend(self.query(tokens), self.key(tokens))
 
 
-class Dropped(Patches):
-    def tokens(self, tokens: Tensor) -> Tensor:
-        return tokens[:, torch.randperm(tokens.shape[1])[:5]]
-
-
 class Sorted(Patches):
     def tokens(self, tokens: Tensor) -> Tensor:
         return torch.sort(tokens, dim=1)[0]
@@ -79,11 +74,6 @@ class LostQueriesWrittenOut(LostQueries):
 class LostKeys(Patches):
     def key(self, tokens: Tensor) -> Tensor:
         return torch.cumsum(tokens, 1)
-
-
-class OneRow(Patches):
-    def tokens(self, tokens: Tensor) -> Tensor:
-        return tokens.view(len(tokens), *tiny.GRID, -1)[:, ::2, ::2].flatten(1, 2)
 
 
 class HiddenQueries(Patches):
@@ -209,7 +199,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tokens mixed with each other": (Averaged, r"a token is there several times"),
     "tokens overwritten": (Overwritten, r"beyond cumsum"),
     "tokens overwritten through a view": (OverwrittenThroughAView, r"beyond copy"),
-    "tokens dropped at random": (Dropped, r"only 5 of 6 places take part"),
     "tokens sorted channel by channel": (Sorted, r"could not be followed from the pixels beyond sort"),
     "tokens shuffled by data, each image otherwise": (Shuffled, r"the images of the batch are arranged differently"),
     "tokens of two images together": (MixedImages, r"tokens of several images attend to each other"),
@@ -217,7 +206,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "queries lost, fused": (LostQueries, r"queries could not be followed from the pixels beyond cumsum"),
     "queries lost, written out": (LostQueriesWrittenOut, r"queries could not be followed from the pixels beyond cumsum"),
     "keys lost": (LostKeys, r"could not be followed from the pixels beyond cumsum"),
-    "one row left, which may be all or a strip": (OneRow, r"only 2 of 6 places take part"),
 }
 
 

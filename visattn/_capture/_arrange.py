@@ -194,8 +194,10 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     if len(present) < plane.cells:
         columns = plane.grid[1]
         part = planes.thinned(plane, cell // columns, cell % columns)
-        if part is None:
-            raise Unplaced(f"only {len(present)} of {plane.cells} places take part; a map would have holes")
+        if part is None:  # tokens that were dropped leave holes
+            index[here] = torch.searchsorted(present, cell) + len(single)
+            holes = torch.ones(plane.cells, dtype=torch.bool).index_fill_(0, present.cpu(), 0).nonzero().flatten()
+            return TokenLayout(space, names, plane.grid, plane.box, tuple(holes.tolist())), index
         plane, cell = part
     index[here] = cell + len(single)
     return TokenLayout(space, names, plane.grid, plane.box), index

@@ -44,6 +44,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
             "keys": record.operator.shape[3],
             "query_grid": list(record.queries.grid),
             "grid": list(record.keys.grid),
+            "holes": len(record.keys.holes),
             "prefix": list(record.keys.prefix) if record.kind in ("self", "cross", "pool") else [],
             "windows": 1 if record.operator.query_index is None else len(record.operator.query_index),
             "error": record.error(),
@@ -109,4 +110,5 @@ def _size(layout: TokenLayout) -> str:
     parts = [*named, *([f"{registers} registers"] if registers else [])]
     if len(parts) > 3:  # channels, or tokens that only have numbers
         parts = [str(len(layout.prefix))]
-    return " + ".join([*parts, *([" x ".join(map(str, layout.grid))] if layout.grid else [])])
+    dropped = f" without {len(layout.holes)}" if layout.holes else ""
+    return " + ".join([*parts, *([" x ".join(map(str, layout.grid)) + dropped] if layout.grid else [])])

@@ -7,6 +7,7 @@ import torch
 
 from visattn._checks import between
 from visattn.errors import MapError, OptionError
+from visattn.evaluation._cells import refuse_holes
 from visattn.maps import AttentionMap
 
 
@@ -20,6 +21,7 @@ def centre_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
     Returns:
         A map without further axes; its sum is 1.
     """
+    refuse_holes(like)
     rows, columns = (np.exp(-0.5 * (((np.arange(side) + 0.5) / side - 0.5) / spread) ** 2) for side in like.layout.grid)
     values = torch.from_numpy(np.outer(rows, columns))
     provenance = like.provenance.but(method="centre prior", parameters={"spread": spread}, sinks=())
@@ -89,6 +91,7 @@ def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) 
 
 
 def _check(like: AttentionMap, count: int) -> None:
+    refuse_holes(like)
     if like.layout.cells < 2:
         raise MapError(f"a map must have two cells or more to be compared with others, got {like.layout.grid}.")
     if count < 1:

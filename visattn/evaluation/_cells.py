@@ -33,10 +33,11 @@ def cells_of(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geo
 
     Raises:
         ShapeError: If the mask is no boolean mask of the photo's size.
-        MapError: If the map is of several photos.
+        MapError: If the map is of several photos, or has holes.
     """
     if mask.shape != geometry.photo or mask.dtype != np.bool_:
         raise ShapeError(f"the mask must be boolean and of the photo's size {geometry.photo}, got {mask.dtype} {mask.shape}.")
+    refuse_holes(attention_map)
     if "batch" in attention_map.axes:
         raise MapError("a mask is of one photo, the map of a batch. Choose one image: map.at(batch=0).")
     (down, heights), (across, widths) = (_along(attention_map, geometry, axis) for axis in (0, 1))
@@ -44,6 +45,12 @@ def cells_of(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geo
     share, area = down @ mask @ across.T / np.maximum(counted, 1), np.outer(heights, widths)
     values = attention_map.values.detach().double().cpu().numpy()
     return Cells(values, share, area, float((share * area).sum() / max(area.sum(), 1)))
+
+
+def refuse_holes(attention_map: AttentionMap) -> None:
+    """Raise MapError for a map that has no values where the model dropped tokens: there is nothing to compare there."""
+    if holes := len(attention_map.layout.holes):
+        raise MapError(f"{holes} of the map's cells are holes, where the model dropped tokens. Measure a map without holes.")
 
 
 def partly(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Cells:

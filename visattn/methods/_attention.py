@@ -97,7 +97,7 @@ def attention(
     provenance = described(
         recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", sinks=sinks, query=chosen[0]
     ).but(sinks=found)
-    return AttentionMap(patches.reshape(*patches.shape[:-1], *layout.grid), tuple(axes), layout, labels, "attention", provenance)
+    return AttentionMap(layout.on_grid(patches), tuple(axes), layout, labels, "attention", provenance)
 
 
 def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout: TokenLayout) -> Tensor:

@@ -40,7 +40,7 @@ def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     features = over_positions(feature.value, layout).float().cpu()
     found = torch.from_numpy(get_2d_projection(features.numpy()))
     farthest = found.gather(1, found.abs().argmax(1, keepdim=True))
-    values = (found * farthest.sign()).clamp_(min=0).reshape(-1, *layout.grid)
+    values = layout.on_grid((found * farthest.sign()).clamp_(min=0))
     provenance = described(recording, "eigencam", layer=feature.layer)
     provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
     return AttentionMap(values, ("batch",), layout, {}, "Eigen-CAM", provenance)

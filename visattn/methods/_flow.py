@@ -56,7 +56,7 @@ def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: 
     flows = np.stack(
         [_flows(begin[image, 0].cpu().numpy(), [layer[image].numpy() for layer in layers]) for image in range(len(layers[0]))]
     )
-    patches = torch.from_numpy(flows[:, len(layout.prefix) :]).float().reshape(-1, *layout.grid)
+    patches = layout.on_grid(torch.from_numpy(flows[:, len(layout.prefix) :]).float())
     provenance = described(recording, "attention_flow", residual=residual, start_layer=start_layer, query=chosen)
     return AttentionMap(patches, ("batch",), layout, {}, "attention flow", provenance)
 

@@ -61,7 +61,7 @@ def attention_gradient(
                 product = tile.weights * tile.grad
                 product = product if signed else product.clamp_(min=0)
                 total.index_add_(2, tile.keys, mine @ (product.mean(1) if head == "all" else product[:, head]))
-    patches = (total / len(records))[:, 0, len(layout.prefix) :].reshape(-1, *layout.grid)
+    patches = layout.on_grid((total / len(records))[:, 0, len(layout.prefix) :])
     meaning = "signed attention x gradient" if signed else "attention x gradient"
     provenance = described(recording, "attention_gradient", layer=layer, head=head, signed=signed, query=chosen)
     return AttentionMap(patches, ("batch",), layout, {}, meaning, provenance)
@@ -111,7 +111,7 @@ def gradient_rollout(
         if discard:
             rows = _recursion.discarding(rows, operator, layout, discard, discard_over)
         row = _recursion.step(operator, row, rows, _recursion.added_and_normalised)
-    patches = row[:, 0, len(layout.prefix) :].reshape(-1, *layout.grid)
+    patches = layout.on_grid(row[:, 0, len(layout.prefix) :])
     provenance = described(
         recording, "gradient_rollout", discard=discard, discard_over=discard_over, start_layer=start_layer, query=chosen
     )

@@ -41,5 +41,5 @@ def legrad(recording: Recording, *, layers: int | None = None, dtype: torch.dtyp
     for record in records[-count:]:
         for _, keys, grad in record.operator.to(dtype).gradient_pieces():
             total.index_add_(1, keys, grad.clamp(min=0).sum((1, 2)))
-    patches = (total / (count * heads * tokens))[:, len(layout.prefix) :].reshape(-1, *layout.grid)
+    patches = layout.on_grid((total / (count * heads * tokens))[:, len(layout.prefix) :])
     return AttentionMap(patches, ("batch",), layout, {}, "LeGrad", described(recording, "legrad", layers=count))

@@ -62,7 +62,7 @@ def norm_attention(
             sized = rows(tile)  # (B, [heads,] q, K)
             out.index_add_(2, tile.keys, (mine[:, None] @ sized)[:, :, 0] if heads else mine @ sized)
     layout = record.keys
-    patches = out[..., len(layout.prefix) :].reshape(shape[0], -1, *layout.grid)
+    patches = layout.on_grid(out[..., len(layout.prefix) :].reshape(shape[0], -1, layout.cells))
     provenance = described(recording, "norm_attention", layer=record.layer, heads=heads, residual=residual, query=chosen)
     if not heads:
         return AttentionMap(patches[:, 0], ("batch",), layout, {}, "norm of attention", provenance)

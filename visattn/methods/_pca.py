@@ -42,7 +42,7 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     scores = centred @ (vectors * largest.sign())
     shares = (variances.flip(0)[:components] / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist()
     notes = ("components hold " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features",)
-    values = scores.float().reshape(batch, cells, components).transpose(1, 2).reshape(batch, components, *layout.grid)
+    values = layout.on_grid(scores.float().reshape(batch, cells, components).transpose(1, 2))
     provenance = described(recording, "pca", notes=notes, layer=feature.layer, components=components)
     labels = {"component": tuple(str(i) for i in range(components))}
     return AttentionMap(values, ("batch", "component"), layout, labels, "principal component", provenance)

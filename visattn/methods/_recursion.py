@@ -187,7 +187,11 @@ def beginning(
     A model that reads its tokens out by attention of its own starts from that attention, its heads merged as `pooled` does.
     """
     layout, operator = records[0].keys, records[0].operator
-    pool = [record for record in recording if record.kind == "pool" and record.keys.grid == layout.grid]
+    pool = [
+        record
+        for record in recording
+        if record.kind == "pool" and (record.keys.grid, record.keys.holes) == (layout.grid, layout.holes)
+    ]
     if query != "auto" or recording.reads != "pool" or not pool:
         weights, chosen = weights_of(query, layout, recording.reads, operator.device)
         return weights.to(dtype)[:, 0].expand(operator.shape[0], 1, -1), chosen

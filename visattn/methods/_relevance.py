@@ -51,7 +51,7 @@ def relevance(
         for record in reversed(records[start_layer:]):
             row = _recursion.step_of_evidence(record.operator.to(dtype), row)
         row = row - own
-    patches = row[:, 0, len(layout.prefix) :].reshape(-1, *layout.grid)
+    patches = layout.on_grid(row[:, 0, len(layout.prefix) :])
     provenance = described(recording, "relevance", start_layer=start_layer, query=chosen)
     return AttentionMap(patches, ("batch",), layout, {}, "relevance", provenance)
 

@@ -116,7 +116,7 @@ def rollout(
         sinks=sinks,
         query=chosen,
     ).but(sinks=found)
-    return AttentionMap(patches.reshape(-1, *layout.grid), ("batch",), layout, {}, "rollout", provenance)
+    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "rollout", provenance)
 
 
 def _mean(

@@ -104,7 +104,7 @@ def _foreign(token: str) -> bool:
 
 def _why_cross(record: AttentionRecord) -> str:
     queries, keys = record.queries, record.keys
-    if queries.grid == keys.grid and queries.box == keys.box:
+    if (queries.grid, queries.box, queries.holes) == (keys.grid, keys.box, keys.holes):
         more = [token for token in keys.prefix if token not in queries.prefix]
         if more:
             return f"its keys have tokens that ask nothing ({', '.join(more)})"
@@ -115,7 +115,7 @@ def _why_cross(record: AttentionRecord) -> str:
 
 def _reads_elsewhere(pool: AttentionRecord, tokens: TokenLayout) -> bool:
     """Whether a pooling head also attends to tokens outside of the set, as class attention does to its own."""
-    return pool.keys.grid == tokens.grid and not set(pool.keys.prefix) <= set(tokens.prefix)
+    return (pool.keys.grid, pool.keys.holes) == (tokens.grid, tokens.holes) and not set(pool.keys.prefix) <= set(tokens.prefix)
 
 
 def chain_refusal_of_any_rows(recording: Recording) -> str | None:
@@ -124,7 +124,8 @@ def chain_refusal_of_any_rows(recording: Recording) -> str | None:
 
 
 def _size(layout: TokenLayout) -> str:
-    return " x ".join(map(str, layout.grid)) or f"{len(layout)} tokens"
+    dropped = f" without {len(layout.holes)}" if layout.holes else ""
+    return " x ".join(map(str, layout.grid)) + dropped or f"{len(layout)} tokens"
 
 
 def spatial_refusal(recording: Recording) -> str | None:

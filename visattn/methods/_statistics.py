@@ -206,6 +206,7 @@ def _centres(layout: TokenLayout) -> Tensor:
     if len(layout.grid) == 2:
         (rows, columns), box, first = layout.grid, layout.box, len(layout.prefix)
         down, across = (torch.arange(count, dtype=torch.float64) + 0.5 for count in (rows, columns))
-        y[first:] = (box.top + down * box.height / rows).repeat_interleave(columns)
-        x[first:] = (box.left + across * box.width / columns).repeat(rows)
+        present = list(layout.present)
+        y[first:] = (box.top + down * box.height / rows).repeat_interleave(columns)[present]
+        x[first:] = (box.left + across * box.width / columns).repeat(rows)[present]
     return torch.stack([y, x], dim=-1)

@@ -37,7 +37,7 @@ class Tap:
     def map(self, values: Tensor, meaning: str, method: str, **parameters: Any) -> AttentionMap:  # noqa: ANN401
         """Values `(B, positions)` as a map with the axis `batch`."""
         provenance = described(self.recording, method, layer=self.layer, **parameters)
-        return AttentionMap(values.reshape(-1, *self.layout.grid), ("batch",), self.layout, {}, meaning, provenance)
+        return AttentionMap(self.layout.on_grid(values), ("batch",), self.layout, {}, meaning, provenance)
 
 
 def tap(recording: Recording, layer: int | str, dtype: torch.dtype) -> Tap:

@@ -61,7 +61,7 @@ def vit_explain(
         mixed = (layer + identity) / 2
         result = (mixed / mixed.sum(-1)) @ result
     values = result[:, 0, len(layout.prefix) :]
-    values = (values / values.amax(1, keepdim=True)).reshape(-1, *layout.grid)
+    values = layout.on_grid(values / values.amax(1, keepdim=True))
     provenance = described(
         recording,
         "compat.vit_explain",

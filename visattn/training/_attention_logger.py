@@ -205,7 +205,7 @@ class AttentionLogger:
         """A map over its photo; the photo as it is under a constant one."""
         photo, place = self._small(image)
         heat = found.at(batch=image).to_heatmap(place, "nearest")
-        low, high = value_range(heat.grid, "auto", heat.signed)
+        low, high = value_range(heat.grid, "auto", heat.signed, holes=True)
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
         digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)  # early maps are nearly constant

@@ -126,6 +126,10 @@ class _Made:
             raise ShapeError(f"channels are measured for one photo, the batch has {len(scored.pixels)}. Explain them one by one.")
         feature = feature_of(recording, layer)
         self.layout: TokenLayout = placed(feature)
+        if self.layout.holes:
+            raise OptionError(
+                f"{feature.layer}: the model dropped {len(self.layout.holes)} tokens, and channels are measured as images."
+            )
         features = over_positions(feature.value, self.layout).float()
         self.features = features.reshape(*features.shape[:2], *self.layout.grid)
         self.parts = _Parts(self.features, scored.score)

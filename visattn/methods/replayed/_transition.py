@@ -65,7 +65,7 @@ def transition_attention(
         scaled = replay(partial(mul, step / (steps - 1)))
         gradient = gradient + _gradient_rows(chain(scaled, probability=False)[-1], used, dtype) / steps
     values = (state * (weights[..., used] @ gradient.clamp(min=0).mean(1)))[:, 0]
-    patches = values[:, len(layout.prefix) :].reshape(-1, *layout.grid)
+    patches = layout.on_grid(values[:, len(layout.prefix) :])
     provenance = described(recording, "transition_attention", steps=steps, start_layer=start_layer, query=chosen)
     return AttentionMap(patches, ("batch",), layout, {}, "transition attention", provenance)
 
