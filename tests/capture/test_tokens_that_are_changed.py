@@ -204,6 +204,8 @@ MIXED: dict[str, Change] = {
     "two passes": lambda _, t: torch.cat([t, 0.9 * t]),
     "two passes stacked": lambda _, t: torch.stack([t, 0.9 * t], 1).flatten(0, 1),
     "two passes repeated": lambda _, t: t.repeat(2, 1, 1),
+    "two passes added": lambda _, t: torch.stack([t, 0.9 * t]).sum(0),
+    "two passes added behind the images": lambda _, t: torch.stack([t, 0.9 * t], 1).mean(1),
     "two passes expanded": lambda _, t: t[None].expand(2, -1, -1, -1).flatten(0, 1),
 }
 
@@ -252,6 +254,8 @@ PLACED = {
     "thinned: kept by energy",
     "thinned: by a mask",
     "mixed: a mean added",
+    "mixed: two passes added",
+    "mixed: two passes added behind the images",
     "mixed: a gate of the whole image",
     "beside: zeros",
     "beside: a parameter",

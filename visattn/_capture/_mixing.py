@@ -123,7 +123,9 @@ class Mixing:
             return None
         for dim in chosen if codes.ndim != len(made.shape) else []:
             codes = codes.squeeze(dim)
-        result = places._replace(codes=codes)
+        # passes that were stacked in front of tokens and summed again are one
+        one = ndim > 3 and chosen[-1] < 2 and same_along(places.codes, chosen[-1]) and len(codes) == self._known.images
+        result = places._replace(codes=codes, copies=places.copies and not one)
         return result if len(entry.outs) == 1 else [result]
 
     @staticmethod
