@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,11 +42,27 @@ class Arrangement:
     key_index: Tensor | None = None
     reason: str | None = None
 
+    @cached_property
+    def _swapped(self) -> bool | None:
+        """Whether the lead has blocks before heads, or heads before blocks; None where it has neither and groups must be gathered."""
+        assert self.order is not None  # noqa: S101
+        images, heads, blocks = self.order.shape
+        plain = torch.arange(self.order.numel(), device=self.order.device)
+        if torch.equal(self.order, plain.view(images, heads, blocks)):
+            return False
+        return True if torch.equal(self.order, plain.view(images, blocks, heads).transpose(1, 2)) else None
+
     def take(self, tensor: Tensor) -> Tensor:
         """`(B, heads, tokens, d)`, or `(B, heads, blocks, tokens, d)` where there are indices."""
         if self.order is None:
             return tensor
-        groups = tensor.reshape(-1, *tensor.shape[-2:])[self.order]
+        (images, heads, blocks), rest = self.order.shape, tensor.shape[-2:]
+        if self._swapped is None:
+            groups = tensor.reshape(-1, *rest)[self.order]
+        elif self._swapped:
+            groups = tensor.reshape(images, blocks, heads, *rest).transpose(1, 2)
+        else:
+            groups = tensor.reshape(images, heads, blocks, *rest)
         return groups if self.query_index is not None else groups[:, :, 0]
 
     def take_bias(self, bias: Tensor, lead: Sequence[int]) -> Tensor:

@@ -80,10 +80,10 @@ class Call(ABC):
 
     def values(self, arrangement: Arrangement) -> Tensor:
         """The values in the order of `arrangement`."""
-        return self._own(arrangement.take(self._wide(self.value)))
+        return self._own(arrangement.take(self._wide(self.value))).contiguous()
 
     def _own(self, tensor: Tensor) -> Tensor:
-        return tensor.contiguous() if self._kept else own(tensor)
+        return tensor if self._kept else own(tensor)
 
     def _wide(self, operand: Tensor) -> Tensor:
         """An operand with all the axes before tokens."""

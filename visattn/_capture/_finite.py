@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,9 +20,8 @@ class Sums:
         """Start with none."""
         self._sums: list[Tensor] = []
 
-    def add(self, operator: Operator) -> None:
-        """Sum a new operator's operands; of two alike the products, which takes one pass."""
-        parts = list(_operands(operator).values())
+    def add(self, parts: Sequence[Tensor]) -> None:
+        """Sum what a new operator is made from; of two alike the products, which takes one pass."""
         if len(parts) == 2 and parts[0].dtype == torch.float32 and parts[0].numel() == parts[1].numel():
             self._sums.append(torch.dot(parts[0].view(-1), parts[1].view(-1)))
         else:

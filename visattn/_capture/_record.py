@@ -98,6 +98,8 @@ class _Session:
         wanted = self._matches(layer)
         stream = self._stream.pop(self._anatomy.adds_to(owner) or "", None) if self._values else None
         call.keep(wanted, values=self._values or self._gradients, graph=self._gradients)
+        if wanted:
+            self._sums.add(call.sources())
         self._calls.append((owner, call, attention, stream))
 
     def _ended(self) -> None:
@@ -124,7 +126,6 @@ class _Session:
             return
         arrangement, follows = self.watch.arranged(call, attention, owner)
         operator = call.operator(arrangement)
-        self._sums.add(operator)
         self.recording.records.append(
             AttentionRecord(
                 layer=layer,
