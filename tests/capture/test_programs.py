@@ -169,6 +169,13 @@ def test_vmap_over_a_model_is_the_same_and_refused_in_one_line() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_a_model_that_attends_itself_is_told() -> None:
+    model = Moving()
+    with pytest.raises(NoAttentionCaptured, match=r"Moving runs inside torch\.func"), visattn.capture(model):
+        torch.vmap(lambda one: model(one[None])[0])(image(batch=2))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_an_attention_inside_vmap_is_told() -> None:
     class Mapped(own.Attention):
         def forward(self, x: Tensor) -> Tensor:

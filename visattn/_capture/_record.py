@@ -112,9 +112,10 @@ class _Session:
         for make in features:
             make()
         found = self.watch.ended()
-        unseen = {**self.watch.hidden, **(found.unseen if found else {})}
+        unseen = dict(found.unseen) if found else {}
         if self.watch.hidden:  # which is where the tensors from elsewhere come from
             unseen.pop("", None)
+        unseen.update(self.watch.hidden)
         self.recording.unseen.extend(Unseen(layer, self.watch.forward, how) for layer, how in unseen.items())
         if found is not None and not self._anatomy.stated:
             self.recording.readouts[self.watch.forward] = found.readout
