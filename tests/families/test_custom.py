@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,61 @@ def test_a_file_that_gives_no_model_is_refused_in_one_line(factory: str, message
     with pytest.raises(UnsupportedModel, match=message) as caught:
         load_model(f"{file}:{factory}")
     assert "\n" not in str(caught.value)
+
+
+def test_weights_beside_a_file_that_has_its_own_are_refused(tmp_path: Path) -> None:
+    file, other = tmp_path / "mine.py", tmp_path / "no_weights.jpg"
+    file.write_text(textwrap.dedent(FILE))
+    other.write_bytes(b"none at all")
+    for weights in (other, str(other), "none"):
+        with pytest.raises(OptionError, match=r"the function of a file loads its own weights, got .*Leave weights out"):
+            load_model(f"{file}:small", weights=weights)
+
+
+ENDING = {
+    "sys.exit(0)": "ends the program; put what it runs under if __name__ ==",
+    "raise GeneratorExit": "fails: GeneratorExit",
+    "raise BaseException('over')": "fails: BaseException: over",
+}
+
+
+@pytest.mark.parametrize("ending", list(ENDING))
+def test_a_file_that_ends_the_program_ends_only_itself(ending: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"import sys\ndef make():\n    return None\n{ending}\n")
+    (tmp_path / "factory.py").write_text(f"import sys\ndef make():\n    {ending}\n")
+    with pytest.raises(UnsupportedModel, match=f"script.py:make: the file {ENDING[ending]}"):
+        load_model(f"{tmp_path}/script.py:make")
+    with pytest.raises(UnsupportedModel, match=rf"factory.py:make: make\(\) {ENDING[ending]}"):
+        load_model(f"{tmp_path}/factory.py:make")
+
+
+def test_ctrl_c_in_a_file_passes(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load_model(f"{tmp_path}/slow.py:make")
+
+
+def test_a_file_may_have_dataclasses_helpers_beside_it_and_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "helper_of_mine.py").write_text("CLASSES = 5\n")
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent("""
+            from __future__ import annotations
+            from dataclasses import dataclass
+            import timm
+            import helper_of_mine
+            @dataclass
+            class Options:
+                classes: int = helper_of_mine.CLASSES
+            def small():
+                print("building")
+                return timm.create_model("test_vit", num_classes=Options().classes)
+        """)
+    )
+    before = list(sys.path)
+    assert load_model(f"{tmp_path}/mine.py:small").num_classes == 5
+    assert sys.path == before
+    written = capsys.readouterr()
+    assert (written.out, written.err) == ("", "building\n")
 
 
 def test_a_file_that_fails_or_is_missing_is_refused(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def load_model(
             function in it that makes the model, or a folder with a network that visattn trained.
         weights: `auto`: the local cache, then the hub; `none`: random weights; else a safetensors file, or a checkpoint that loads
             without running code. It must have every tensor of the model; the number of classes and of input channels is its own.
+            A file's function and a folder have their own: only `auto` then.
         seed: Seed of random weights.
         img_size: Input side in pixels to build for, where the model takes one size only.
         device: Where the model lives: `cpu`, `cuda`, `cuda:1`, ...
@@ -66,19 +67,19 @@ def load_model(
         The model; where its weights came from is remembered for the provenance.
 
     Raises:
-        OptionError: If no device goes by such a name.
+        OptionError: If no device goes by such a name, or weights are given to a model that has its own.
         ModelError: If there is no such device on this machine.
         UnsupportedModel: If there is no such model.
         WeightsError: If weights are unreachable, damaged or of another model.
     """
     place = check_device(device)
-    if name.rpartition(":")[0].endswith(".py"):
+    from_file, folder = name.rpartition(":")[0].endswith(".py"), Path(name)
+    if weights != "auto" and (from_file or folder.joinpath(trained.FACTS).is_file()):
+        what = "the function of a file loads its own weights" if from_file else "a folder holds its own weights"
+        raise OptionError(f"{printable(name)}: {what}, got {printable(str(weights))}. Leave weights out.")
+    if from_file:
         model, provenance = custom.load(name)
-    elif (folder := Path(name)).joinpath(trained.FACTS).is_file():
-        if weights != "auto":
-            raise OptionError(
-                f"{printable(name)}: a folder holds its own weights, got {printable(str(weights))}. Leave weights out."
-            )
+    elif folder.joinpath(trained.FACTS).is_file():
         model, provenance = trained.load(folder)
     else:
         family = torchvision if name.startswith(torchvision.PREFIX) else timm

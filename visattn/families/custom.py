@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -49,28 +51,43 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
     path, shown = Path(file), printable(name)
     if not path.is_file():
         raise UnsupportedModel(f"{shown}: no such file; pass path/to/file.py:factory.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"visattn file {path.stem}", path)
     assert spec is not None  # noqa: S101 - it ends in .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
-    try:
+    sys.modules[spec.name] = module  # where dataclasses look
+    with _running(path.parent, f"{shown}: the file", "run it by itself"):
         spec.loader.exec_module(module)
-    except Exception as error:  # the file's own
-        raise UnsupportedModel(f"{shown}: the file fails: {type(error).__name__}: {error}; run it by itself.") from error
     make = getattr(module, factory, None)
     if not callable(make):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         near = ", ".join(suggest(factory, known) or known[:5]) or "none"
         raise UnsupportedModel(f"{shown}: the file has no function '{printable(factory)}'; it has: {near}.")
-    try:
+    given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    with _running(path.parent, f"{shown}: {factory}()", f"it is called {f'with {given}' if given else 'without arguments'}"):
         model = make(**arguments)
-    except Exception as error:  # the factory's own
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        how = f"with {given}" if given else "without arguments"
-        raise UnsupportedModel(f"{shown}: {factory}() fails: {type(error).__name__}: {error}; it is called {how}.") from error
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"{shown}: {factory}() gives a {type(model).__name__}; return a torch.nn.Module.")
     return model
+
+
+@contextmanager
+def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
+    """Run somebody's code: modules beside it can be imported, what it prints is no result, and only Ctrl-C ends more than itself."""
+    beside = str(folder.resolve())
+    sys.path.insert(0, beside)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        raise UnsupportedModel(f'{what} ends the program; put what it runs under if __name__ == "__main__".') from error
+    except BaseException as error:
+        raise UnsupportedModel(f"{what} fails: {type(error).__name__}: {error}; {fix}.") from error
+    finally:
+        if beside in sys.path:
+            sys.path.remove(beside)
 
 
 def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
