@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from visattn._checks import printable
@@ -50,6 +50,29 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
         refused = _explain(error, path)
         raise refused from error
     return path
+
+
+def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """`check_output` of several, of which no two may be one file.
+
+    Raises:
+        OutputError: As there; or if two results would have one name.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        whole = str(check_output(path, overwrite=overwrite, inputs=inputs).resolve()).casefold()  # A is a to some file systems
+        if whole in seen:
+            raise OutputError(f"{printable(str(path))}: two results would be written there; choose another name for one")
+        seen.add(whole)
+
+
+def names_of(inputs: Sequence[Path]) -> list[str]:
+    """A name for the result of each input, no two alike: its stem, where that is not enough its name, and then with its number."""
+    stems = [path.stem.casefold() for path in inputs]
+    names = [path.stem if stems.count(path.stem.casefold()) == 1 else path.name for path in inputs]
+    if len({name.casefold() for name in names}) < len(names):
+        names = [f"{number}.{path.name}" for number, path in enumerate(inputs, start=1)]
+    return names
 
 
 def write_whole(path: Path, data: bytes) -> Path:

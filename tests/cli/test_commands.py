@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +108,23 @@ def test_overlay_several_photos_into_a_folder_never_two_alike(run: Run, photo: P
     code, out, _ = run("overlay", photo, tmp_path / "dog.jpg", *TINY, "-o", "maps")
     assert code == 0
     assert out.splitlines() == ["maps/dog.png.overlay.png", "maps/dog.jpg.overlay.png"]
+
+
+def test_overlay_of_like_names_in_two_folders_writes_two_pictures(run: Run, photo: Path) -> None:
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        shutil.copy(photo, f"{folder}/x.png")
+    code, out, _ = run("overlay", "a/x.png", "b/x.png", *TINY, "-o", "both")
+    assert code == 0
+    assert out.splitlines() == ["both/1.x.png.overlay.png", "both/2.x.png.overlay.png"]
+    assert all(Path(line).is_file() for line in out.splitlines())
+
+
+def test_two_results_of_one_name_are_refused_before_work_starts(run: Run, photo: Path) -> None:
+    code, out, err = run("overlay", photo, "--model", "no_such_model", "--save-map", "same.png", "-o", "./same.png")
+    assert (code, out) == (2, "")
+    assert "same.png: two results would be written there; choose another name for one" in err
+    assert not Path("same.png").exists()
 
 
 def test_saved_map_draws_the_same_picture(run: Run, photo: Path) -> None:

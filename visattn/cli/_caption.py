@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._checks import printable
-from visattn._files import check_output, write_whole
+from visattn._files import check_outputs, names_of, write_whole
 from visattn.cli._main import complain
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
@@ -72,8 +72,7 @@ def caption_command(
 
     strips = _strips(images, options["filmstrip"])
     targets = [*strips, *([_json_file(output)] if output else [])]
-    for target in targets:
-        check_output(target, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
+    check_outputs(targets, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
     rows, failed = [], 0
     for i, caption in _captions(images, checkpoint, options):
         name = printable(str(images[i]))
@@ -157,11 +156,7 @@ def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
         raise OptionError(
             f"{filmstrip.name}: --filmstrip of one image is a {kinds} file, of several a folder. Choose another name."
         )
-    stems = [image.stem for image in images]
-    names = [image.stem if stems.count(image.stem) == 1 else image.name for image in images]
-    if len(set(names)) < len(names):
-        names = [f"{number}.{image.name}" for number, image in enumerate(images, start=1)]
-    return [filmstrip / f"{name}.caption.png" for name in names]
+    return [filmstrip / f"{name}.caption.png" for name in names_of(images)]
 
 
 def _json_file(output: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from visattn._checks import between
-from visattn._files import check_output, write_whole
+from visattn._files import check_outputs, names_of, write_whole
 from visattn.cli._main import complain
 from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
 from visattn.cli._talk import describe, result
@@ -110,8 +110,7 @@ def overlay_command(
     between(options["opacity"], 0, 1, "opacity")
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
-    for target in (*targets, *extra):
-        check_output(target, overwrite=overwrite, inputs=images)
+    check_outputs([*targets, *extra], overwrite=overwrite, inputs=images)
     photos, failed = _photos(images, max_pixels)
     if not photos:
         return ImageError.exit_code
@@ -163,8 +162,7 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
 
 def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
     """A PNG for each image; in a folder where there are several; no two alike."""
-    stems = [image.stem for image in images]
-    names = [f"{image.stem if stems.count(image.stem) == 1 else image.name}.{kind}.png" for image in images]
+    names = [f"{name}.{kind}.png" for name in names_of(images)]
     if output is None:
         return [Path(name) for name in names]
     if len(images) > 1 or output.is_dir():
