@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from visattn.errors import ImageError, OptionError
 from visattn.images import ImageFacts, as_photo, facts, load_image
@@ -682,3 +683,13 @@ def test_as_photo_turns_every_mode_into_rgb_and_leaves_the_picture_alone(mode: s
 def test_A10_array_that_is_no_photo_is_refused(array: object, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         as_photo(array)
+
+
+def test_a_photo_whose_exif_text_is_broken_is_whole(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    text = PngInfo()
+    text.add_text("Raw profile type exif", "\nexif\n      10\nno hexadecimal number\n")
+    Image.fromarray(pixels).save(tmp_path / "dog.png", pnginfo=text)
+    photo = load_image(tmp_path / "dog.png")
+    assert np.array_equal(np.asarray(photo), pixels)
+    assert "its EXIF data cannot be read; taken as upright" in facts(photo).notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -37,6 +38,11 @@ def between(value: float, low: float, high: float, what: str) -> float:
     if not isinstance(value, (int, float)) or math.isnan(value) or not low <= value <= high:
         raise OptionError(f"{what} must be a number from {low:g} to {high:g}, got {value!r}.")
     return float(value)
+
+
+def whole_number(text: str) -> int | None:
+    """The whole number that a text is, of nine digits at most; None if it is none. `isdigit` would also take `²`."""
+    return int(text) if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text) else None
 
 
 def printable(name: str) -> str:

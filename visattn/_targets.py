@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from visattn._checks import one_of, printable, suggest
+from visattn._checks import one_of, printable, suggest, whole_number
 from visattn.errors import OptionError
 
 Of = int | str | Callable[[Any], Tensor] | None
@@ -84,11 +84,12 @@ class Target:
         return f"class {index}" if self.labels is None else f"{printable(self.labels[index].split(',')[0])} (class {index})"
 
     def _index(self, named: int | str, classes: int) -> int:
-        if isinstance(named, int) or named.lstrip("-").isdigit():
-            index = int(named)
-            if not 0 <= index < classes:
-                raise OptionError(f"target must be a class from 0 to {classes - 1}, got {index}.")
-            return index
+        if isinstance(named, str) and (number := whole_number(named)) is not None:
+            named = number
+        if isinstance(named, int):
+            if not 0 <= named < classes:
+                raise OptionError(f"target must be a class from 0 to {classes - 1}, got {named}.")
+            return named
         if self.labels is None:
             raise OptionError(
                 f"the names of the classes are not known, so '{printable(named)}' cannot be found. Pass an index or labels."

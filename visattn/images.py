@@ -172,7 +172,11 @@ def _decode(data: bytes, max_pixels: int) -> tuple[Image.Image, list[str]]:
         if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
             notes.append(f"{frames} frames; the first is used")
         image.load()
-        upright = ImageOps.exif_transpose(image)
+        try:
+            upright = ImageOps.exif_transpose(image)
+        except Exception:  # whatever its text is; the pixels are whole
+            upright = image
+            notes.append("its EXIF data cannot be read; taken as upright")
         return _to_rgb(upright, notes), notes
 
 

@@ -194,6 +194,20 @@ def test_C11_a_broken_pipe_is_quiet() -> None:
     assert done.returncode in (0, 141)
 
 
+NUMBERS = ["--5", "²", "٣", "1" * 4400, "1e3", "+-1", "0x1"]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: ascii(number[:5]))
+@pytest.mark.parametrize("option", ["--layer={}", "--query=patch:{},1", "--query=patch:1,{}", "--target={}"])
+def test_what_only_looks_like_a_number_is_told_in_one_line(option: str, number: str, run: Run, photo: Path) -> None:
+    method = "relevance" if option.startswith("--target") else "attention"
+    code, out, err = run("overlay", photo, *TINY, "--method", method, option.format(number))
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("visattn: error: ")
+
+
 def test_M01_an_unknown_model_gets_the_nearest_names(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "vit_bas_patch16_224")
     assert code == 4

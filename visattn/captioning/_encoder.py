@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from visattn._checks import printable
+from visattn._checks import printable, whole_number
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._feature_map import last_feature_map
 from visattn.families.trained import Blueprint
@@ -43,7 +43,7 @@ class FeatureMap(nn.Module):
         super().__init__()
         kind = type(model).__name__
         self.index: int | None = None
-        if hasattr(model, "forward_intermediates") and (not layer or layer.lstrip("-").isdigit()):
+        if hasattr(model, "forward_intermediates") and (not layer or whole_number(layer) is not None):
             try:
                 (self.index,) = model.prune_intermediate_layers([int(layer or -1)], prune_norm=False, prune_head=True)  # type: ignore[operator]
             except (AssertionError, IndexError, ValueError) as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from visattn._checks import printable
+from visattn._checks import printable, whole_number
 from visattn._files import check_output, write_whole
 from visattn._tables import Row, to_csv, to_json, to_text
 from visattn.cli._options import model_options, output_options
@@ -261,4 +261,5 @@ def _print_stats(rows: list[Row], target: Path | None, as_json: bool) -> None:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
+    number = whole_number(text)
+    return text if number is None else number

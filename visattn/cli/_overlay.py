@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from visattn._checks import between
+from visattn._checks import between, whole_number
 from visattn._files import check_outputs, names_of, write_whole
 from visattn.cli._main import complain
 from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
@@ -131,8 +131,8 @@ def _parameters(options: dict[str, Any]) -> dict[str, Any]:
     from visattn._pipeline import check_parameters
 
     chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
-    if str(chosen.get("layer", "")).lstrip("-").isdigit():
-        chosen["layer"] = int(chosen["layer"])
+    if (number := whole_number(chosen.get("layer", ""))) is not None:
+        chosen["layer"] = number
     method = options["method"]
     check_parameters(method, chosen)
     if method == "similarity" and "query" not in chosen:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from visattn._checks import printable
+from visattn._checks import printable, whole_number
 from visattn.errors import DataError
 
 _FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table that begins with image,caption"
@@ -185,7 +185,7 @@ def _tokens(path: Path, text: str, title: str) -> Iterator[Entry]:
             continue
         key, tab, caption = line.partition("\t")
         name, _, which = key.rpartition("#")
-        if not (tab and name and which.strip().isdecimal()):
+        if not (tab and name and whole_number(which) is not None):
             raise DataError(
                 f"{title}, line {number}: must be a name, # and a number, a tab and a caption, got {shown(line.strip())}. Correct it."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from visattn._checks import whole_number
 from visattn.errors import OptionError, ShapeError
 from visattn.records import TokenLayout
 
@@ -70,9 +71,9 @@ def token_of(query: str, layout: TokenLayout) -> int:
         OptionError: If it names none or the model has no such token.
     """
     name, _, argument = query.partition(":")
-    numbers = argument.split(",") if argument else []
-    if name == "patch" and len(numbers) == 2 and all(part.strip().isdigit() for part in numbers):
-        return layout.patch(int(numbers[0]), int(numbers[1]))
+    numbers = [whole_number(part) for part in argument.split(",")]
+    if name == "patch" and len(numbers) == 2 and None not in numbers:
+        return layout.patch(*(number for number in numbers if number is not None))
     if name == "pixel":
         raise OptionError(
             "a pixel query needs the photo's geometry: use explain or the command line, or geometry.patch_at(y, x)."
