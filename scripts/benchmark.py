@@ -278,7 +278,7 @@ def capture_rows(quick: bool) -> Iterator[Row]:
             else:
                 yield unbounded(head | {"capture": what}, f"{ratio:.3f} x plain")
     progress("every model of the coverage sweep")
-    sweep = run_json(sys.executable, "_bench_capture_sweep.py", "3" if quick else "7", allocator="keeps")
+    sweep = run_json(sys.executable, "_bench_capture_sweep.py", "2" if quick else "3", allocator="keeps")
     head = {"model": f"all {len(sweep)} of the coverage sweep", "threads": 1, "batch": 2, "plain ms": ""}
     for what in ("first", "later"):
         ratios = [one[what] for one in sweep.values()]
