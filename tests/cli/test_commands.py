@@ -207,6 +207,7 @@ def test_inspect_tells_layers_and_methods(run: Run) -> None:
         "keys": 197,
         "query_grid": [14, 14],
         "grid": [14, 14],
+        "holes": 0,
         "prefix": ["cls"],
         "windows": 1,
         "reason": None,
