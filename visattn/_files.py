@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,17 @@ def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Ite
         if whole in seen:
             raise OutputError(f"{printable(str(path))}: two results would be written there; choose another name for one")
         seen.add(whole)
+
+
+def regular(path: Path) -> Path:
+    """`path` itself; reading a pipe that nobody writes to would wait for ever.
+
+    Raises:
+        OSError: If it is no regular file, or cannot be looked at.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path
 
 
 def names_of(inputs: Sequence[Path]) -> list[str]:

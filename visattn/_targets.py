@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from visattn._checks import one_of, printable, suggest, whole_number
+from visattn._files import regular
 from visattn.errors import OptionError
 
 Of = int | str | Callable[[Any], Tensor] | None
@@ -133,7 +134,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         OptionError: If the file cannot be read as text.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = regular(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{printable(str(path))}: labels must be a text file with one name a line; {error}.") from error
     return tuple(line.strip() for line in lines if line.strip())

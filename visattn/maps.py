@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from visattn._checks import between, one_of, printable
+from visattn._files import regular
 from visattn._resample import KERNELS, resampled
 from visattn._types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError, ShapeError
@@ -364,7 +365,7 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
     """
     name = printable(os.fspath(path))
     try:
-        with Path(path).open("rb") as stream:
+        with regular(Path(path)).open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 if loaded.ndim != 2 or loaded.dtype.kind not in "uifb":

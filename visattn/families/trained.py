@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from visattn import models
 from visattn._capture import Anatomy
 from visattn._checks import printable
-from visattn._files import building_folder
+from visattn._files import building_folder, regular
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families._checkpoint import fill
@@ -245,8 +245,8 @@ def read_facts(folder: Path) -> dict[str, Any]:
     """
     shown = printable(str(folder / FACTS))
     try:
-        told = json.loads((folder / FACTS).read_text())
-    except (OSError, ValueError) as error:
+        told = json.loads(regular(folder / FACTS).read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{shown}: cannot be read ({error}); pass a folder that visattn train wrote.") from error
     if not isinstance(told, dict) or not isinstance(told.get("format"), int):
         raise WeightsError(f"{shown}: tells of no network of visattn; pass a folder that visattn train wrote.")

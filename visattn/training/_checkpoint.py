@@ -23,7 +23,7 @@ import safetensors.torch
 from torch import Tensor
 
 from visattn._checks import printable
-from visattn._files import building_folder
+from visattn._files import building_folder, regular
 from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnWarning
 
 FORMAT = 1
@@ -153,7 +153,7 @@ def read(place: Path) -> State:
             f"{name}: is no folder with safetensors and {_STATE}; only states that visattn saved can be resumed."
         )
     try:
-        told = json.loads((place / _STATE).read_text())
+        told = json.loads(regular(place / _STATE).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedState(f"{name}/{_STATE}: cannot be read ({_first_line(error)})") from error
     if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
@@ -166,7 +166,7 @@ def read(place: Path) -> State:
     tensors = {}
     for file, digest in told["sha256"].items():
         try:
-            content = (place / file).read_bytes()
+            content = regular(place / file).read_bytes()
         except OSError as error:
             raise DamagedState(f"{name}/{file}: cannot be read ({_first_line(error)})") from error
         if hashlib.sha256(content).hexdigest() != digest:

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from visattn._checks import printable
-from visattn._files import write_whole
+from visattn._files import regular, write_whole
 from visattn._tables import Row, to_csv, to_json, to_markdown
 from visattn.errors import CheckpointError, OptionError, OutputError
 from visattn.provenance import Provenance
@@ -304,8 +304,8 @@ def _json(file: Path) -> dict[str, Any]:
     """
     name = printable(str(file))
     try:
-        told = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        told = json.loads(regular(file).read_text())
+    except (OSError, ValueError, RecursionError) as error:
         cause = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"{name}: cannot be read ({cause.lower()}); remove it to train again.") from error
     if not isinstance(told, dict):

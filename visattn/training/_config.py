@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from visattn._checks import between, one_of, printable, suggest
+from visattn._files import regular
 from visattn.errors import OptionError
 from visattn.families.trained import check_attention
 
@@ -146,10 +147,10 @@ def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
     """
     name = printable(str(path))
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --config.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{name}: is no TOML: {error}; see docs/training.md for an example.") from error
     return checked(values, name, kind)
 

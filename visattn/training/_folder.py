@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from visattn._checks import printable
-from visattn._files import check_output, write_whole
+from visattn._files import check_output, regular, write_whole
 from visattn._tables import to_json
 from visattn.errors import OptionError, OutputError
 from visattn.training._config import Recipe, differences, read_config
@@ -94,9 +94,9 @@ def check_same(run: Path, different: list[str]) -> None:
 def finished(run: Path) -> Result | None:
     """The result of a run that is over."""
     try:
-        told = json.loads((run / RESULT).read_text())
+        told = json.loads(regular(run / RESULT).read_text())
         return Result(**{**told, "bad": tuple(told["bad"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

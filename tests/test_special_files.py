@@ -1,0 +1,73 @@
+"""Files that are none, or that are nested without end: one line, and no waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from visattn import load_model
+from visattn._targets import read_labels
+from visattn.data import read_captions
+from visattn.errors import VisattnError
+from visattn.families import trained
+from visattn.families._weights import read_checkpoint
+from visattn.maps import load_map
+from visattn.training import _checkpoint, _compare, _config, _folder
+
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "labels": ("names.txt", read_labels),
+    "map": ("map.npz", load_map),
+    "weights": ("model.safetensors", read_checkpoint),
+    "weights by load_model": ("model.safetensors", lambda path: load_model("test_vit", weights=path)),
+    "facts of a network": (trained.FACTS, lambda path: trained.read_facts(path.parent)),
+    "configuration": ("run.toml", lambda path: _config.read_config(path)),
+    "state": ("state.json", lambda path: _checkpoint.read(path.parent)),
+    "comparison": ("told.json", lambda path: _compare._json(path)),
+    "captions": ("captions.jsonl", lambda path: read_captions(str(path), "train")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    """A read that waits ends the test."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("what", list(READERS))
+def test_a_pipe_is_refused_at_once(what: str, tmp_path: Path) -> None:
+    name, read = READERS[what]
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(VisattnError, match=r"(?i)not a regular file|must be a file of captions") as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_result_of_a_run_that_is_a_pipe_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / _folder.RESULT)
+    assert _folder.finished(tmp_path) is None
+
+
+NESTED = {"facts of a network", "configuration", "state", "comparison"}
+
+
+@pytest.mark.parametrize("what", sorted(NESTED))
+def test_what_is_nested_without_end_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
+    name, read = READERS[what]
+    deep = "[" * 50_000 + "]" * 50_000
+    (tmp_path / name).write_text(f"a = {deep}" if name.endswith(".toml") else deep)
+    with pytest.raises(VisattnError) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
