@@ -194,6 +194,30 @@ def test_C11_a_broken_pipe_is_quiet() -> None:
     assert done.returncode in (0, 141)
 
 
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [(">&-", "stdout is closed: what was to be printed is lost"), ("> /dev/full", "cannot be written (no space left on device)")],
+)
+def test_C12_a_closed_or_full_stdout_is_one_line_and_exit_5(where: str, told: str) -> None:
+    command = f"{sys.executable} -m visattn list --methods {where}"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 5
+    assert done.stderr.count("\n") == 1
+    assert told in done.stderr
+
+
+def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nobody thought\nof this")
+
+    monkeypatch.setattr("visattn.cli._main.import_module", fail)
+    code, out, err = run("list")
+    assert (code, out) == (70, "")
+    assert err == (
+        "visattn: error: a fault of visattn's own (ZeroDivisionError: nobody thought). Please report it with what --debug prints.\n"
+    )
+
+
 NUMBERS = ["--5", "²", "٣", "1" * 4400, "1e3", "+-1", "0x1"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -70,9 +71,15 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(given, debug))
 
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+
+
 def _run(arguments: list[str], debug: bool) -> int:
     try:
         code = cli.main(arguments, prog_name="visattn", standalone_mode=False)
+        if sys.stdout is None:
+            complain("stdout is closed: what was to be printed is lost, files are whole; print elsewhere")
+            return 5
         sys.stdout.flush()
         return int(code or 0)
     except VisattnError as error:
@@ -87,13 +94,35 @@ def _run(arguments: list[str], debug: bool) -> int:
         complain(f"{error.format_message()} See --help.")
         return error.exit_code
     except BrokenPipeError:  # the reader has gone: be quiet, and let the interpreter's own flush at exit be quiet too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
     except (KeyboardInterrupt, click.Abort):
         return 130
     except MemoryError:
         complain("out of memory; choose a smaller --img-size")
         return 5
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _fault(error, debug)
+        _drop_output()
+        complain(f"what is printed cannot be written ({(error.strerror or str(error)).lower()}); make room, or print elsewhere")
+        return 5
+    except Exception as error:
+        return _fault(error, debug)
+
+
+def _fault(error: Exception, debug: bool) -> int:
+    """What nobody thought of: one line that asks for a report."""
+    if debug:
+        traceback.print_exc()
+    what = str(error).strip().split("\n")[0]
+    complain(f"a fault of visattn's own ({type(error).__name__}: {what}). Please report it with what --debug prints.")
+    return 70
+
+
+def _drop_output() -> None:
+    """Let go of what was printed, so that the interpreter's own flush at its end is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str) -> None:
