@@ -18,7 +18,7 @@ from visattn import methods
 from visattn._look import look
 from visattn._prepare import Prepared
 from visattn._targets import Target
-from visattn.errors import OptionError
+from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 from visattn.geometry import Box
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
@@ -252,3 +252,44 @@ def test_gradcam_by_position_is_refused_where_there_are_no_tokens(photo: Image.I
 def test_cnn_takes_any_size(photo: Image.Image) -> None:
     found = visattn.explain("resnet18", photo, method="gradcam", weights="none", img_size=160)
     assert found.map.layout.grid == (5, 5)
+
+
+class Failing(nn.Module):
+    """A part of a model that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+FAILURES: dict[str, tuple[Exception, type[VisattnError], str]] = {
+    "an error of its own": (
+        ValueError("no\nsuch thing"),
+        ModelError,
+        r"1\.mlp fails for pixels \(1, 3, 32, 48\): ValueError: no\. Run",
+    ),
+    "an assertion": (AssertionError(), ModelError, r"blocks\.1\.mlp fails for pixels .*: AssertionError: \. Run"),
+    "no end": (RecursionError("too deep"), ModelError, "RecursionError: too deep"),
+    "memory of torch": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+        ResourceError,
+        "out of memory for pixels",
+    ),
+    "memory": (MemoryError(), ResourceError, "out of memory for pixels"),
+}
+
+
+@pytest.mark.parametrize("method", ["attention", "relevance", "occlusion"])
+@pytest.mark.parametrize("name", list(FAILURES))
+def test_a_model_that_fails_is_told_by_module_and_shape(name: str, method: str) -> None:
+    error, kind, message = FAILURES[name]
+    model: Any = tiny.vit()
+    model.blocks[1].mlp = Failing(error)
+    photo = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
+    with pytest.raises(kind, match=message) as caught:
+        visattn.explain(model, photo, method=method, target=1 if method != "attention" else None)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from visattn._prepare import Prepared
 from visattn._targets import NoClasses, Target
-from visattn.errors import OptionError, ShapeError, UnsupportedModel
+from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, capture, head, input_spec, provenance_of
 from visattn.methods.replayed import Scored
 from visattn.records import Recording
@@ -54,10 +55,10 @@ def look(
     with _evaluating(model):
         if target is None:
             with torch.inference_mode(), capture(model, values=values, features=features) as recording:
-                model(pixels)
+                answer_of(model, pixels)
         else:
             with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
-                output = model(pixels)
+                output = answer_of(model, pixels)
             with torch.enable_grad():
                 resolved = target.resolve(output)
                 score = _layer_scores(model, recording, output, resolved.score) if each_layer else resolved.score(output)
@@ -100,15 +101,51 @@ def scoring(
     _check_size(spec, pixels)
     with _evaluating(model):
         with torch.no_grad():
-            resolved = target.resolve(model(pixels))
+            resolved = target.resolve(answer_of(model, pixels))
 
         def score(edited: Tensor) -> Tensor:
-            return resolved.score(model(edited))
+            return resolved.score(answer_of(model, edited))
 
         seen = [] if features == "none" else look(model, prepared, features=features).features
         provenance = provenance_of(model).but(target=resolved.texts)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
         yield recording, Scored(pixels, score, spec.mean, spec.std, spec.stride, model)
+
+
+def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a model's own
+    """What a model gives for pixels.
+
+    Raises:
+        ResourceError: If the memory does not suffice.
+        ModelError: If its forward fails; the message names the module, the error and the shape of the pixels.
+    """
+    try:
+        return model(pixels)
+    except Exception as error:
+        if isinstance(error, VisattnError):
+            raise
+        first = next(iter(str(error).strip().splitlines()), "")
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in first for text in _NO_MEMORY):
+            raise ResourceError(f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller img_size.") from error
+        where = _where(model, error) or type(model).__name__
+        raise ModelError(
+            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. Run the model on such pixels by itself."
+        ) from error
+
+
+_NO_MEMORY = "can't allocate memory", "out of memory"
+
+
+def _where(model: nn.Module, error: Exception) -> str:
+    """The innermost module of the model whose code was running."""
+    names = {module: name for name, module in model.named_modules()}
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        running = trace.tb_frame.f_locals.get("self")
+        if isinstance(running, nn.Module):
+            found = names.get(running, found)
+        trace = trace.tb_next
+    return found
 
 
 def _as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
