@@ -792,3 +792,17 @@ def test_damaged_map_is_refused_or_loaded_whole(
         refusal = ""
         assert torch.equal(back.values, attention_map.values)  # the archive's own checksum holds
     assert not refusal or ("damaged.npz: " in refusal and refusal.isprintable())
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_a_map_without_a_value_is_refused(shape: tuple[int, int]) -> None:
+    layout = TokenLayout("tokens", (), shape, Box(0, 0, 32, 48))
+    with pytest.raises(ShapeError, match=r"a map must have a value at least, got the shape \((0, 4|4, 0)\)"):
+        AttentionMap(torch.zeros(shape), (), layout, {}, "attention")
+    with pytest.raises(ShapeError, match=r"a map must have a value at least, got the shape \(0, 2, 3\)"):
+        make_map(torch.zeros(0, 2, 3), ("head",))
+
+
+def test_a_span_beyond_float32_is_scaled() -> None:
+    heat = make_map([[3e38, -3e38, 0.0]]).to_heatmap(Geometry((16, 48), (16, 48), Box(0, 0, 16, 48)), "nearest")
+    assert np.allclose(normalize(heat).values[0, [0, 20, 40]], [1, 0, 0.5])

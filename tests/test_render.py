@@ -613,3 +613,9 @@ def test_png_holds_the_picture_and_its_provenance() -> None:
 
 def test_png_of_the_same_picture_has_the_same_bytes() -> None:
     assert to_png(noise(), Provenance(model="a")) == to_png(noise(), Provenance(model="a"))
+
+
+def test_a_single_contour_and_a_whole_opacity_are_numbers_too() -> None:
+    photo, heat = np.zeros((32, 48, 3), np.uint8), np.random.default_rng(0).random((32, 48), np.float32)
+    assert overlay(photo, heat, contours=0.5).tobytes() == overlay(photo, heat, contours=[0.5]).tobytes()
+    assert overlay(photo, heat, opacity=True).tobytes() == overlay(photo, heat, opacity=1).tobytes()

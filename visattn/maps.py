@@ -61,12 +61,14 @@ class AttentionMap:
         """Check the shape and that every value is finite.
 
         Raises:
-            ShapeError: If `values` is not `(*axes, *grid)`.
+            ShapeError: If `values` is not `(*axes, *grid)`, or is empty.
             MapError: If a value is NaN or infinite.
         """
         expected = len(self.axes) + len(self.layout.grid)
         if self.values.ndim != expected or tuple(self.values.shape[len(self.axes) :]) != self.layout.grid:
             raise ShapeError(f"values must be {self.axes} + grid {self.layout.grid}, got {tuple(self.values.shape)}.")
+        if not self.values.numel():
+            raise ShapeError(f"a map must have a value at least, got the shape {tuple(self.values.shape)}.")
         holes = list(self.layout.holes)
         if holes:
             flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
@@ -321,8 +323,9 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
         low, high = value_range(heat.grid[place], how, heat.signed, holes=True)
         ranges.append((low, high))
         if high > low:
-            values[place] = ((heat.values[place] - low) / (high - low)).clip(0, 1)
-            grid[place] = ((heat.grid[place] - low) / (high - low)).clip(0, 1)
+            wide = np.float64 if high - low > float(np.finfo(np.float32).max) else np.float32  # where float32 would overflow
+            for made, raw in ((values, heat.values), (grid, heat.grid)):
+                made[place] = ((raw[place].astype(wide, copy=False) - low) / (high - low)).clip(0, 1)
     values[np.isnan(heat.values)], grid[np.isnan(heat.grid)] = np.nan, np.nan
     top, left, bottom, right = (int(side) for side in heat.seen)
     unseen = np.ones(heat.values.shape[-2:], bool)

@@ -47,7 +47,7 @@ def overlay(
     opacity: float = 0.5,
     blend: Blend = "constant",
     colormap: str | None = None,
-    contours: Sequence[float] = (),
+    contours: Sequence[float] | float = (),
     marks: bool = True,
 ) -> Image.Image:
     """Lay a coloured heatmap over a photo.
@@ -60,7 +60,7 @@ def overlay(
         opacity: 0 gives the photo's bytes, 1 the colour map.
         blend: `constant` mixes every pixel alike; `value` lets high values cover and low ones show the photo.
         colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed, by default.
-        contours: Levels in [0, 1] at which lines are drawn.
+        contours: Levels in [0, 1] at which lines are drawn, or one.
         marks: Whether to ring the sinks of a heatmap (never at opacity 0 or 1, whose pixels are exact).
 
     Returns:
@@ -72,10 +72,10 @@ def overlay(
         MapError: If values are not finite, or lie outside [0, 1] under `none`.
         OptionError: If an option is unknown or out of range.
     """
-    between(opacity, 0, 1, "opacity")
+    opacity = between(opacity, 0, 1, "opacity")
     one_of(blend, ("constant", "value"), "blend")
-    for level in contours:
-        between(level, 0, 1, "contour level")
+    levels_of = [contours] if isinstance(contours, (int, float)) else contours
+    lines = [between(level, 0, 1, "contour level") for level in levels_of]
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
@@ -89,7 +89,7 @@ def overlay(
     if high - low < _FLAT:
         warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=2)
         return picture.copy()
-    if opacity == 0 and not contours:
+    if opacity == 0 and not lines:
         return picture.copy()
     colours = _packed(colormap or ("blue-white-red" if signed or normalize == "symmetric" else "inferno"))
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
@@ -114,7 +114,7 @@ def overlay(
     if holes is not None:
         mixed[rows, columns][holes] = _hatch(inner, holes)
     drawn = Image.frombytes("RGB", picture.size, mixed, "raw", "RGBX")
-    for level in contours:
+    for level in lines:
         mask = np.zeros(base.shape[:2], bool)
         mask[rows, columns] = (
             values >= low + level * (high - low) if holes is None else (values >= low + level * (high - low)) & ~holes
