@@ -795,12 +795,16 @@ def test_damaged_map_is_refused_or_loaded_whole(
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
-def test_a_map_without_a_value_is_refused(shape: tuple[int, int]) -> None:
+def test_a_map_without_a_cell_is_refused(shape: tuple[int, int]) -> None:
     layout = TokenLayout("tokens", (), shape, Box(0, 0, 32, 48))
-    with pytest.raises(ShapeError, match=r"a map must have a value at least, got the shape \((0, 4|4, 0)\)"):
+    with pytest.raises(ShapeError, match=r"a map must have a cell at least, got the grid \((0, 4|4, 0)\)"):
         AttentionMap(torch.zeros(shape), (), layout, {}, "attention")
-    with pytest.raises(ShapeError, match=r"a map must have a value at least, got the shape \(0, 2, 3\)"):
-        make_map(torch.zeros(0, 2, 3), ("head",))
+
+
+def test_a_heatmap_without_panels_has_no_scale() -> None:
+    heat = make_map(torch.zeros(0, 2, 3), ("head",)).to_heatmap(Geometry((32, 48), (32, 48), Box(0, 0, 32, 48)))
+    with pytest.raises(MapError, match=r"a heatmap without values has no scale, got \('head',\) \(0, 32, 48\)"):
+        normalize(heat)
 
 
 def test_a_span_beyond_float32_is_scaled() -> None:

@@ -38,7 +38,7 @@ def resampled(
         return [_weights(geometry, box, grid.shape[axis - 2], pixels, axis, how) for axis, pixels in enumerate(sides)]
 
     down, across = weights(interpolation)
-    holes = np.isnan(grid.reshape(-1, *grid.shape[-2:])[0])
+    holes = np.isnan(grid).any(tuple(range(grid.ndim - 2)))
     inner: NDArray[np.float32] = down @ np.nan_to_num(grid) @ across.T
     if holes.any():
         inner /= np.maximum(down @ (~holes).astype(np.float32) @ across.T, _LEAST)

@@ -61,14 +61,14 @@ class AttentionMap:
         """Check the shape and that every value is finite.
 
         Raises:
-            ShapeError: If `values` is not `(*axes, *grid)`, or is empty.
+            ShapeError: If `values` is not `(*axes, *grid)`, or the grid has no cell.
             MapError: If a value is NaN or infinite.
         """
         expected = len(self.axes) + len(self.layout.grid)
         if self.values.ndim != expected or tuple(self.values.shape[len(self.axes) :]) != self.layout.grid:
             raise ShapeError(f"values must be {self.axes} + grid {self.layout.grid}, got {tuple(self.values.shape)}.")
-        if not self.values.numel():
-            raise ShapeError(f"a map must have a value at least, got the shape {tuple(self.values.shape)}.")
+        if 0 in self.layout.grid:
+            raise ShapeError(f"a map must have a cell at least, got the grid {self.layout.grid}.")
         holes = list(self.layout.holes)
         if holes:
             flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
@@ -308,10 +308,12 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
 
     Raises:
         OptionError: If `how` or an axis is unknown.
-        MapError: If values lie outside [0, 1] under `none`.
+        MapError: If values lie outside [0, 1] under `none`, or there are none.
     """
     for name in shared:
         one_of(name, heat.axes, "axis")
+    if not heat.values.size:
+        raise MapError(f"a heatmap without values has no scale, got {heat.axes} {heat.values.shape}.")
     own = tuple(i for i, name in enumerate(heat.axes) if name not in shared)
     values, grid = np.zeros_like(heat.values), np.zeros_like(heat.grid)
     ranges = []
