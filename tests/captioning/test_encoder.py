@@ -245,7 +245,7 @@ REFUSED = {
     "a-minus": ("test_resnet", "-", OptionError, "has no layer '-'"),
     "a-number-too-large": ("test_resnet", "99", OptionError, "has no intermediate map 99"),
     "a-number-too-low": ("test_resnet", "-99", OptionError, "has no intermediate map -99"),
-    "two-minuses": ("test_resnet", "--1", OptionError, "has no intermediate map --1"),
+    "two-minuses": ("test_resnet", "--1", OptionError, "has no layer '--1'"),
     "one-place": ("test_resnet", "", UnsupportedModel, r"two places.* or more, got \(1, 96, 1, 1\)"),
     "classes": ("OWN:Scores", "", UnsupportedModel, r"two channels .* or more, got \(1, 1, 8, 8\)"),
     "a-vector": ("visattn_local_features", "fc", UnsupportedModel, r"two places.* or more, got \(1, 1\)"),

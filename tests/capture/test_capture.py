@@ -18,7 +18,7 @@ from tests import oracles, tiny
 from tests.conftest import Figures, Seen
 from visattn import data, methods, models
 from visattn._look import look
-from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
+from visattn.errors import CaptureError, ModelError, NoAttentionCaptured, OptionError
 from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.records import AttentionRecord, Recording
 
@@ -504,8 +504,9 @@ def test_M21_explain_restores_training_flags_when_the_forward_fails() -> None:
         raise Broken
 
     model.get_submodule("blocks.1").register_forward_hook(fail)
-    with pytest.raises(Broken):
+    with pytest.raises(ModelError, match=r"blocks\.1 fails for pixels .*: Broken: ") as caught:
         visattn.explain(model, data.photo_path("coffee"))
+    assert isinstance(caught.value.__cause__, Broken)
     assert all(module.training for module in model.modules())
 
 
