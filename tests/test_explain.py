@@ -257,7 +257,7 @@ def test_cnn_takes_any_size(photo: Image.Image) -> None:
 class Failing(nn.Module):
     """A part of a model that raises."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
 
@@ -265,13 +265,14 @@ class Failing(nn.Module):
         raise self.error
 
 
-FAILURES: dict[str, tuple[Exception, type[VisattnError], str]] = {
+FAILURES: dict[str, tuple[BaseException, type[VisattnError], str]] = {
     "an error of its own": (
         ValueError("no\nsuch thing"),
         ModelError,
         r"1\.mlp fails for pixels \(1, 3, 32, 48\): ValueError: no\. Run",
     ),
     "an assertion": (AssertionError(), ModelError, r"blocks\.1\.mlp fails for pixels .*: AssertionError: \. Run"),
+    "an end of the program": (SystemExit(0), ModelError, "SystemExit: 0. Run"),
     "no end": (RecursionError("too deep"), ModelError, "RecursionError: too deep"),
     "memory of torch": (
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
@@ -293,3 +294,9 @@ def test_a_model_that_fails_is_told_by_module_and_shape(name: str, method: str) 
         visattn.explain(model, photo, method=method, target=1 if method != "attention" else None)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is error
+
+
+def test_a_fault_of_the_capture_is_not_called_one_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn._capture._tracer.operation_of", None)
+    with pytest.raises(TypeError, match="not callable"):
+        visattn.explain(tiny.vit(), np.zeros((32, 48, 3), np.uint8), method="attention")

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from visattn._files import cache_folder, check_folder, check_output, check_outputs, names_of, write_folder_whole, write_whole
+from visattn._files import cache_folder, check_folder, check_output, check_outputs, result_names, write_folder_whole, write_whole
 from visattn.errors import OutputError, ResourceError
 
 NEW, OLD = b"new" * 1000, b"old"
@@ -96,11 +96,11 @@ def test_C03_input_that_is_a_link_to_the_output_is_refused(tmp_path: Path) -> No
 
 
 def test_results_get_names_of_which_no_two_are_alike() -> None:
-    assert names_of([Path("a/x.jpg"), Path("b/y.png")]) == ["x", "y"]
-    assert names_of([Path("x.jpg"), Path("x.png"), Path("y.png")]) == ["x.jpg", "x.png", "y"]
-    assert names_of([Path("a/x.jpg"), Path("b/x.jpg")]) == ["1.x.jpg", "2.x.jpg"]
-    assert names_of([Path("a/X.jpg"), Path("b/x.JPG")]) == ["1.X.jpg", "2.x.JPG"]
-    assert names_of([Path("x.jpg"), Path("x.jpg")]) == ["1.x.jpg", "2.x.jpg"]
+    assert result_names([Path("a/x.jpg"), Path("b/y.png")]) == ["x", "y"]
+    assert result_names([Path("x.jpg"), Path("x.png"), Path("y.png")]) == ["x.jpg", "x.png", "y"]
+    assert result_names([Path("a/x.jpg"), Path("b/x.jpg")]) == ["1.x.jpg", "2.x.jpg"]
+    assert result_names([Path("a/X.jpg"), Path("b/x.JPG")]) == ["1.X.jpg", "2.x.JPG"]
+    assert result_names([Path("x.jpg"), Path("x.jpg")]) == ["1.x.jpg", "2.x.jpg"]
 
 
 def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def regular(path: Path) -> Path:
     return path
 
 
-def names_of(inputs: Sequence[Path]) -> list[str]:
+def result_names(inputs: Sequence[Path]) -> list[str]:
     """A name for the result of each input, no two alike: its stem, where that is not enough its name, and then with its number."""
     stems = [path.stem.casefold() for path in inputs]
     names = [path.stem if stems.count(path.stem.casefold()) == 1 else path.name for path in inputs]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from visattn import _capture
 from visattn._prepare import Prepared
 from visattn._targets import NoClasses, Target
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
@@ -118,11 +121,11 @@ def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a mode
     Raises:
         ResourceError: If the memory does not suffice.
         ModelError: If its forward fails; the message names the module, the error and the shape of the pixels.
-    """
+    """  # noqa: DOC501 - what else is raised is visattn's own, as it was
     try:
         return model(pixels)
-    except Exception as error:
-        if isinstance(error, VisattnError):
+    except (Exception, SystemExit) as error:
+        if isinstance(error, VisattnError) or _is_ours(error):
             raise
         first = next(iter(str(error).strip().splitlines()), "")
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in first for text in _NO_MEMORY):
@@ -136,7 +139,14 @@ def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a mode
 _NO_MEMORY = "can't allocate memory", "out of memory"
 
 
-def _where(model: nn.Module, error: Exception) -> str:
+def _is_ours(error: BaseException) -> bool:
+    """Whether the capture failed, and not the model: `_mode` alone calls what the model would have called."""
+    *_, last = traceback.walk_tb(error.__traceback__)
+    file = Path(last[0].f_code.co_filename)
+    return file.parent == Path(_capture.__file__).parent and file.stem != "_mode"
+
+
+def _where(model: nn.Module, error: BaseException) -> str:
     """The innermost module of the model whose code was running."""
     names = {module: name for name, module in model.named_modules()}
     found, trace = "", error.__traceback__

@@ -73,7 +73,7 @@ class AttentionMap:
         if holes:
             flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
             object.__setattr__(self, "values", flat.view(self.values.shape))
-        if bad := int((~self.values.isfinite()).sum()) - self.values[..., 0, 0].numel() * len(holes):
+        if bad := int((~self.values.isfinite()).sum()) - math.prod(self.values.shape[: len(self.axes)]) * len(holes):
             raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
 
     def at(self, **index: int) -> AttentionMap:

@@ -74,8 +74,7 @@ def overlay(
     """
     opacity = between(opacity, 0, 1, "opacity")
     one_of(blend, ("constant", "value"), "blend")
-    levels_of = [contours] if isinstance(contours, (int, float)) else contours
-    lines = [between(level, 0, 1, "contour level") for level in levels_of]
+    lines = [between(level, 0, 1, "contour level") for level in np.ravel(contours).tolist()]
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
@@ -116,9 +115,9 @@ def overlay(
     drawn = Image.frombytes("RGB", picture.size, mixed, "raw", "RGBX")
     for level in lines:
         mask = np.zeros(base.shape[:2], bool)
-        mask[rows, columns] = (
-            values >= low + level * (high - low) if holes is None else (values >= low + level * (high - low)) & ~holes
-        )
+        mask[rows, columns] = values >= low + level * (high - low)
+        if holes is not None:
+            mask[rows, columns] &= ~holes
         drawn = outline(drawn, mask)
     if marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
         drawn = ring(drawn, heat.marks)

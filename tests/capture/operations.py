@@ -97,6 +97,11 @@ def _recurrent(t: Tensor, gates: int) -> tuple[Any, ...]:
     )
 
 
+def _norms() -> tuple[Tensor, ...]:
+    """Scale, shift, mean and variance that change nothing."""
+    return torch.ones(WIDTH), torch.zeros(WIDTH), torch.zeros(WIDTH), torch.ones(WIDTH)
+
+
 # where what an operation wants is its own; by the last part of its name, or with the part before
 PARTICULAR: dict[str, Arguments] = {
     "addbmm addbmm_": lambda t: (t[0], t, _eye()[None]),
@@ -104,28 +109,9 @@ PARTICULAR: dict[str, Arguments] = {
     "addr addr_": lambda t: (t[0], torch.ones(96), torch.ones(WIDTH)),
     "as_strided_scatter": lambda t: (t, t[:, :48].flip(1), (1, 48, WIDTH), (96 * WIDTH, WIDTH, 1)),
     "baddbmm baddbmm_": lambda t: (t, t, _eye()[None]),
-    "torch.batch_norm": lambda t: (
-        _maps(t),
-        torch.ones(WIDTH),
-        torch.zeros(WIDTH),
-        torch.zeros(WIDTH),
-        torch.ones(WIDTH),
-        False,
-        0.1,
-        1e-5,
-        False,
-    ),
+    "torch.batch_norm": lambda t: (_maps(t), *_norms(), False, 0.1, 1e-5, False),
     "functional.batch_norm": lambda t: (_maps(t), torch.zeros(WIDTH), torch.ones(WIDTH)),
-    "native_batch_norm": lambda t: (
-        _maps(t),
-        torch.ones(WIDTH),
-        torch.zeros(WIDTH),
-        torch.zeros(WIDTH),
-        torch.ones(WIDTH),
-        False,
-        0.1,
-        1e-5,
-    ),
+    "native_batch_norm": lambda t: (_maps(t), *_norms(), False, 0.1, 1e-5),
     "torch.instance_norm": lambda t: (_maps(t), None, None, None, None, True, 0.1, 1e-5, False),
     "functional.instance_norm": lambda t: (_maps(t),),
     "native_group_norm": lambda t: (_maps(t), None, None, 1, WIDTH, 96, 4, 1e-5),
@@ -145,7 +131,6 @@ PARTICULAR: dict[str, Arguments] = {
     "chain_matmul": lambda t: (t[0], _eye()),
     "multi_dot": lambda t: ([t[0], _eye()],),
     "conv2d": lambda t: (_maps(t), torch.ones(WIDTH, WIDTH, 3, 3), None, 1, 1),
-    "conv_tbc": lambda t: (t.transpose(0, 1), _eye()[None], torch.zeros(WIDTH), 0),
     "conv_transpose1d": lambda t: (t.mT, _eye()[:, :, None]),
     "conv_transpose2d": lambda t: (_maps(t), _eye()[:, :, None, None]),
     "torch.convolution": lambda t: (_maps(t), _eye()[:, :, None, None], None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
@@ -165,10 +150,11 @@ PARTICULAR: dict[str, Arguments] = {
     "grid_sampler grid_sampler_2d": lambda t: (_maps(t), _turned(), 0, 0, True),
     "matrix_power": lambda t: (t[:, :WIDTH], 2),
     "matrix_exp inverse inv inv_ex": lambda t: (t[:, :WIDTH] + 9 * _eye(),),
-    "mm hspmm smm spmm": lambda t: (t[0], _eye()),
+    "mm spmm": lambda t: (t[0], _eye()),
     "solve_ex": lambda t: (torch.eye(96).flip(0), t[0]),
     "max_pool3d": lambda t: (t[None], 1),
-    "huber_loss l1_loss mse_loss smooth_l1_loss": lambda t: (t, t.flip(1), "none"),
+    "huber_loss": lambda t: (t, t.flip(1), "none"),
+    "l1_loss mse_loss smooth_l1_loss": lambda t: (t, t.flip(1), None, None, "none"),
     "binary_cross_entropy_with_logits": lambda t: (t, t.sigmoid(), None, None, None, "none"),
     "rot90": lambda t: (t, 2, (1, 2)),
     "Tensor.unfold unfold_copy": lambda t: (t, 2, WIDTH, 1),
@@ -180,7 +166,7 @@ PARTICULAR: dict[str, Arguments] = {
     "kthvalue": lambda t: (t, 2, 2, True),
     "conv1d": lambda t: (t.mT, _eye()[:, :, None]),
     "functional.adaptive_avg_pool2d": lambda t: (_maps(t), GRID),
-    "foreach.copy_ foreach.mm": lambda t: ([t[0]], [t[0].flip(0)]),
+    "foreach.copy_": lambda t: ([t[0]], [t[0].flip(0)]),
     "gaussian_nll_loss": lambda t: (t, t, t.abs() + 1, False, 1e-6, "none"),
     "lstm": lambda t: _recurrent(t, 4),
     "gru": lambda t: _recurrent(t, 3),
@@ -195,7 +181,7 @@ PARTICULAR: dict[str, Arguments] = {
     "permute permute_copy": lambda t: (t, (0, 1, 2)),
     "poisson": lambda t: (t.exp(),),
     "prelu": lambda t: (t, torch.full((1,), 0.5)),
-    "put put_": lambda t: (t, torch.arange(96 * WIDTH).flip(0), t.flatten()),
+    "put put_": lambda t: (t, torch.arange(96 * WIDTH).flip(0), t.flatten().clone()),
     "renorm renorm_": lambda t: (t, 2, 2, 1.0),
     "reshape view_copy": lambda t: (t, (1, 96, WIDTH)),
     "scatter scatter_ scatter_add scatter_add_": lambda t: (t, 1, _back()[None, :, None].expand(1, 96, WIDTH), t.clone()),
@@ -208,7 +194,8 @@ PARTICULAR: dict[str, Arguments] = {
     "view_as_complex view_as_complex_copy": lambda t: (t.reshape(1, 96, -1, 2),),
     "imag": lambda t: (torch.complex(t, t.flip(1)),),
     "torch.where": lambda t: (t > 0, t, t),
-    "sum mean nanmean nansum amax amin logsumexp std var prod": lambda t: (t, 2, True),
+    "std var": lambda t: (t, 2, True, True),
+    "sum mean nanmean nansum amax amin logsumexp prod": lambda t: (t, 2, True),
 }
 
 

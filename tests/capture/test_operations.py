@@ -52,11 +52,11 @@ def test_operations_between_embedding_and_attention(figures: Figures) -> None:
             refused += [] if verdicts == {"right"} else [(name, *verdicts)]
     for reason, count in Counter(without.values()).items():
         figures(f"operations without a call: {reason}", count, "-")
-    figures("operations: called", len(calls), "300 or more")
+    figures("operations: called", len(calls), "900 or more")
     figures("operations: one patch decides", decisive, "-")
     figures("operations: of these placed", placed / decisive, "0.9 or more")
     assert not wrong
-    assert len(calls) >= 300
+    assert len(calls) >= 900
     assert placed / decisive >= 0.9, refused
 
 

@@ -2,7 +2,7 @@
 
 from visattn._capture._anatomy import Anatomy, Placement
 from visattn._capture._intervene import Attended, Edit, intervene, masked, permuted, scaled
-from visattn._capture._owner import names_of
+from visattn._capture._owner import module_names
 from visattn._capture._record import record
 from visattn._capture._tape import forget
 
@@ -14,7 +14,7 @@ __all__ = [
     "forget",
     "intervene",
     "masked",
-    "names_of",
+    "module_names",
     "permuted",
     "record",
     "scaled",

@@ -198,7 +198,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     if not grids and len(single) == 1 and single[0].grid:  # the whole image is one token
         grids, single = single, []
     single.sort(key=lambda plane: _rank(plane, codes))
-    names = names_of(single)
+    names = token_names(single)
     index = torch.full_like(codes, -1, dtype=torch.int64)
     for i, plane in enumerate(single):
         index[codes == plane.base] = i
@@ -228,7 +228,7 @@ def _rank(plane: Plane, codes: Tensor) -> int:
 _BASES = {"register": "reg|storage", "foreign": "foreign"}
 
 
-def names_of(planes: Sequence[Plane]) -> tuple[str, ...]:
+def token_names(planes: Sequence[Plane]) -> tuple[str, ...]:
     """The names that single tokens go by: learned ones by their parameter, others are means of the image."""
     names: list[str] = []
     for plane in planes:

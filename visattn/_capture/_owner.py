@@ -19,7 +19,7 @@ class Owners:
 
     def __init__(self, model: nn.Module) -> None:
         """Find the modules once."""
-        self.names = names_of(model)
+        self.names = module_names(model)
         self.modules = list(self.names)
 
     def current(self) -> tuple[str, nn.Module] | None:
@@ -38,7 +38,7 @@ class Owners:
         return None
 
 
-def names_of(model: nn.Module) -> dict[nn.Module, str]:
+def module_names(model: nn.Module) -> dict[nn.Module, str]:
     """The modules of a model with their names, as `named_modules` gives them; each capture asks, and this is several times as fast."""
     found: dict[nn.Module, str] = {}
     waiting = [("", model)]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from visattn._capture._arrange import Arrangement, names_of
+from visattn._capture._arrange import Arrangement, token_names
 from visattn._capture._codes import same_along
 from visattn._capture._operations import COMBINE, JOIN, REARRANGE, REDUCE, SAME
 from visattn._capture._places import Places, Statuses
@@ -136,7 +136,7 @@ class Readouts:
                 patches[round(share, 9)] += 1
                 cells = plane.cells
             else:
-                prefix[names_of([plane])[0]] = prefix.get(names_of([plane])[0], 0.0) + share
+                prefix[token_names([plane])[0]] = prefix.get(token_names([plane])[0], 0.0) + share
         names = {name for name in prefix}
         if last is not None and not names <= {*last.queries.prefix, *last.keys.prefix}:
             return ""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn._capture._given import (
+from visattn._capture._arguments import (
     Untraceable,
     changes,
     is_transformed,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._checks import printable
-from visattn._files import check_outputs, names_of, write_whole
+from visattn._files import check_outputs, result_names, write_whole
 from visattn.cli._main import complain
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
@@ -156,7 +156,7 @@ def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
         raise OptionError(
             f"{filmstrip.name}: --filmstrip of one image is a {kinds} file, of several a folder. Choose another name."
         )
-    return [filmstrip / f"{name}.caption.png" for name in names_of(images)]
+    return [filmstrip / f"{name}.caption.png" for name in result_names(images)]
 
 
 def _json_file(output: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from visattn._checks import between, whole_number
-from visattn._files import check_outputs, names_of, write_whole
+from visattn._files import check_outputs, result_names, write_whole
 from visattn.cli._main import complain
 from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
 from visattn.cli._talk import describe, result
@@ -162,7 +162,7 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
 
 def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
     """A PNG for each image; in a folder where there are several; no two alike."""
-    names = [f"{name}.{kind}.png" for name in names_of(images)]
+    names = [f"{name}.{kind}.png" for name in result_names(images)]
     if output is None:
         return [Path(name) for name in names]
     if len(images) > 1 or output.is_dir():

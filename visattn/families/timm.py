@@ -15,7 +15,7 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 import visattn.models  # noqa: F401 - tells timm the names of ours
-from visattn._capture import Anatomy, names_of
+from visattn._capture import Anatomy, module_names
 from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
@@ -174,7 +174,7 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
         tokens = {f"{where}.{i}": part for i, part in enumerate(parts)}
     if isinstance(named.get("norm"), nn.Module) and not isinstance(named["norm"], nn.Identity):
         tokens["norm"] = named["norm"]
-    parts_by_name: dict[Any, str] = names_of(model)
+    parts_by_name: dict[Any, str] = module_names(model)
     blocks = {part.attn: (name, part) for part, name in parts_by_name.items() if _adds_attention(part)}
 
     def output_weight(owner: nn.Module) -> Tensor | None:
