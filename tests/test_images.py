@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import socket
 import stat
 import struct
@@ -162,7 +163,6 @@ def test_I03_content_decides_not_the_extension(kind: str, suffix: str, tmp_path:
         pytest.param(b"\n<!DOCTYPE html>\n<title>x</title>", "<!DOCTYPE html>", id="html-after-newline"),
         pytest.param(b'{"error": "not found"}', '{"error": "not found"}', id="json"),
         pytest.param(b"%PDF-1.7 stream", "%PDF-1.7", id="pdf"),
-        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "<svg", id="svg"),
     ],
 )
 def test_I04_document_named_png_is_refused(content: bytes, start: str, tmp_path: Path) -> None:
@@ -271,7 +271,12 @@ def wide_grey(mode: str) -> Image.Image:
 def test_I09_16bit_grey_is_scaled_not_clipped(mode: str, kind: str) -> None:
     photo = load_image(encoded(wide_grey(mode), kind))
     assert np.array_equal(np.asarray(photo), np.repeat(NARROW[..., None], 3, axis=2))
-    assert facts(photo).notes == ("16-bit grey divided by 257",)
+    rule = (
+        "gray values 0 to 65535 shown as 0 to 255"
+        if mode == "I"
+        else "16-bit gray, 0 to 65535 shown as 0 to 255; the largest is 65535"
+    )
+    assert facts(photo).notes == (rule,)
 
 
 def test_I10_float_tiff_is_scaled_from_its_own_minimum_and_maximum() -> None:
@@ -279,7 +284,7 @@ def test_I10_float_tiff_is_scaled_from_its_own_minimum_and_maximum() -> None:
     photo = load_image(encoded(Image.fromarray(values), "TIFF"))
     expected = [[0, 85, 255], [128, 170, 212]]  # (v + 1) / 3 * 255; 127.5 goes to the even 128, 212.5 to 212
     assert np.asarray(photo)[..., 0].tolist() == expected
-    assert facts(photo).notes == ("grey values -1 to 2 scaled to 0 to 255",)
+    assert facts(photo).notes == ("gray values -1 to 2 shown as 0 to 255",)
 
 
 def test_I10_float_tiff_with_nan_is_refused_with_name_and_count(tmp_path: Path) -> None:
@@ -520,7 +525,47 @@ def test_I30_endless_device_is_refused() -> None:
 
 def test_I35_format_outside_the_list_is_refused() -> None:
     with pytest.raises(ImageError, match="allowed are PNG, JPEG"):
-        load_image(encoded(photo_of(), "TGA"))
+        load_image(encoded(photo_of(), "SGI"))
+
+
+BOX = struct.pack(">I", 24)
+FOREIGN = {
+    "HEIC": BOX + b"ftypheic" + b"\0" * 12,
+    "JPEG XL": b"\xff\x0a" + b"\0" * 20,
+    "PSD (Photoshop)": b"8BPS\0\1" + b"\0" * 20,
+    "OpenEXR": b"v/1\x01\x02" + b"\0" * 20,
+    "DICOM": b"\0" * 128 + b"DICM" + b"\0" * 20,
+    "JPEG 2000": None,
+    "TGA": None,
+    "ICO": None,
+    "QOI": None,
+    "DDS": None,
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_I33_other_formats_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    content = FOREIGN[name] or encoded(photo_of(), name.replace(" ", ""))
+    (tmp_path / "x.jpg").write_bytes(content)
+    with pytest.raises(ImageError, match=rf"x\.jpg: {re.escape(name)} is not read; convert it to PNG or JPEG$"):
+        load_image(tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff", "<?xml version='1.0'?>\n<!-- made -->\n"])
+def test_I34_svg_is_refused_by_name(start: str) -> None:
+    with pytest.raises(ImageError, match=r"^image: SVG is a drawing without pixels; render it to PNG$"):
+        load_image(f"{start}<svg xmlns='http://www.w3.org/2000/svg'/>".encode())
+
+
+def test_page_with_a_drawing_in_it_is_no_svg() -> None:
+    with pytest.raises(ImageError, match=r"not an image \(starts with '<html>"):
+        load_image(b"<html><body>404 <svg/></body></html>")
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0)])
+def test_I22_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ImageError, match=r"^image: its width or height is 0; export it again$"):
+        load_image(png(*size))
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
@@ -666,8 +711,8 @@ def test_as_photo_turns_every_mode_into_rgb_and_leaves_the_picture_alone(mode: s
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        pytest.param(np.full((2, 2), -0.5), r"must lie in \[0, 1\], got -0.5 to -0.5. It looks normalised", id="normalised"),
-        pytest.param(np.full((2, 2), -3), r"must lie in \[0, 255\], got -3 to -3. It looks normalised", id="negative integers"),
+        pytest.param(np.full((2, 2), -0.5), r"must lie in \[0, 1\], got -0.5 to -0.5. It looks normalized", id="normalized"),
+        pytest.param(np.full((2, 2), -3), r"must lie in \[0, 255\], got -3 to -3. It looks normalized", id="negative integers"),
         pytest.param(np.full((2, 2), 200.0), r"float64 must lie in \[0, 1\], got 200 to 200. Divide it", id="floats to 255"),
         pytest.param(np.full((2, 2), 4000, np.uint16), r"uint16 must lie in \[0, 255\], got 4000 to 4000", id="12 bit"),
         pytest.param(np.array([[0.5, np.nan], [np.inf, 0]]), "got 2 NaN or infinite values", id="NaN"),

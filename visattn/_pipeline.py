@@ -24,7 +24,7 @@ from visattn._look import look, scoring
 from visattn._prepare import Prepared, prepare
 from visattn._sheets import captioned
 from visattn._targets import NoClasses, Of, Space, Target
-from visattn._types import Interpolation, Normalization, Resize
+from visattn._types import ColorProfile, Interpolation, Normalization, Resize
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
@@ -147,6 +147,7 @@ def explain(
     device: str = "cpu",
     resize: Resize = "auto",
     img_size: int | None = None,
+    color_profile: ColorProfile = "convert",
     **parameters: Any,  # noqa: ANN401 - the method's own
 ) -> Explanation:
     """Where does this model look in this photo?
@@ -166,6 +167,7 @@ def explain(
         device: Where a named model runs.
         resize: See `prepare`.
         img_size: See `prepare`.
+        color_profile: See `load_image`; of a picture or an array it says nothing.
         parameters: Parameters of the method; a query `pixel:X,Y` of the upright photo becomes the patch that covers it.
 
     Returns:
@@ -175,7 +177,8 @@ def explain(
         OptionError: If the method, a parameter or the target is unknown or out of range, or does not go with the model.
         VisattnError: As `load_image`, `load_model`, `prepare`, `capture` and the method raise.
     """
-    photo = load_image(image) if isinstance(image, (str, os.PathLike, bytes)) else as_photo(image)
+    from_file = isinstance(image, (str, os.PathLike, bytes))
+    photo = load_image(image, color_profile=color_profile) if from_file else as_photo(image)
     asked = target is not None or versus is not None or target_space != "logit"
     check_parameters(method, parameters)
     if asked and method != "auto" and not method_of(method).targeted:
@@ -335,10 +338,8 @@ def answer(
     if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:
         result = replace(result, provenance=replace(result.provenance, sinks=diagnostics.sinks(recording)))
     source = facts(photo)
-    provenance = result.provenance.but(
-        image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes + prepared.notes + notes
-    )
-    found = replace(result, provenance=provenance).at(batch=image)
+    provenance = result.provenance.but(image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes)
+    found = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)
     if found.layout.holes:
         dropped = (
             f"{len(found.layout.holes)} of {math.prod(found.layout.grid)} patches are hatched: the model dropped their tokens"

@@ -10,8 +10,9 @@ A model of one channel sees the photo's luminance, ITU-R 601; any other number b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import timm.data.transforms as timm_transforms
@@ -26,6 +27,7 @@ from visattn.errors import ImageError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
 from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
+from visattn.provenance import Provenance
 
 _LUMINANCE = "the model takes one channel: it saw the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
 
@@ -39,12 +41,17 @@ class Prepared:
         photos: The upright RGB photos.
         geometries: Where each input lies on its photo.
         notes: What was done to the photos beside that.
+        preprocessing: Size, mean and standard deviation, each with its `value` and its `source`: stated by the `model`, `given` by
+            the caller, or `assumed`.
+        warnings: What was assumed, in a sentence.
     """
 
     pixels: Tensor
     photos: tuple[Image.Image, ...]
     geometries: tuple[Geometry, ...]
     notes: tuple[str, ...] = ()
+    preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def photo(self) -> Image.Image:
@@ -63,6 +70,10 @@ class Prepared:
             ShapeError: If the batch has several.
         """
         return self.geometries[self._only()]
+
+    def noted(self, provenance: Provenance) -> Provenance:
+        """Return a provenance with what was done to the photos, and why, added."""
+        return provenance.but(preprocessing=dict(self.preprocessing), notes=self.notes, warnings=self.warnings)
 
     def _only(self) -> int:
         if len(self.photos) != 1:
@@ -131,7 +142,21 @@ def prepare_batch(
     pixels = torch.stack([_normalised(image, spec) for image in images])
     device = next(model.parameters()).device
     notes = (_LUMINANCE,) if spec.channels == 1 else ()
-    return Prepared(pixels.to(device), tuple(pictures), geometries, notes)
+    stated = spec.stated()
+    stated["size"]["value"] = list(pixels.shape[-2:])
+    return Prepared(pixels.to(device), tuple(pictures), geometries, notes, stated, _assumptions(spec))
+
+
+def _assumptions(spec: InputSpec) -> tuple[str, ...]:
+    """What nobody stated of the model's input, in one sentence."""
+    if not (names := spec.assumed()):
+        return ()
+    values = {
+        "size": f"size {spec.size[0]} x {spec.size[1]}",
+        "mean": f"mean {', '.join(f'{value:g}' for value in spec.mean)}",
+        "std": f"std {', '.join(f'{value:g}' for value in spec.std)}",
+    }
+    return (f"assumed of the model's input, as it does not state it: {'; '.join(values[name] for name in names)}",)
 
 
 def _fitting_size(photos: Sequence[Image.Image], spec: InputSpec) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from visattn._look import look
 from visattn._prepare import prepare
 from visattn._tables import Row
 from visattn._types import Resize
-from visattn.errors import ModelError
+from visattn.errors import UnsupportedModel
 from visattn.images import facts
 from visattn.methods import diagnostics
 from visattn.methods._select import chain, chain_refusal
@@ -79,7 +79,7 @@ class Survey:
 
         Raises:
             ImageError: If the photo is too narrow for the model.
-            ModelError: If no layer has distributions over tokens.
+            UnsupportedModel: If no layer has distributions over tokens.
         """
         prepared = prepare(photo, self._model, resize=self._resize, img_size=self._img_size)
         recording = look(self._model, prepared)
@@ -118,7 +118,7 @@ class Survey:
                 "notes": "; ".join(source.notes),
             }
         )
-        self._provenance = recording.provenance.but(notes=self._provenance.notes + prepared.notes)
+        self._provenance = prepared.noted(recording.provenance.but(notes=self._provenance.notes))
 
     def heads(self) -> list[Row]:
         """A row for each layer and head: means over photos, and the ends of their 95 % intervals where there are two photos."""
@@ -172,7 +172,7 @@ class Survey:
                 self._left_out.setdefault(why, {})[record.layer] = None
         if not kept:
             why = "; ".join(f"{why} in {', '.join(layers)}" for why, layers in self._left_out.items())
-            raise ModelError(
+            raise UnsupportedModel(
                 f"no layer has distributions over tokens ({why}), so there is nothing to measure. Use another model."
             )
         return replace(recording, records=kept)

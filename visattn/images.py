@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from visattn._checks import between, printable
+from visattn import _gray
+from visattn._checks import between, one_of, printable
+from visattn._color import to_srgb
+from visattn._foreign import foreign
+from visattn._types import ColorProfile
 from visattn.errors import ImageError
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ _SIGNATURES = (
     b"GIF8",
     b"II*\0",
     b"MM\0*",
+    b"II+\0",
+    b"MM\0+",
     b"BM",
 )  # a known format that does not open is damaged
 
@@ -55,25 +61,30 @@ class ImageFacts:
     notes: tuple[str, ...] = ()
 
 
-def load_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def load_image(
+    source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+) -> Image.Image:
     """Read a photo as an upright RGB picture.
 
-    EXIF orientation is applied; transparency is put on white; 16-bit grey is divided by 257; other wide grey is scaled from its
-    own minimum and maximum; of an animation the first frame is taken. Each of these is noted in `facts(photo).notes`.
+    EXIF orientation is applied; colors are converted to sRGB by the file's ICC profile; transparency is put on white; unsigned gray
+    of up to 16 bits is scaled by the range of its bits, other wide gray by its own minimum and maximum; of an animation the first
+    frame is taken. Each of these but the first is noted in `facts(photo).notes`.
 
     Args:
         source: A path, or the content of a file.
         max_pixels: Largest allowed width x height, checked before decoding; at most `LARGEST`.
+        color_profile: `ignore` takes the numbers in the file as they are, as timm's and torchvision's loaders do.
 
     Returns:
         An RGB image; its `facts` travel with it and with its copies.
 
     Raises:
-        OptionError: If `max_pixels` is above `LARGEST`.
+        OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
         ImageError: If it is no file, no image, damaged, too large or of a kind that is not supported; the message names the file,
             the cause and what to do.
     """
     between(max_pixels, 1, LARGEST, "max_pixels")
+    one_of(color_profile, ("convert", "ignore"), "color_profile")
     if isinstance(source, bytes):
         name, data = "image", source
     else:
@@ -81,7 +92,7 @@ def load_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_
     if not data:
         raise ImageError(f"{name}: empty file; check the download or the copy")
     try:
-        photo, notes = _decode(data, max_pixels)
+        photo, notes = _decode(data, max_pixels, color_profile)
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
     except (Exception, MemoryError) as error:  # Pillow raises OSError, SyntaxError, ValueError, RuntimeError and more
@@ -101,6 +112,7 @@ def facts(photo: Image.Image) -> ImageFacts:
 def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of any library
     """An RGB picture from a picture, an array or a tensor; the argument is not modified.
 
+    A picture that carries an ICC profile is converted to sRGB; delete `image.info["icc_profile"]` to have its numbers as they are.
     The dtype decides the range: unsigned and signed integers are 0 to 255, floats 0 to 1, booleans black and white. `(H, W)`,
     `(H, W, 1|3|4)` and `(1|3|4, H, W)` are understood.
 
@@ -108,7 +120,7 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
         ImageError: If the shape or the range is another.
     """
     if isinstance(image, Image.Image):
-        return _to_rgb(image, [])
+        return _noted(image, _gray.stated(image))
     if hasattr(image, "detach"):
         image = image.detach().cpu()
         image = (image.float() if image.is_floating_point() else image).numpy()  # numpy has no bfloat16
@@ -119,7 +131,15 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
         array = array[..., 0]
     if array.size == 0 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
         raise ImageError(f"a photo must be (H, W), (H, W, 3|4) or (3|4, H, W), got {array.shape}. Pass one photo, not a batch.")
-    return _to_rgb(Image.fromarray(np.ascontiguousarray(_to_uint8(array))), [])
+    return _noted(Image.fromarray(np.ascontiguousarray(_to_uint8(array))), None)
+
+
+def _noted(image: Image.Image, samples: _gray.Samples | None) -> Image.Image:
+    notes: list[str] = []
+    photo = _to_rgb(image, samples, notes)
+    if notes:
+        photo.info = {_FACTS: ImageFacts("image", hashlib.sha256(photo.tobytes()).hexdigest(), tuple(notes))}
+    return photo
 
 
 def _to_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -134,7 +154,7 @@ def _to_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ImageError(f"a photo must be finite, got {int((~np.isfinite(array)).sum())} NaN or infinite values.")
     if low < 0 or high > top:
-        hint = "It looks normalised; pass the original photo." if low < 0 else f"Divide it to the range of {array.dtype}."
+        hint = "It looks normalized; pass the original photo." if low < 0 else f"Divide it to the range of {array.dtype}."
         raise ImageError(f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. {hint}")
     return (array * (255 // top)).round().astype(np.uint8)
 
@@ -158,7 +178,7 @@ def _read(path: Path) -> bytes:
         raise ImageError(f"{name}: cannot be read ({cause}); check the path") from error
 
 
-def _decode(data: bytes, max_pixels: int) -> tuple[Image.Image, list[str]]:
+def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[Image.Image, list[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # broken metadata; sizes are checked here, not by Pillow's own warning
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -177,35 +197,39 @@ def _decode(data: bytes, max_pixels: int) -> tuple[Image.Image, list[str]]:
         except Exception:  # whatever its text is; the pixels are whole
             upright = image
             notes.append("its EXIF data cannot be read; taken as upright")
-        return _to_rgb(upright, notes), notes
+        if color_profile == "ignore" and upright.info.pop("icc_profile", None):
+            notes.append("its color profile is ignored")
+        return _to_rgb(upright, _gray.stated(image), notes), notes
 
 
-def _to_rgb(image: Image.Image, notes: list[str]) -> Image.Image:
-    mode = image.mode
-    if mode == "RGB" and "transparency" not in image.info:
+def _to_rgb(image: Image.Image, samples: _gray.Samples | None, notes: list[str]) -> Image.Image:
+    profile = image.info.get("icc_profile")
+    if image.mode == "RGB" and "transparency" not in image.info and not profile:
         return image
-    if mode.startswith("I") or mode == "F":
-        return _wide_grey(image, notes)
-    if mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        clear = image.convert("LA") if mode == "La" else image.convert("RGBA")
-        layer = clear.convert("RGBA")
-        notes.append("transparent pixels shown on white")
-        return Image.alpha_composite(Image.new("RGBA", image.size, (*BACKGROUND, 255)), layer).convert("RGB")
-    return image.convert("RGB")
+    color, alpha = _split(image, samples, notes)
+    if profile:
+        color = to_srgb(color, profile, notes)
+    if color.mode == "I;16":
+        color = _gray.narrow(color)
+    photo = color.convert("RGB")
+    if alpha is None:
+        return photo
+    notes.append("transparent pixels shown on white")
+    photo.putalpha(alpha)
+    return Image.alpha_composite(Image.new("RGBA", photo.size, (*BACKGROUND, 255)), photo).convert("RGB")
 
 
-def _wide_grey(image: Image.Image, notes: list[str]) -> Image.Image:
-    """Pillow's own conversion clips 16-bit values at 255: nearly everything turns white."""
-    values = np.asarray(image).astype(np.float64)
-    if bad := int((~np.isfinite(values)).sum()):
-        raise ImageError(f"the image has {bad} NaN or infinite pixels; replace them")
-    if image.mode != "F" and values.min() >= 0 and values.max() <= 65535:
-        values, rule = values / 257, "16-bit grey divided by 257"
-    else:
-        low, high = values.min(), values.max()
-        values, rule = (values - low) * (255 / max(high - low, 1e-300)), f"grey values {low:g} to {high:g} scaled to 0 to 255"
-    notes.append(rule)
-    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert("RGB")
+def _split(image: Image.Image, samples: _gray.Samples | None, notes: list[str]) -> tuple[Image.Image, Image.Image | None]:
+    """The colors of a picture, wide gray as `I;16`, and its alpha if it has one."""
+    clear = image.info.get("transparency")
+    if _gray.is_wide(image, samples):
+        alpha = None if clear is None else Image.fromarray((np.asarray(image) != clear).astype(np.uint8) * 255)
+        return _gray.spread(image, samples, notes), alpha
+    if clear is None and image.mode not in ("LA", "La", "PA", "RGBA", "RGBa"):
+        return image, None
+    gray = image.mode in ("1", "L", "LA", "La")
+    *_, alpha = (whole := image.convert("LA" if gray else "RGBA")).split()
+    return whole.convert("L" if gray else "RGB"), alpha
 
 
 def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
@@ -215,6 +239,8 @@ def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
     if isinstance(error, Image.DecompressionBombError):  # Pillow has a limit of its own, and tells the size only in words
         pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
         return f"{pixels} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down"
+    if isinstance(error, UnidentifiedImageError) and (cause := foreign(data)):
+        return cause
     if isinstance(error, UnidentifiedImageError) and data.startswith(_SIGNATURES):
         return "truncated (image data ends early) or damaged; fetch or copy it again"
     if isinstance(error, UnidentifiedImageError):
@@ -227,7 +253,7 @@ def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
     if short or "truncated" in text or "broken data stream" in text or "incomplete" in text or "eof" in text:
         return "truncated (image data ends early); fetch or copy it again"
     if "conversion" in text and "not supported" in text:
-        return f"unsupported colour mode ({error}); convert it to RGB"
+        return f"unsupported color mode ({error}); convert it to RGB"
     return (
         f"damaged or unsupported image ({printable(str(error)) or type(error).__name__}); open it in an editor and save it again"
     )

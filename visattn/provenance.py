@@ -38,6 +38,8 @@ class Provenance:
         image: Name of the photo, and notes of its reading.
         image_sha256: Digest of the photo's file.
         geometry: The part of the photo that the model saw.
+        preprocessing: Size, mean and standard deviation of the model's input, each with its `value` and its `source`: `model`,
+            `given` or `assumed`.
         method: Name of the method.
         parameters: Its parameters, after every automatic choice.
         target: What a class-specific method explains, an entry for each image of the batch.
@@ -56,6 +58,7 @@ class Provenance:
     image: str | None = None
     image_sha256: str | None = None
     geometry: Geometry | None = None
+    preprocessing: dict[str, Any] = field(default_factory=dict)
     method: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     target: tuple[str, ...] = ()

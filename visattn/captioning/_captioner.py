@@ -205,11 +205,14 @@ class Captioner:
         for i, text in enumerate(texts):
             count = len(text)
             source = facts(prepared.photos[i])
-            provenance = replace(self.provenance, method=METHOD, parameters=parameters | {"caption": " ".join(text)}).but(
-                image=source.name,
-                image_sha256=source.sha256,
-                geometry=prepared.geometries[i],
-                notes=source.notes + prepared.notes + _unknown(text, words[i]),
+            provenance = replace(self.provenance, method=METHOD, parameters=parameters | {"caption": " ".join(text)})
+            provenance = prepared.noted(
+                provenance.but(
+                    image=source.name,
+                    image_sha256=source.sha256,
+                    geometry=prepared.geometries[i],
+                    notes=source.notes + _unknown(text, words[i]),
+                )
             )
             values = told.alpha[i, :count].float().cpu().clone().view(count, rows, columns)
             taken = told.taken[i, :count].argmax(1).tolist()

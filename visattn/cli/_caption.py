@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,10 @@ import click
 
 from visattn._checks import printable
 from visattn._files import check_outputs, result_names, write_whole
-from visattn.cli._main import complain
+from visattn.cli._each import Each
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
-from visattn.errors import ImageError, OptionError, VisattnError
+from visattn.errors import OptionError, VisattnError
 
 if TYPE_CHECKING:  # torch is loaded when it is needed
     from PIL import Image
@@ -73,16 +74,13 @@ def caption_command(
     strips = _strips(images, options["filmstrip"])
     targets = [*strips, *([_json_file(output)] if output else [])]
     check_outputs(targets, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
-    rows, failed = [], 0
-    for i, caption in _captions(images, checkpoint, options):
+    each, rows = Each(len(images) > 1, debug), []
+    for i, caption in _captions(images, checkpoint, each, options):
         name = printable(str(images[i]))
         row = _row(caption, name)
         if strips and caption.words:
-            try:
+            with each.photo(images[i]):
                 row["filmstrip"] = printable(str(write_whole(strips[i], _drawn(caption, strips[i], options))))
-            except OptionError as error:  # of this photo: too narrow to be shown
-                failed += 1
-                complain(f"{name}: {error}")
         rows.append(row)
         if not as_json:
             told = printable(caption.text)
@@ -92,35 +90,34 @@ def caption_command(
         if not caption.words:
             end = "; no filmstrip is drawn" if strips else ""
             click.echo(f"visattn: warning: {name}: the captioner tells no word of it{end}", err=True)
-    if not rows:
-        return ImageError.exit_code
-    if as_json:
+    if as_json and rows:
         click.echo(to_json(rows))
-    if output:
+    if output and rows:
         write_whole(output, to_json(rows).encode())
-    return 0 if len(rows) == len(images) and not failed else VisattnError.exit_code
+    return each.exit_code(len(rows))
 
 
-def _captions(images: Sequence[Path], checkpoint: Path, options: dict[str, Any]) -> Iterator[tuple[int, Caption]]:
-    """A caption of each image that can be read, by its number; the others are told one by one."""
+def _captions(images: Sequence[Path], checkpoint: Path, each: Each, options: dict[str, Any]) -> Iterator[tuple[int, Caption]]:
+    """A caption of each image that can be captioned, by its number."""
     import torch
 
     from visattn.captioning import load_captioner
-    from visattn.cli._overlay import _photos
     from visattn.families import check_device
 
     captioner = None
+    photos = each.readable(images, options)
     with torch.random.fork_rng():
         torch.manual_seed(options["seed"])
-        for start in range(0, len(images), _AT_ONCE):
-            photos, _failed = _photos(tuple(images[start : start + _AT_ONCE]), options["max_pixels"])
-            if not photos:
-                continue
+        while together := dict(islice(photos, _AT_ONCE)):
             if captioner is None:
                 captioner = load_captioner(checkpoint)
                 captioner.model.to(check_device(options["device"]))
-            for i, caption in zip(photos, _told(captioner, list(photos.values()), options), strict=True):
-                yield start + i, caption
+            try:
+                yield from zip(together, _told(captioner, list(together.values()), options), strict=True)
+            except VisattnError:  # of one of them: which one it is shows when each is captioned alone
+                for i, photo in together.items():
+                    with each.photo(images[i]):
+                        yield i, _told(captioner, [photo], options)[0]
 
 
 def _told(captioner: Captioner, photos: Sequence[Image.Image], options: dict[str, Any]) -> list[Caption]:

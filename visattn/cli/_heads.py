@@ -10,7 +10,7 @@ import click
 from visattn._checks import printable, whole_number
 from visattn._files import check_output, write_whole
 from visattn._tables import Row, to_csv, to_json, to_text
-from visattn.cli._options import model_options, output_options
+from visattn.cli._options import model_options, output_options, photo_options, reading
 from visattn.cli._talk import describe, note, result
 from visattn.errors import NoAttentionCaptured, OptionError
 
@@ -32,6 +32,7 @@ from visattn.errors import NoAttentionCaptured, OptionError
 @click.option("--opacity", type=float, default=0.6, show_default=True)
 @click.option("--colormap")
 @click.option("--panel", type=click.IntRange(48, 2000), help="Width of a panel in pixels.")
+@photo_options
 @output_options
 def heads_command(
     image: Path,
@@ -67,14 +68,14 @@ def heads_command(
     from visattn.families import load_model
     from visattn.images import facts, load_image
 
-    photo = load_image(image)
+    photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
     recording = _with_gates(model, prepared) if gated else look(model, prepared)
     if gated or kind == "stats":
         source = facts(photo)
-        seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes + prepared.notes)
-        seen = seen.but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
+        seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
+        seen = prepared.noted(seen).but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
         recording = replace(recording, provenance=seen)
     if kind == "stats":
         rows = _gate_stats(recording, options["layer"]) if gated else _stats(recording, options["layer"], quiet)

@@ -112,12 +112,17 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _fault(error: Exception, debug: bool) -> int:
-    """What nobody thought of: one line that asks for a report."""
+    """One line that asks for a report."""
     if debug:
         traceback.print_exc()
-    what = str(error).strip().split("\n")[0]
-    complain(f"a fault of visattn's own ({type(error).__name__}: {what}). Please report it with what --debug prints.")
+    complain(fault(error))
     return 70
+
+
+def fault(error: Exception) -> str:
+    """Return the sentence about an error that nobody thought of."""
+    what = str(error).strip().split("\n")[0]
+    return f"a fault of visattn's own ({type(error).__name__}: {what}). Please report it with what --debug prints."
 
 
 def _drop_output() -> None:

@@ -33,12 +33,24 @@ def model_options(command: F) -> F:
 
 
 def photo_options(command: F) -> F:
-    """Which photos are decoded."""
+    """How photos are read."""
     limit = click.IntRange(1, 178_956_970)
     return _all(
         command,
         click.option("--max-pixels", type=limit, default=64_000_000, show_default=True, help="Largest photo that is decoded."),
+        click.option(
+            "--color-profile",
+            type=click.Choice(["convert", "ignore"]),
+            default="convert",
+            show_default=True,
+            help="convert: the file's ICC profile to sRGB; ignore: its numbers as they are.",
+        ),
     )
+
+
+def reading(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `load_image` among the options."""
+    return {name: options[name] for name in ("max_pixels", "color_profile")}
 
 
 def target_options(command: F) -> F:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from visattn._checks import between, whole_number
 from visattn._files import check_outputs, result_names, write_whole
-from visattn.cli._main import complain
+from visattn.cli._each import Each
 from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
 from visattn.cli._talk import describe, result
-from visattn.errors import ImageError, OptionError, VisattnError
+from visattn.errors import OptionError
 from visattn.provenance import Provenance
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, how it was made, the map as a file
 
 _PARAMETERS = [
     "layer",
@@ -96,7 +102,6 @@ def overlay_command(
     as_json: bool,
     quiet: bool,
     debug: bool,
-    max_pixels: int,
     **options: Any,  # noqa: ANN401 - click's
 ) -> int:
     """Lay a model's attention over IMAGES and write one PNG for each.
@@ -111,19 +116,25 @@ def overlay_command(
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=images)
-    photos, failed = _photos(images, max_pixels)
-    if not photos:
-        return ImageError.exit_code
-    draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, _parameters(options))
-    written: list[tuple[Path, Provenance]] = []
-    for i, photo in photos.items():
-        png, provenance, raw = draw(photo)
-        if options["save_map"]:
-            write_whole(options["save_map"], raw)
-        written.append((write_whole(targets[i], png), provenance))
-        describe(quiet, provenance)
-    result(as_json, written)
-    return VisattnError.exit_code if failed else 0
+    parameters = {} if options["map_file"] else _parameters(options)
+    each, draw, done = Each(len(images) > 1, debug), None, 0
+    rows: list[tuple[Path, Provenance]] = []
+    for i, photo in each.readable(images, options):
+        if draw is None:  # a model is loaded when there is a photo for it
+            draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, parameters)
+        with each.photo(images[i]):
+            png, provenance, raw = draw(photo)
+            if options["save_map"]:
+                write_whole(options["save_map"], raw())
+            rows.append((write_whole(targets[i], png), provenance))
+            describe(quiet, provenance)
+            done += 1
+        if not as_json:
+            result(False, rows)
+            rows.clear()
+    if as_json:
+        result(True, rows)
+    return each.exit_code(done)
 
 
 def _parameters(options: dict[str, Any]) -> dict[str, Any]:
@@ -172,21 +183,7 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
     return [output]
 
 
-def _photos(images: tuple[Path, ...], max_pixels: int) -> tuple[dict[int, Any], int]:
-    """Every photo that can be read, before a model is loaded; the others are told one by one."""
-    from visattn.images import load_image
-
-    photos, failed = {}, 0
-    for i, image in enumerate(images):
-        try:
-            photos[i] = load_image(image, max_pixels=max_pixels)
-        except ImageError as error:
-            failed += 1
-            complain(str(error))
-    return photos, failed
-
-
-def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any:  # noqa: ANN401 - a function of a photo
+def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
     from visattn import render
     from visattn._pipeline import explain
     from visattn.families import load_model
@@ -195,7 +192,7 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any: 
     names = ("weights", "seed", "img_size", "device")
     model = load_model(options["model"], **{name: options[name] for name in names})
 
-    def draw(photo: Any) -> tuple[bytes, Provenance, bytes]:  # noqa: ANN401
+    def draw(photo: Image.Image) -> _Drawn:
         found = explain(
             model,
             photo,
@@ -207,12 +204,12 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Any: 
             **parameters,
         )
         picture, provenance = found.draw(**_colours(options), caption=options["caption"])
-        return render.to_png(picture, provenance), provenance, save_map(found.map, found.geometry)
+        return render.to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
 
     return draw
 
 
-def _drawing_saved(options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
     from visattn import render
     from visattn._pipeline import Explanation
     from visattn.images import facts
@@ -220,7 +217,7 @@ def _drawing_saved(options: dict[str, Any]) -> Any:  # noqa: ANN401
 
     loaded = load_map(options["map_file"])
 
-    def draw(photo: Any) -> tuple[bytes, Provenance, bytes]:  # noqa: ANN401
+    def draw(photo: Image.Image) -> _Drawn:
         source = facts(photo)
         if isinstance(loaded, tuple):
             attention_map, geometry = loaded
@@ -232,7 +229,7 @@ def _drawing_saved(options: dict[str, Any]) -> Any:  # noqa: ANN401
             picture = render.overlay(photo, loaded, **colours)
             provenance = Provenance(method="a map given as an array", normalization=options["normalize"])
         provenance = provenance.but(image=source.name, image_sha256=source.sha256)
-        return render.to_png(picture, provenance), provenance, b""
+        return render.to_png(picture, provenance), provenance, bytes
 
     return draw
 

@@ -11,10 +11,11 @@ import click
 from visattn._checks import printable
 from visattn._files import check_folder, write_folder_whole
 from visattn._tables import to_csv, to_json
+from visattn.cli._each import Each
 from visattn.cli._main import complain
 from visattn.cli._options import model_options, photo_options, talk_options
 from visattn.cli._talk import describe, note
-from visattn.errors import ImageError, MissingExtra, VisattnError
+from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
 
 FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
 
@@ -35,7 +36,6 @@ def stats_command(
     quiet: bool,
     debug: bool,
     limit: int | None,
-    max_pixels: int,
     **options: Any,  # noqa: ANN401 - click's
 ) -> int:
     """Measure every head of a model over the photos in FOLDER, and write tables and plots.
@@ -48,10 +48,10 @@ def stats_command(
     paths, failed = _photos(folder, output)
     if limit is not None and limit < len(paths):
         paths = [paths[i * len(paths) // limit] for i in range(limit)]
-    survey, unread = _survey(folder, paths, max_pixels, quiet, options)
-    failed += unread
+    each = Each(True, debug, fatal=(UnsupportedModel, NoAttentionCaptured, OptionError))
+    survey = _survey(folder, paths, each, quiet, options)
     if survey is None:
-        return ImageError.exit_code
+        return each.exit_code(0)
     provenance = survey.provenance(printable(str(folder)))
     heads, layers, photos = survey.heads(), survey.layers(), survey.photos
     whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
@@ -60,7 +60,7 @@ def stats_command(
     written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
     describe(quiet, provenance)
     click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
-    return VisattnError.exit_code if failed else 0
+    return VisattnError.exit_code if failed else each.exit_code(len(photos))
 
 
 def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
@@ -90,27 +90,25 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
     return sorted(found), len(refused)
 
 
-def _survey(folder: Path, paths: list[Path], max_pixels: int, quiet: bool, options: dict[str, Any]) -> tuple[Any, int]:
-    """The statistics of all photos that can be used, None if there is none; the others are told one by one and counted."""
+def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The statistics of all photos that can be used, None if there is none."""
     from tqdm import tqdm
 
     from visattn._survey import Survey
     from visattn.families import load_model
-    from visattn.images import load_image
 
-    survey, failed = None, 0
-    for path in tqdm(paths, unit="photo", disable=True if quiet else None):
-        try:
-            photo = load_image(path, max_pixels=max_pixels)
-            if survey is None:
-                model = load_model(options["model"], **{key: options[key] for key in ("weights", "seed", "img_size", "device")})
-                survey = Survey(model, **{key: options[key] for key in ("resize", "img_size", "seed")})
-            survey.add(photo, printable(str(path.relative_to(folder))))
-        except ImageError as error:
-            failed += 1
-            with tqdm.external_write_mode():
-                complain(str(error))
-    return survey if survey and survey.photos else None, failed
+    def beside_the_bar(text: str) -> None:
+        with tqdm.external_write_mode():
+            complain(text)
+
+    each.tell, survey = beside_the_bar, None
+    for i, photo in each.readable(tqdm(paths, unit="photo", disable=True if quiet else None), options):
+        if survey is None:
+            model = load_model(options["model"], **{key: options[key] for key in ("weights", "seed", "img_size", "device")})
+            survey = Survey(model, **{key: options[key] for key in ("resize", "img_size", "seed")})
+        with each.photo(paths[i]):
+            survey.add(photo, printable(str(paths[i].relative_to(folder))))
+    return survey if survey and survey.photos else None
 
 
 def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401

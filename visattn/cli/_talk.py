@@ -24,10 +24,26 @@ def describe(quiet: bool, provenance: Provenance) -> None:
     note(
         quiet,
         f"{provenance.image}: {provenance.method} ({parameters})",
+        *(f"{provenance.image}: {text}" for text in _input(provenance)),
         *(f"{provenance.image}: {text}" for text in (*provenance.target, *_scale(provenance), *provenance.notes)),
     )
     for text in provenance.warnings:
         click.echo(f"visattn: warning: {printable(f'{provenance.image}: {text}')}", err=True)
+
+
+def _input(provenance: Provenance) -> list[str]:
+    """Size, mean and standard deviation of the input, and where each comes from."""
+    facts = provenance.preprocessing
+    if not facts:
+        return []
+    told = {
+        name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({_SOURCES[fact['source']]})"
+        for name, fact in facts.items()
+    }
+    return ["input: " + "; ".join(f"{name} {text}" for name, text in told.items())]
+
+
+_SOURCES = {"model": "the model's own", "given": "given", "assumed": "assumed"}
 
 
 def _scale(provenance: Provenance) -> list[str]:

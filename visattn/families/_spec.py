@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Source = Literal["model", "given", "assumed"]  # stated by the model, by the caller, by nobody
+STATED = ("size", "mean", "std")
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class InputSpec:
         classifier: Whether it has a classification head.
         channels: Number of input channels.
         transform: The steps of its own evaluation transform.
+        sources: Where `size`, `mean` and `std` come from.
     """
 
     size: tuple[int, int]
@@ -32,6 +36,21 @@ class InputSpec:
     classifier: bool
     channels: int
     transform: Sequence[Any]
+    sources: Mapping[str, Source] = field(default_factory=lambda: dict.fromkeys(STATED, "model"))
+
+    def stated(self) -> dict[str, dict[str, Any]]:
+        """Return each of `STATED` as plain values: what it is, and where it comes from."""
+        return {name: {"value": list(getattr(self, name)), "source": self.sources[name]} for name in STATED}
+
+    def assumed(self) -> list[str]:
+        """Return the names of those that nobody stated."""
+        return [name for name in STATED if self.sources[name] == "assumed"]
+
+
+def sources(known: Mapping[str, Any], size: Source) -> dict[str, Source]:
+    """Return where a spec comes from: what a configuration holds is the model's own, what it lacks is assumed."""
+    own: dict[str, Source] = {name: "model" if known.get(name) is not None else "assumed" for name in ("mean", "std")}
+    return {"size": size, **own}
 
 
 def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:

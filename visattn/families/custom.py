@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import nn
 from visattn._capture import Anatomy, Placement
 from visattn._checks import printable, suggest
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
-from visattn.families._spec import InputSpec
+from visattn.families._spec import InputSpec, per_channel, sources
 from visattn.geometry import Box
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
@@ -154,19 +154,35 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """How pixels are prepared for a model that does not say: ImageNet's mean and deviation, its own image size or 224."""
-    given: Any = next((value for name in ("img_size", "image_size") if (value := getattr(model, name, None)) is not None), SIZE)
-    size = (img_size, img_size) if img_size else (given, given) if isinstance(given, int) else tuple(given)[-2:]
-    config = timm.data.resolve_data_config({"input_size": (3, *size), "crop_pct": 1.0})
+    """How pixels are prepared: as the model states it, where it does; else ImageNet's mean and deviation, and 224 pixels.
+
+    A model states it by `img_size` or `image_size`, and by `preprocess_cfg`, as those of open_clip have it: a mapping with `mean`,
+    `std` and `interpolation`.
+    """
+    stated = _stated(model)
+    own: Any = next((value for name in ("img_size", "image_size") if (value := getattr(model, name, None)) is not None), None)
+    given: Any = img_size or own or SIZE
+    size = (given, given) if isinstance(given, int) else tuple(given)[-2:]
+    config = timm.data.resolve_data_config({**stated, "input_size": (3, *size), "crop_pct": 1.0})
     transform: Callable[..., Any] = timm.data.create_transform(**config, is_training=False)
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     return InputSpec(
         size=size,
         dynamic=False,
         stride=(1, 1),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
+        mean=per_channel(config["mean"], channels),
+        std=per_channel(config["std"], channels),
         interpolation=config["interpolation"],
         classifier=True,
-        channels=next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3),
+        channels=channels,
         transform=transform.transforms,  # type: ignore[attr-defined]
+        sources=sources(stated, "given" if img_size else "model" if own else "assumed"),
     )
+
+
+def _stated(model: nn.Module) -> dict[str, Any]:
+    """What a model states of its pixels, under timm's names."""
+    for part in (model, getattr(model, "visual", None)):
+        if isinstance(found := getattr(part, "preprocess_cfg", None), Mapping):
+            return {key: found[key] for key in ("mean", "std", "interpolation") if found.get(key) is not None}
+    return {}

@@ -20,7 +20,7 @@ from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
 from visattn.families._feature_map import last_feature_map
-from visattn.families._spec import InputSpec, per_channel
+from visattn.families._spec import InputSpec, per_channel, sources
 from visattn.families._weights import check_finite, digest, hub_file, read_checkpoint
 from visattn.provenance import Provenance
 
@@ -230,6 +230,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
         channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
+        sources=sources(known, "given" if img_size else "model" if fixed or known.get("input_size") else "assumed"),
     )
 
 

@@ -26,7 +26,7 @@ from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import as_float32, classes_in, fill, shapes_of, unwrap
 from visattn.families._feature_map import last_feature_map
-from visattn.families._spec import InputSpec, per_channel
+from visattn.families._spec import InputSpec, per_channel, sources
 from visattn.families._weights import check_finite, digest, read_checkpoint, url_file
 from visattn.provenance import Provenance
 
@@ -209,6 +209,10 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
             transforms.Resize(preset.resize_size, preset.interpolation, antialias=preset.antialias),
             transforms.CenterCrop(preset.crop_size),
             transforms.ToTensor(),
+        ),
+        sources=sources(
+            vars(preset) if model in _presets else {},
+            "given" if img_size else "model" if model in _presets or hasattr(model, "image_size") else "assumed",
         ),
     )
 

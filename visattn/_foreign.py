@@ -1,0 +1,66 @@
+"""What a file is that is no photo we read: formats by name, with the way out."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+from PIL.TiffImagePlugin import OPEN_INFO, ImageFileDirectory_v2
+
+_SIGNATURES = {  # (offset, bytes) -> name
+    (4, b"ftypheic"): "HEIC",
+    (4, b"ftypheix"): "HEIC",
+    (4, b"ftypmif1"): "HEIF",
+    (4, b"ftyphevc"): "HEIF",
+    (0, b"\xff\x0a"): "JPEG XL",
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n"): "JPEG XL",
+    (0, b"\0\0\0\x0cjP  \r\n\x87\n"): "JPEG 2000",
+    (0, b"\xff\x4f\xff\x51"): "JPEG 2000",
+    (0, b"8BPS"): "PSD (Photoshop)",
+    (0, b"gimp xcf"): "XCF (GIMP)",
+    (0, b"v/1\x01"): "OpenEXR",
+    (0, b"#?RADIANCE"): "Radiance HDR",
+    (0, b"qoif"): "QOI",
+    (0, b"DDS "): "DDS",
+    (0, b"\0\0\1\0"): "ICO",
+    (0, b"SIMPLE  ="): "FITS",
+    (0, b"P7\n"): "PAM",
+    (0, b"FUJIFILMCCD-RAW"): "RAW (Fujifilm)",
+    (128, b"DICM"): "DICOM",
+}
+_TIFF = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
+_BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339
+_FORMATS = {1: "unsigned", 2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
+_COLORS = {0: "gray, white is zero", 1: "gray", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "CIELAB"}
+
+
+def foreign(data: bytes) -> str | None:
+    """Return one sentence on a file of an image format, or of a kind of TIFF, that is not read; None for all others."""
+    for (start, mark), name in _SIGNATURES.items():
+        if data.startswith(mark, start):
+            return f"{name} is not read; convert it to PNG or JPEG"
+    if data[-18:-2] == b"TRUEVISION-XFILE":
+        return "TGA is not read; convert it to PNG or JPEG"
+    text = data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith(b"<svg") or (text.startswith((b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text):
+        return "SVG is a drawing without pixels; render it to PNG"
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and 0 in struct.unpack(">II", data[16:24].ljust(8, b"\1")):
+        return "its width or height is 0; export it again"
+    return _tiff(data) if data.startswith(_TIFF) else None
+
+
+def _tiff(data: bytes) -> str | None:
+    """Return what samples a TIFF has, if they are of a kind that Pillow does not open."""
+    try:
+        tags, stream = ImageFileDirectory_v2(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8]), io.BytesIO(data)
+        stream.seek(tags.next)
+        tags.load(stream)
+        bits, photometric, kind = tags[_BITS], tags[_PHOTOMETRIC], tags.get(_FORMAT, (1,))
+    except Exception:  # damaged: any error of a parser
+        return None
+    if any(key[:3] + key[4:5] == (data[:2], photometric, kind[:1], bits) for key in OPEN_INFO):
+        return None
+    size = f"{bits[0]}-bit" if len(bits) == 1 else f"{len(bits)} x {bits[0]}-bit"
+    color = _COLORS.get(photometric, f"photometric {photometric}")
+    order = {b"II": "little-endian", b"MM": "big-endian"}[data[:2]]
+    return f"TIFF of {size} {_FORMATS.get(kind[0], 'other')} {color}, {order}, is not read; convert it to 8- or 16-bit PNG"
