@@ -229,6 +229,17 @@ def test_fit_of_a_square_photo_is_the_models_own_size() -> None:
     assert prepare(noise(99, 99), small_vit(dynamic_img_size=True), resize="fit").pixels.shape == (1, 3, 64, 64)
 
 
+@pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (2, 500), (30, 9000)], ids=str)
+def test_I21_strip_takes_no_more_than_the_area_of_the_model(size: tuple[int, int]) -> None:
+    """An input of 16 x 54,864, 17 times the area of the model, would take minutes."""
+    model = small_vit(side=224, dynamic_img_size=True)
+    prepared = prepare(Image.new("RGB", size[::-1]), model, resize="fit")
+    height, width = prepared.geometry.input
+    assert height * width <= 224 * 224 * 1.05
+    assert min(height, width) == 16
+    assert prepared.geometry.window == Box(0, 0, *size)  # the whole photo all the same
+
+
 def test_I21_strip_fits_with_one_patch_across() -> None:
     assert prepare(noise(400, 1), small_vit(dynamic_img_size=True), resize="fit").pixels.shape[3] == 16
 

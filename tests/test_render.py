@@ -261,6 +261,27 @@ def test_A02_constant_heatmap_is_still_constant_when_normalized() -> None:
     assert picture.tobytes() == noise().tobytes()
 
 
+@pytest.mark.parametrize(("base", "step"), [(1e-3, 2.0**-32), (1e7, 1.0), (-1e7, 1.0), (3e30, 2.0**82), (1.0, 2.0**-20)])
+@pytest.mark.parametrize("how", ["minmax", "percentile"])
+def test_A02_nearly_constant_map_uses_the_whole_color_map(base: float, step: float, how: How) -> None:
+    """Against float64: of a base of 1e7 and a span of 2, levels 64 to 191 would come out of products in float32."""
+    values = (
+        np.float32(base) + np.float32(step) * (np.arange(HEIGHT * WIDTH) * 5 // (HEIGHT * WIDTH)).astype(np.float32)
+    ).reshape(HEIGHT, WIDTH)
+    exact = values.astype(np.float64)
+    low, high = (exact.min(), exact.max()) if how == "minmax" else np.percentile(exact, (1, 99))
+    levels = ((exact - low) / (high - low)).clip(0, 1) * 255
+    drawn = np.asarray(colorize(values, normalize=how))
+    expected = table("inferno")[levels.round().astype(int)]
+    near = [
+        np.abs(drawn.astype(int) - table("inferno")[(levels + shift).round().clip(0, 255).astype(int)]).max(-1)
+        for shift in (-0.6, 0, 0.6)
+    ]
+    assert np.min(near, axis=0).max() == 0
+    assert (drawn[0, 0] == expected[0, 0]).all()
+    assert (drawn[-1, -1] == expected[-1, -1]).all()
+
+
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0), (0.2, 51), (1.0, 255)])
 def test_A02_constant_map_under_none_is_drawn(value: float, level: int) -> None:
     got = np.asarray(overlay(noise(), np.full((HEIGHT, WIDTH), value), normalize="none", opacity=1))

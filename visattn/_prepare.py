@@ -164,7 +164,8 @@ def _fitting_size(photos: Sequence[Image.Image], spec: InputSpec) -> tuple[int, 
         return spec.size
     aspect = math.exp(sum(math.log(photo.height / photo.width) for photo in photos) / len(photos))
     area = spec.size[0] * spec.size[1]
-    sides = math.sqrt(area * aspect), math.sqrt(area / aspect)
+    height, width = max(math.sqrt(area * aspect), spec.stride[0]), max(math.sqrt(area / aspect), spec.stride[1])
+    sides = min(height, area / width), min(width, area / height)  # a strip is squashed to one row of patches of the same area
     return tuple(max(1, round(side / step)) * step for side, step in zip(sides, spec.stride, strict=True))  # type: ignore[return-value]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
+_NEARLY = 1e-3  # span of a map, as a share of its values, below which it is shifted to zero first
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 _MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
 _FAINT = 0.4  # opacity of what stands behind
@@ -96,8 +97,11 @@ def overlay(
     inner, values = base[rows, columns], values[rows, columns]
     holes = np.isnan(values) if holed else None
     values = values if holes is None else np.where(holes, np.float32(low), values)
+    if nearly := high - low < _NEARLY * max(abs(low), abs(high)):  # in products of float32 their difference would be lost
+        values, low, high = values - np.float32(low), 0.0, high - low
     factor = 255 / (high - low)
-    clipped = np.maximum(values, np.float32(low)) if normalize == "percentile" else values  # convertScaleAbs folds what is below
+    below = nearly or normalize == "percentile"
+    clipped = np.maximum(values, np.float32(low)) if below else values  # convertScaleAbs folds what is below
     levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
     colour = cv2.LUT(levels, colours).view(np.uint8).reshape(inner.shape)
     if blend == "constant":

@@ -1,0 +1,122 @@
+"""Many photos in one command: what fails for one never stops the others, and only one photo is in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from visattn import _pipeline, _survey, captioning
+from visattn.cli._main import _run
+from visattn.errors import MapError
+
+Run = Callable[..., tuple[int, str, str]]
+TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in an empty folder: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        code = _run([str(argument) for argument in arguments], debug=False)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[str]:
+    """Three photos; the second is smaller."""
+    sizes = {"a.png": (60, 90), "b.png": (30, 40), "c.png": (80, 90)}
+    for seed, (name, size) in enumerate(sizes.items()):
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / name)
+    return list(sizes)
+
+
+def test_query_outside_of_one_photo_stops_no_other(run: Run, photos: list[str], tmp_path: Path) -> None:
+    code, out, err = run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:85,50", "-o", "out", "--quiet")
+    assert (code, out.split()) == (1, ["out/a.attention.png", "out/c.attention.png"])
+    assert re.search(r"^visattn: error: b\.png: .*85", err, re.MULTILINE)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.attention.png", "c.attention.png"]
+
+
+def test_fault_of_ours_with_one_photo_stops_no_other(run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _pipeline.explain
+
+    def faulty(model: Any, photo: Image.Image, **options: Any) -> Any:
+        if photo.width == 40:
+            raise KeyError("nobody thought of it")
+        return whole(model, photo, **options)
+
+    monkeypatch.setattr(_pipeline, "explain", faulty)
+    code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet", "--json")
+    assert code == 70
+    assert [Path(row["output"]).name for row in json.loads(out)] == ["a.overlay.png", "c.overlay.png"]
+    assert "visattn: error: b.png: a fault of visattn's own (KeyError: 'nobody thought of it'). Please report it" in err
+
+
+@pytest.mark.parametrize("broken", [["a.png"], ["b.png"], ["c.png"], ["a.png", "c.png"]], ids=" ".join)
+def test_unreadable_photo_stops_no_other(broken: list[str], run: Run, photos: list[str], tmp_path: Path) -> None:
+    for name in broken:
+        (tmp_path / name).write_bytes(b"no photo")
+    code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet")
+    assert code == 1
+    assert out.split() == [f"out/{name[0]}.overlay.png" for name in photos if name not in broken]
+    assert re.findall(r"error: (\w\.png): not an image", err) == broken
+
+
+def test_nothing_drawn_ends_with_the_code_of_the_cause(run: Run, photos: list[str], tmp_path: Path) -> None:
+    assert run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:500,1", "-o", "out")[0] == 2
+    for name in photos:
+        (tmp_path / name).write_bytes(b"no photo")
+    assert run("overlay", *photos, *TINY, "-o", "out")[0] == 3
+
+
+def test_statistics_leave_out_a_photo_that_fails(
+    run: Run, photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _survey.Survey.add
+
+    def faulty(self: _survey.Survey, photo: Image.Image, name: str) -> None:
+        if photo.width == 40:
+            raise MapError("attention of it is NaN.")
+        whole(self, photo, name)
+
+    monkeypatch.setattr(_survey.Survey, "add", faulty)
+    code, out, err = run("stats", ".", *TINY, "-o", "numbers", "--json", "--quiet")
+    assert (code, err.splitlines()[0]) == (1, "visattn: error: b.png: attention of it is NaN.")
+    assert [row["photo"] for row in json.loads(out)["photos"]] == ["a.png", "c.png"]
+
+
+def test_caption_that_fails_stops_no_other(run: Run, photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = captioning.Captioner.tell
+
+    def faulty(self: captioning.Captioner, shown: list[Image.Image], **options: Any) -> Any:
+        if any(photo.width == 40 for photo in shown):
+            raise MapError("attention of it is NaN.")
+        return whole(self, shown, **options)
+
+    monkeypatch.setattr(captioning.Captioner, "tell", faulty)
+    checkpoint = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
+    code, out, err = run("caption", *photos, "--checkpoint", checkpoint, "--quiet")
+    assert [line.split(":")[0] for line in out.splitlines()] == ["a.png", "c.png"]
+    assert (code, err) == (1, "visattn: error: b.png: attention of it is NaN.\n")
+
+
+def test_memory_is_that_of_one_photo() -> None:
+    """The whole proof, 200 photos of 12 megapixels, is `scripts/many_photos.py` itself."""
+    script = Path(__file__).parents[2] / "scripts" / "many_photos.py"
+    done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^6 photos: 6 pictures; peak \d+ MB", done.stdout, re.MULTILINE)
