@@ -46,7 +46,7 @@ class Each:
             if isinstance(error, self.fatal):
                 raise
             text = str(error)
-            self._failed(text if name in text or not self.several else f"{name}: {text}", error.exit_code)
+            self._failed(text if text.startswith(name) or not self.several else f"{name}: {text}", error.exit_code)
         except MemoryError:
             self._failed(f"{name}: out of memory; choose a smaller --img-size", ResourceError.exit_code)
         except Exception as error:
@@ -62,6 +62,7 @@ class Each:
                 photo = load_image(image, **reading(options))
             if photo is not None:
                 yield i, photo
+                del photo
 
     def _failed(self, text: str, code: int) -> None:
         if self.debug:

@@ -123,18 +123,23 @@ def overlay_command(
         if draw is None:  # a model is loaded when there is a photo for it
             draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, parameters)
         with each.photo(images[i]):
-            png, provenance, raw = draw(photo)
-            if options["save_map"]:
-                write_whole(options["save_map"], raw())
-            rows.append((write_whole(targets[i], png), provenance))
-            describe(quiet, provenance)
+            rows.append(_written(draw(photo), targets[i], options["save_map"]))
+            describe(quiet, rows[-1][1])
             done += 1
+        del photo  # before the next is read
         if not as_json:
             result(False, rows)
             rows.clear()
     if as_json:
         result(True, rows)
     return each.exit_code(done)
+
+
+def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, Provenance]:
+    png, provenance, raw = drawn
+    if map_file:
+        write_whole(map_file, raw())
+    return write_whole(target, png), provenance
 
 
 def _parameters(options: dict[str, Any]) -> dict[str, Any]:
