@@ -508,6 +508,35 @@ def test_strict_attention_refuses_a_plain_checkpoint(net: Net) -> None:
         net.load_state_dict(state, strict=True)
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2, [0, 1], [1, 2]], ids=str)
+def test_a_checkpoint_that_lacks_some_of_the_sites_is_incomplete(net: Net, lost: int | list[int]) -> None:
+    handle = attach(net, "cbam", example=example())
+    gone = [names(handle)[index] for index in ([lost] if isinstance(lost, int) else lost)]
+    state = {key: value for key, value in net.state_dict().items() if not any(f"{name}.attention" in key for name in gone)}
+    state = {key: value for key, value in state.items() if key not in {f"{name}.gate" for name in gone}}
+    expected = [key for key in handle.state_dict() if any(key.startswith(f"{name}.") for name in gone)]
+    with pytest.raises(RuntimeError, match=rf'Missing key\(s\) in state_dict: "{re.escape(expected[0])}"'):
+        net.load_state_dict(state, strict=True)
+    assert sorted(net.load_state_dict(state, strict=False).missing_keys) == sorted(expected)
+    assert list(handle.supplied) == expected
+    outer = nn.ModuleDict({"backbone": net})
+    told = outer.load_state_dict({f"backbone.{key}": value for key, value in state.items()}, strict=False)
+    assert sorted(told.missing_keys) == sorted(f"backbone.{key}" for key in expected)
+
+
+def test_loads_that_follow_each_other_are_judged_one_by_one(net: Net) -> None:
+    plain = copy.deepcopy(net.state_dict())
+    handle = attach(net, "se", example=example())
+    whole, copied = copy.deepcopy(net.state_dict()), copy.deepcopy(net)
+    for model in (net, copied, pickle.loads(pickle.dumps(net))):
+        for state in (whole, plain, whole, handle.base_state_dict()):
+            model.load_state_dict(state, strict=True)
+    inner = attach(net, "eca", where=["stem"], example=example())
+    net.load_state_dict(whole, strict=True)  # which is plain to what was attached later
+    assert handle.supplied == ()
+    assert list(inner.supplied) == [key for key in inner.state_dict() if key.startswith("stem.")]
+
+
 def test_nested_attention_loads_a_plain_checkpoint(net: Net) -> None:
     state = copy.deepcopy(net.state_dict())
     expected = net(example())

@@ -18,7 +18,7 @@ from visattn._checks import one_of, suggest
 from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
 from visattn.nn._attached import Attached, Site
 from visattn.nn._common import at_least
-from visattn.nn._plugged import Plugged, plug
+from visattn.nn._plugged import Company, Plugged, plug
 from visattn.nn._sites import Maps, Place, Where, chosen, follow, maps_of
 
 Attention = str | type[nn.Module] | Callable[..., nn.Module]
@@ -69,7 +69,8 @@ def attach(
         example: What the model takes: a tensor, a tuple of arguments or a dict of named ones. None is one image of the model's size.
         optimizer: Gets what was added as one more group, once.
         min_channels: Places with fewer channels are left out.
-        strict_attention: Report a checkpoint without attention as incomplete, instead of keeping the attention as it is.
+        strict_attention: Report a checkpoint without any attention as incomplete too. Else the attention keeps what it has, and
+            `supplied` of the handle tells so; one that lacks some of the sites only is always incomplete.
         dry_run: Change nothing; the handle has sites and costs.
         module_options: Passed to the attention.
 
@@ -95,7 +96,7 @@ def attach(
     if not wide:
         most = max(maps.channels for _, maps in seen)
         raise OptionError(f"min_channels must leave a place, got {min_channels} where the widest has {most}. Choose a lower one.")
-    sites, plugged = [], []
+    sites, plugged, company = [], [], Company()
     with torch.random.fork_rng(devices=[], enabled=dry_run):
         for place, maps in wide:
             module = _build(attention, maps, module_options, place.name)
@@ -109,6 +110,7 @@ def attach(
                 scale=scale,
                 layout=maps.layout,
                 strict_attention=strict_attention,
+                company=company,
             )
             numbers = sum(parameter.numel() for _, parameter in wrapper.added())
             sites.append(Site(place.name, maps.channels, maps.size, maps.layout, module, numbers, macs))

@@ -64,7 +64,8 @@ class Attached:
     def supplied(self) -> tuple[str, ...]:
         """Keys that the last checkpoint did not have, so that the attention kept what it had.
 
-        After a plain checkpoint these are all keys of the attention; after one that was saved from the attached model, none.
+        After a plain checkpoint these are all keys of the attention; after one that was saved from the attached model, none. One that
+        has some of the sites and lacks others is incomplete: `load_state_dict` reports these keys as missing.
         """
         actual = {id(module): name for name, module in self.model.named_modules()}
         return tuple(f"{actual[id(plugged)]}.{key}" for _, plugged in self._active() for key in plugged.supplied)

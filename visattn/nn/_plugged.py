@@ -6,7 +6,7 @@ which silently drops what hooks do, keeps it. To whoever asks for attributes or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,13 +16,38 @@ from visattn._publish import publish
 from visattn.nn._flow import Layout
 
 
+class Company:
+    """The sites of one `attach` while a checkpoint loads, which tell each other whether it has something of any of them.
+
+    Each meets only its own part of the checkpoint. One without anything of any site is plain, and nothing is missing; of one that has
+    some of them, the others are missing.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a load."""
+        self._missing: list[str] | None = None  # torch's list of one load, the same for all sites
+        self._waiting: list[str] = []  # keys that are missing if the checkpoint turns out not to be plain
+        self._met = False
+
+    def note(self, missing: list[str], lacking: Iterable[str]) -> None:
+        """Take in what the checkpoint lacks of one site; an empty `lacking` says that it has the site."""
+        if self._missing is not missing:
+            self._missing, self._waiting, self._met = missing, [], False
+        self._waiting.extend(lacking)
+        self._met |= not lacking
+        if self._met:
+            missing.extend(self._waiting)
+            self._waiting = []
+
+
 class Plugged(nn.Module):
     """A module, then attention on what it gives: `y = A(x)`, or `y = x + g (A(x) - x)` with a learned number `g`.
 
     At `g = 0` it changes nothing, not by a bit, as long as `A(x)` is finite.
 
-    A checkpoint of the model as it was before loads strictly: its names are understood, and if it has nothing of the attention, the
-    attention keeps what it has, and `supplied` names the keys. Names that this class does not know are looked up in the module inside.
+    A checkpoint of the model as it was before loads strictly: its names are understood, and if it has nothing of any site of the
+    `company`, their attention keeps what it has, and `supplied` names the keys. One that has other sites and lacks this one is
+    incomplete. Names that this class does not know are looked up in the module inside.
 
     Args:
         base: The module that was there.
@@ -31,6 +56,7 @@ class Plugged(nn.Module):
         scale: What `A(x)` is multiplied with, for attention that halves what it sees when its last layer is zero.
         layout: Whether `base` gives `(B, C, H, W)` or `(B, H, W, C)`.
         strict_attention: Whether a checkpoint without the attention is reported as incomplete.
+        company: Shared by the sites that were attached together; by default this one is alone.
 
     Shape:
         Whatever `base` takes, to whatever it gives.
@@ -50,6 +76,7 @@ class Plugged(nn.Module):
         scale: float = 1.0,
         layout: Layout = "NCHW",
         strict_attention: bool = False,
+        company: Company | None = None,
     ) -> None:
         """Take both modules as they are, with the training flag of `base`."""
         super().__init__()
@@ -60,6 +87,7 @@ class Plugged(nn.Module):
         self.attention = attention
         self.scale, self.layout, self.strict_attention = scale, layout, strict_attention
         self.supplied = ()
+        self.company = company or Company()
         self.training = base.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - whatever the module takes
@@ -89,7 +117,16 @@ class Plugged(nn.Module):
                 raise
             return getattr(self.base, name)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401 - torch's own
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, object],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         """Take the names of a plain checkpoint for those of `base`, and supply the attention if it has none."""
         keys = [key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)]
         members = {*self.base._modules, *self.base._parameters, *self.base._buffers}
@@ -101,7 +138,9 @@ class Plugged(nn.Module):
         supply = not self.strict_attention and not any(prefix + key in state_dict for key in own)
         self.supplied = tuple(own) if supply else ()
         state_dict.update({prefix + key: own[key] for key in self.supplied})
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        if own:
+            self.company.note(missing_keys, [prefix + key for key in self.supplied])
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class PluggedSequence(Plugged):
