@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from visattn._checks import printable, suggest
-from visattn.errors import OptionError, ShapeError
+from visattn.errors import OptionError, ShapeError, VisattnWarning
 from visattn.nn._flow import Flow, Layout
 from visattn.nn._plugged import Plugged
 
@@ -202,19 +203,41 @@ def _residual(known: list[Place], flow: Flow) -> set[str]:
 
 
 def _stage(known: list[Place], flow: Flow) -> set[str]:
-    """Whole stages by their names, else of blocks in a row the last of each size."""
-    sizes = {name: shapes[0] for name, shapes in flow.outputs.items() if shapes[0] is not None and len(shapes[0]) == 4}
-    candidates = [place for place in known if place.name in sizes]
+    """Stages by their names, and those at both ends of skip connections, which names seldom tell.
+
+    Of what cannot be attached to a warning tells.
+    """
+    named, odd = _named_stages(known, flow)
+    skips = [name for name in flow.skips if name is not None and not any(flow.same(name, other) for other in named)]
+    left = [name for name in odd if not any(other.startswith(f"{name}.") for other in (*named, *skips))]
+    nameless = flow.skips.count(None)
+    if (named or skips) and (left or nameless):
+        which = [*map(repr, left), *(["a skip connection that no module alone gives"] if nameless else [])]
+        warnings.warn(
+            f"{', '.join(which)} {'is' if len(which) == 1 else 'are'} left out: no single map comes from there. Name modules "
+            "inside in where=, or leave it so.",
+            VisattnWarning,
+            stacklevel=4,
+        )
+    return {*named, *skips}
+
+
+def _named_stages(known: list[Place], flow: Flow) -> tuple[list[str], list[str]]:
+    """Whole stages by their names, else of blocks in a row the last before the size changes; and stages that give no single map."""
     for pattern in _STAGES:
-        found = [place.name for place in candidates if re.fullmatch(rf"(.+\.)?{pattern}", place.name)]
-        depth = min((name.count(".") for name in found), default=0)
+        found = [place.name for place in known if place.name in flow.outputs and re.fullmatch(rf"(.+\.)?{pattern}", place.name)]
+        depth = min((name.count(".") for name in found if name in flow.sizes), default=0)
         found = [name for name in found if name.count(".") == depth]
-        if len(found) > 1:
-            return set(found)
-    chain = [place for place in candidates if re.fullmatch(rf"([^.]+\.)?({_CHAINS})", place.name)]
-    blocks = [place for place in chain if sum(isinstance(part, nn.Conv2d) for part in place.module.modules()) > 1]
-    rest = [place for place in chain if "Pool" not in type(place.module).__name__ and not isinstance(place.module, nn.Conv2d)]
-    return set({sizes[place.name][2:]: place.name for place in blocks or rest}.values())
+        mapped = [name for name in found if name in flow.sizes]
+        if len(mapped) > 1:
+            return mapped, [name for name in found if name not in flow.sizes]
+    chain = [place for place in known if re.fullmatch(rf"([^.]+\.)?({_CHAINS})", place.name) and place.name in flow.outputs]
+    maps = [place for place in chain if place.name in flow.sizes]
+    blocks = [place for place in maps if sum(isinstance(part, nn.Conv2d) for part in place.module.modules()) > 1]
+    rest = [place for place in maps if "Pool" not in type(place.module).__name__ and not isinstance(place.module, nn.Conv2d)]
+    row = [place.name for place in blocks or rest]
+    last = [name for name, then in zip(row, [*row[1:], ""], strict=False) if flow.sizes[name] != flow.sizes.get(then)]
+    return last, [place.name for place in chain if place not in maps and place.module._modules]
 
 
 def _depthwise(known: list[Place], flow: Flow) -> set[str]:

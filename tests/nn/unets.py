@@ -1,0 +1,168 @@
+"""Small U-Nets, each written as others write theirs, for pictures whose sides are multiples of 8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def double(inputs: int, outputs: int) -> nn.Sequential:
+    """Two convolutions."""
+    layers: list[nn.Module] = []
+    for channels in (inputs, outputs):
+        layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class Numbered(nn.Module):
+    """All in one row, down and up, with transposed convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([double(3, 4), double(4, 8), double(8, 16), double(16, 8), double(8, 4)])
+        self.ups = nn.ModuleList([nn.ConvTranspose2d(16, 8, 2, 2), nn.ConvTranspose2d(8, 4, 2, 2)])
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for block in self.blocks[:2]:
+            x = block(x)
+            kept.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.blocks[2](x)
+        for up, block in zip(self.ups, self.blocks[3:], strict=True):
+            x = block(torch.cat([kept.pop(), up(x)], dim=1))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+class Up(nn.Module):
+    """Enlarges, joins and convolves."""
+
+    def __init__(self, inputs: int, skipped: int, outputs: int) -> None:
+        super().__init__()
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.conv = double(inputs + skipped, outputs)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return self.conv(torch.cat([skip, self.up(x)], dim=1))  # type: ignore[no-any-return]
+
+
+class Named(nn.Module):
+    """Parts with names of their own, and the join inside of the decoder's blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inc = double(3, 4)
+        self.down1 = nn.Sequential(nn.MaxPool2d(2), double(4, 8))
+        self.down2 = nn.Sequential(nn.MaxPool2d(2), double(8, 16))
+        self.up1, self.up2 = Up(16, 8, 8), Up(8, 4, 4)
+        self.outc = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.inc(x)
+        two = self.down1(one)
+        return self.outc(self.up2(self.up1(self.down2(two), two), one))  # type: ignore[no-any-return]
+
+
+class Down(nn.Module):
+    """Gives what the decoder takes beside what goes on."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv, self.pool = double(inputs, outputs), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x)
+        return self.pool(x), x
+
+
+class Pairs(nn.Module):
+    """Stages by name; those of the encoder give two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1, self.layer2, self.layer3 = Down(3, 4), Down(4, 8), double(8, 16)
+        self.layer4, self.layer5 = Up(16, 8, 8), Up(8, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, one = self.layer1(x)
+        x, two = self.layer2(x)
+        return self.layer5(self.layer4(self.layer3(x), two), one)  # type: ignore[no-any-return]
+
+
+class Nested(nn.Module):
+    """U-Net++: each place of a triangle joins all before it in its row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Upsample(scale_factor=2)
+        self.conv0_0, self.conv1_0, self.conv2_0 = double(3, 4), double(4, 8), double(8, 16)
+        self.conv0_1, self.conv1_1 = double(4 + 8, 4), double(8 + 16, 8)
+        self.conv0_2 = double(2 * 4 + 8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x00 = self.conv0_0(x)
+        x10 = self.conv1_0(F.max_pool2d(x00, 2))
+        x01 = self.conv0_1(torch.cat([x00, self.up(x10)], 1))
+        x20 = self.conv2_0(F.max_pool2d(x10, 2))
+        x11 = self.conv1_1(torch.cat([x10, self.up(x20)], 1))
+        return self.conv0_2(torch.cat([x00, x01, self.up(x11)], 1))  # type: ignore[no-any-return]
+
+
+class Level(nn.Module):
+    """A U-Net around a smaller one."""
+
+    def __init__(self, inputs: int, width: int, inside: nn.Module | None) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(inputs, width, 4, 2, 1), nn.BatchNorm2d(width), nn.LeakyReLU())
+        self.inside = inside
+        self.up = nn.ConvTranspose2d(width if inside is None else 2 * width, inputs, 4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.down(x)
+        return torch.cat([x, self.up(inner if self.inside is None else self.inside(inner))], 1)
+
+
+class Added(nn.Module):
+    """Sums in the place of joins; encoder and decoder are modules of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleDict({f"layer{i}": double(3 if i == 1 else 2 ** (i + 1), 2 ** (i + 2)) for i in (1, 2, 3)})
+        self.decoder = nn.ModuleDict({f"level{i}": nn.ConvTranspose2d(2 ** (i + 3), 2 ** (i + 2), 2, 2) for i in (2, 1)})
+        self.merge = nn.ModuleDict({f"level{i}": double(2 ** (i + 2), 2 ** (i + 2)) for i in (2, 1)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.encoder["layer1"](x)
+        two = self.encoder["layer2"](F.max_pool2d(one, 2))
+        x = self.encoder["layer3"](F.max_pool2d(two, 2))
+        x = self.merge["level2"](self.decoder["level2"](x) + two)
+        return self.merge["level1"](self.decoder["level1"](x) + one)  # type: ignore[no-any-return]
+
+
+class Scaled(Named):
+    """A skip connection that no module alone gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inc(x)
+        one = x + x.tanh()
+        two = self.down1(one)
+        return self.outc(self.up2(self.up1(self.down2(two), two), one))  # type: ignore[no-any-return]
+
+
+class Hidden(Down):
+    """Gives what no module inside gives."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x)
+        x = x + x.tanh()
+        return F.max_pool2d(x, 2), x
+
+
+class HiddenPairs(Pairs):
+    """Stages by name, of which those of the encoder give no map that a module gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1, self.layer2 = Hidden(3, 4), Hidden(4, 8)
