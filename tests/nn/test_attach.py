@@ -386,6 +386,38 @@ def test_a_gate_of_zero_learns_first_alone(net: Net, gate: float, learns: bool) 
     assert any(gradient.abs().sum() > 0 for key, gradient in gradients.items() if not key.endswith("gate")) is learns  # type: ignore[union-attr]
 
 
+FROM_ZERO: dict[str, Callable[[bool], nn.Module]] = {
+    "timm": lambda zero: timm.create_model("resnet18", zero_init_last=zero, num_classes=5),
+    "torchvision": lambda zero: torchvision.models.resnet18(zero_init_residual=zero, num_classes=5),
+}
+
+
+@pytest.mark.parametrize("gate", [0.0, 0.3])
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("library", list(FROM_ZERO))
+def test_learning_begins_a_step_later_where_branches_begin_at_zero(library: str, zero: bool, gate: float) -> None:
+    torch.manual_seed(0)
+    model, pixels = FROM_ZERO[library](zero).train(), torch.randn(4, 3, 64, 64)
+    told = (
+        r"'layer1\.0\.bn2' and 7 more give only zeros at first, so gate=0\.3 lets nothing learn there in the first step\. Build"
+    )
+    with pytest.warns(VisattnWarning, match=told) if zero and gate else _no_warning():
+        handle = attach(model, "se", gate=gate, example=pixels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    learned: list[tuple[bool, bool]] = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(pixels), torch.arange(4)).backward()  # type: ignore[no-untyped-call]
+        reached = {key: bool(one.grad.any()) for key, one in handle.named_parameters() if one.grad is not None}
+        parts = [{told for key, told in reached.items() if key.endswith("gate") is gates} for gates in (True, False)]
+        assert all(len(part) == 1 for part in parts), "sites differ"
+        learned.append((parts[0] == {True}, parts[1] == {True}))
+        optimizer.step()
+    gates, attention = zip(*learned, strict=True)
+    assert gates == (not zero, True, True)
+    assert attention == (not zero and gate > 0, gate > 0 or not zero, True)
+
+
 def test_device_dtype_and_training_are_those_of_the_place() -> None:
     model = Net().to(torch.bfloat16).eval()
     model.layer1.train()

@@ -56,7 +56,8 @@ def attach(
     Args:
         model: Changed in place. Attach before it is compiled or wrapped for several devices, and before a scheduler is built.
         attention: A name of `visattn.nn.ATTENTION`, a class, or a function of the number of channels that gives a module.
-        where: `residual`: the end of each residual branch, before the addition. `stage`: after each stage. `depthwise`: after each
+        where: `residual`: the end of each residual branch, before the addition. `stage`: after each stage, of a U-Net those of
+            encoder and decoder; what is left out warns. `depthwise`: after each
             depthwise convolution, or its norm where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` stays within one
             part of a name and `**` goes over several, a list of names, or a function of name and module. Names are those of the model
             before anything was attached.
@@ -64,7 +65,9 @@ def attach(
             layer zero, for attention that is then the identity, as gc and nl. `two_sigmoid`: `2 A(x)` with its last layer zero, for
             attention whose one gate is then a half, as se and eca; no number more than the paper's, but another function.
         gate: What `g` begins with. At 0 only `g` gets a gradient in the first step, and the attention from the second on; 1e-3 lets
-            both learn at once and changes outputs a little.
+            both learn at once and changes outputs a little. Where a branch begins at zero, all of this comes a step later, whatever
+            `g` is: its last norm's weight, or a gain behind it, must first leave zero, as in timm's ResNets from scratch
+            (`zero_init_last`). Of sites that give nothing but zeros a gate other than 0 warns.
         layout: Where the channels lie. `auto` sees it in the forward; both are kept inside the module.
         example: What the model takes: a tensor, a tuple of arguments or a dict of named ones. None is one image of the model's size.
         optimizer: Gets what was added as one more group, once.
@@ -121,7 +124,7 @@ def attach(
     _warn(model, plugged, idle=[] if isinstance(flow, Exception) else [place.name for place, maps in wide if not maps.shapes])
     for place, wrapper in plugged:
         place.parent._modules[place.key] = wrapper
-    _warn_of_bypassed(model, example, plugged, [] if isinstance(flow, Exception) else [maps for _, maps in wide])
+    _warn_of_sites(model, example, plugged, [] if isinstance(flow, Exception) else [maps for _, maps in wide], gate)
     if optimizer is not None:
         handle.join(optimizer)
     return handle
@@ -289,21 +292,37 @@ def _warn(model: nn.Module, plugged: list[tuple[Place, Plugged]], idle: list[str
         )
 
 
-def _warn_of_bypassed(model: nn.Module, example: object, plugged: list[tuple[Place, Plugged]], seen: list[Maps]) -> None:
-    """Say which modules the model still reaches past their attention, as through a list of its own."""
+def _warn_of_sites(
+    model: nn.Module, example: object, plugged: list[tuple[Place, Plugged]], seen: list[Maps], gate: float
+) -> None:
+    """Say which modules the model still reaches past their attention, as through a list of its own, and which give only zeros."""
     met: set[nn.Module] = set()
+    alive: set[nn.Module] = set()
+
+    def told(wrapper: Plugged) -> Callable[[nn.Module, object, Tensor], None]:
+        return lambda _module, _args, output: alive.add(wrapper) if output.is_meta or output.any() else None
+
     handles = [wrapper.register_forward_pre_hook(lambda module, _: met.add(module)) for _, wrapper in plugged]
+    handles += [wrapper.base.register_forward_hook(told(wrapper)) for _, wrapper in plugged if gate]
     try:
         again = follow(model, example) if seen else Exception()
     finally:
         for handle in handles:
             handle.remove()
-    ran = zip(plugged, seen, strict=True) if not isinstance(again, Exception) else ()
-    bypassed = [place.name for (place, wrapper), maps in ran if maps.shapes and wrapper not in met]
+    ran = [] if isinstance(again, Exception) else [place for place, maps in zip(plugged, seen, strict=True) if maps.shapes]
+    bypassed = [place.name for place, wrapper in ran if wrapper not in met]
     if bypassed:
         warnings.warn(
             f"{_some(bypassed)} ran before and does not run with attention: the model holds the module somewhere else too, as in a list. "
             "Attach to a module that it reaches by name.",
+            VisattnWarning,
+            stacklevel=3,
+        )
+    zero = [place.name for place, wrapper in ran if gate and wrapper in met - alive]
+    if zero:
+        warnings.warn(
+            f"{_some(zero)} give only zeros at first, so gate={gate:g} lets nothing learn there in the first step. Build the model with "
+            "zero_init_last=False (timm) or zero_init_residual=False (torchvision), or load its weights first.",
             VisattnWarning,
             stacklevel=3,
         )
