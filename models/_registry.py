@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from torch import Tensor, nn
 
 from visattn.errors import OptionError
 from visattn.models.local_features import LocalFeatures
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
 from visattn.models.vit_c import vit_c
+from visattn.nn import translate
 
 _CIFAR = {  # mean and deviation of the training pixels of CIFAR-10
     "input_size": (3, 32, 32),
@@ -41,11 +43,18 @@ def _register(build: Callable[..., ResNet], attention: str | None, config: dict[
         return build(attention=attention, in_channels=in_chans, **options)
 
     def entry(pretrained: bool = False, **options: Any) -> Any:  # noqa: ANN401 - a ResNet, or its features
-        return build_model_with_cfg(adapted, name, pretrained, feature_cfg={"out_indices": maps}, **options)
+        return build_model_with_cfg(
+            adapted, name, pretrained, feature_cfg={"out_indices": maps}, pretrained_filter_fn=_translated, **options
+        )
 
     entry.__name__ = name
     default_cfgs.update(generate_default_cfgs({name: config | {"first_conv": "conv1", "classifier": "fc"}}))
     globals()[name] = register_model(entry)  # timm puts the name into `__all__`
+
+
+def _translated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Names of the authors' networks and timm's as ours; timm calls it with the checkpoint first."""
+    return translate(model, state)
 
 
 for _attention in (None, "se", "cbam", "eca", "bam"):

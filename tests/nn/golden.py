@@ -7,6 +7,7 @@ numbers below were printed by the named code, in float64 and evaluation mode, wi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,25 @@ def filled(module: nn.Module) -> nn.Module:
                 else:
                     parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel(), dtype=torch.float64).view_as(parameter))
     return module
+
+
+def waves(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Numbers for every tensor of a state dict, by its place in it and its shape, which keep the sizes of maps about as they are."""
+    return {key: _wave(number, key, value) for number, (key, value) in enumerate(state.items())}
+
+
+def _wave(number: int, key: str, value: Tensor) -> Tensor:
+    if not value.is_floating_point():
+        return value.clone()
+    wave = torch.sin(1 + number + 1.7 * torch.arange(value.numel(), dtype=torch.float64)).view_as(value)
+    if value.ndim > 1:
+        return wave * math.sqrt(3 / value[0].numel())
+    return 1 + wave / 4 if key.endswith(("running_var", "weight")) else wave / 4
+
+
+def image(side: int) -> Tensor:
+    """`(1, 3, side, side)`."""
+    return torch.sin(1 + 0.37 * torch.arange(3 * side * side, dtype=torch.float64)).reshape(1, 3, side, side)
 
 
 def summary(output: Tensor) -> tuple[float, float, float, float]:

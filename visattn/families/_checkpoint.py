@@ -137,6 +137,8 @@ def fill(
     own = model.state_dict()
     try:
         given = translate(dict(tensors), model) if translate else tensors
+    except WeightsError as error:  # of a translation that is ours
+        raise WeightsError(f"{name}: {error}") from error
     except _BROKEN as error:  # its arithmetic met a shape or a name it does not know
         raise WeightsError(f"{name}: {_misfit(tensors, own)}") from error
     shared = [key for key in given if key in own]

@@ -13,6 +13,7 @@ from visattn.nn._attention_gate import AttentionGate
 from visattn.nn._augmented import AttentionAugmentedConv2d
 from visattn.nn._bam import BAM
 from visattn.nn._cbam import CBAM
+from visattn.nn._checkpoints import load_checkpoint, translate
 from visattn.nn._class_attention import ClassAttention
 from visattn.nn._coordinate import CoordinateAttention
 from visattn.nn._cross_covariance import CrossCovarianceAttention
@@ -102,6 +103,8 @@ __all__ = [
     "attach",
     "attend",
     "doubly_stochastic",
+    "load_checkpoint",
     "publish",
     "reinforce",
+    "translate",
 ]

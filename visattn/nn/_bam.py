@@ -21,7 +21,8 @@ class BAM(nn.Module):
         reduction: Both bottlenecks have `C // reduction` channels, at least 1.
         width: The bottlenecks' channels, in the place of `reduction`.
         dilation: Of the 3x3 convolutions. On maps of fewer rows than it their outer rows see only padding, columns likewise.
-        variant: `official`: the authors' code and released weights multiply the branches. `paper`: `M = sigmoid(M_c + M_s)`.
+        variant: `official`: the authors' code, whose checkpoints `load_checkpoint` takes, multiplies the branches. `paper`:
+            `M = sigmoid(M_c + M_s)`.
 
     Shape:
         `(B, C, H, W)` to the same.

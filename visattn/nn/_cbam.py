@@ -23,7 +23,8 @@ class CBAM(nn.Module):
         reduction: The bottleneck has `C // reduction` channels, at least 1.
         width: The bottleneck's channels, in the place of `reduction`.
         kernel: Side of the spatial convolution, odd.
-        variant: `official`: the authors' code, whose checkpoints it fits: biases in the bottleneck, planes in the order max, mean.
+        variant: `official`: the authors' code, whose checkpoints `load_checkpoint` takes: biases in the bottleneck, planes in the
+            order max, mean.
             `paper`: no biases, planes in the order mean, max.
 
     Shape:

@@ -12,8 +12,9 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention: in each head a token takes a mean of values, weighted by how its query meets their keys.
 
     `softmax(Q K^T / sqrt(d)) V` per head, heads joined and projected. Tokens attend to each other, or to the keys that are given.
-    `qkv` has the rows of queries, keys and values in this order, each by heads, as `in_proj_weight` of `nn.MultiheadAttention` and
-    `qkv` of timm's `Attention`, whose names these are. The fused kernel runs unless weights are asked for.
+    `qkv` has the rows of queries, keys and values in this order, each by heads, as `qkv` of timm's `Attention`, whose names these
+    are, and `in_proj_weight` of `nn.MultiheadAttention`, whose checkpoints `load_checkpoint` takes. The fused kernel runs unless
+    weights are asked for.
 
     Args:
         channels: C, of all tokens; bring keys of another width to it with a linear layer.

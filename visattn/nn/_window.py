@@ -15,7 +15,7 @@ class WindowAttention(nn.Module):
     `softmax(Q K^T / sqrt(d) + b) V` within each window, heads joined and projected. With a shift the grid is rolled up and to the
     left first and tokens that meet only because of it do not attend to each other; along an axis that one window covers there is
     nothing to shift. Names and shapes of its parameters are those of timm's `WindowAttention`; torchvision's
-    `ShiftedWindowAttention` has the same.
+    `ShiftedWindowAttention` has the same and keeps a list of offsets beside them, which `load_checkpoint` leaves out.
 
     Args:
         channels: C.

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace as Names
@@ -36,6 +37,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests import oracles, tiny
+from tests.nn.golden import image, maps, waves
 
 HERE = Path(__file__).parent
 VIT: dict[str, Any] = {"img_size": [32, 48], "patch_size": 16, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 4}
@@ -158,6 +160,11 @@ def stack(tensors: Iterable[Tensor]) -> Any:
 
 def float32(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight.float().contiguous() for name, weight in model.state_dict().items()}
+
+
+def shapes(model: nn.Module) -> dict[str, str]:
+    """Of the state dict, in its order."""
+    return {name: "x".join(map(str, value.shape)) for name, value in model.state_dict().items()}
 
 
 def stacked(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -446,6 +453,37 @@ def transformer_explainability(checkout: Path) -> Golden:
     return Golden(arrays | {"attention": stack(watched.maps())}, {"grid": [2, 3], "prefix": 1})
 
 
+def attention_module(checkout: Path) -> Golden:
+    sys.path.insert(0, str(checkout))
+    models = {name: importlib.import_module(f"MODELS.{name}") for name in ("bam", "cbam", "model_resnet")}
+    vars(models["bam"])["gate_activation"] = None  # a name that is read and nowhere set
+    networks: Any = models["model_resnet"]
+    arrays: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for name in ("CBAM", "BAM"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # names of torch that are deprecated
+            parts = {
+                name.lower(): getattr(models[name.lower()], name)(32),
+                f"resnet18_{name.lower()}": networks.ResidualNet("ImageNet", 18, 5, name),
+            }
+            for key, module in parts.items():
+                module.load_state_dict(waves(module.state_dict()))
+                x = maps(5) if key == name.lower() else image(224)
+                with torch.no_grad():
+                    arrays[key] = oracles.array(module.double().eval()(x))
+                tensors[key] = shapes(module)
+    return Golden(arrays, {"tensors": tensors})
+
+
+def senet(checkout: Path) -> Golden:
+    module = load(checkout / "senet" / "se_module.py").SELayer(32)
+    module.load_state_dict(waves(module.state_dict()))
+    with torch.no_grad():
+        output = module.double().eval()(maps())
+    return Golden({"se": oracles.array(output)}, {"tensors": {"se": shapes(module)}})
+
+
 _LAYERS = "(cases, layers, heads, queries, keys)"
 REFERENCES = {
     "vit_explain": Reference(
@@ -605,6 +643,30 @@ REFERENCES = {
             "rollout_0": "generate_rollout(start_layer=0): (batch, patches)",
             "rollout_1": "generate_rollout(start_layer=1): (batch, patches)",
         },
+    ),
+    "attention_module": Reference(
+        "Jongchan/attention-module",
+        "459efad0e05ee7dde50c41ca10a3d0800bc3792a",
+        "MIT",
+        (),
+        attention_module,
+        "CBAM(32) and BAM(32), and ResNet-18 with either in evaluation mode, float64, with the numbers of tests.nn.golden.waves in their "
+        "state dicts; given maps(5) and image(224) of the same file. bam.py reads a name gate_activation that it nowhere sets; it is set "
+        "to None.",
+        {
+            "cbam": "what CBAM gives: (2, 32, 5, 5)",
+            "bam": "what BAM gives: (2, 32, 5, 5)",
+            "resnet18_*": "ResidualNet('ImageNet', 18, 5, ...): class scores (1, 5)",
+        },
+    ),
+    "senet": Reference(
+        "moskomule/senet.pytorch",
+        "8cb2669fec6fa344481726f9199aa611f08c3fbd",
+        "MIT",
+        (),
+        senet,
+        "SELayer(32) in evaluation mode, float64, with the numbers of tests.nn.golden.waves in its state dict, given maps() of that file.",
+        {"se": "what it gives: (2, 32, 5, 7)"},
     ),
 }
 

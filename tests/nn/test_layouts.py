@@ -1,0 +1,422 @@
+"""Checkpoints of others load strictly into our modules, and the outputs are those of their code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from timm.layers import cbam, coord_attn, eca, global_context, non_local_attn, selective_kernel, squeeze_excite
+from timm.models import cait, swin_transformer, vision_transformer, xcit
+from torch import Tensor, nn
+
+import visattn
+from tests.conftest import Figures
+from tests.nn.golden import image, maps, tokens, waves
+from visattn import nn as ours
+from visattn.errors import OptionError, WeightsError
+from visattn.models import resnet18
+from visattn.nn import load_checkpoint, translate
+from visattn.nn._layouts import LAYOUTS
+
+FOLDER = Path(__file__).parents[1] / "golden" / "references"
+BOUND = 1e-6
+BY_NAME = {layout.name: layout for layout in LAYOUTS}
+State = dict[str, Tensor]
+Case = tuple[
+    Callable[[], nn.Module], State, Tensor, Tensor
+]  # how ours is built, their checkpoint, what both are given, what theirs gave
+
+
+def recorded(reference: str, name: str) -> tuple[State, Tensor]:
+    """The authors' checkpoint, and what their code gave with it."""
+    facts = json.loads((FOLDER / f"{reference}.json").read_text())["settings"]["tensors"][name]
+    empty = {
+        key: torch.zeros(
+            [int(side) for side in size.split("x")] if size else [], dtype=torch.int64 if "batches" in key else torch.float64
+        )
+        for key, size in facts.items()
+    }
+    return waves(empty), torch.from_numpy(np.load(FOLDER / f"{reference}.npz")[name])
+
+
+def of_authors(reference: str, name: str, build: Callable[[], nn.Module], given: Tensor) -> Case:
+    state, expected = recorded(reference, name)
+    return build, state, given, expected
+
+
+def live(
+    theirs: Any, build: Callable[[], nn.Module], given: Tensor, run: Callable[[Any, Tensor], Any] = lambda module, x: module(x)
+) -> Case:
+    """Of code that is installed, with numbers of ours."""
+    theirs.load_state_dict(
+        {key: value for key, value in waves(theirs.state_dict()).items() if value.is_floating_point()}, strict=False
+    )
+    state = {key: value.clone() for key, value in theirs.state_dict().items()}
+    with torch.no_grad():
+        return build, state, given, run(theirs.double().eval(), given)
+
+
+def windows(module: Any, x: Tensor) -> Tensor:
+    """torchvision's takes a grid, of one window here."""
+    return module(torch.unflatten(x, 1, (7, 7))).flatten(1, 2)  # type: ignore[no-any-return]
+
+
+def attended(module: Any, x: Tensor) -> Tensor:
+    return module(x, x, x)[0]  # type: ignore[no-any-return]
+
+
+PROOFS: dict[str, Callable[[], list[Case]]] = {
+    "attention-module.CBAM": lambda: [of_authors("attention_module", "cbam", lambda: ours.CBAM(32), maps(5))],
+    "attention-module.BAM": lambda: [of_authors("attention_module", "bam", lambda: ours.BAM(32), maps(5))],
+    "senet.pytorch.SELayer": lambda: [of_authors("senet", "se", lambda: ours.SqueezeExcite(32, bias=False), maps())],
+    "timm.CbamModule": lambda: [
+        live(cbam.CbamModule(32), lambda: ours.CBAM(32, variant="paper"), maps()),
+        live(cbam.CbamModule(32, spatial_kernel_size=3, mlp_bias=True), lambda: ours.CBAM(32, kernel=3), maps()),
+    ],
+    "timm.SEModule": lambda: [
+        live(squeeze_excite.SEModule(32, rd_channels=4), lambda: ours.SqueezeExcite(32, width=4), maps()),
+        live(squeeze_excite.SEModule(32, rd_channels=4, bias=False), lambda: ours.SqueezeExcite(32, width=4, bias=False), maps()),
+    ],
+    "timm.SqueezeExciteCl": lambda: [
+        live(
+            squeeze_excite.SqueezeExciteCl(32),
+            lambda: ours.SqueezeExcite(32, width=8),
+            maps(),
+            lambda module, x: module(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+        )
+    ],
+    "torchvision.SqueezeExcitation": lambda: [
+        live(torchvision.ops.SqueezeExcitation(32, 2), lambda: ours.SqueezeExcite(32), maps())
+    ],
+    "timm.EcaModule": lambda: [live(eca.EcaModule(kernel_size=5), lambda: ours.ECA(32, kernel=5), maps())],
+    "timm.CoordAttn": lambda: [
+        live(coord_attn.CoordAttn(32, rd_channels=8, bias=True), lambda: ours.CoordinateAttention(32), maps())
+    ],
+    "timm.GlobalContext(fuse_add)": lambda: [
+        live(
+            global_context.GlobalContext(32, fuse_add=True, fuse_scale=False),
+            lambda: ours.GlobalContext(32, 8, eps=1e-6),
+            maps(),
+        )
+    ],
+    "timm.GlobalContext(fuse_scale)": lambda: [
+        live(global_context.GlobalContext(32), lambda: ours.GlobalContext(32, 8, fusion="scale", eps=1e-6), maps())
+    ],
+    "timm.NonLocalAttn(use_scale=True)": lambda: [
+        live(non_local_attn.NonLocalAttn(32), lambda: ours.NonLocal(32, width=8, scale="channels"), maps())
+    ],
+    "timm.NonLocalAttn(use_scale=False)": lambda: [
+        live(non_local_attn.NonLocalAttn(32, use_scale=False), lambda: ours.NonLocal(32, width=8), maps())
+    ],
+    "timm.SelectiveKernel(split_input=False)": lambda: [
+        live(
+            selective_kernel.SelectiveKernel(32, split_input=False, groups=groups, rd_channels=8),
+            partial(ours.SelectiveKernel, 32, width=8, groups=groups),
+            maps(),
+        )
+        for groups in (1, 4)
+    ],
+    "torch.MultiheadAttention": lambda: [
+        live(nn.MultiheadAttention(32, 4, batch_first=True), lambda: ours.MultiHeadAttention(32, 4), tokens(), attended)
+    ],
+    "timm.Attention": lambda: [
+        live(vision_transformer.Attention(32, 4, qkv_bias=bias), partial(ours.MultiHeadAttention, 32, 4, qkv_bias=bias), tokens())
+        for bias in (True, False)
+    ],
+    "timm.ClassAttn": lambda: [live(cait.ClassAttn(32, 4), lambda: ours.ClassAttention(32, 4), tokens())],
+    "timm.TalkingHeadAttn": lambda: [live(cait.TalkingHeadAttn(32, 4), lambda: ours.TalkingHeadsAttention(32, 4), tokens())],
+    "timm.XCA": lambda: [live(xcit.XCA(32, 4), lambda: ours.CrossCovarianceAttention(32, 4), tokens())],
+    "timm.WindowAttention": lambda: [
+        live(swin_transformer.WindowAttention(32, 4, window_size=7), lambda: ours.WindowAttention(32, 4), tokens())
+    ],
+    "torchvision.ShiftedWindowAttention": lambda: [
+        live(
+            torchvision.models.swin_transformer.ShiftedWindowAttention(32, [7, 7], [0, 0], 4),
+            lambda: ours.WindowAttention(32, 4),
+            tokens(),
+            windows,
+        )
+    ],
+}
+UNLIKE: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+    "timm.LightCbamModule": (lambda: cbam.LightCbamModule(32), lambda: ours.CBAM(32, variant="paper")),
+    "timm.SelectiveKernel(split_input=True)": (
+        lambda: selective_kernel.SelectiveKernel(32, rd_channels=8),
+        lambda: ours.SelectiveKernel(32, width=8, groups=1),
+    ),
+}
+
+
+def given_to(module: nn.Module, x: Tensor) -> Tensor:
+    arguments = ((7, 7),) if isinstance(module, ours.WindowAttention) else ()
+    with torch.no_grad():
+        return module.double().eval()(x, *arguments)  # type: ignore[no-any-return]
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """The largest, in parts of the largest number."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def test_every_layout_is_proven() -> None:
+    assert set(PROOFS) == {layout.name for layout in LAYOUTS if not layout.lacks}
+    assert set(UNLIKE) == {layout.name for layout in LAYOUTS if layout.lacks}
+
+
+@pytest.mark.parametrize("name", list(PROOFS))
+def test_their_checkpoint_loads_and_gives_what_their_code_gives(name: str, figures: Figures) -> None:
+    for build, state, x, expected in PROOFS[name]():
+        module = build()
+        assert type(module) is BY_NAME[name].module
+        load_checkpoint(module, state, name)
+        worst = difference(given_to(module, x), expected)
+        figures(f"checkpoint of {name}", worst, f"{BOUND:g}")
+        assert worst <= BOUND
+        assert difference(given_to(build(), x), expected) > 1e-3, "it shows nothing: other numbers give the same"
+
+
+@pytest.mark.parametrize("name", [name for name in PROOFS if "NonLocal" not in name and "SelectiveKernel" not in name])
+def test_layout_is_told_by_names_and_shapes(name: str) -> None:
+    for build, state, x, expected in PROOFS[name]():
+        module = build()
+        load_checkpoint(module, state)
+        assert difference(given_to(module, x), expected) <= BOUND
+
+
+@pytest.mark.parametrize("name", list(UNLIKE))
+def test_what_no_option_of_ours_computes_is_refused(name: str) -> None:
+    theirs, build = UNLIKE[name]
+    with pytest.raises(WeightsError, match=rf"cannot take a checkpoint of {re.escape(name)}: {BY_NAME[name].lacks}\. No option"):
+        load_checkpoint(build(), theirs().state_dict())
+
+
+AMBIGUOUS: dict[str, tuple[nn.Module, nn.Module, str]] = {
+    "NonLocal": (
+        non_local_attn.NonLocalAttn(32),
+        ours.NonLocal(32, width=8, scale="channels"),
+        r"timm\.NonLocalAttn\(use_scale=True\) and timm\.NonLocalAttn\(use_scale=False\)",
+    ),
+    "SelectiveKernel": (
+        selective_kernel.SelectiveKernel(32, groups=2, rd_channels=8),
+        ours.SelectiveKernel(32, width=8, groups=4),
+        r"timm\.SelectiveKernel\(split_input=False\) and timm\.SelectiveKernel\(split_input=True\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(AMBIGUOUS))
+def test_what_names_and_shapes_do_not_tell_must_be_said(name: str) -> None:
+    theirs, module, which = AMBIGUOUS[name]
+    with pytest.raises(WeightsError, match=rf"^the layout of {name} must be told: names and shapes fit {which}\. Pass layout="):
+        load_checkpoint(module, theirs.state_dict())
+
+
+OTHERWISE: dict[str, tuple[nn.Module, Callable[[], State], str | None, str]] = {
+    "CBAM": (ours.CBAM(32, variant="paper"), lambda: recorded("attention_module", "cbam")[0], None, r'variant="official"'),
+    "BAM": (ours.BAM(32, variant="paper"), lambda: recorded("attention_module", "bam")[0], None, r'variant="official"'),
+    "dilation": (ours.BAM(32, dilation=2), lambda: recorded("attention_module", "bam")[0], None, "dilation=4"),
+    "eps": (
+        ours.GlobalContext(32, 8, fusion="scale"),
+        lambda: dict(global_context.GlobalContext(32).state_dict()),
+        None,
+        "eps=1e-6",
+    ),
+    "fusion": (
+        ours.GlobalContext(32, 8, eps=1e-6),
+        lambda: dict(global_context.GlobalContext(32).state_dict()),
+        None,
+        'fusion="scale"',
+    ),
+    "scale": (
+        ours.NonLocal(32, width=8),
+        lambda: dict(non_local_attn.NonLocalAttn(32).state_dict()),
+        "timm.NonLocalAttn(use_scale=True)",
+        'scale="channels"',
+    ),
+    "pool": (
+        ours.NonLocal(32, width=8, pool=True),
+        lambda: dict(non_local_attn.NonLocalAttn(32).state_dict()),
+        "timm.NonLocalAttn(use_scale=False)",
+        "pool=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERWISE))
+def test_a_module_that_computes_something_else_is_refused(name: str) -> None:
+    module, state, layout, option = OTHERWISE[name]
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    with pytest.raises(WeightsError, match=rf"must be built with {re.escape(option)} to compute what ") as caught:
+        load_checkpoint(module, state(), layout)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def authors_cbam(**changes: Tensor | None) -> dict[str, Any]:
+    state: dict[str, Any] = recorded("attention_module", "cbam")[0]
+    state |= {key.replace("__", "."): value for key, value in changes.items()}
+    return {key: value for key, value in state.items() if value is not None}
+
+
+WRONG: dict[str, tuple[nn.Module, Callable[[], Any], str]] = {
+    "missing": (
+        ours.CBAM(32),
+        lambda: authors_cbam(ChannelGate__mlp__1__bias=None),
+        r"CBAM, got 1 missing: fc1\.bias\. Build it",
+    ),
+    "missing, of a norm": (
+        ours.CBAM(32),
+        lambda: authors_cbam(SpatialGate__spatial__bn__weight=None),
+        r"1 missing: norm\.weight\.",
+    ),
+    "no gate of places": (
+        ours.CBAM(32),
+        lambda: {key: value for key, value in authors_cbam().items() if "Spatial" not in key},
+        r"missing: conv\.weight, norm\.weight",
+    ),
+    "unexpected": (ours.CBAM(32), lambda: authors_cbam(stray=torch.ones(1)), r"got 1 unexpected: stray\. Build it"),
+    "another width": (
+        ours.CBAM(32, 8),
+        authors_cbam,
+        r"CBAM must be given fc1\.weight of 4x32x1x1, got 2x32 \(and 2 more\)\. Build",
+    ),
+    "wrapped": (
+        ours.CBAM(32),
+        lambda: {f"module.{key}": value for key, value in authors_cbam().items()},
+        r"9 missing: fc1\.weight, .*; 10 unexpected: module\.ChannelGate",
+    ),
+    "no tensors": (ours.CBAM(32), lambda: {"state_dict": {}}, r"must hold tensors by name, got dict as 'state_dict'\. Pass what"),
+    "a file": (ours.CBAM(32), lambda: "cbam.pth", r"must hold tensors by name, got str\. Pass what"),
+    "without a bias": (
+        ours.MultiHeadAttention(32, 4),
+        lambda: nn.MultiheadAttention(32, 4, bias=False).state_dict(),
+        r"2 missing: qkv\.bias, proj\.bias",
+    ),
+    "keys of another width": (
+        ours.MultiHeadAttention(32, 4),
+        lambda: nn.MultiheadAttention(32, 4, kdim=16).state_dict(),
+        r"1 missing: qkv\.weight; 3 unexpected: q_proj_weight, k_proj_weight, v_proj_weight",
+    ),
+    "another window": (
+        ours.WindowAttention(32, 4),
+        lambda: {
+            **torchvision.models.swin_transformer.ShiftedWindowAttention(32, [7, 7], [0, 0], 4).state_dict(),
+            "relative_position_index": torch.zeros(49 * 49, dtype=torch.int64),
+        },
+        r"1 unexpected: relative_position_index",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_does_not_fit_is_one_line_with_names(name: str) -> None:
+    module, state, message = WRONG[name]
+    with pytest.raises(WeightsError, match=message) as caught:
+        load_checkpoint(module, state())
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"unknown layout 'timm\.CbamModul'; did you mean 'timm\.CbamModule'\?"):
+        load_checkpoint(ours.CBAM(32), {}, "timm.CbamModul")
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"module must be a torch\.nn\.Module, got type\. Pass the one to load into"):
+        load_checkpoint(ours.CBAM, {})  # type: ignore[arg-type]
+
+
+def test_checkpoints_of_ours_load_and_are_not_touched() -> None:
+    for layout in LAYOUTS:
+        module = layout.module(32)
+        state = module.state_dict()
+        same = translate(module, state)
+        assert list(same) == list(state)
+        assert all(same[key] is state[key] for key in state)
+        load_checkpoint(layout.module(32), state)
+
+
+def test_old_checkpoints_without_counts_of_batches_load() -> None:
+    state = {key: value for key, value in recorded("attention_module", "bam")[0].items() if "batches" not in key}
+    load_checkpoint(ours.BAM(32), state)
+
+
+# whole networks
+
+
+@pytest.mark.parametrize("name", ["cbam", "bam"])
+def test_a_network_of_the_authors_loads_and_gives_what_theirs_gives(name: str, tmp_path: Path, figures: Figures) -> None:
+    state, expected = recorded("attention_module", f"resnet18_{name}")
+    model: nn.Module = resnet18(attention=name, num_classes=5)
+    load_checkpoint(model, state)
+    worst = difference(given_to(model, image(224)), expected)
+    figures(f"authors' ResNet-18 with {name}", worst, f"{BOUND:g}")
+    assert worst <= BOUND
+    file = tmp_path / f"{name}.pth"
+    torch.save({"epoch": 1, "state_dict": {f"module.{key}": value for key, value in state.items()}}, file)
+    loaded = visattn.load_model(f"visattn_{name}_resnet18", weights=file)
+    assert difference(given_to(loaded, image(224)), expected) <= BOUND
+
+
+@pytest.mark.parametrize(("block", "attention"), [("seresnet18", "se"), ("resnet18", "cbam")])
+def test_a_network_of_timm_loads_whatever_its_attention_is_called(block: str, attention: str) -> None:
+    torch.manual_seed(0)
+    theirs = timm.create_model(block, num_classes=5, zero_init_last=False, block_args={"attn_layer": attention}).eval()
+    make: Any = {
+        "se": lambda channels: ours.SqueezeExcite(channels, width=max(8, channels // 16)),
+        "cbam": lambda channels: ours.CBAM(channels, variant="paper"),
+    }
+    model = resnet18(attention=make[attention], num_classes=5).eval()
+    load_checkpoint(model, theirs.state_dict())
+    x = image(64).float()
+    with torch.no_grad():
+        assert difference(model(x), theirs(x)) <= 1e-5  # in float32
+
+
+def test_attention_that_was_attached_takes_that_of_its_block() -> None:
+    state, expected = recorded("attention_module", "resnet18_cbam")
+    model = torchvision.models.resnet18(num_classes=5)
+    visattn.attach(model, "cbam", where="layer*.*.bn2", init="paper")
+    load_checkpoint(model, state)
+    assert difference(given_to(model, image(224)), expected) <= BOUND
+
+
+def test_two_without_their_names_are_not_guessed() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = ours.CBAM(32), ours.CBAM(32)
+
+    state = {f"{name}.{key}": value for name in ("first", "second") for key, value in authors_cbam().items()}
+    with pytest.raises(WeightsError, match=r"18 missing: one\.fc1\.weight, .*; 20 unexpected: first\.ChannelGate"):
+        load_checkpoint(Two(), state)
+    load_checkpoint(Two(), {key.replace("first", "one").replace("second", "two"): value for key, value in state.items()})
+
+
+# the documentation
+
+
+def test_table_of_the_documentation_is_the_registry() -> None:
+    rows = [
+        [
+            f"`{layout.name}`",
+            f"`{layout.module.__name__}`",
+            f"does not load: {layout.lacks}" if layout.lacks else ", ".join(f"`{option}`" for option in layout.options),
+            layout.note,
+        ]
+        for layout in LAYOUTS
+    ]
+    header = ["layout", "into", "built with", "given"]
+    expected = ["| " + " | ".join(cell for cell in row) + " |" for row in (header, ["---"] * 4, *rows)]
+    text = (Path(__file__).parents[2] / "docs" / "modules.md").read_text()
+    start = text.index("| layout |")
+    assert text[start : text.index("\n\n", start)].splitlines() == expected
