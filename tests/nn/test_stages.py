@@ -22,6 +22,8 @@ UNETS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         ["0", "1.down", "1.inside", "1.inside.down", "2"],
     ),
     "added": (unets.Added, [f"encoder.layer{i}" for i in (1, 2, 3)] + ["merge.level2", "merge.level1"]),
+    "Attention U-Net": (unets.Gated, ["inc", "down1", "down2", "up1", "up2"]),
+    "without blocks": (unets.Flat, ["enc1", "enc2", "mid", "dec2", "dec1", "dec0"]),
     "inside another network": (
         lambda: nn.Sequential(unets.Named(), nn.AdaptiveAvgPool2d(1)),
         ["0.inc", "0.down1", "0.down2", "0.up1", "0.up2"],

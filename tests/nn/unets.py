@@ -41,7 +41,7 @@ class Up(nn.Module):
 
     def __init__(self, inputs: int, skipped: int, outputs: int) -> None:
         super().__init__()
-        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.up: nn.Module = nn.Upsample(scale_factor=2, mode="bilinear")
         self.conv = double(inputs + skipped, outputs)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
@@ -139,6 +139,56 @@ class Added(nn.Module):
         x = self.encoder["layer3"](F.max_pool2d(two, 2))
         x = self.merge["level2"](self.decoder["level2"](x) + two)
         return self.merge["level1"](self.decoder["level1"](x) + one)  # type: ignore[no-any-return]
+
+
+class Gate(nn.Module):
+    """Scales a map of the encoder by what it and the decoder's say."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.score = nn.Conv2d(2 * channels, 1, 1)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return skip * self.score(torch.cat([x, skip], 1)).sigmoid()  # type: ignore[no-any-return]
+
+
+class GatedUp(Up):
+    """Enlarges, gates, joins and convolves."""
+
+    def __init__(self, inputs: int, skipped: int, outputs: int) -> None:
+        super().__init__(inputs, skipped, outputs)
+        self.up = nn.ConvTranspose2d(inputs, skipped, 2, 2)
+        self.gate, self.conv = Gate(skipped), double(2 * skipped, outputs)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        x = self.up(x)
+        return self.conv(torch.cat([self.gate(x, skip), x], dim=1))  # type: ignore[no-any-return]
+
+
+class Gated(Named):
+    """Attention U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up1, self.up2 = GatedUp(16, 8, 8), GatedUp(8, 4, 4)
+
+
+class Flat(nn.Module):
+    """Layers without blocks, one activation for all, and a last level that joins nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc1, self.enc2, self.mid = (nn.Conv2d(n, outputs, 3, padding=1) for n, outputs in ((3, 4), (4, 8), (8, 16)))
+        self.dec2, self.dec1, self.dec0 = (nn.Conv2d(n, outputs, 3, padding=1) for n, outputs in ((24, 8), (12, 4), (4, 4)))
+        self.relu, self.head = nn.ReLU(), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.relu(self.enc1(x))
+        two = self.relu(self.enc2(F.max_pool2d(one, 2)))
+        x = F.interpolate(self.relu(self.mid(F.max_pool2d(two, 2))), scale_factor=2)
+        x = F.interpolate(self.relu(self.dec2(torch.cat([x, two], 1))), scale_factor=2)
+        x = F.interpolate(self.relu(self.dec1(torch.cat([x, one], 1))), scale_factor=2)
+        return self.head(self.relu(self.dec0(x)))  # type: ignore[no-any-return]
 
 
 class Scaled(Named):

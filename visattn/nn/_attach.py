@@ -56,11 +56,10 @@ def attach(
     Args:
         model: Changed in place. Attach before it is compiled or wrapped for several devices, and before a scheduler is built.
         attention: A name of `visattn.nn.ATTENTION`, a class, or a function of the number of channels that gives a module.
-        where: `residual`: the end of each residual branch, before the addition. `stage`: after each stage, of a U-Net those of
-            encoder and decoder; what is left out warns. `depthwise`: after each
-            depthwise convolution, or its norm where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` stays within one
-            part of a name and `**` goes over several, a list of names, or a function of name and module. Names are those of the model
-            before anything was attached.
+        where: `residual`: the end of each residual branch that a module ends, before the addition. `stage`: after each stage, of a
+            U-Net those of encoder and decoder; what is left out warns. `depthwise`: after each depthwise convolution, or its norm
+            where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` stays within one part of a name and `**` goes over
+            several, a list of names, or a function of name and module. Names are those of the model before anything was attached.
         init: `identity`: `x + g (A(x) - x)` with one learned number `g`. `paper`: plain `A(x)`. `zero_last`: plain `A(x)` with its last
             layer zero, for attention that is then the identity, as gc and nl. `two_sigmoid`: `2 A(x)` with its last layer zero, for
             attention whose one gate is then a half, as se and eca; no number more than the paper's, but another function.

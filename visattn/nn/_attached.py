@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from visattn._tables import Row, to_text
 from visattn.errors import ModelError, OptionError
-from visattn.nn._flow import Layout
 from visattn.nn._plugged import Plugged
 from visattn.nn._sites import Place, places, plain_name
+from visattn.nn._trail import Layout
 
 
 @dataclass(frozen=True)

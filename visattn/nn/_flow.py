@@ -8,20 +8,17 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-Layout = Literal["NCHW", "NHWC"]
-Shape = tuple[int, ...]
+from visattn.nn._skips import ADDITIONS, Skips
+from visattn.nn._trail import Layout, Shape, Trail
 
-_JOINS = frozenset({"cat", "concat", "concatenate"})
-_ENLARGES = frozenset({"interpolate", "upsample", "conv_transpose2d", "pixel_shuffle", "max_unpool2d"})
-_ADDITIONS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose2d", "linear", "matmul", "bmm", "einsum"})
 _RESIZES = frozenset({"split", "chunk", "tensor_split", "split_with_sizes", "unbind", "interpolate", "upsample"})
 _FIRST = frozenset({"conv2d", "conv_transpose2d", "batch_norm", "group_norm", "instance_norm", "max_pool2d", "avg_pool2d"})
@@ -32,59 +29,13 @@ _PASSING = re.compile("Identity|Drop|StochasticDepth|Permute|LayerScale|Scale$")
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trail:
-    """How a tensor was made.
-
-    Attributes:
-        past: One bit for each tensor that it depends on, and its own, which is the highest.
-        end: The last module that gave it, if all that followed was to move or scale it.
-        layout: On which axis its channels lie.
-        resized: Whether it was just split from a larger one or enlarged, as where scales or pieces are merged.
-        grown: Whether it comes from a map that was enlarged, as in a decoder.
-        turn: The module that gave that map, the first on its way that was enlarged.
-    """
-
-    past: int
-    end: str | None = None
-    layout: Layout | None = None
-    resized: bool = False
-    grown: bool = False
-    turn: str | None = None
-
-    @property
-    def serial(self) -> int:
-        return self.past.bit_length() - 1
-
-
-@dataclass(slots=True)
-class _Merge:
-    """Where a decoder takes in maps of the encoder that it was itself made from.
-
-    Attributes:
-        serial: Of what it gives.
-        size: Height and width of that.
-        sources: The modules that gave the maps; None for one that no module gave.
-        newest: Serial of the newest of those maps.
-        turn: The module that gave the map from which the decoder began.
-        taker: The first module with parameters that began afterwards.
-    """
-
-    serial: int
-    size: Shape
-    sources: list[str | None]
-    newest: int
-    turn: str | None
-    taker: str | None = None
-
-
 class Flow(TorchFunctionMode):
     """Follows one forward of the modules that it is given.
 
     Attributes:
         outputs: By name, the shape of what each run of a module gave, None if that was no tensor.
         normed: For a convolution the norm that takes what it gives.
-        sizes: By name, height and width of the maps that a module gave last.
+        skips: The skip connections.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
@@ -92,18 +43,15 @@ class Flow(TorchFunctionMode):
         super().__init__()
         self.outputs: dict[str, list[Shape | None]] = defaultdict(list)
         self.normed: dict[str, str] = {}
+        self.skips = Skips()
         self._modules = modules
         self._ended: dict[str, int] = defaultdict(int)
-        self.sizes: dict[str, Shape] = {}
         self._layouts: dict[str, Layout | None] = {}
         self._given: dict[Shape, set[Layout]] = defaultdict(set)  # by shape, the layouts in which layers gave it
         self._sizes: set[Shape] = set()  # heights and widths that layers gave
-        self._trails: MutableMapping[Tensor, _Trail] = WeakIdKeyDictionary()
+        self._trails: MutableMapping[Tensor, Trail] = WeakIdKeyDictionary()
         self._running: list[int] = []  # the newest tensor when each of the modules that run began
         self._sums: dict[int, tuple[int, str | None]] = {}  # of an addition: when its module began, and the branch's end
-        self._merges: list[_Merge] = []
-        self._spans: dict[str, tuple[int, int]] = {}  # the newest tensors when a module began and when it had run
-        self._given_as: dict[str, int] = {}  # of a module's output: which tensor it is
         self._layer_bits = 0
         self._parents = [0]  # of each tensor, one bit for each that it was made from
 
@@ -114,20 +62,6 @@ class Flow(TorchFunctionMode):
         One that also runs elsewhere, as one ReLU for a whole block, is no place to attach to.
         """
         return [name for name, times in self._ended.items() if times == len(self.outputs[name])]
-
-    @property
-    def skips(self) -> list[str | None]:
-        """The modules of both ends of skip connections, and between them; None for each end that no module alone gives.
-
-        Those are the encoder's maps that a decoder joins or adds to its own, the map from which the decoder began, and what it makes
-        of each join.
-        """
-        found = [name for merge in self._merges for name in (*merge.sources, merge.turn, self._decoded(merge))]
-        return [None if name is None or len(self.outputs[name]) > 1 else name for name in dict.fromkeys(found)]
-
-    def same(self, one: str, two: str) -> bool:
-        """Whether two modules gave the same tensor, as the last part of a block and the block."""
-        return one == two or (one in self._given_as and self._given_as[one] == self._given_as.get(two))
 
     def layout_of(self, name: str, channels: int | None) -> Layout | None:
         """On which axis the channels of a module's output lie, None if several may be."""
@@ -167,7 +101,7 @@ class Flow(TorchFunctionMode):
         sources = [(tensor, self._trails[tensor]) for tensor in _tensors((args, kwargs)) if tensor in self._trails]
         if not sources or name == "__get__":
             return func(*args, **kwargs)
-        adds = name in _ADDITIONS and len(sources) == 2
+        adds = name in ADDITIONS and len(sources) == 2
         end = self._branch(*sources) if adds else None
         trails, size = [trail for _, trail in sources], sources[0][0].numel()
         result = func(*args, **kwargs)
@@ -177,10 +111,11 @@ class Flow(TorchFunctionMode):
             made = replace(
                 made,
                 end=trails[0].end if same and name not in _LAYERS else None,
+                inner=trails[0].inner if same and name not in _LAYERS else None,
                 layout=_layout(name, args, kwargs, trails) if tensor.ndim == 4 else None,
                 resized=name in _RESIZES,
             )
-            made = self._decoding(name, made, sources, tensor)
+            made = self.skips.made(name, made, sources, tensor)
             self._trails[tensor] = made
             if name in _LAYERS:
                 self._layer_bits |= 1 << made.serial
@@ -191,45 +126,13 @@ class Flow(TorchFunctionMode):
                 self._sums[made.serial] = (self._running[-1], end)
         return result
 
-    def _decoding(self, name: str, made: _Trail, sources: list[tuple[Tensor, _Trail]], tensor: Tensor) -> _Trail:
-        """`made` with what is known of its decoder; a join with maps of the encoder is noted."""
-        first, trail = sources[0]
-        merges = name in _JOINS or name in _ADDITIONS
-        grown = [one for _, one in sources if one.grown]
-        if name in _ENLARGES and tensor.numel() // tensor.shape[1] > first.numel() // first.shape[1] and not trail.grown:
-            return replace(made, grown=True, turn=trail.end)
-        if not grown or (len(grown) < len(sources) and not merges):  # a gate of another size, which scales
-            return made
-        made = replace(made, grown=True, turn=grown[0].turn)
-        old = [
-            one
-            for _, one in sources
-            if not one.grown and self._parents[one.serial] and any(new.past >> one.serial & 1 for new in grown)
-        ]
-        if merges and old and tensor.ndim == 4:
-            newest = max(one.serial for one in old)
-            self._merges.append(_Merge(made.serial, _size(tensor, made), [one.end for one in old], newest, made.turn))
-        return made
-
-    def _decoded(self, merge: _Merge) -> str | None:
-        """The largest module that makes of one join what has its size, else the one that gives the join."""
-        best, taker = None, merge.taker or ""
-        for name in (taker[:end] for end in (*(dot.start() for dot in re.finditer(r"\.", taker)), len(taker))):
-            begin, end = self._spans.get(name, (0, 0))
-            joins = sum(begin < other.serial <= end for other in self._merges)
-            alone = joins == (begin < merge.serial) and begin >= merge.newest
-            if best is None and alone and self.sizes.get(name) == merge.size:
-                best = name
-        givers = (name for name, serial in self._given_as.items() if serial == merge.serial)
-        return best or next(reversed([*givers]), None)
-
-    def _made(self, sources: list[_Trail]) -> _Trail:
+    def _made(self, sources: list[Trail]) -> Trail:
         past, parents, serial = 0, 0, len(self._parents)
         for trail in sources:
             past |= trail.past
             parents |= 1 << trail.serial
         self._parents.append(parents)
-        return _Trail(past | 1 << serial)
+        return Trail(past | 1 << serial)
 
     def _begin(self, tensors: int) -> int:
         """What a set of tensors was made from, outside the set."""
@@ -240,7 +143,7 @@ class Flow(TorchFunctionMode):
             left ^= 1 << serial
         return begin & ~tensors
 
-    def _branch(self, one: tuple[Tensor, _Trail], two: tuple[Tensor, _Trail]) -> str | None:
+    def _branch(self, one: tuple[Tensor, Trail], two: tuple[Tensor, Trail]) -> str | None:
         """The module that ends the residual branch, if this addition closes a residual block.
 
         The branch is made inside the module that adds. It is added to what it was made from, or to what was made from the same tensor
@@ -262,7 +165,7 @@ class Flow(TorchFunctionMode):
             return branch.end
         return None
 
-    def _of_three(self, one: _Trail, two: _Trail) -> bool:
+    def _of_three(self, one: Trail, two: Trail) -> bool:
         """Whether a third is added to the sum of two in the same module: branches side by side, as in RepVGG."""
         for total, other in ((one, two), (two, one)):
             began, end = self._sums.get(total.serial, (None, None))
@@ -280,9 +183,7 @@ class Flow(TorchFunctionMode):
     def _enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
             self._running.append(len(self._parents) - 1)
-            if any(True for _ in module.parameters()):
-                for merge in self._merges:
-                    merge.taker = merge.taker or name
+            self.skips.begun(name, module)
             trail = self._trails.get(args[0]) if isinstance(module, _NORMS) and args else None
             if trail is not None and trail.end is not None:
                 self.normed.setdefault(trail.end, name)
@@ -291,23 +192,22 @@ class Flow(TorchFunctionMode):
 
     def _leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], object], None]:
         def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-            self._spans[name] = self._running.pop(), len(self._parents) - 1
+            span = self._running.pop(), len(self._parents) - 1
             self.outputs[name].append(tuple(output.shape) if isinstance(output, Tensor) else None)
             trail = self._trails.get(output) if isinstance(output, Tensor) else None
             if not isinstance(output, Tensor) or trail is None:
                 return
             self._layouts.setdefault(name, trail.layout)
-            self._given_as[name] = trail.serial
-            if output.ndim == 4:
-                self.sizes[name] = _size(output, trail)
+            self.skips.gave(name, span, output, trail)
             passes = _PASSING.match(type(module).__name__)
             if not passes or trail.end is None or not self._fits(trail.end, output):
-                self._trails[output] = replace(trail, end=name)
+                inner = None if any(True for _ in module.parameters()) else trail.inner or trail.end
+                self._trails[output] = replace(trail, end=name, inner=inner)
 
         return leave
 
 
-def _layout(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], trails: list[_Trail]) -> Layout | None:
+def _layout(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], trails: list[Trail]) -> Layout | None:
     """On which axis the channels of a function's result lie, as far as the function and what it was given tell."""
     if name in _FIRST:
         return "NCHW"
@@ -323,10 +223,6 @@ def _layout(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], trails:
         before, after = _TURNS.get(tuple(order), (None, None))
         return after if layout == before else None
     return layout
-
-
-def _size(tensor: Tensor, trail: _Trail) -> Shape:
-    return tuple(tensor.shape[1:3] if trail.layout == "NHWC" else tensor.shape[2:])
 
 
 def _tensors(value: object) -> list[Tensor]:

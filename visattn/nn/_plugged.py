@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._publish import publish
-from visattn.nn._flow import Layout
+from visattn.nn._trail import Layout
 
 
 class Company:

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 from visattn._checks import printable, suggest
 from visattn.errors import OptionError, ShapeError, VisattnWarning
-from visattn.nn._flow import Flow, Layout
+from visattn.nn._flow import Flow
 from visattn.nn._plugged import Plugged
+from visattn.nn._trail import Layout
 
 Where = str | Callable[[str, nn.Module], bool] | Sequence[str]
 
@@ -208,11 +209,11 @@ def _stage(known: list[Place], flow: Flow) -> set[str]:
     Of what cannot be attached to a warning tells.
     """
     named, odd = _named_stages(known, flow)
-    skips = [name for name in flow.skips if name is not None and not any(flow.same(name, other) for other in named)]
+    ends = flow.skips.ends(lambda name: len(flow.outputs[name]) == 1)
+    skips = [name for name in ends if name is not None and not any(flow.skips.same(name, other) for other in named)]
     left = [name for name in odd if not any(other.startswith(f"{name}.") for other in (*named, *skips))]
-    nameless = flow.skips.count(None)
-    if (named or skips) and (left or nameless):
-        which = [*map(repr, left), *(["a skip connection that no module alone gives"] if nameless else [])]
+    if (named or skips) and (left or None in ends):
+        which = [*map(repr, left), *(["a skip connection that no module alone gives"] if None in ends else [])]
         warnings.warn(
             f"{', '.join(which)} {'is' if len(which) == 1 else 'are'} left out: no single map comes from there. Name modules "
             "inside in where=, or leave it so.",
@@ -226,17 +227,17 @@ def _named_stages(known: list[Place], flow: Flow) -> tuple[list[str], list[str]]
     """Whole stages by their names, else of blocks in a row the last before the size changes; and stages that give no single map."""
     for pattern in _STAGES:
         found = [place.name for place in known if place.name in flow.outputs and re.fullmatch(rf"(.+\.)?{pattern}", place.name)]
-        depth = min((name.count(".") for name in found if name in flow.sizes), default=0)
+        depth = min((name.count(".") for name in found if name in flow.skips.sizes), default=0)
         found = [name for name in found if name.count(".") == depth]
-        mapped = [name for name in found if name in flow.sizes]
+        mapped = [name for name in found if name in flow.skips.sizes]
         if len(mapped) > 1:
-            return mapped, [name for name in found if name not in flow.sizes]
+            return mapped, [name for name in found if name not in flow.skips.sizes]
     chain = [place for place in known if re.fullmatch(rf"([^.]+\.)?({_CHAINS})", place.name) and place.name in flow.outputs]
-    maps = [place for place in chain if place.name in flow.sizes]
+    maps = [place for place in chain if place.name in flow.skips.sizes]
     blocks = [place for place in maps if sum(isinstance(part, nn.Conv2d) for part in place.module.modules()) > 1]
     rest = [place for place in maps if "Pool" not in type(place.module).__name__ and not isinstance(place.module, nn.Conv2d)]
     row = [place.name for place in blocks or rest]
-    last = [name for name, then in zip(row, [*row[1:], ""], strict=False) if flow.sizes[name] != flow.sizes.get(then)]
+    last = [name for name, then in zip(row, [*row[1:], ""], strict=False) if flow.skips.sizes[name] != flow.skips.sizes.get(then)]
     return last, [place.name for place in chain if place not in maps and place.module._modules]
 
 
