@@ -698,7 +698,7 @@ def test_pickled_array_is_refused_and_not_run(kind: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3, 4)), np.array([["a", "b"]])], ids=["row", "volume", "text"])
 def test_array_that_is_no_map_is_refused(array: NDArray[Any], tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", array)
-    with pytest.raises(MapError, match=r"array\.npy: a map must be an array \(rows, columns\) of numbers"):
+    with pytest.raises(MapError, match=r"array\.npy: not a map \(a map must be an array \(rows, columns\) of numbers"):
         load_map(tmp_path / "array.npy")
 
 

@@ -25,7 +25,7 @@ from visattn._prepare import Prepared, prepare
 from visattn._sheets import captioned
 from visattn._targets import NoClasses, Of, Space, Target
 from visattn._types import ColorProfile, Interpolation, Normalization, Resize
-from visattn.errors import NoAttentionCaptured, OptionError
+from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
@@ -93,8 +93,15 @@ class Explanation:
 
         Returns:
             The picture and its provenance, with the range of values behind the colours.
+
+        Raises:
+            ShapeError: If there are components, and not three.
         """
         if "component" in self.map.axes:
+            if self.map.values.shape[: len(self.map.axes)] != (3,):
+                raise ShapeError(
+                    f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
+                )
             heat = self.heatmap("nearest")
             return render.components(self.photo, heat), heat.provenance.but(normalization="percentile of each component")
         heat = self.heatmap(interpolation)

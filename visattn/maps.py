@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visattn import _map_file
 from visattn._checks import between, one_of, printable
-from visattn._files import regular
 from visattn._resample import KERNELS, resampled
 from visattn._types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError, ShapeError
@@ -366,19 +366,14 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         The map with its geometry, or the array.
 
     Raises:
-        MapError: If the file is neither.
+        MapError: If the file is neither, or holds what no map has.
     """
     name = printable(os.fspath(path))
     try:
-        with regular(Path(path)).open("rb") as stream:
-            loaded = np.load(stream, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                if loaded.ndim != 2 or loaded.dtype.kind not in "uifb":
-                    raise MapError(
-                        f"{name}: a map must be an array (rows, columns) of numbers, got {loaded.dtype} {loaded.shape}."
-                    )
-                return loaded.astype(np.float32)
-            facts, values = json.loads(str(loaded["facts"])), torch.from_numpy(loaded["values"])
+        read = _map_file.read(Path(path))
+        if isinstance(read, np.ndarray):
+            return read
+        facts, values = read
         provenance = Provenance.from_dict(facts["provenance"])
         parts = facts["layout"]
         layout = TokenLayout(
@@ -388,7 +383,9 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         geometry = provenance.geometry
         if geometry is None:
             raise MapError(f"{name}: the map has no geometry. Save it with --save-map.")
-        return AttentionMap(values, tuple(facts["axes"]), layout, labels, facts["meaning"], provenance), geometry
+        return AttentionMap(
+            torch.from_numpy(values), tuple(facts["axes"]), layout, labels, facts["meaning"], provenance
+        ), geometry
     except MapError:
         raise
     except Exception as error:  # numpy, zip and JSON raise many kinds on damaged files

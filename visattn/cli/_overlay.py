@@ -13,7 +13,7 @@ from visattn._files import check_outputs, result_names, write_whole
 from visattn.cli._each import Each
 from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
 from visattn.cli._talk import describe, result
-from visattn.errors import OptionError
+from visattn.errors import MapError, OptionError
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -226,8 +226,11 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
         source = facts(photo)
         if isinstance(loaded, tuple):
             attention_map, geometry = loaded
-            if attention_map.provenance.image_sha256 != source.sha256:
-                geometry = geometry.resized((photo.height, photo.width))
+            if geometry.photo != (size := (photo.height, photo.width)):
+                if attention_map.provenance.image_sha256 == source.sha256:
+                    told = f"that it is of this photo, of {geometry.photo[0]} x {geometry.photo[1]} pixels"
+                    raise MapError(f"{source.name}: the map says {told}, got {size[0]} x {size[1]}. Make it anew.")
+                geometry = geometry.resized(size)
             picture, provenance = Explanation(photo, geometry, attention_map).draw(**_colours(options))
         else:
             colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}

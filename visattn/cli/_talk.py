@@ -37,7 +37,7 @@ def _input(provenance: Provenance) -> list[str]:
     if not facts:
         return []
     told = {
-        name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({_SOURCES[fact['source']]})"
+        name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({_SOURCES.get(fact['source'], fact['source'])})"
         for name, fact in facts.items()
     }
     return ["input: " + "; ".join(f"{name} {text}" for name, text in told.items())]

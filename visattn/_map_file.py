@@ -1,0 +1,154 @@
+"""Files of maps: what they hold is bounded and typed before anything is made of it, since they may come from anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from visattn._files import regular
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_VALUES = 2**25  # of a map: 128 MiB of float32
+_MOST_TEXT = 2**24  # bytes of its facts
+_DEEPEST = 20  # objects and lists inside each other, in a free field
+_SIDE = 2**20  # pixels, cells and tokens along one axis
+_LEAST = 1e-3  # of a pixel, as a side of a box
+_LARGEST = 1e30  # of any number
+
+
+@dataclass(frozen=True)
+class _Maybe:
+    """A shape of JSON that may be null."""
+
+    shape: Any
+
+
+# what JSON must be: a type; {name: shape} of an object, `name?` where it may be missing, {str: shape} of any names; [shape] of a list of
+# any length, (shape, ...) of a list of this length; `_Maybe` of a value that may be null; `dict` of an object of anything
+_TEXT = _Maybe(str)
+_GEOMETRY = {"photo": (int, int), "input": (int, int), "window": (float,) * 4, "rule": str}
+_PROVENANCE = {
+    "model?": str,
+    "weights?": str,
+    "weights_sha256?": _TEXT,
+    "random?": bool,
+    "image?": _TEXT,
+    "image_sha256?": _TEXT,
+    "geometry?": _Maybe(_GEOMETRY),
+    "preprocessing?": {str: {"value": [float], "source": str}},
+    "method?": _TEXT,
+    "parameters?": dict,
+    "target?": [str],
+    "normalization?": _TEXT,
+    "value_range?": _Maybe((float, float)),
+    "sinks?": [[(int, int, float, str)]],
+    "notes?": [str],
+    "warnings?": [str],
+    "versions?": dict,
+}
+_LAYOUT = {"space": str, "prefix": [str], "grid": [int], "box": (float,) * 4, "holes?": [int]}
+_FACTS = {"axes": [str], "layout": _LAYOUT, "labels": {str: [str]}, "meaning": str, "provenance": _PROVENANCE}
+_GLIMPSES = {"path": [(float, float)], "patches": [(float, float)]}
+
+
+def read(path: Path) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.float32]:
+    """Read the facts and the values of an `.npz` file, or the array of an `.npy` file; nothing in it is ever run.
+
+    Raises:
+        ValueError: If it is neither, is too large, or holds facts of other types; other errors of numpy, zipfile, json and the
+            system are raised as they are.
+    """
+    with regular(path).open("rb") as stream:
+        if stream.read(6) == np.lib.format.MAGIC_PREFIX:
+            return _array(stream, dimensions=2)
+        with zipfile.ZipFile(stream) as archive:
+            info = archive.getinfo("facts.npy")
+            if info.file_size > _MOST_TEXT:
+                raise ValueError(f"its facts take {info.file_size:,} bytes, more than {_MOST_TEXT:,}")
+            facts = json.loads(str(np.lib.format.read_array(archive.open(info), allow_pickle=False)))
+            _check(facts, _FACTS, "its facts")
+            _check_places(facts)
+            with archive.open("values.npy") as values:
+                return facts, _array(values)
+
+
+def _array(stream: IO[bytes], dimensions: int | None = None) -> NDArray[np.float32]:
+    """Read numbers as float32, if the header announces few enough of them, and no objects."""
+    stream.seek(0)
+    version = np.lib.format.read_magic(stream)
+    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if header is None:
+        raise ValueError(f"its array is of version {version}")
+    shape, _order, kind = header(stream)
+    if kind.kind not in "uifb" or dimensions not in (None, len(shape)):
+        raise ValueError(f"a map must be an array (rows, columns) of numbers, got {kind} {shape}")
+    if math.prod(shape) > MOST_VALUES:
+        raise ValueError(f"its {' x '.join(map(str, shape))} values are more than {MOST_VALUES:,}")
+    stream.seek(0)
+    values: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    return values.astype(np.float32)
+
+
+def _check(value: Any, shape: Any, name: str) -> None:  # noqa: ANN401 - JSON
+    """Check what JSON is; names that nobody knows are refused where they are used."""
+    if shape is dict:
+        _check(value, {}, name)
+        _check_plain(value, name, _DEEPEST)
+    elif isinstance(shape, _Maybe):
+        if value is not None:
+            _check(value, shape.shape, name)
+    elif isinstance(shape, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} must be an object")
+        every = shape.get(str)
+        for key in value if every else shape:
+            if key.removesuffix("?") in value:
+                _check(value[key.removesuffix("?")], every or shape[key], key.removesuffix("?"))
+            elif not key.endswith("?"):
+                raise ValueError(f"{name} must have '{key}'")
+    elif isinstance(shape, (list, tuple)):
+        if not isinstance(value, list) or (isinstance(shape, tuple) and len(value) != len(shape)):
+            raise ValueError(f"{name} must be a list" + (f" of {len(shape)}" if isinstance(shape, tuple) else ""))
+        for item, inner in zip(value, shape * len(value) if isinstance(shape, list) else shape, strict=True):
+            _check(item, inner, name)
+    elif shape is float:
+        if type(value) not in (int, float) or not abs(value) < _LARGEST:
+            raise ValueError(f"{name} must be a finite number")
+    elif type(value) is not shape or (shape is int and abs(value) > _SIDE):
+        raise ValueError(f"{name} must be {shape.__name__}")
+
+
+def _check_plain(value: Any, name: str, depth: int) -> None:  # noqa: ANN401 - JSON
+    """Check that numbers are finite, and that nothing is too deep to be written again."""
+    if depth == 0:
+        raise ValueError(f"{name} is nested too deep")
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_plain(item, name, depth - 1)
+    elif isinstance(value, (int, float)) and not abs(value) < _LARGEST:
+        raise ValueError(f"{name} must hold finite numbers")
+
+
+def _check_places(facts: dict[str, Any]) -> None:
+    """Check that boxes have an extent and that holes are cells."""
+    layout, provenance = facts["layout"], facts["provenance"]
+    boxes = {"its box": layout["box"]} | ({"its window": place["window"]} if (place := provenance.get("geometry")) else {})
+    for name, (top, left, bottom, right) in boxes.items():
+        if not (_LEAST <= bottom - top <= _SIDE and _LEAST <= right - left <= _SIDE):
+            raise ValueError(f"{name} must have sides of {_LEAST:g} to {_SIDE:,} pixels")
+    cells = math.prod(layout["grid"])
+    if len(layout["grid"]) != 2 or min(layout["grid"]) < 1:
+        raise ValueError("its grid must be of rows and columns")
+    holes = layout.get("holes", [])
+    if holes != sorted({hole for hole in holes if 0 <= hole < cells}):
+        raise ValueError("its holes must be cells of the grid, in order")
+    if "path" in provenance.get("parameters", {}):
+        _check(provenance["parameters"], _GLIMPSES, "its parameters")
