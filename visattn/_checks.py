@@ -45,6 +45,11 @@ def whole_number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text) else None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of others says, safe to print."""
+    return printable(next(iter(str(error).strip().splitlines()), ""))
+
+
 def printable(name: str) -> str:
     """`name` with control characters, direction marks and undecodable bytes escaped, so that it stays on one line."""
     return "".join(c if c.isprintable() and unicodedata.category(c) not in ("Cf", "Cs") else ascii(c)[1:-1] for c in name)

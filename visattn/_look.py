@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn import _capture
+from visattn._checks import first_line
 from visattn._prepare import Prepared
 from visattn._targets import NoClasses, Target
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
@@ -121,13 +123,14 @@ def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a mode
     Raises:
         ResourceError: If the memory does not suffice.
         ModelError: If its forward fails; the message names the module, the error and the shape of the pixels.
-    """  # noqa: DOC501 - what else is raised is visattn's own, as it was
+    """
     try:
-        return model(pixels)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, VisattnError) or _is_ours(error):
+        with redirect_stdout(sys.stderr):  # what a model prints is no result
+            return model(pixels)
+    except BaseException as error:
+        if isinstance(error, (VisattnError, KeyboardInterrupt)) or _is_ours(error):
             raise
-        first = next(iter(str(error).strip().splitlines()), "")
+        first = first_line(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in first for text in _NO_MEMORY):
             raise ResourceError(f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller img_size.") from error
         where = _where(model, error) or type(model).__name__

@@ -140,7 +140,7 @@ def prepare_batch(
         seen = [_whole(photo, size, spec) for photo in pictures]
     images, geometries = zip(*seen, strict=True)
     pixels = torch.stack([_normalised(image, spec) for image in images])
-    device = next(model.parameters()).device
+    device = next((parameter.device for parameter in model.parameters()), pixels.device)
     notes = (_LUMINANCE,) if spec.channels == 1 else ()
     stated = spec.stated()
     stated["size"]["value"] = list(pixels.shape[-2:])

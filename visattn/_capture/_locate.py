@@ -47,6 +47,8 @@ def locate(follower: Follower, attention: Attention) -> tuple[Arrangement, tuple
     try:
         if not follower.image:
             raise Unplaced("the model was given no image in this forward")
+        if not (rows and attention.columns):
+            raise Unplaced("it is over no tokens")
         queries, keys, values = _of_fused(follower, attention) if attention.fused else _of_weights(follower, attention)
         if isinstance(keys, _Channels) or (keys is None and isinstance(values, _Channels)):
             return channels(lead, rows, attention.columns, box, known.images), behind
@@ -76,6 +78,8 @@ def locate(follower: Follower, attention: Attention) -> tuple[Arrangement, tuple
         return found, behind
     except Unplaced as why:
         return unplaced(lead, rows, attention.columns, box, str(why)), behind
+    except Exception:  # tokens in a shape that nobody thought of
+        return unplaced(lead, rows, attention.columns, box, "its tokens could not be followed from the pixels"), behind
 
 
 def _same(values: Tensor, keys: Tensor) -> bool:

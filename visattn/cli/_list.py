@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from visattn._checks import printable
 from visattn._tables import to_json, to_text
 from visattn.cli._options import talk_options
+from visattn.errors import OptionError
 
 
 @click.command("list")
@@ -36,7 +38,8 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
     else:
         from visattn import families
 
-        names = families.names(pattern)
+        if not (names := families.names(pattern)):
+            raise OptionError(f"no model fits '{printable(pattern)}'. Put * around a part of its name.")
     click.echo(to_json(names) if as_json else "\n".join(names))
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
-from visattn._checks import printable
-from visattn.errors import ModelError, OptionError
+from visattn._checks import first_line, printable
+from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 from visattn.families import custom, timm, torchvision, trained
 from visattn.families._spec import InputSpec
 from visattn.provenance import Provenance
@@ -84,8 +84,20 @@ def load_model(
     else:
         family = torchvision if name.startswith(torchvision.PREFIX) else timm
         model, provenance = family.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
-    model = model.to(place)
+    model = _moved(model, place)
     _loaded[model] = provenance
+    return model
+
+
+def _moved(model: nn.Module, place: torch.device) -> nn.Module:
+    try:
+        model.to(place)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ResourceError(f"out of memory on {place}; choose a smaller model or another device.") from error
+    except Exception as error:  # a model on the meta device, one with a `to` of its own
+        raise ModelError(
+            f"{type(model).__name__}: cannot be moved to {place} ({first_line(error)}). Return a model whose parameters have values."
+        ) from error
     return model
 
 
@@ -215,9 +227,16 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
     Raises:
         OptionError: If it does not take `img_size`.
-    """
-    spec: InputSpec = _family_of(model).input_spec(model, img_size)
-    return spec
+        ModelError: If what the model states of its input makes no sense.
+    """  # noqa: DOC501 - errors of ours pass
+    try:
+        spec: InputSpec = _family_of(model).input_spec(model, img_size)
+        return spec.checked()
+    except VisattnError:
+        raise
+    except Exception as error:  # attributes of a foreign model may be anything
+        what = f"what it states of its input cannot be used ({type(error).__name__}: {first_line(error)})"
+        raise ModelError(f"{type(model).__name__}: {what}. Give it a size, mean and std that can be.") from error
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:

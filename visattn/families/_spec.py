@@ -10,6 +10,10 @@ Source = Literal["model", "given", "assumed"]  # stated by the model, by the cal
 STATED = ("size", "mean", "std")
 
 
+LARGEST = 2**14  # side of an input in pixels
+_MOST = 1e6  # a mean or a deviation
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """Facts about a model's input.
@@ -37,6 +41,18 @@ class InputSpec:
     channels: int
     transform: Sequence[Any]
     sources: Mapping[str, Source] = field(default_factory=lambda: dict.fromkeys(STATED, "model"))
+
+    def checked(self) -> InputSpec:
+        """Return the spec itself.
+
+        Raises:
+            ValueError: If a size is not that of an image, or means and deviations are not numbers to divide by.
+        """
+        if len(self.size) != 2 or not all(type(side) is int and 1 <= side <= LARGEST for side in self.size):
+            raise ValueError(f"its size must be two whole numbers from 1 to {LARGEST}, got {self.size}")
+        if not all(abs(value) < _MOST for value in self.mean) or not all(1 / _MOST < value < _MOST for value in self.std):
+            raise ValueError(f"its mean and std must be numbers, std above 0, got {self.mean} and {self.std}")
+        return self
 
     def stated(self) -> dict[str, dict[str, Any]]:
         """Return each of `STATED` as plain values: what it is, and where it comes from."""

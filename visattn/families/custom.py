@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import timm.data
 from torch import nn
 
 from visattn._capture import Anatomy, Placement
-from visattn._checks import printable, suggest
+from visattn._checks import first_line, printable, suggest
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
 from visattn.families._spec import InputSpec, per_channel, sources
 from visattn.geometry import Box
@@ -38,7 +38,9 @@ def load(name: str) -> tuple[nn.Module, Provenance]:
         UnsupportedModel: If the file cannot be run, or the factory is missing or gives no module.
     """
     file, _, function = name.rpartition(":")
-    return built(name).eval(), Provenance(model=f"{Path(file).name}:{function}", weights="given by the file")
+    model = built(name)
+    model.eval()
+    return model, Provenance(model=f"{Path(file).name}:{function}", weights="given by the file")
 
 
 def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
@@ -77,14 +79,14 @@ def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
     beside = str(folder.resolve())
     sys.path.insert(0, beside)
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), chdir("."):  # outputs are named from the folder that is the current one now
             yield
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
         raise UnsupportedModel(f'{what} ends the program; put what it runs under if __name__ == "__main__".') from error
     except BaseException as error:
-        raise UnsupportedModel(f"{what} fails: {type(error).__name__}: {error}; {fix}.") from error
+        raise UnsupportedModel(f"{what} fails: {type(error).__name__}: {first_line(error)}; {fix}.") from error
     finally:
         if beside in sys.path:
             sys.path.remove(beside)

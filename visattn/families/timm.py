@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
 import timm.data
 import torch
-from timm.models import _builder
+from timm.models import PretrainedCfg, _builder
 from torch import Tensor, nn
 
 import visattn.models  # noqa: F401 - tells timm the names of ours
@@ -37,7 +37,8 @@ _MOST_CHANNELS = 16  # of an image
 
 def owns(model: nn.Module) -> bool:
     """Whether `model` is one of timm's, or was built by it."""
-    return any(kind.__module__.startswith("timm.") for kind in type(model).__mro__) or hasattr(model, "pretrained_cfg")
+    built = isinstance(getattr(model, "pretrained_cfg", None), (Mapping, PretrainedCfg))
+    return built or any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
 
 
 def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:

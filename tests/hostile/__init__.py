@@ -1,0 +1,28 @@
+"""A seeded generator of hostile maps, model files, run folders and command lines, and a driver that judges what becomes of them.
+
+`python -m tests.hostile [--count 500] [--seed 0] [--no-net] [--only maps]` runs the whole; the default suite runs a few of each kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import timm
+import torch
+
+import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
+from tests.hostile import commands, driver, maps, models
+from visattn import captioning  # noqa: F401
+from visattn.cli import _caption, _heads, _inspect, _list, _overlay, _stats, _train  # noqa: F401
+
+KINDS = {"maps": maps.cases, "models": models.cases, "commands": commands.cases}
+
+
+def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True) -> Iterator[driver.Outcome]:
+    """Run `count` cases of a kind; see `driver.run`."""
+    torch.set_num_threads(1)  # threads do not survive a fork
+    timm.create_model("vit_tiny_patch16_224")  # what it loads on first use
+    os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
+    yield from driver.run(KINDS[kind](seed, count), folder / kind, net=net)

@@ -1,0 +1,166 @@
+"""Run hostile cases in children that are forked from one warm parent, and judge how each ends."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LONGEST = 10.0  # seconds of the processor
+HANGS = 60.0  # seconds of the clock, on a machine that has other work
+CODES = {0, 1, 2, 3, 4, 5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile input.
+
+    Attributes:
+        name: What it is, with the seed it comes from.
+        prepare: Writes the inputs into an empty folder and returns the arguments of the command, whose current folder that is.
+        outputs: Files and folders that the command may write, from that folder.
+        prints: Whether what is printed is the result, and no file has to be there.
+    """
+
+    name: str
+    prepare: Callable[[Path], list[str]]
+    outputs: tuple[str, ...] = ()
+    prints: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a case ended.
+
+    Attributes:
+        case: The case.
+        arguments: Of the command.
+        code: Exit code; negative is a signal.
+        seconds: How long the processor worked for it.
+        out: What was printed.
+        err: What was complained.
+        wrong: What must not be.
+    """
+
+    case: Case
+    arguments: list[str]
+    code: int
+    seconds: float
+    out: str
+    err: str
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Two lines for a report."""
+        return f"{self.case.name}: {'; '.join(self.wrong)}\n    {self.arguments} -> {self.code}: {self.err.strip()[-300:]}"
+
+
+def run(cases: Iterable[Case], folder: Path, *, net: bool = True) -> Iterator[Outcome]:
+    """Run each case in a child of its own.
+
+    Args:
+        cases: The cases.
+        folder: An empty folder; each case gets one in it.
+        net: Whether the nets around the commands, which turn an error that nobody thought of into a line, are in place.
+
+    Yields:
+        The outcomes, judged.
+    """
+    for number, case in enumerate(cases):
+        place = folder / str(number)
+        work = place / "work"
+        work.mkdir(parents=True)
+        arguments = case.prepare(work)
+        before = _files(place)
+        code, seconds = _child(arguments, work, net)
+        out, err = ((place / name).read_text(errors="replace") for name in ("out", "err"))
+        found = Outcome(case, arguments, code, seconds, out, err)
+        _judge(found, work, before, _files(place))
+        yield found
+
+
+def _judge(found: Outcome, work: Path, before: dict[Path, str], after: dict[Path, str]) -> None:
+    case = found.case
+    if "Traceback (most recent call last)" in found.err + found.out:
+        found.wrong.append("traceback")
+    if found.seconds > LONGEST:
+        found.wrong.append(f"{found.seconds:.0f} seconds")
+    if found.code not in CODES:
+        found.wrong.append(f"exit code {found.code}")
+    if found.code and not found.err.strip():
+        found.wrong.append("failed without a word")
+    allowed = [work / name for name in case.outputs]
+    streams = {work.parent / "out", work.parent / "err"}
+    for path in sorted({*before, *after} - streams):
+        if before.get(path) != after.get(path) and not any(path == one or one in path.parents for one in allowed):
+            found.wrong.append(f"wrote {path.relative_to(work.parent)}")
+    if found.code == 0:
+        missing = [] if case.prints else [one.name for one in allowed if not one.exists()]
+        if missing or (case.prints and not found.out.strip()):
+            found.wrong.append(f"exit 0 without {', '.join(missing) or 'a word'}")
+
+
+def _files(folder: Path) -> dict[Path, str]:
+    """Each file and link below a folder with a digest of its content, or of where it leads."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            if path.is_symlink():
+                found[path] = str(path.readlink())
+            elif path.is_file():
+                with contextlib.suppress(OSError):
+                    found[path] = hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+    return found
+
+
+def _child(arguments: list[str], work: Path, net: bool) -> tuple[int, float]:
+    """Run the command in a fork; its exit code, or the negative signal that ended it, and its seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os._exit(_command(arguments, work, net))
+    deadline = time.monotonic() + HANGS
+    while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        ended = os.wait4(child, 0)
+    _, status, used = ended
+    return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+
+
+def _command(arguments: list[str], work: Path, net: bool) -> int:
+    """In the child: streams into files, an empty stdin, and the command."""
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(work.parent / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    code = 99
+    try:
+        os.chdir(work)
+        from visattn.cli import _each, _main
+
+        if not net:
+            _main._fault = _each.fault = _raised  # type: ignore[assignment, attr-defined]
+        try:
+            _main.main(arguments)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
+
+
+def _raised(error: Exception, *_: object) -> str:
+    raise error
