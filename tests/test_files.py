@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -396,3 +396,14 @@ def test_a_folder_reached_through_a_link_is_replaced_where_it_is(tmp_path: Path)
     write_folder_whole(tmp_path / "link", {"a.csv": NEW}, KNOWN)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real" / "a.csv").read_bytes() == NEW
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, lambda path: path.symlink_to("elsewhere"), os.mkfifo], ids=["folder", "link", "pipe"]
+)
+def test_a_folder_in_which_a_known_name_is_no_file_is_never_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    (tmp_path / "out").mkdir()
+    make(tmp_path / "out" / "heads.csv")
+    with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another -o/--output"):
+        write_folder_whole(tmp_path / "out", {"heads.csv": b""}, ("heads.csv",))
+    assert os.path.lexists(tmp_path / "out" / "heads.csv")

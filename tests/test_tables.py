@@ -109,3 +109,9 @@ def test_text_has_no_trailing_spaces() -> None:
 @pytest.mark.parametrize("render", [to_csv, to_markdown, to_text], ids=["csv", "markdown", "text"])
 def test_no_rows_give_no_lines(render: Any) -> None:
     assert render([]).strip() == ""
+
+
+def test_no_control_character_reaches_a_terminal() -> None:
+    rows = [{"layer": "a\x1b]0;x\x07\u202eb"}]
+    assert "a\\x1b]0;x\\x07\\u202eb" in to_text(rows)
+    assert "\x1b" not in to_markdown(rows)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
+import reprlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -35,8 +35,8 @@ def between(value: float, low: float, high: float, what: str) -> float:
     Raises:
         OptionError: If it is not a number or lies outside.
     """
-    if not isinstance(value, (int, float)) or math.isnan(value) or not low <= value <= high:
-        raise OptionError(f"{what} must be a number from {low:g} to {high:g}, got {value!r}.")
+    if not isinstance(value, (int, float)) or not low <= value <= high:
+        raise OptionError(f"{what} must be a number from {low:g} to {high:g}, got {shown(value)}.")
     return float(value)
 
 
@@ -53,3 +53,20 @@ def first_line(error: BaseException) -> str:
 def printable(name: str) -> str:
     """`name` with control characters, direction marks and undecodable bytes escaped, so that it stays on one line."""
     return "".join(c if c.isprintable() and unicodedata.category(c) not in ("Cf", "Cs") else ascii(c)[1:-1] for c in name)
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother = 3, 100, 100
+
+
+def shown(value: object) -> str:
+    """Return a value from outside as Python writes it, on one line; what is long or deep is cut."""
+    try:
+        return printable(_BRIEF.repr(value))
+    except ValueError:  # Python writes no number of thousands of digits
+        return f"a {type(value).__name__} too long to be shown"
+
+
+def told(value: object) -> str:
+    """Return a text from outside as it is, and any other value as `shown` does."""
+    return printable(value) if isinstance(value, str) else shown(value)

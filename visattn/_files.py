@@ -48,7 +48,7 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
     except (FileExistsError, NotADirectoryError) as error:
         raise OutputError(f"{name}: {printable(str(path.parent))} is a file, not a folder; choose another folder") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        refused = _explain(error, path)
+        refused = refusal(error, path)
         raise refused from error
     return path
 
@@ -76,6 +76,101 @@ def regular(path: Path) -> Path:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return path
+
+
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_own(folder: Path, files: Collection[str], folders: Collection[str] = ()) -> None:
+    """Refuse a folder that may come from elsewhere if a name in it leads out of it, before anything in it is read or written.
+
+    Args:
+        folder: The folder; it may be missing.
+        files: Patterns of names that must be files, each with no second name elsewhere.
+        folders: Patterns of names that must be folders, with nothing but files and folders in them.
+
+    Raises:
+        OutputError: If one is a link, a pipe or another special file, or a file in the place of a folder; the message names it.
+    """
+    try:
+        items = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        refused = refusal(error, folder)
+        raise refused from error
+    for item in items:
+        if any(item.match(pattern) for pattern in files):
+            if _must_be(item, stat.S_IFREG).st_nlink > 1:
+                raise OutputError(f"{printable(str(item))}: has a second name, whose content would change too; copy the folder")
+        elif any(item.match(pattern) for pattern in folders):
+            _must_be(item, stat.S_IFDIR)
+            for place, inner, names in os.walk(item):
+                for name in (*inner, *names):
+                    _must_be(Path(place, name), stat.S_IFREG, stat.S_IFDIR)
+
+
+def _must_be(path: Path, *kinds: int) -> os.stat_result:
+    """The facts of a file or folder, which is of one of these kinds.
+
+    Raises:
+        OutputError: If it is of another.
+    """
+    facts = path.lstat()
+    if stat.S_IFMT(facts.st_mode) not in kinds:
+        wanted, got = " or ".join(_KINDS[kind] for kind in kinds), _KINDS.get(stat.S_IFMT(facts.st_mode), "something else")
+        raise OutputError(f"{printable(str(path))}: must be {wanted}, got {got}; remove it, or choose another -o/--output")
+    return facts
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of a folder that may come from elsewhere: no link is followed, and no pipe is waited for.
+
+    Args:
+        path: The file.
+        flags: Those of `os.open`.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        OSError: If it is a link or no regular file, or cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return descriptor
+
+
+def read_own(path: Path) -> bytes:
+    """Read a file of a folder that may come from elsewhere; see `open_own`."""
+    with os.fdopen(open_own(path, os.O_RDONLY), "rb") as stream:
+        return stream.read()
+
+
+def discard(path: Path) -> None:
+    """Remove a file, a link (never what it leads to) or a folder with what is in it, if it is there.
+
+    Raises:
+        OutputError: If the system does not let it be removed.
+    """
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        refused = refusal(error, path)
+        raise refused from error
 
 
 def result_names(inputs: Sequence[Path]) -> list[str]:
@@ -113,7 +208,7 @@ def write_whole(path: Path, data: bytes) -> Path:
         temporary = None
         _flush(path.parent)
     except OSError as error:
-        refused = _explain(error, path)
+        refused = refusal(error, path)
         raise refused from error
     finally:
         if temporary is not None:
@@ -144,7 +239,9 @@ def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False)
         raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
     if place == Path.cwd():
         raise OutputError(f"{name}: is the current folder, which cannot be replaced; name a folder in it, for example {name}/out")
-    strange = sorted(printable(item.name) for item in place.iterdir() if item.name not in known)
+    strange = sorted(
+        printable(item.name) for item in place.iterdir() if item.name not in known or not stat.S_ISREG(item.lstat().st_mode)
+    )
     if strange:
         raise OutputError(f"{name}: holds {strange[0]}, which would be lost; choose another -o/--output")
     return path
@@ -179,7 +276,7 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
     except (OutputError, ResourceError):
         raise
     except OSError as error:
-        refused = _explain(error, path)
+        refused = refusal(error, path)
         raise refused from error
     finally:
         if former is not None and former.exists() and not place.exists():
@@ -220,7 +317,7 @@ def building_folder(path: Path) -> Iterator[Path]:
     except (OutputError, ResourceError):
         raise
     except OSError as error:
-        refused = _explain(error, path)
+        refused = refusal(error, path)
         raise refused from error
     finally:
         if temporary is not None:
@@ -243,7 +340,8 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explain(error: OSError | ValueError, path: Path) -> VisattnError:
+def refusal(error: OSError | ValueError, path: Path) -> VisattnError:
+    """Return what to raise where the system does not let a file or folder be written."""
     name = printable(str(path))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ResourceError(f"{name}: disk full; free some space or choose another -o/--output")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from visattn._checks import printable
+
 Row = Mapping[str, Any]
 
 
@@ -44,7 +46,7 @@ def to_text(rows: Sequence[Row]) -> str:
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else str(value).replace("\n", " ")
+    return "" if value is None else printable(str(value).replace("\n", " "))
 
 
 def _csv_cell(value: object) -> str:

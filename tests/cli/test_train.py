@@ -102,11 +102,24 @@ def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: 
         (("--seeds", "0"), "--seeds"),
         (("--device", "tpu9"), "unknown device 'tpu9'. Choose auto, cpu, cuda or cuda:N."),
         (("--data", "cifar11"), "did you mean 'cifar10'?"),
+        (("--reprob", "0.5"), "reprob is for --augment imagenet alone, got --augment flip. Leave one out."),
+        (("--opt", "sdg"), "unknown opt 'sdg'; did you mean 'sgd'?"),
+        (("--opt", "adam", "--momentum", "0.5"), "momentum is for optimizers that have one, got 0.5 for adam. Leave one out."),
+        (("--opt", "adahessian"), "opt must need gradients alone, got adahessian"),
+        (("--root", "photos"), "root is for fashion-mnist, cifar10, cifar100 alone, got "),
+        (("--data", "scenes", "--root", "photos"), "root is for fashion-mnist, cifar10, cifar100 alone, got scenes."),
+        (
+            ("--compare", "se", "--attention", "cbam"),
+            "--compare trains with each attention that it names, got --attention cbam too.",
+        ),
+        (("--force", "--overwrite"), "--overwrite begins anew, so there is nothing to --force. Leave one out."),
+        (("--model", "visattn_ram", "--mixup", "0.5"), "visattn_ram is rewarded for right classes, which mixed"),
     ],
 )
 def test_bad_options_end_with_2_and_one_line(run: Run, data: Path, options: tuple[str, ...], message: str) -> None:
-    code, out, err = run("train", "classify", "--data", data, "-q", "-o", "run", *options)
+    code, out, err = run("train", "classify", "--data", data, "--batch-size", "4", "-q", "-o", "run", *options)
     assert (code, out) == (2, "")
+    assert not Path("run").exists()
     assert err.startswith("visattn: error: ")
     assert err.count("\n") == 1
     assert message in err
@@ -126,3 +139,23 @@ def test_the_output_must_be_named(run: Run) -> None:
     code, _, err = run("train", "classify", "--data", "scenes")
     assert code == 2
     assert "'-o' / '--output'" in err
+
+
+def test_an_option_of_the_model_nested_without_end_is_one_line(run: Run, data: Path) -> None:
+    for value in ("[" * 50_000, "[" * 900 + "]" * 900):
+        code, out, err = run("train", "classify", "--data", data, *QUICK, "-q", "-o", "run", "--model-kwargs", f"a={value}")
+        assert code in (2, 4)
+        assert (out, err.count("\n")) == ("", 1)
+        assert len(err) < 1000
+
+
+def test_no_control_character_of_a_name_is_printed(run: Run, data: Path, tmp_path: Path) -> None:
+    name = "r\x1b]0;x\x07\x9b\u202e"
+    code, out, err = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "-o", name)
+    assert (code, err) == (0, "")
+    assert out.startswith("r\\x1b]0;x\\x07\\x9b\\u202e: test accuracy ")
+    for more in (("--data", name, "--dry-run"), ("--model-kwargs", f"{name}={name}", "--dry-run")):
+        _, out, _ = run("train", "classify", *more, "-o", "x")
+        assert all(c.isprintable() or c == "\n" for c in out)
+        (tmp_path / "again.toml").write_text(out)
+        assert run("train", "classify", "--config", "again.toml", "--dry-run", "-o", "x")[1] == out

@@ -242,8 +242,9 @@ def test_a_classifier_is_no_captioner_and_the_other_way_round(run: Run, tmp_path
 
 def test_ram_is_not_rewarded_for_mixed_pictures(tmp_path: Path) -> None:
     options = {"data": "scenes", "train_count": 8, "test_count": 2, "batch_size": 4, "mixup": 0.5, "epochs": 1.0, "device": "cpu"}
-    with pytest.raises(OptionError, match="RAM is rewarded for right classes, which mixed pictures have not"):
+    with pytest.raises(OptionError, match="visattn_ram is rewarded for right classes, which mixed and smoothed labels have not"):
         train(Config(model="visattn_ram", **options), tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 def test_published_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

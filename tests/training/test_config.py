@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from visattn.errors import OptionError
-from visattn.training import Config, checked, read_config
+from visattn.training import CaptionConfig, Config, checked, read_config
 from visattn.training._config import differences, override
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -150,3 +151,75 @@ def test_overriding_is_checked() -> None:
     assert override(Config(), lr=1).lr == 1.0
     with pytest.raises(OptionError, match="options: unknown key 'rate'"):
         override(Config(), rate=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (Config, {"auto_augment": "rand-m9"}, "auto_augment is for --augment imagenet alone, got --augment flip. Leave one out."),
+        (Config, {"reprob": 0.5, "augment": "crop"}, "reprob is for --augment imagenet alone, got --augment crop."),
+        (CaptionConfig, {"estimator": "gumbel"}, "estimator is for --attention hard alone, got --attention soft."),
+        *(
+            (CaptionConfig, {name: 0.25}, f"{name} is for --attention hard alone")
+            for name in ("semi_sampling", "reward", "entropy")
+        ),
+        *((CaptionConfig, {name: 0.25}, f"{name} is for --attention hard alone") for name in ("decay", "temperature")),
+        (CaptionConfig, {"cost": "sum", "attention": "uniform"}, "cost is for --attention hard alone, got --attention uniform."),
+        (CaptionConfig, {"reward": 0.5, "attention": "hard", "estimator": "gumbel"}, "reward is for --estimator reinforce alone"),
+        (CaptionConfig, {"temperature": 0.5, "attention": "hard"}, "temperature is for --estimator gumbel alone"),
+        (CaptionConfig, {"reduction": "mean", "regulariser": 0.0}, "reduction is of the regulariser, which is 0, got mean."),
+    ],
+    ids=str,
+)
+def test_a_setting_without_effect_is_refused(kind: type[Config | CaptionConfig], values: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        kind(**values)
+
+
+def test_settings_that_have_an_effect_together_are_taken() -> None:
+    assert Config(augment="imagenet", auto_augment="rand-m9", reprob=0.5).reprob == 0.5
+    assert CaptionConfig(attention="hard", estimator="gumbel", temperature=0.5, entropy=0.1).temperature == 0.5
+    assert CaptionConfig(attention="hard", reward=0.5, decay=0.5, cost="sum").cost == "sum"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data": 3},
+        {"lr": "0.1"},
+        {"lr": 10**400},
+        {"epochs": 10**400},
+        {"seed": 10**5000},
+        {"seed": True},
+        {"widths": (4, 10**400)},
+        {"widths": (0,)},
+        {"model_kwargs": {3: 1}},
+        {"model_kwargs": {"a": 10**5000}},
+        {"model_kwargs": {"a": [[[[[[1]]]]]]}},
+        {"model_kwargs": {"a": "\udcff"}},
+        {"data": "\udcff"},
+        {"augment": []},
+        {"img_size": 100_000},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_values_that_no_file_can_tell_are_refused_in_one_line(values: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(values))) as caught:
+        Config(**values)
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_without_end_in_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    for number in ("9" * 5000, "0x" + "f" * 5000):
+        for key in ("seed", "lr", "data", "widths"):
+            (tmp_path / "recipe.toml").write_text(f"{key} = {number}\n")
+            with pytest.raises(OptionError, match=rf"recipe\.toml: |{key}") as caught:
+                Config(**read_config(tmp_path / "recipe.toml"))
+            assert len(str(caught.value)) < 500
+
+
+def test_a_recipe_is_printed_without_control_characters() -> None:
+    config = Config(data="a\x1b]0;x\x07\x9b\u202e\n", model_kwargs={"k\x1b": "v\x9b"})
+    assert all(c.isprintable() or c == "\n" for c in config.toml())
+    assert Config(**checked(tomllib.loads(config.toml()), "here")) == config

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from visattn._checks import printable
 from visattn._tables import to_json, to_text
 from visattn.cli._options import talk_options
 
@@ -74,7 +75,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
     how = f"reads out {recording.reads or 'something that could not be told'}" if len(recording) else "no attention"
-    click.echo(f"{model}: input {size}, {head}, {how}; Grad-CAM reads {known or 'a layer that you name'}\n")
+    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM reads {known or 'a layer that you name'}\n")
     rows = [
         {
             "layer": record.layer + (f" #{record.call}" if record.call else ""),
@@ -89,7 +90,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         for record, layer in zip(recording, layers, strict=True)
     ]
     for unseen in recording.unseen:
-        click.echo(f"not recorded: {unseen.layer or 'the model itself'} {unseen.how}\n")
+        click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.how)}\n")
     for table in (rows, gates):
         if table:
             click.echo(to_text(table))

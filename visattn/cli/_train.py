@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from visattn._checks import printable
 from visattn.cli._main import complain
 from visattn.cli._options import talk_options
 
@@ -108,7 +109,7 @@ def classify_command(
     if dry_run:
         click.echo(recipe.toml(), nl=False)
         return 0
-    _check_together(compare, seeds, beginning=force or overwrite)
+    _check_together(compare, seeds, recipe.attention, beginning=force or overwrite)
     if compare:
         table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
         click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
@@ -159,8 +160,11 @@ def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> An
 def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: bool, as_json: bool) -> int:  # noqa: ANN401
     """Train, and tell what came of it."""
     from visattn._tables import to_json
+    from visattn.errors import OptionError
     from visattn.training import train
 
+    if force and overwrite:
+        raise OptionError("--overwrite begins anew, so there is nothing to --force. Leave one out.")
     result = train(recipe, output, force=force, overwrite=overwrite, quiet=quiet)
     for message in result.bad:
         complain(message)
@@ -171,16 +175,18 @@ def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: 
         )
         return 128 + result.stopped
     if os.environ.get("RANK", "0") == "0":  # of several processes one talks
-        click.echo(to_json(asdict(result)) if as_json else f"{output}: test accuracy {result.accuracy:.4f}")
+        click.echo(to_json(asdict(result)) if as_json else f"{printable(str(output))}: test accuracy {result.accuracy:.4f}")
     return 1 if result.bad else 0
 
 
-def _check_together(compare: str | None, seeds: int, *, beginning: bool) -> None:
+def _check_together(compare: str | None, seeds: int, attention: str, *, beginning: bool) -> None:
     """Refuse options that do not go together."""
     from visattn.errors import OptionError
 
     if seeds > 1 and not compare:
         raise OptionError("--seeds is for --compare. Name what is compared.")
+    if compare and attention != "none":
+        raise OptionError(f"--compare trains with each attention that it names, got --attention {attention} too. Leave one out.")
     if compare and (beginning or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise OptionError("--compare goes on where it was, in one process. Leave out --force, --overwrite and torchrun.")
 
@@ -207,5 +213,5 @@ def _value(text: str) -> Any:  # noqa: ANN401
 
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

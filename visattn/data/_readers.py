@@ -19,7 +19,8 @@ from visattn.errors import DataError
 
 __all__ = ["KNOWN", "ArrayPictures", "FolderPictures", "Labelled", "read"]
 
-KNOWN = ("fashion-mnist", "cifar10", "cifar100", *MARKS)
+PUBLISHED = ("fashion-mnist", "cifar10", "cifar100")
+KNOWN = (*PUBLISHED, *MARKS)
 
 
 class Labelled(Pictures, Protocol):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from visattn import models
 from visattn._capture import Anatomy
-from visattn._checks import printable
+from visattn._checks import printable, told as brief
 from visattn._files import building_folder, regular
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
@@ -35,6 +35,7 @@ from visattn.nn import ATTENTION, attach
 from visattn.provenance import Provenance
 
 FORMAT = 1
+LARGEST = 4096  # side of an input in pixels
 WEIGHTS, FACTS = "model.safetensors", "model.json"
 
 
@@ -206,7 +207,7 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     name = printable(str(folder))
     told = read_facts(folder)
     if kind := told.get("kind"):
-        raise WeightsError(f"{name}: holds a {printable(str(kind))}, which has no classes; use visattn caption.")
+        raise WeightsError(f"{name}: holds a {brief(kind)}, which has no classes; use visattn caption.")
     blueprint = read_blueprint(told, printable(str(folder / FACTS)))
     if blueprint.model.rpartition(":")[0].endswith(".py"):
         raise WeightsError(
@@ -248,10 +249,10 @@ def read_facts(folder: Path) -> dict[str, Any]:
         told = json.loads(regular(folder / FACTS).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{shown}: cannot be read ({error}); pass a folder that visattn train wrote.") from error
-    if not isinstance(told, dict) or not isinstance(told.get("format"), int):
+    if not isinstance(told, dict) or type(told.get("format")) is not int or told["format"] < 1:
         raise WeightsError(f"{shown}: tells of no network of visattn; pass a folder that visattn train wrote.")
     if told["format"] > FORMAT:
-        made = printable(str(told.get("made_by")))
+        made = brief(told.get("made_by"))
         raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
     return told
 
@@ -275,18 +276,16 @@ def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:
 def _wrong(made: Blueprint, classes: bool) -> str | None:
     """The first value that no blueprint has: those of a file may be anything."""
 
-    def numbers(values: Any) -> bool:  # noqa: ANN401
-        return isinstance(values, tuple) and len(values) == made.channels and all(type(value) in (int, float) for value in values)
+    def numbers(values: Any, low: float, high: float) -> bool:  # noqa: ANN401
+        return isinstance(values, tuple) and all(type(value) in (int, float) and low <= value <= high for value in values)
 
     fits = {
         "model": isinstance(made.model, str),
         "classes": isinstance(made.classes, tuple) and {*map(type, made.classes)} == ({str} if classes else set()),
-        "channels": type(made.channels) is int and made.channels > 0,
-        "size": isinstance(made.size, tuple)
-        and len(made.size) == 2
-        and all(type(side) is int and side > 0 for side in made.size),
-        "mean": numbers(made.mean),
-        "std": numbers(made.std) and all(value > 0 for value in made.std),
+        "channels": type(made.channels) is int and made.channels in (1, 3),
+        "size": numbers(made.size, 1, LARGEST) and [*map(type, made.size)] == [int, int],
+        "mean": numbers(made.mean, -1e3, 1e3) and len(made.mean) == made.channels,
+        "std": numbers(made.std, 1e-6, 1e3) and len(made.std) == made.channels,
         "attention": isinstance(made.attention, str),
         "options": isinstance(made.options, dict),
     }

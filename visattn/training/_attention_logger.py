@@ -337,8 +337,8 @@ def _destination(to: Destination, tag: str) -> _Send:
     if isinstance(to, (str, os.PathLike)):
         folder = Path(to)
         if _first_process():
-            check_output(folder / _name(0), overwrite=True)
-        return lambda step, page, provenance: write_whole(folder / _name(step), render.to_png(page, provenance))
+            _file(folder, 0)
+        return lambda step, page, provenance: write_whole(_file(folder, step), render.to_png(page, provenance))
     if hasattr(to, "add_image"):
         return lambda step, page, _: to.add_image(tag, np.array(page), step, dataformats="HWC")
     if callable(to):
@@ -346,8 +346,8 @@ def _destination(to: Destination, tag: str) -> _Send:
     raise OptionError(f"to must be a folder, a SummaryWriter or a function, got {type(to).__name__}. Or several in a list.")
 
 
-def _name(step: int) -> str:
-    return f"step_{step:08d}.png"
+def _file(folder: Path, step: int) -> Path:
+    return check_output(folder / f"step_{step:08d}.png", overwrite=True)
 
 
 def _drawable(method: Method) -> bool:

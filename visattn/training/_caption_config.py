@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +11,8 @@ from visattn.models.show_attend_tell import ATTENTIONS, Objective
 from visattn.training._config import AUGMENTATIONS, Recipe, setting
 
 _USUAL = Objective()
+_HARD = {"attention": "hard"}
+_DRAWN = _HARD | {"estimator": "reinforce"}
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,22 @@ class CaptionConfig(Recipe):
     longest: int = setting(50, "Most words of a caption; longer ones are left out.")
     regulariser: float = setting(_USUAL.regulariser, "Weight of the doubly stochastic term: look at every place equally often.")
     reduction: str = setting(_USUAL.reduction, "Its normalisation.", choices=("paper", "arctic", "mean"))
-    estimator: str = setting(_USUAL.estimator, "How hard attention learns where to look.", choices=("reinforce", "gumbel"))
-    semi_sampling: float = setting(_USUAL.semi_sampling, "Hard: share of batches that take the expected context, not a draw.")
-    reward: float = setting(_USUAL.reward, "Hard: weight of REINFORCE, the paper's lambda_r.")
-    entropy: float = setting(_USUAL.entropy, "Hard: weight of the entropy, the paper's lambda_e.")
-    decay: float = setting(_USUAL.decay, "Hard: of the running mean of costs that is the baseline.")
-    cost: str = setting(_USUAL.cost, "Hard: the mean over the longest caption's steps, or the sum.", choices=("mean", "sum"))
-    temperature: float = setting(1.0, "Hard: of Gumbel draws.")
+    estimator: str = setting(
+        _USUAL.estimator, "How hard attention learns where to look.", choices=("reinforce", "gumbel"), only=_HARD
+    )
+    semi_sampling: float = setting(
+        _USUAL.semi_sampling, "Hard: share of batches that take the expected context, not a draw.", only=_HARD
+    )
+    reward: float = setting(_USUAL.reward, "Hard: weight of REINFORCE, the paper's lambda_r.", only=_DRAWN)
+    entropy: float = setting(_USUAL.entropy, "Hard: weight of the entropy, the paper's lambda_e.", only=_HARD)
+    decay: float = setting(_USUAL.decay, "Hard: of the running mean of costs that is the baseline.", only=_DRAWN)
+    cost: str = setting(
+        _USUAL.cost, "Hard: the mean over the longest caption's steps, or the sum.", choices=("mean", "sum"), only=_DRAWN
+    )
+    temperature: float = setting(1.0, "Hard: of Gumbel draws.", only=_HARD | {"estimator": "gumbel"})
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        super().__post_init__()
+    def _check_ranges(self) -> None:
+        super()._check_ranges()
         for name in ("embedding", "state", "min_count", "longest"):
             between(getattr(self, name), 1, 2**15, name)
         between(self.width, 0, 2**15, "width")
@@ -74,8 +80,10 @@ class CaptionConfig(Recipe):
             between(getattr(self, name), 0, 1, name)
         for name in ("regulariser", "reward", "entropy"):
             between(getattr(self, name), 0, 1e9, name)
-        if not 0 < self.temperature < math.inf:
+        if not 0 < self.temperature <= 1e9:
             raise OptionError(f"temperature must be a finite number above 0, got {self.temperature}.")
+        if self.reduction != _USUAL.reduction and not self.regulariser:
+            raise OptionError(f"reduction is of the regulariser, which is 0, got {self.reduction}. Leave one out.")
 
     @property
     def objective(self) -> Objective:

@@ -18,6 +18,7 @@ from visattn._extras import installed
 from visattn._files import check_output, write_whole
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning._folder import CaptionerBlueprint, save
+from visattn.data._caption_pictures import SCENES
 from visattn.data._captions import Captioned, read_captions
 from visattn.errors import DataError, ImageError, OptionError, VisattnWarning, WeightsError
 from visattn.families import load_model
@@ -100,6 +101,8 @@ class Captioning(Task):
     def _read(self, part: Literal["train", "test"]) -> Captioned:
         config = self.config
         count = config.train_count if part == "train" else config.test_count
+        if config.root and config.data in SCENES:
+            raise OptionError(f"root is for pictures in files, got {config.data}, which are drawn. Leave --root out.")
         root = Path(config.root) if config.root else None
         return read_captions(config.data, part, root=root, count=count or None, size=scenes_size(config))
 
@@ -180,7 +183,8 @@ class Captioning(Task):
             for strip in strips:
                 sheet.paste(strip, (0, top))
                 top += strip.height
-            write_whole(folder / f"step_{step:08d}.png", render.to_png(sheet, captioner.provenance.but(notes=(f"step {step}",))))
+            target = check_output(folder / f"step_{step:08d}.png", overwrite=True)
+            write_whole(target, render.to_png(sheet, captioner.provenance.but(notes=(f"step {step}",))))
 
         return draw
 

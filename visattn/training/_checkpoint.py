@@ -22,8 +22,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from visattn._checks import printable
-from visattn._files import building_folder, regular
+from visattn._checks import printable, told as brief
+from visattn._files import building_folder, discard, read_own
 from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnWarning
 
 FORMAT = 1
@@ -124,7 +124,8 @@ class Checkpoints:
     def tidy(self) -> None:
         """Remove what a killed save left; only for who holds the run's lock."""
         for rest in self.folder.glob(".visattn-*") if self.folder.is_dir() else ():
-            shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
+            with contextlib.suppress(OutputError):
+                discard(rest)
 
 
 class DamagedState(CheckpointError):
@@ -148,16 +149,16 @@ def read(place: Path) -> State:
         DamagedState: If it is not whole; the message names the file.
     """
     name = printable(str(place))
-    if not place.is_dir():
+    if place.is_symlink() or not place.is_dir():
         raise CheckpointError(
             f"{name}: is no folder with safetensors and {_STATE}; only states that visattn saved can be resumed."
         )
     try:
-        told = json.loads(regular(place / _STATE).read_text())
+        told = json.loads(read_own(place / _STATE))
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedState(f"{name}/{_STATE}: cannot be read ({_first_line(error)})") from error
     if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
-        made = printable(str(told.get("made_by")))
+        made = brief(told.get("made_by"))
         raise CheckpointError(f"{name}: made by visattn {made}, needs >= {made}; upgrade visattn.")
     if not isinstance(told, dict) or told.pop("own_sha256", None) != _own(told):
         raise DamagedState(f"{name}/{_STATE}: is damaged (its sha256 differs)")
@@ -166,7 +167,7 @@ def read(place: Path) -> State:
     tensors = {}
     for file, digest in told["sha256"].items():
         try:
-            content = regular(place / file).read_bytes()
+            content = read_own(place / file)
         except OSError as error:
             raise DamagedState(f"{name}/{file}: cannot be read ({_first_line(error)})") from error
         if hashlib.sha256(content).hexdigest() != digest:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +19,10 @@ from typing import Any
 
 from torch import nn
 
-from visattn._checks import printable
-from visattn._files import regular, write_whole
+from visattn._checks import printable, shown
+from visattn._files import check_own, read_own, refusal, write_whole
 from visattn._tables import Row, to_csv, to_json, to_markdown
-from visattn.errors import CheckpointError, OptionError, OutputError
+from visattn.errors import CheckpointError, OptionError, VisattnError
 from visattn.provenance import Provenance
 from visattn.training._config import Config, differences
 from visattn.training._cost import Cost, cost
@@ -102,20 +104,21 @@ def compare(
         raise OptionError(
             f"a comparison needs a variant beside the plain network and a seed, got {list(variants)} and {seeds} seeds."
         )
+    check_own(run, (RECIPE, "comparison.*"), names)
     made = planned(config, names, build, shape)
-    _claim(run, config)
     outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in names}
-    for seed in range(config.seed, config.seed + seeds):
-        news = seed == config.seed + seeds - 1
-        for name, variant in made.items():
-            folder = run / name / f"seed{seed}"
-            if not (folder / RESULT).exists():
-                train(replace(variant.config, seed=seed), folder)
-                news = True
-            outcomes[name][seed] = _outcome(folder / RESULT, variant)
-        if news:
-            table = rows(outcomes, {name: variant.cost for name, variant in made.items()})
-            _write(run, config, made, outcomes, table, machine)
+    with _claimed(run, config):
+        for seed in range(config.seed, config.seed + seeds):
+            news = seed == config.seed + seeds - 1
+            for name, variant in made.items():
+                folder = run / name / f"seed{seed}"
+                if not (folder / RESULT).exists():
+                    train(replace(variant.config, seed=seed), folder)
+                    news = True
+                outcomes[name][seed] = _outcome(folder / RESULT, variant)
+            if news:
+                table = rows(outcomes, {name: variant.cost for name, variant in made.items()})
+                _write(run, config, made, outcomes, table, machine)
     return table
 
 
@@ -252,26 +255,37 @@ def _signed(row: Row) -> str:
     return f"{row['difference']:+.2f}{ends}"
 
 
-def _claim(run: Path, config: Config) -> None:
-    """Write the recipe into the folder, or see that it is the one that lies there.
+@contextmanager
+def _claimed(run: Path, config: Config) -> Iterator[None]:
+    """Write the recipe into the folder, or see that it is the one that lies there; take it back if the first run is refused.
 
     Raises:
         CheckpointError: If it is another.
         OutputError: If the folder cannot be made.
+        VisattnError: As the body does.
     """
     file, name = run / RECIPE, printable(str(run))
-    own = {key: config.digest()[key] for key in ("attention", "seed")}  # not the recipe's
-    if file.exists():
+    made = [place for place in (file, run, *run.parents) if not os.path.lexists(place)]
+    if file not in made:
+        own = {key: config.digest()[key] for key in ("attention", "seed")}  # not the recipe's
         changed = differences(_json(file) | own, config)
         if changed:
             raise CheckpointError(f"{name}: holds runs of another recipe ({'; '.join(changed)}); choose another folder.")
-        return
+    else:
+        try:
+            run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            refused = refusal(error, run)
+            raise refused from error
+        write_whole(file, to_json(config.digest()).encode())
     try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        cause = (error.strerror or str(error)).lower()
-        raise OutputError(f"{name}: cannot be written ({cause}); choose a folder that can be written") from error
-    write_whole(file, to_json(config.digest()).encode())
+        yield
+    except VisattnError:
+        if file in made and [*run.iterdir()] == [file]:
+            file.unlink()
+            for place in made[1:]:
+                place.rmdir()
+        raise
 
 
 def _outcome(file: Path, variant: Variant) -> Outcome:
@@ -281,13 +295,15 @@ def _outcome(file: Path, variant: Variant) -> Outcome:
         CheckpointError: If it is missing, damaged or of another network.
     """
     told, name = _json(file), printable(str(file))
-    try:
-        measured = {key: float(told[key]) for key in ("accuracy", "loss", "images_per_second")}
-        found = Outcome(**measured, parameters=int(told["parameters"]), steps=int(told["steps"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{name}: must hold {', '.join(Outcome.__dataclass_fields__)} as numbers, got {told}.") from error
-    if not (0 <= found.accuracy <= 1 and math.isfinite(found.loss) and 0 <= found.images_per_second < math.inf):
-        raise CheckpointError(f"{name}: must hold an accuracy from 0 to 1, a finite loss and a speed, got {told}.")
+    measured = {key: told.get(key) for key in Outcome.__dataclass_fields__}
+    counts = [measured[key] for key in ("parameters", "steps")]
+    if not all(type(value) in (int, float) for value in measured.values()) or not all(
+        type(count) is int and 0 <= count < 2**63 for count in counts
+    ):
+        raise CheckpointError(f"{name}: must hold {', '.join(measured)} as numbers, got {shown(told)}.")
+    found = Outcome(**measured)  # type: ignore[arg-type] # numbers
+    if not (0 <= found.accuracy <= 1 and abs(found.loss) < math.inf and 0 <= found.images_per_second < math.inf):
+        raise CheckpointError(f"{name}: must hold an accuracy from 0 to 1, a finite loss and a speed, got {shown(told)}.")
     if found.parameters != variant.cost.parameters:
         raise CheckpointError(
             f"{name}: is of a network with {found.parameters:,} parameters, this one has {variant.cost.parameters:,}; "
@@ -304,7 +320,7 @@ def _json(file: Path) -> dict[str, Any]:
     """
     name = printable(str(file))
     try:
-        told = json.loads(regular(file).read_text())
+        told = json.loads(read_own(file))
     except (OSError, ValueError, RecursionError) as error:
         cause = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"{name}: cannot be read ({cause.lower()}); remove it to train again.") from error

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from visattn._checks import between, one_of, printable, suggest
+from visattn._checks import between, one_of, printable, shown, suggest, told
 from visattn._files import regular
 from visattn.errors import OptionError
-from visattn.families.trained import check_attention
+from visattn.families.trained import LARGEST, check_attention
 
 AUGMENTATIONS = ("none", "flip", "turn", "crop", "imagenet")
 PRECISIONS = ("none", "bfloat16", "float16")
 POLICIES = ("stop", "skip")
 
 
-def setting(default: Any, help: str, *, free: bool = False, choices: tuple[str, ...] = ()) -> Any:  # noqa: ANN401
-    """A field with its help; a `free` one may differ when a run goes on, because it changes no result."""
-    metadata = {"help": help, "free": free, "choices": choices}
+def setting(
+    default: Any,  # noqa: ANN401 - of the field's type
+    help: str,
+    *,
+    free: bool = False,
+    choices: tuple[str, ...] = (),
+    only: dict[str, str] | None = None,
+) -> Any:  # noqa: ANN401
+    """Return a field with its help.
+
+    Args:
+        default: Its value where none is given, or a function that makes it.
+        help: What it is.
+        free: Whether it may differ when a run goes on, because it changes no result.
+        choices: All values that it may have.
+        only: Values that other settings must have; else it would be without effect, and another value than the default is refused.
+    """
+    metadata = {"help": help, "free": free, "choices": choices, "only": only or {}}
     return field(default_factory=default, metadata=metadata) if callable(default) else field(default=default, metadata=metadata)
 
 
@@ -50,7 +64,7 @@ class Recipe:
     accumulate: int = setting(1, "Parts in which a process takes its share of a batch, to save memory.")
     opt: str = setting("sgd", "Optimizer, a name of timm.")
     lr: float = setting(0.1, "Learning rate at its highest.")
-    momentum: float = setting(0.9, "Momentum of SGD and its kin; optimizers with betas keep their own.")
+    momentum: float = setting(0.9, "Momentum of SGD and its kin, for no other optimizer.")
     weight_decay: float = setting(5e-4, "Weight decay; not of norms and biases.")
     warmup_epochs: float = setting(
         1.0, "The learning rate rises linearly for this long, then follows a cosine that began at step 0 (timm's way)."
@@ -63,8 +77,8 @@ class Recipe:
         "part, colours, flip.",
         choices=AUGMENTATIONS,
     )
-    auto_augment: str = setting("", "Policy of timm under imagenet, for example rand-m9-mstd0.5.")
-    reprob: float = setting(0.0, "Probability of random erasing under imagenet.")
+    auto_augment: str = setting("", "Policy of timm, for example rand-m9-mstd0.5.", only={"augment": "imagenet"})
+    reprob: float = setting(0.0, "Probability of random erasing.", only={"augment": "imagenet"})
     ema: float = setting(0.0, "Decay of an average of the weights, which is then what is tested and kept; 0: off.")
     amp: str = setting("none", "Precision of the forward; float16 needs a GPU.", choices=PRECISIONS)
     channels_last: bool = setting(False, "Memory format NHWC: faster convolutions.")
@@ -81,8 +95,21 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        for name in ("train_count", "test_count", "img_size", "workers", "maps_every", "seed"):
+        for item in fields(self):
+            object.__setattr__(self, item.name, _of_type(item, getattr(self, item.name), item.name))
+        self._check_ranges()
+        for item in fields(self):
+            self._check_effect(item)
+
+    def _check_ranges(self) -> None:
+        """Refuse values out of range, or unknown.
+
+        Raises:
+            OptionError: If there is one.
+        """
+        for name in ("train_count", "test_count", "workers", "maps_every", "seed"):
             between(getattr(self, name), 0, 2**31, name)
+        between(self.img_size, 0, LARGEST, "img_size")
         for name in ("batch_size", "accumulate", "log_every", "save_every"):
             between(getattr(self, name), 1, 2**31, name)
         for name in ("clip_grad", "weight_decay", "warmup_epochs", "min_lr"):
@@ -90,14 +117,28 @@ class Recipe:
         for name in ("reprob", "ema", "momentum", "max_bad"):
             between(getattr(self, name), 0, 1, name)
         for name in ("epochs", "lr"):
-            if not 0 < getattr(self, name) < math.inf:
+            if not 0 < getattr(self, name) <= 1e9:
                 raise OptionError(f"{name} must be a finite number above 0, got {getattr(self, name)}.")
         for item in fields(self):
             if item.metadata["choices"]:
                 one_of(getattr(self, item.name), item.metadata["choices"], item.name)
         for key, value in self.model_kwargs.items():
-            if not _plain(value):
-                raise OptionError(f"model_kwargs must be numbers, texts, truth values or lists of them, got {key}={value!r}.")
+            if not isinstance(key, str) or not _plain(value):
+                raise OptionError(
+                    f"model_kwargs must be numbers, texts, truth values or lists of them, got {printable(str(key))}={shown(value)}."
+                )
+
+    def _check_effect(self, item: Field[Any]) -> None:
+        """Refuse a setting that another one leaves without effect.
+
+        Raises:
+            OptionError: If it is not at its default.
+        """
+        for name, value in item.metadata["only"].items():
+            if getattr(self, item.name) != item.default and getattr(self, name) != value:
+                raise OptionError(
+                    f"{item.name} is for {_flag(name)} {value} alone, got {_flag(name)} {getattr(self, name)}. Leave one out."
+                )
 
     def digest(self) -> dict[str, Any]:
         """As JSON values."""
@@ -130,12 +171,13 @@ class Config(Recipe):
     mixup: float = setting(0.0, "Alpha of mixup; 0: off.")
     cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.")
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        super().__post_init__()
+    def _check_ranges(self) -> None:
+        super()._check_ranges()
         for name in ("mixup", "cutmix"):
             between(getattr(self, name), 0, 1e9, name)
         between(self.smoothing, 0, 1, "smoothing")
+        for width in self.widths:
+            between(width, 1, 2**15, "widths")
         check_attention(self.attention)
 
 
@@ -150,9 +192,37 @@ def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
         values = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --config.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise OptionError(f"{name}: is no TOML: {error}; see docs/training.md for an example.") from error
     return checked(values, name, kind)
+
+
+def _of_type(item: Field[Any], value: Any, name: str) -> Any:  # noqa: ANN401
+    """Return a value under its setting's type; whole numbers count as others, lists as tuples.
+
+    Raises:
+        OptionError: If it is of another type, or text that no file can hold.
+    """
+    wanted = type(item.default_factory() if item.default is MISSING else item.default)  # type: ignore[operator] # one of both is there
+    if wanted is float and (isinstance(value, float) or (type(value) is int and abs(value) < 2**53)):
+        value = float(value)  # numpy's too, which a file would tell otherwise
+    if wanted is tuple and isinstance(value, list):
+        value = tuple(value)
+    fits = isinstance(value, wanted) and (wanted is not int or type(value) is int)
+    if not fits or (wanted is tuple and not all(type(one) is int for one in value)):
+        raise OptionError(f"{name} must be of type {wanted.__name__}, got {shown(value)}.")
+    if wanted is str and not _encodable(value):
+        raise OptionError(f"{name} must be text that UTF-8 can write, got '{printable(value)}'. Rename the file.")
+    return value
+
+
+def _encodable(text: str) -> bool:
+    """Whether a file can hold a text; the name of a file may be bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) -> dict[str, Any]:
@@ -162,21 +232,13 @@ def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) ->
         OptionError: If a key is unknown or a value is of another type.
     """
     known = {item.name: item for item in fields(kind)}
-    example = kind()
     found = {}
     for key, value in values.items():
         if key not in known:
             near = suggest(key, known, 1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
             raise OptionError(f"{source}: unknown key '{printable(key)}'{hint} Known: {', '.join(known)}.")
-        wanted = type(getattr(example, key))
-        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if wanted is tuple and isinstance(value, list) and all(isinstance(one, int) for one in value):
-            value = tuple(value)
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-            raise OptionError(f"{source}: {key} must be of type {wanted.__name__}, got {value!r}.")
-        found[key] = value
+        found[key] = _of_type(known[key], value, f"{source}: {key}")
     return found
 
 
@@ -184,12 +246,16 @@ def differences(before: dict[str, Any], config: Recipe) -> list[str]:
     """How a recorded configuration differs from this one in what changes results, as `lr 0.1 -> 0.05`."""
     now = config.digest()
     ruling = [item.name for item in fields(config) if not item.metadata["free"]]
-    return [f"{name} {before.get(name)} -> {now[name]}" for name in ruling if before.get(name) != now[name]]
+    return [f"{name} {told(before.get(name))} -> {told(now[name])}" for name in ruling if before.get(name) != now[name]]
 
 
 def override(config: Kind, **values: Any) -> Kind:  # noqa: ANN401
     """The same with other values, checked."""
     return replace(config, **checked(values, "options", type(config)))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _toml(value: Any) -> str:  # noqa: ANN401
@@ -198,12 +264,15 @@ def _toml(value: Any) -> str:  # noqa: ANN401
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON writes some characters as TOML must not
+        quoted = json.dumps(value, ensure_ascii=False)
+        return "".join(c if printable(c) == c else f"\\U{ord(c):08x}" for c in quoted)  # it is printed too
     return repr(value)
 
 
-def _plain(value: Any) -> bool:  # noqa: ANN401
-    """Whether TOML can tell a value."""
+def _plain(value: Any, depth: int = 4) -> bool:  # noqa: ANN401
+    """Whether TOML can tell a value; lists are not nested without end."""
     if isinstance(value, (list, tuple)):
-        return all(map(_plain, value))
-    return isinstance(value, (bool, int, float, str))
+        return depth > 0 and all(_plain(one, depth - 1) for one in value)
+    if isinstance(value, str):
+        return _encodable(value)
+    return isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63)

@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from timm.layers import convert_sync_batchnorm
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from visattn._checks import printable, suggest
 from visattn.errors import OptionError, TrainingError, VisattnWarning
 from visattn.training._batches import Batch
 from visattn.training._checkpoint import Tensors, pack, unpack
+from visattn.training._config import Recipe
 from visattn.training._processes import Processes
 from visattn.training._randomness import seed_all, seed_of
 from visattn.training._task import Task
@@ -47,9 +49,7 @@ class Learner:
         self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.model = _for_several(model, group).to(device=group.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = self._wrapped()
-        self.optimizer = create_optimizer_v2(
-            self.model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum
-        )
+        self.optimizer = _optimizer(self.model, config)
         warm = min(round(config.warmup_epochs * steps_an_epoch), steps - 1)
         self.schedule = CosineLRScheduler(
             self.optimizer,
@@ -159,6 +159,33 @@ class Learner:
         self.scaler.load_state_dict(facts["scaler"])
         if self.average is not None:
             self.average.module.load_state_dict(groups.get("ema", groups["model"]))
+
+
+def _optimizer(model: nn.Module, config: Recipe) -> torch.optim.Optimizer:
+    """Build the optimizer of a recipe.
+
+    Raises:
+        OptionError: If there is none of that name, it cannot be had here, or it has no momentum and one is asked for.
+    """
+    name = config.opt.lower().removeprefix("lookahead_")
+    known = list_optimizers()
+    if name not in known:
+        near = suggest(name, known, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise OptionError(f"unknown opt '{printable(config.opt)}'{hint} Known: {', '.join(known)}.")
+    facts = get_optimizer_info(name)
+    if facts.second_order:
+        raise OptionError(f"opt must need gradients alone, got {name}, which needs second ones. Choose another.")
+    if not facts.has_momentum and config.momentum != type(config)().momentum:
+        raise OptionError(f"momentum is for optimizers that have one, got {config.momentum:g} for {name}. Leave one out.")
+    try:
+        made: torch.optim.Optimizer = create_optimizer_v2(
+            model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum
+        )
+    except Exception as error:  # of the optimizer's own package
+        cause = printable((str(error) or type(error).__name__).splitlines()[0])
+        raise OptionError(f"opt {name} cannot be built with this recipe ({cause}). Choose another.") from error
+    return made
 
 
 def _for_several(model: nn.Module, group: Processes) -> nn.Module:

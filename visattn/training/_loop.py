@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from visattn._checks import printable
+from visattn._files import discard
 from visattn.errors import CheckpointError, DataError, OptionError, TrainingError, VisattnError
 from visattn.families.trained import evaluation_transform
 from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, patient, training_transform
@@ -30,14 +31,17 @@ from visattn.training._folder import (
     FINAL,
     LOG,
     SPEED,
+    STATES,
+    TABLE,
     Result,
+    check_clear,
+    check_recipe,
     check_same,
     claim,
     clear,
     finish,
     finished,
     held,
-    remove,
 )
 from visattn.training._learner import Learner
 from visattn.training._log import Log
@@ -45,7 +49,7 @@ from visattn.training._page import write_page
 from visattn.training._processes import Processes, processes
 from visattn.training._randomness import random_state, set_random_state
 from visattn.training._signals import asked_to_stop
-from visattn.training._task import task_of
+from visattn.training._task import Draw, task_of
 
 _LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
 _SKIPPED = 10  # steps in a row without a finite loss: more will not help
@@ -91,23 +95,29 @@ def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = F
         def begin() -> Result | None:
             stack.enter_context(held(run))
             if overwrite:
-                clear(run)
+                check_clear(run)
+                return None
             done = finished(run)
-            claim(run, config, force=force and done is None)  # what a run is of cannot change when it is over
+            if done is not None or not force:  # what a run is of cannot change when it is over
+                check_recipe(run, config)
             return done
 
         done = group.by_first(begin)
         if done is not None:
             return done
         with asked_to_stop() as asked, patient():
-            return _Run(config, run, group, force=force).go(asked, quiet)
+            trained = _Run(config, run, group, force=force, anew=overwrite)
+            if overwrite:
+                group.by_first(lambda: clear(run))
+            group.by_first(lambda: claim(run, config))  # from here on the run is begun: what could be refused was checked
+            return trained.go(asked, quiet)
 
 
 class _Run:
     """One call of `train`."""
 
-    def __init__(self, config: Recipe, run: Path, group: Processes, *, force: bool) -> None:
-        """Read the data, build what learns, and go to where the run was left."""
+    def __init__(self, config: Recipe, run: Path, group: Processes, *, force: bool, anew: bool) -> None:
+        """Read the data, build what learns, and go to where the run was left, unless it begins `anew`; nothing is written."""
         self.config, self.run, self.group = config, run, group
         self.task = task_of(config)
         self.pictures, self.tests = self.task.pictures, self.task.tests
@@ -116,11 +126,21 @@ class _Run:
         self.steps = max(1, math.floor(config.epochs * each))
         self.learner = Learner(self.task, self.steps, each, group)
         self.progress = Progress()
-        self.checkpoints = Checkpoints(run / "checkpoints")
+        self.checkpoints = Checkpoints(run / STATES)
         self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
         self.recent: list[tuple[Tensor, list[int]]] = []  # losses on the device, and what they are of
-        length = self._resume(force)
-        self.log, self.speed = Log(run / LOG, length), Log(run / SPEED)
+        length = 0 if anew else self._resume(force)
+        self.log, self.speed = Log(run / LOG), Log(run / SPEED)
+        self.draw: Draw | None = None
+
+        def prepare() -> tuple[int, int]:
+            if config.maps_every:
+                self.draw = self.task.maps(self.learner.model, run)
+            if anew:
+                return 0, 0
+            return self.log.check(length, "step", "epoch"), self.speed.check(None, "step", "images_per_second", "seconds")
+
+        self.lengths = group.by_first(prepare)
 
     def _check_batch(self) -> None:
         count, batch, pieces = len(self.pictures), self.config.batch_size, self.group.world * self.config.accumulate
@@ -176,6 +196,9 @@ class _Run:
     def go(self, asked: list[int], quiet: bool) -> Result:
         """Train to the end, or until asked to stop."""
         config, progress = self.config, self.progress
+        if self.group.first:
+            for log, length in zip((self.log, self.speed), self.lengths, strict=True):
+                log.cut(length)
         task = self.task
         samples = Samples(
             task.pictures,
@@ -195,8 +218,6 @@ class _Run:
             world=self.group.world,
             parts=config.accumulate,
         )
-        draws = config.maps_every and self.group.first
-        draw = task.maps(self.learner.model, self.run) if draws else None
         batches = iter(loader(samples, order, config.workers, self.group.device))
         bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
         clock, timed = time.perf_counter(), progress.step
@@ -225,8 +246,8 @@ class _Run:
                 began = time.perf_counter()
                 self.save()
                 clock += time.perf_counter() - began
-            if draw is not None:
-                draw(progress.step)
+            if self.draw is not None:
+                self.draw(progress.step)
             if self._stop(asked) and not last:
                 self.save()
                 bar.close()
@@ -373,8 +394,8 @@ class _Run:
         if not self.group.first:
             return result
         facts = {"data": self.config.data, "test_accuracy": result.accuracy, "seed": self.config.seed, "steps": result.steps}
-        remove(self.run / FINAL)
+        discard(self.run / FINAL)
         self.task.keep(self.learner.tested, self.run / FINAL, facts)
-        self.log.to_csv(self.run / "log.csv")
+        self.log.to_csv(self.run / TABLE)
         write_page(self.run, self.task, self.learner.tested, result)
         return finish(self.run, result)

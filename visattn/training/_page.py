@@ -20,11 +20,9 @@ from visattn.families.trained import WEIGHTS
 from visattn.provenance import Provenance
 from visattn.training._card import Reached
 from visattn.training._config import Recipe
-from visattn.training._folder import CARD, FINAL, LOG, SPEED, Result
+from visattn.training._folder import CARD, CURVES, FINAL, LOG, SPEED, Result
 from visattn.training._log import Log
 from visattn.training._task import Task
-
-CURVES = "curves.png"
 
 
 def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:

@@ -19,8 +19,10 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 
+from visattn._checks import printable
 from visattn.data import Labelled, read
 from visattn.data._pictures import Pictures
+from visattn.data._readers import PUBLISHED
 from visattn.errors import DataError, ImageError, OptionError, UnsupportedModel, WeightsError
 from visattn.families import input_spec, load_model, trained
 from visattn.families.trained import Blueprint, Seen
@@ -32,6 +34,7 @@ from visattn.training._cost import Cost, cost
 
 _USUAL = 224  # pixels, of pictures of many sizes
 _SCENES = 64
+_RAM = "visattn_ram"
 _LICENCES = {"fashion-mnist": "MIT (Zalando SE)"}
 _SHOWN = 8  # test pictures whose maps are drawn
 
@@ -133,12 +136,18 @@ class Classification(Task):
 
         Raises:
             DataError: If it cannot be learned from.
+            OptionError: If pictures are mixed for RAM.
         """
         self.config: Config = config
         self.pictures: Labelled
         self.tests: Labelled
         self.pictures, self.tests = (labelled(config, split) for split in ("train", "test"))
         self.targets = Labels()
+        if config.model == _RAM and (config.mixup or config.cutmix or config.smoothing != Config().smoothing):
+            raise OptionError(
+                f"{_RAM} is rewarded for right classes, which mixed and smoothed labels have not. Leave out --mixup, --cutmix and "
+                "--smoothing."
+            )
         self._blueprint = blueprint_of(config, self.pictures)
         self.in_pairs = config.mixup > 0 or config.cutmix > 0
         self.mixup = (
@@ -161,20 +170,12 @@ class Classification(Task):
         return model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
-        """Cross-entropy; RAM has a loss of its own.
-
-        Raises:
-            OptionError: If pictures are mixed for RAM.
-        """
+        """Cross-entropy; RAM has a loss of its own."""
         (labels,) = targets
         if self.mixup is not None:
             pixels, labels = self.mixup(pixels, labels)
         output = forward(pixels)
         if isinstance(output, ram.Looked):
-            if labels.ndim != 1:
-                raise OptionError(
-                    "RAM is rewarded for right classes, which mixed pictures have not. Leave out --mixup and --cutmix."
-                )
             return ram.loss(output, labels)
         loss: Tensor = self.criterion(output, labels)
         return loss
@@ -246,7 +247,10 @@ def labelled(config: Config, split: Literal["train", "test"]) -> Labelled:
 
     Raises:
         DataError: If they cannot be learned from.
+        OptionError: If a root is told that they do not have.
     """
+    if config.root and config.data not in PUBLISHED:
+        raise OptionError(f"root is for {', '.join(PUBLISHED)} alone, got {printable(config.data)}. Leave --root out.")
     count = config.train_count if split == "train" else config.test_count
     return read(
         config.data, split, root=Path(config.root) if config.root else None, count=count or None, size=scenes_size(config)
