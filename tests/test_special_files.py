@@ -12,12 +12,13 @@ import pytest
 
 from visattn import load_model
 from visattn._targets import read_labels
+from visattn.captioning import load_captioner
 from visattn.data import read_captions
 from visattn.errors import VisattnError
 from visattn.families import trained
 from visattn.families._weights import read_checkpoint
 from visattn.maps import load_map
-from visattn.training import _checkpoint, _compare, _config, _folder
+from visattn.training import _checkpoint, _compare, _config, _folder, _log
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "labels": ("names.txt", read_labels),
@@ -60,14 +61,23 @@ def test_the_result_of_a_run_that_is_a_pipe_is_none(tmp_path: Path) -> None:
     assert _folder.finished(tmp_path) is None
 
 
-NESTED = {"facts of a network", "configuration", "state", "comparison"}
+READERS_OF_JSON: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "captions of COCO": ("captions.json", lambda path: read_captions(str(path), "train")),
+    "facts of a captioner": (trained.FACTS, lambda path: load_captioner(path.parent)),
+    "log": (_folder.LOG, lambda path: _log.Log(path).check(None, "step")),
+}
+NESTED = {
+    name: READERS[name] for name in ("facts of a network", "configuration", "state", "comparison", "captions")
+} | READERS_OF_JSON
 
 
+@pytest.mark.parametrize("depth", [900, 985, 990, 995, 1000, 50_000])
 @pytest.mark.parametrize("what", sorted(NESTED))
-def test_what_is_nested_without_end_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
-    name, read = READERS[what]
-    deep = "[" * 50_000 + "]" * 50_000
+def test_what_is_nested_without_end_is_refused_in_one_line(what: str, depth: int, tmp_path: Path) -> None:
+    name, read = NESTED[what]
+    deep = "[" * depth + "]" * depth + "\n"
     (tmp_path / name).write_text(f"a = {deep}" if name.endswith(".toml") else deep)
     with pytest.raises(VisattnError) as caught:
         read(tmp_path / name)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000

@@ -155,6 +155,10 @@ DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
     "no-encoder": ({"encoder": ...}, "'encoder' is missing or wrong"),
     "encoder-a-name": ({"encoder": "visattn_local_features"}, "'encoder' is missing or wrong"),
     "sha256": ({"sha256": "0" * 64}, "its sha256 differs"),
+    "format-a-boolean": ({"format": True}, "tells of no network of visattn"),
+    "state-without-end": ({"state": 10**400}, "'state' is missing or wrong"),
+    "temperature-without-end": ({"temperature": 10**400}, "'temperature' is missing or wrong"),
+    "dropout-infinite": ({"dropout": float("inf")}, "'dropout' is missing or wrong"),
 }
 
 

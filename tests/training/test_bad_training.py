@@ -47,6 +47,7 @@ from tests.training.test_checkpoint import Trap, cut_file, damage_file, signed
 from visattn.errors import ModelError, OptionError, ResourceError, TrainingError, VisattnWarning
 from visattn.families import load_model
 from visattn.training import Config, train
+from visattn.training._folder import finished
 
 __all__ = ["run"]
 
@@ -490,8 +491,15 @@ def test_T12_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: 
         {"config": 3},
         {"bad": 3},
         {"skipped": []},
+        *({name: value} for name in ("seen", "skipped", "log") for value in (math.inf, math.nan, -1, True, 10**400, 1.5)),
+        {"bad": "text"},
+        {"bad": [1]},
+        {"losses_of_each": []},
+        {"losses_of_each": [[10**400]]},
+        {"losses_of_each": [["1"]]},
+        {"optimizer": {"dict": [["state", {"dict": [[0, {"dict": [["momentum_buffer", 7]]}]]}]]}},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: str(change)[:30],
 )
 def test_T13_facts_of_other_types_are_refused(classify: Classify, copied: Path, change: dict[str, Any]) -> None:
     path = copied / "checkpoints" / "step_00000004" / "state.json"
@@ -526,6 +534,80 @@ def test_T13_other_tensors_are_refused(classify: Classify, copied: Path, group: 
     code, _, err = classify()
     assert code == 4
     assert "the state of step 4 is not of this model" in told(err)
+
+
+@pytest.mark.parametrize("group", ["optimizer", "random0"])
+def test_T13_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(
+    classify: Classify, copied: Path, group: str
+) -> None:
+    file = copied / "checkpoints" / "step_00000004" / f"{group}.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for name, tensor in tensors.items():
+        if group == "optimizer":
+            tensors[name] = torch.zeros(2, 3, 5)
+        elif name == "numpy_rest":
+            tensors[name] = torch.full_like(tensor, 10**6)
+    safetensors.torch.save_file(tensors, file)
+    facts = json.loads((file.parent / "state.json").read_text())
+    facts["sha256"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (file.parent / "state.json").write_text(signed(facts))
+    code, _, err = classify()
+    assert code == 4
+    assert "the state of step 4 is not of this model" in told(err)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[1]",
+        "7",
+        '{"step": 1}',
+        '{"step": "1", "epoch": 1}',
+        '{"step": NaN, "epoch": 1}',
+        '{"epoch": 1, "step": [1]}',
+        "[" * 50_000,
+    ],
+)
+def test_T13_rows_of_a_log_that_are_none_are_refused(classify: Classify, copied: Path, row: str) -> None:
+    log = copied / "log.jsonl"
+    before = log.read_bytes()
+    line = before.splitlines(keepends=True)[0]
+    log.write_bytes((row + "\n").encode() + before.removeprefix(line))
+    path = copied / "checkpoints" / "step_00000004" / "state.json"
+    facts = json.loads(path.read_text())
+    facts["facts"]["log"] += len(row) + 1 - len(line)
+    path.write_text(signed(facts))
+    code, _, err = classify()
+    assert code == 4
+    assert "log.jsonl, line 1: must be an object of numbers with step, epoch, got " in told(err)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        *({name: value} for name in ("accuracy", "loss", "images_per_second") for value in ("1", math.nan, 10**5, None, True)),
+        *({name: value} for name in ("parameters", "steps") for value in (1.5, -1, "1")),
+        *({"bad": value} for value in ("text", [1], None)),
+        {"stopped": 9},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_result_that_cannot_be_is_none(tmp_path: Path, result: dict[str, Any]) -> None:
+    whole: dict[str, Any] = {
+        "accuracy": 0.5,
+        "loss": 1.0,
+        "images_per_second": 9.0,
+        "parameters": 3,
+        "steps": 2,
+        "bad": [],
+        "stopped": 0,
+    }
+    (tmp_path / "result.json").write_text(json.dumps(whole))
+    assert finished(tmp_path) is not None
+    if result not in ({"loss": 10**5}, {"images_per_second": 10**5}):
+        (tmp_path / "result.json").write_text(json.dumps(whole | result))
+        assert finished(tmp_path) is None
 
 
 def test_T13_a_pickle_is_refused_and_not_run(classify: Classify, copied: Path, tmp_path: Path) -> None:

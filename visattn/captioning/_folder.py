@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +12,10 @@ import torch
 from visattn._checks import printable
 from visattn.captioning._encoder import Shape, encoder
 from visattn.captioning._vocabulary import SPECIAL
-from visattn.errors import WeightsError
+from visattn.errors import UnsupportedModel, VisattnError, WeightsError
 from visattn.families import trained
+from visattn.families._building import no_larger_than
+from visattn.families._checkpoint import fill
 from visattn.families.trained import Blueprint
 from visattn.models.show_attend_tell import ATTENTIONS, Attention, ShowAttendTell
 from visattn.provenance import Provenance
@@ -79,9 +80,16 @@ class CaptionerBlueprint:
         Raises:
             OptionError: If there is no such layer.
             UnsupportedModel: If there is no such model, or it gives no map.
+            VisattnError: As the body of `no_larger_than` does.
         """
         made, shape = encoder(self.encoder, self.layer)
-        return self._around(made, shape)
+        try:
+            return self._around(made, shape)
+        except VisattnError:
+            raise
+        except RuntimeError as error:
+            cause = printable((str(error) or type(error).__name__).splitlines()[0])
+            raise UnsupportedModel(f"the captioner cannot be built ({cause}); choose a smaller embedding and state.") from error
 
     def _around(self, made: torch.nn.Module, shape: Shape) -> ShowAttendTell:
         return ShowAttendTell(
@@ -132,9 +140,10 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
     blueprint = _read(told, shown)
     if blueprint.encoder.model.rpartition(":")[0].endswith(".py"):
         raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}, which loading would run.")
-    with torch.random.fork_rng(devices=[]):
+    tensors = trained.read_weights(folder, told)
+    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
         model = blueprint.build()
-    trained.fill_from(folder, told, model)
+    fill(model, tensors, name)
     title = f"show, attend and tell ({blueprint.attention}) on {blueprint.encoder.model}"
     return model.eval(), blueprint, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
 
@@ -150,7 +159,7 @@ def _read(told: dict[str, Any], shown: str) -> CaptionerBlueprint:
         "coordinates": type(own["coordinates"]) is bool,
         **{name: type(own[name]) is int and low <= own[name] < 2**16 for name, low in _LEAST.items()},
         **{name: number and 0 <= own[name] <= 1 for name, number in numbers.items()},
-        "temperature": numbers["temperature"] and 0 < own["temperature"] < math.inf,
+        "temperature": numbers["temperature"] and 0 < own["temperature"] <= 1e9,
         "encoder": isinstance(told.get("encoder"), dict),
     }
     if wrong := next((name for name, fit in fits.items() if not fit), None):

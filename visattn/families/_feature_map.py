@@ -35,6 +35,22 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
     return _seen[model][1]
 
 
+def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
+    """Return whether a model can be given images of so many channels; False where it cannot run without values.
+
+    Args:
+        model: A model of images; it is left alone.
+        channels: Of the images.
+        size: Height and width of the images.
+    """
+    try:
+        with torch.no_grad():
+            _without_values(model)(torch.empty(1, channels, *size, device="meta"))
+    except Exception:  # the model's own
+        return False
+    return True
+
+
 def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
     last: str | None = None
     version = -1  # of its result, which operations in place raise

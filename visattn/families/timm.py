@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import timm
 import timm.data
@@ -19,7 +20,7 @@ from visattn._capture import Anatomy, module_names
 from visattn._checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
-from visattn.families._feature_map import last_feature_map
+from visattn.families._feature_map import last_feature_map, takes
 from visattn.families._spec import InputSpec, per_channel, sources
 from visattn.families._weights import check_finite, digest, hub_file, read_checkpoint
 from visattn.provenance import Provenance
@@ -32,7 +33,7 @@ _MODULES = """
     vision_transformer vision_transformer_hybrid vision_transformer_relpos vision_transformer_sam vitamin volo xcit
 """
 
-_MOST_CHANNELS = 16  # of an image
+_stems: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def owns(model: nn.Module) -> bool:
@@ -220,7 +221,8 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         )
     config["input_size"] = (3, *size)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
-    channels = channels if channels <= _MOST_CHANNELS else 3  # the stem rearranges pixels first, as in TResNet
+    if channels not in (1, 3) and _rearranges(model, size):
+        channels = 3
     return InputSpec(
         size=size,
         dynamic=dynamic,
@@ -233,6 +235,13 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         transform=timm.data.create_transform(**config, is_training=False).transforms,
         sources=sources(known, "given" if img_size else "model" if fixed or known.get("input_size") else "assumed"),
     )
+
+
+def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
+    """Whether a stem makes more channels of three before its first convolution, as in TResNet."""
+    if model not in _stems:
+        _stems[model] = takes(model, 3, size)
+    return _stems[model]
 
 
 def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class

@@ -27,6 +27,7 @@ from visattn._checks import printable, told as brief
 from visattn._files import building_folder, regular
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
+from visattn.families._building import no_larger_than
 from visattn.families._checkpoint import fill
 from visattn.families._feature_map import last_feature_map
 from visattn.families._spec import InputSpec
@@ -35,7 +36,7 @@ from visattn.nn import ATTENTION, attach
 from visattn.provenance import Provenance
 
 FORMAT = 1
-LARGEST = 4096  # side of an input in pixels
+LARGEST = 2048  # side of an input in pixels
 WEIGHTS, FACTS = "model.safetensors", "model.json"
 
 
@@ -214,28 +215,29 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
             f"{name}: was built by {printable(blueprint.model)}, which loading would run. Build it yourself, with num_classes="
             f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and give it safetensors.torch.load_file('{name}/{WEIGHTS}')."
         )
-    with torch.random.fork_rng(devices=[]):
+    tensors = read_weights(folder, told)
+    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
         model = blueprint.build()
-    fill_from(folder, told, model)
+    fill(model, tensors, name)
     remember(model.eval(), blueprint)
     title = f"{blueprint.model}" + (f" with {blueprint.attention}" if blueprint.attention != "none" else "")
     return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
 
 
-def fill_from(folder: Path, told: dict[str, Any], model: nn.Module) -> None:
-    """Give a model the weights of a folder.
+def read_weights(folder: Path, told: dict[str, Any]) -> dict[str, Tensor]:
+    """Load the weights of a folder.
 
     Raises:
-        WeightsError: If they are not those that `told` tells of, or not this model's.
+        WeightsError: If they are not those that `told` tells of, or not finite.
     """
     name, file = printable(str(folder)), folder / WEIGHTS
-    tensors = read_checkpoint(file)
+    tensors: dict[str, Tensor] = read_checkpoint(file)
     if digest(file) != told.get("sha256"):
         raise WeightsError(
             f"{name}/{WEIGHTS}: is not the file that {FACTS} tells of (its sha256 differs); copy the folder again."
         )
     check_finite(tensors, name)
-    fill(model, tensors, name)
+    return tensors
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -248,7 +250,9 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         told = json.loads(regular(folder / FACTS).read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{shown}: cannot be read ({error}); pass a folder that visattn train wrote.") from error
+        raise WeightsError(
+            f"{shown}: cannot be read ({printable(str(error))}); pass a folder that visattn train wrote."
+        ) from error
     if not isinstance(told, dict) or type(told.get("format")) is not int or told["format"] < 1:
         raise WeightsError(f"{shown}: tells of no network of visattn; pass a folder that visattn train wrote.")
     if told["format"] > FORMAT:

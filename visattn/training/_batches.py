@@ -216,14 +216,22 @@ def patient() -> Iterator[None]:
     """
     try:
         yield
+    except (ConnectionError, EOFError) as error:  # it died while it handed over a batch
+        died = _died(error)
+        raise died from error
     except RuntimeError as error:
         if not str(error).startswith("DataLoader "):
             raise
-        cause = str(error).splitlines()[0]
-        raise ResourceError(
-            f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower --workers or --batch-size. Run the "
-            "same command again to go on."
-        ) from error
+        died = _died(error)
+        raise died from error
+
+
+def _died(error: Exception) -> ResourceError:
+    cause = (str(error) or type(error).__name__).splitlines()[0]
+    return ResourceError(
+        f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower --workers or --batch-size. Run the "
+        "same command again to go on."
+    )
 
 
 def training_transform(config: Recipe, blueprint: Seen) -> Transform:

@@ -155,12 +155,13 @@ def read(place: Path) -> State:
         )
     try:
         told = json.loads(read_own(place / _STATE))
+        own = _own({key: value for key, value in told.items() if key != "own_sha256"}) if isinstance(told, dict) else None
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedState(f"{name}/{_STATE}: cannot be read ({_first_line(error)})") from error
-    if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
+    if isinstance(told, dict) and type(told.get("format")) is int and told["format"] > FORMAT:
         made = brief(told.get("made_by"))
         raise CheckpointError(f"{name}: made by visattn {made}, needs >= {made}; upgrade visattn.")
-    if not isinstance(told, dict) or told.pop("own_sha256", None) != _own(told):
+    if not isinstance(told, dict) or told.pop("own_sha256", None) != own:
         raise DamagedState(f"{name}/{_STATE}: is damaged (its sha256 differs)")
     if not _well_formed(told):
         raise CheckpointError(f"{name}/{_STATE}: must hold what visattn writes, got other names or types; restore the file.")
@@ -218,6 +219,7 @@ def _well_formed(told: dict[str, Any]) -> bool:
     return (
         type(told.get("format")) is int
         and type(told.get("step")) is int
+        and 0 <= told["step"] < 2**63
         and isinstance(told.get("facts"), dict)
         and isinstance(digests, dict)
         and all(_FILE.fullmatch(file) for file in digests)

@@ -10,9 +10,8 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +46,14 @@ from visattn.training._learner import Learner
 from visattn.training._log import Log
 from visattn.training._page import write_page
 from visattn.training._processes import Processes, processes
+from visattn.training._progress import Progress, count
 from visattn.training._randomness import random_state, set_random_state
 from visattn.training._signals import asked_to_stop
 from visattn.training._task import Draw, task_of
 
 _LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
+_UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, AssertionError)
 _SKIPPED = 10  # steps in a row without a finite loss: more will not help
-
-
-@dataclass
-class Progress:
-    """How far a run is: all that a checkpoint holds beside the learner and the random streams."""
-
-    step: int = 0
-    seen: int = 0
-    losses: list[float] = field(default_factory=list)  # since the last row of the log
-    skipped: int = 0
-    bad: dict[str, None] = field(default_factory=dict)  # messages about pictures, in the order in which they were met
 
 
 def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = False, quiet: bool = True) -> Result:
@@ -126,6 +116,7 @@ class _Run:
         self.steps = max(1, math.floor(config.epochs * each))
         self.learner = Learner(self.task, self.steps, each, group)
         self.progress = Progress()
+        self.resumed: int | None = None  # the step of the state that the run went on from, until it has taken one more
         self.checkpoints = Checkpoints(run / STATES)
         self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
         self.recent: list[tuple[Tensor, list[int]]] = []  # losses on the device, and what they are of
@@ -164,14 +155,25 @@ class _Run:
         state = self.group.by_first(last)
         if state is None:
             return 0
-        try:
+        self.resumed = state.step
+        with self._of_this_model():
             return self._take(state, force)
-        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            if isinstance(error, VisattnError):
+
+    @contextmanager
+    def _of_this_model(self) -> Iterator[None]:
+        """What the state that the run goes on from makes fail is told as that.
+
+        Raises:
+            CheckpointError: If anything fails for that.
+        """
+        try:
+            yield
+        except _UNFIT as error:
+            if isinstance(error, VisattnError) or self.resumed is None or "memory" in str(error):
                 raise
             cause = printable((str(error) or type(error).__name__).splitlines()[0])
             raise CheckpointError(
-                f"{printable(str(self.run))}: the state of step {state.step} is not of this model ({cause}); choose another -o/--output."
+                f"{printable(str(self.run))}: the state of step {self.resumed} is not of this model ({cause}); choose another -o/--output."
             ) from error
 
     def _take(self, state: State, force: bool) -> int:
@@ -182,16 +184,11 @@ class _Run:
             different += ["the data changed"] if facts["data"] != self.data else []
             check_same(self.run, different)
         self.learner.restore(facts, state.tensors)
-        losses = facts["losses_of_each"]
-        own = (
-            losses[self.group.rank] if len(losses) == self.group.world else list(map(statistics.fmean, zip(*losses, strict=True)))
-        )
-        bad = dict.fromkeys(map(str, facts["bad"]))
-        self.progress = Progress(state.step, int(facts["seen"]), list(map(float, own)), int(facts["skipped"]), bad)
+        self.progress = Progress.of(state.step, facts, self.group.rank, self.group.world)
         mine = state.tensors.get(f"random{self.group.rank}")
         if mine is not None:  # a process more than before keeps the stream that its rank began with
             set_random_state(mine, self.group.device)
-        return int(facts["log"])
+        return count(facts, "log")
 
     def go(self, asked: list[int], quiet: bool) -> Result:
         """Train to the end, or until asked to stop."""
@@ -224,7 +221,9 @@ class _Run:
         while progress.step < self.steps:
             parts = [next(batches) for _ in range(config.accumulate)]
             self._note_bad(parts)
-            loss = self.learner.learn(parts, progress.step)
+            with self._of_this_model():  # the first step is the first that reads the optimizer's state
+                loss = self.learner.learn(parts, progress.step)
+            self.resumed = None
             self.recent.append((loss, [number for part in parts for number in part.numbers]))
             epoch = progress.seen // len(self.pictures)
             progress.step += 1
@@ -390,7 +389,13 @@ class _Run:
         """Write what is kept of a finished run."""
         last = next((row for row in reversed(self.log.rows()) if "test_accuracy" in row), None) if self.group.first else None
         last = self.group.from_first(last)
-        result = self._result(last["test_accuracy"], last["test_loss"])
+        accuracy, loss = (last["test_accuracy"], last["test_loss"]) if last else self.test()
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"{printable(str(self.run))}: the loss on the test pictures is {loss}; the checkpoints are whole. Lower --lr, set "
+                "--clip-grad, and begin in another -o/--output."
+            )
+        result = self._result(accuracy, loss)
         if not self.group.first:
             return result
         facts = {"data": self.config.data, "test_accuracy": result.accuracy, "seed": self.config.seed, "steps": result.steps}

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+_WORDS = 624  # of the state of MT19937
+
 
 def seed_of(*numbers: int) -> int:
     """A seed of 64 bits from some numbers; near numbers give seeds that have nothing in common."""
@@ -67,9 +69,15 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put the streams of this process where they were."""
+    """Put the streams of this process where they were.
+
+    Raises:
+        ValueError: If they were nowhere.
+    """
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"].tolist()
+    if not 0 <= position <= _WORDS:  # numpy would read behind its keys
+        raise ValueError(f"a stream must stand at one of its {_WORDS} words, got {position}")
     keys = state["numpy_keys"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
     random.setstate((3, tuple(state["python"].tolist()), state["python_gauss"].item() if len(state["python_gauss"]) else None))
