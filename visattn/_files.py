@@ -173,6 +173,11 @@ def discard(path: Path) -> None:
         raise refused from error
 
 
+def base_name(name: str) -> str:
+    """Return a file's or folder's own name without where it lies, which may tell whose it is; what is no path stays as it is."""
+    return name if os.sep not in name and name not in (".", "..") else Path(name).resolve().name or name
+
+
 def result_names(inputs: Sequence[Path]) -> list[str]:
     """A name for the result of each input, no two alike: its stem, where that is not enough its name, and then with its number."""
     stems = [path.stem.casefold() for path in inputs]

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +377,19 @@ def test_no_network_is_needed(run: Run, image: Path, soft: Any, monkeypatch: pyt
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     assert run("caption", image, *soft, "-q")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("image", "checkpoint", "code"), [("nothing.png", "assets/checkpoints/captions_soft", 3), ("assets/photos", "nothing", 4)]
+)
+def test_what_is_not_there_is_told_before_torch_is_loaded(image: str, checkpoint: str, code: int) -> None:
+    root = Path(__file__).parents[2]
+    script = f"""
+import sys
+from visattn.cli._main import _run
+code = _run(["caption", {str(root / image)!r}, "--checkpoint", {str(root / checkpoint)!r}], False)
+print(code, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [str(code), "False"]
+    assert done.stderr.count("\n") == 1

@@ -250,3 +250,20 @@ def test_doctor_finds_what_is_needed(run: Run) -> None:
     states = {row["check"]: row["state"] for row in json.loads(out)}
     assert code == 0
     assert states["opencv"] == states["torch"] == states["cache"] == "ok"
+
+
+def test_doctor_asks_the_network_only_where_it_is_told_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reached(name: str) -> str:
+        asked.append(name)
+        return name
+
+    monkeypatch.setattr("visattn.families.timm.reach_hub", reached)
+    code, out, _ = run("doctor")
+    assert (code, asked) == (0, [])
+    assert "model hub" in out
+    assert "not asked" in out
+    assert "--network" in out
+    assert "not asked" not in run("doctor", "--network")[1]
+    assert len(asked) == 1

@@ -69,6 +69,41 @@ def test_a_comparison_under_torchrun_is_refused(run: Run, data: Path, monkeypatc
     assert "in one process" in err
 
 
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "x"}, "RANK must be a whole number from 0 to 0, got 'x'."),
+        ({"RANK": "3"}, "RANK must be a whole number from 0 to 0, got '3'."),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number from 1 to 65536, got 'two'."),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be a whole number from 1 to 65536, got '0'."),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE must be a whole number from 1 to 65536, got '9"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK must be a whole number from 0 to 1, got '2'."),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK must be a whole number from 0 to 1, got '-1'."),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "\x1b"}, "LOCAL_RANK must be a whole number from 0 to 1, got '\\x1b'."),
+        ({"WORLD_SIZE": "2"}, "the other 1 processes cannot be met ("),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "the other 1 processes cannot be met ("),
+    ],
+    ids=str,
+)
+def test_an_environment_that_torchrun_does_not_make_is_one_line(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run("train", "classify", "--data", data, *QUICK, "-o", "run")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not Path("run").exists()
+
+
+def test_a_device_that_holds_no_values_is_refused(run: Run, data: Path) -> None:
+    code, _, err = run("train", "classify", "--data", data, *QUICK, "--device", "meta", "-o", "run")
+    assert code == 4
+    assert "device 'meta' must be one that works on this machine" in err
+
+
 def test_json_is_the_result(run: Run, data: Path, tmp_path: Path) -> None:
     code, out, _ = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "--json", "-o", "run")
     assert code == 0

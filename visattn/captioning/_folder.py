@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,8 @@ def save(model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, fac
         OutputError: If the folder exists or cannot be written.
         ResourceError: If the disk is full.
     """
-    return trained.write_folder(model, folder, {"kind": KIND, **asdict(blueprint), **(facts or {})})
+    told = replace(blueprint, encoder=trained.shared(blueprint.encoder))
+    return trained.write_folder(model, folder, {"kind": KIND, **asdict(told), **(facts or {})})
 
 
 def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from visattn._files import check_outputs, result_names, write_whole
 from visattn.cli._each import Each
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
-from visattn.errors import OptionError, VisattnError
+from visattn.errors import OptionError, VisattnError, WeightsError
 
 if TYPE_CHECKING:  # torch is loaded when it is needed
     from PIL import Image
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # torch is loaded when it is needed
     from visattn.captioning import Caption, Captioner
 
 _AT_ONCE = 16  # photos that are captioned together
+_FACTS = "model.json"  # of `visattn.families.trained`, which imports torch
 _KINDS = (".png", ".webp")
 
 
@@ -74,6 +76,7 @@ def caption_command(
     strips = _strips(images, options["filmstrip"])
     targets = [*strips, *([_json_file(output)] if output else [])]
     check_outputs(targets, overwrite=overwrite, inputs=(*images, *checkpoint.glob("*")))
+    _check_there(checkpoint)
     each, rows = Each(len(images) > 1, debug), []
     for i, caption in _captions(images, checkpoint, each, options):
         name = printable(str(images[i]))
@@ -97,27 +100,39 @@ def caption_command(
     return each.exit_code(len(rows))
 
 
+def _check_there(checkpoint: Path) -> None:
+    """Refuse a folder without a captioner before anything is loaded.
+
+    Raises:
+        WeightsError: If it is none.
+    """
+    if not any(os.path.lexists(place / _FACTS) for place in (checkpoint, checkpoint / "final")):
+        raise WeightsError(f"{printable(str(checkpoint))}: holds no captioner; pass a folder that visattn train caption wrote.")
+
+
 def _captions(images: Sequence[Path], checkpoint: Path, each: Each, options: dict[str, Any]) -> Iterator[tuple[int, Caption]]:
     """A caption of each image that can be captioned, by its number."""
-    import torch
+    photos = each.readable(images, options)
+    together = dict(islice(photos, _AT_ONCE))
+    if not together:
+        return
+    import torch  # not before there is a photo: it takes seconds
 
     from visattn.captioning import load_captioner
     from visattn.families import check_device
 
-    captioner = None
-    photos = each.readable(images, options)
     with torch.random.fork_rng():
         torch.manual_seed(options["seed"])
-        while together := dict(islice(photos, _AT_ONCE)):
-            if captioner is None:
-                captioner = load_captioner(checkpoint)
-                captioner.model.to(check_device(options["device"]))
+        captioner = load_captioner(checkpoint)
+        captioner.model.to(check_device(options["device"]))
+        while together:
             try:
                 yield from zip(together, _told(captioner, list(together.values()), options), strict=True)
             except VisattnError:  # of one of them: which one it is shows when each is captioned alone
                 for i, photo in together.items():
                     with each.photo(images[i]):
                         yield i, _told(captioner, [photo], options)[0]
+            together = dict(islice(photos, _AT_ONCE))
 
 
 def _told(captioner: Captioner, photos: Sequence[Image.Image], options: dict[str, Any]) -> list[Caption]:

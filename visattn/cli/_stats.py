@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from visattn._checks import printable
-from visattn._files import check_folder, write_folder_whole
+from visattn._files import base_name, check_folder, write_folder_whole
 from visattn._tables import to_csv, to_json
 from visattn.cli._each import Each
 from visattn.cli._main import complain
@@ -52,7 +52,7 @@ def stats_command(
     survey = _survey(folder, paths, each, quiet, options)
     if survey is None:
         return each.exit_code(0)
-    provenance = survey.provenance(printable(str(folder)))
+    provenance = survey.provenance(printable(base_name(str(folder))))
     heads, layers, photos = survey.heads(), survey.layers(), survey.photos
     whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
     files = {"heads.csv": to_csv(heads), "layers.csv": to_csv(layers), "photos.csv": to_csv(photos), "stats.json": to_json(whole)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from visattn import models
 from visattn._capture import Anatomy
 from visattn._checks import printable, told as brief
-from visattn._files import building_folder, regular
+from visattn._files import base_name, building_folder, regular
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families._building import no_larger_than
@@ -181,7 +181,18 @@ def save(model: nn.Module, blueprint: Blueprint, folder: Path, facts: dict[str, 
         OutputError: If the folder exists or cannot be written.
         ResourceError: If the disk is full.
     """
-    return write_folder(model, folder, asdict(blueprint) | (facts or {}))
+    return write_folder(model, folder, asdict(shared(blueprint)) | (facts or {}))
+
+
+def shared(blueprint: Blueprint) -> Blueprint:
+    """Return a blueprint as others may see it: of a model's file its name alone."""
+    return replace(blueprint, model=shared_model(blueprint.model))
+
+
+def shared_model(model: str) -> str:
+    """Return the name of a model, without where its file lies."""
+    file, colon, factory = model.rpartition(":")
+    return f"{base_name(file)}{colon}{factory}" if file.endswith(".py") else model
 
 
 def write_folder(model: nn.Module, folder: Path, told: dict[str, Any]) -> Path:

@@ -195,11 +195,11 @@ class Captioning(Task):
     @property
     def title(self) -> str:
         """As `soft attention captioner on scenes`."""
-        return f"{self.config.attention} attention captioner on {self.config.data}"
+        return f"{self.config.attention} attention captioner on {self.config.shared().data}"
 
     def card(self, model: nn.Module, reached: Reached, **facts: Any) -> str:  # noqa: ANN401
         """What it tells of test pictures is scored where the scorers are installed."""
-        config, data = self.config, self.data()
+        config, data = self.config.shared(), self.data()
         captioner = Captioner(cast(ShowAttendTell, model), self.blueprint, Provenance())
         grid, field = captioner.grid, captioner.field
         height, width = self.blueprint.size

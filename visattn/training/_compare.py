@@ -333,6 +333,7 @@ def _write(run: Path, config: Config, made: Mapping[str, Variant], outcomes: Out
     """The tables and the picture of what is finished."""
     runs = [{"attention": name, "seed": seed} | asdict(outcomes[name][seed]) for name in outcomes for seed in outcomes[name]]
     notes = [variant.note for variant in made.values() if variant.note] + [f"Machine: {machine}."] * bool(machine)
+    config = config.shared()
     title = f"{printable(config.model)} on {printable(config.data)}, by attention"
     whole = {"recipe": config.digest(), "machine": machine, "notes": notes, "rows": table, "runs": runs}
     files = {

@@ -6,12 +6,14 @@ import json
 import tomllib
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from visattn._checks import between, one_of, printable, shown, suggest, told
-from visattn._files import regular
+from visattn._files import base_name, regular
+from visattn.data._caption_pictures import SCENES
+from visattn.data._readers import KNOWN
 from visattn.errors import OptionError
-from visattn.families.trained import LARGEST, check_attention
+from visattn.families.trained import LARGEST, check_attention, shared_model
 
 AUGMENTATIONS = ("none", "flip", "turn", "crop", "imagenet")
 PRECISIONS = ("none", "bfloat16", "float16")
@@ -144,6 +146,21 @@ class Recipe:
         """As JSON values."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return values
+
+    def shared(self) -> Self:
+        """Return what others may see: of files and folders their own names alone, which do not tell whose they are."""
+        data = base_name(self.data)
+        return replace(
+            self,
+            data=f"./{data}" if data != self.data and data in (*KNOWN, *SCENES) else data,
+            root=base_name(self.root),
+            model=shared_model(self.model),
+            weights=base_name(self.weights),
+            model_kwargs={
+                key: base_name(value) if isinstance(value, str) and Path(value).is_absolute() else value
+                for key, value in self.model_kwargs.items()
+            },
+        )
 
     def toml(self) -> str:
         """As a TOML file that `read` understands."""

@@ -398,7 +398,12 @@ class _Run:
         result = self._result(accuracy, loss)
         if not self.group.first:
             return result
-        facts = {"data": self.config.data, "test_accuracy": result.accuracy, "seed": self.config.seed, "steps": result.steps}
+        facts = {
+            "data": self.config.shared().data,
+            "test_accuracy": result.accuracy,
+            "seed": self.config.seed,
+            "steps": result.steps,
+        }
         discard(self.run / FINAL)
         self.task.keep(self.learner.tested, self.run / FINAL, facts)
         self.log.to_csv(self.run / TABLE)

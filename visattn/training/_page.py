@@ -34,7 +34,7 @@ def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
         model: The network.
         result: What was reached.
     """
-    config = task.config
+    config = task.config.shared()
     rows = Log(run / LOG).rows()
     seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
     reached = Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine())
@@ -56,13 +56,14 @@ def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
 
 
 def command(config: Recipe) -> str:
-    """The line that trains with this configuration."""
+    """The line that trains with this configuration, which names files and folders without where they lie."""
+    config = config.shared()
     words = ["visattn", "train", config.command]
     usual = type(config)()
     for setting in fields(config):
         value = getattr(config, setting.name)
         told = setting.name in ("data", "model")
-        if setting.metadata["free"] or (value == getattr(usual, setting.name) and not told):
+        if (setting.metadata["free"] and setting.name != "root") or (value == getattr(usual, setting.name) and not told):
             continue
         flag = f"--{setting.name.replace('_', '-')}"
         if isinstance(value, bool):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from visattn._checks import printable, whole_number
 from visattn.errors import ModelError, OptionError, VisattnError
 
 Result = TypeVar("Result")
@@ -90,22 +91,42 @@ def processes(device: str) -> Iterator[Processes]:
         This process.
 
     Raises:
-        OptionError: If no device goes by such a name.
+        OptionError: If no device goes by such a name, or the environment tells of processes that cannot be.
         ModelError: If there is no such device.
     """
-    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")) if world > 1 else None)
+    world = _told("WORLD_SIZE", "1", 1, 2**16)
+    rank = _told("RANK", "0", 0, world - 1)
+    place = _device(device, _told("LOCAL_RANK", "0", 0, world - 1) if world > 1 else None)
     if world == 1:
         yield Processes(place)
         return
     joined = dist.is_initialized()  # by the caller
     if not joined:
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        try:
+            dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        except (ValueError, RuntimeError) as error:
+            cause = printable(str(error).splitlines()[0])
+            raise OptionError(f"the other {world - 1} processes cannot be met ({cause}). Start all by torchrun.") from error
     try:
         yield Processes(place, rank, world)
     finally:
         if not joined:
             dist.destroy_process_group()
+
+
+def _told(name: str, usual: str, low: int, high: int) -> int:
+    """Return a number that `torchrun` puts into the environment.
+
+    Raises:
+        OptionError: If it is none, or out of range.
+    """
+    text = os.environ.get(name, usual)
+    number = whole_number(text)
+    if number is None or not low <= number <= high:
+        raise OptionError(
+            f"{name} must be a whole number from {low} to {high}, got '{printable(text)}'. Start processes by torchrun, or unset it."
+        )
+    return number
 
 
 def _device(name: str, local: int | None) -> torch.device:
@@ -114,12 +135,12 @@ def _device(name: str, local: int | None) -> torch.device:
     try:
         place = torch.device(name)
     except RuntimeError as error:
-        raise OptionError(f"unknown device '{name}'. Choose auto, cpu, cuda or cuda:N.") from error
+        raise OptionError(f"unknown device '{printable(name)}'. Choose auto, cpu, cuda or cuda:N.") from error
     if name == "cuda" and local is not None:
         place = torch.device("cuda", local)
     try:
-        torch.zeros(1, device=place)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=place).cpu()  # what holds no values is no device to train on
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise ModelError(f"device '{place}' must be one that works on this machine. Choose cpu, or auto.") from error
     if place.type == "cuda":
         torch.cuda.set_device(place)

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from visattn._checks import printable
 from visattn.data import Labelled, read
+from visattn.data._caption_pictures import SCENES
+from visattn.data._drawn import MARKS
 from visattn.data._pictures import Pictures
 from visattn.data._readers import PUBLISHED
 from visattn.errors import DataError, ImageError, OptionError, UnsupportedModel, WeightsError
@@ -103,12 +105,12 @@ class Task(ABC):
         """What the card tells of the pictures."""
         name = self.config.data
         return Data(
-            name=name,
+            name=self.config.shared().data,
             classes=classes,
             train=len(self.pictures),
             test=len(self.tests),
             fingerprints={split: part.fingerprint() for split, part in (("train", self.pictures), ("test", self.tests))},
-            licence="drawn by visattn" if name.startswith("scenes") else _LICENCES.get(name, ""),
+            licence="drawn by visattn" if name in (*MARKS, *SCENES) else _LICENCES.get(name, ""),
         )
 
     def shown(self, count: int = _SHOWN) -> list[tuple[Image.Image, Any]]:
@@ -214,7 +216,8 @@ class Classification(Task):
     def title(self) -> str:
         """As `resnet18 with se on photos`."""
         inside = "" if self.config.attention == "none" else f" with {self.config.attention}"
-        return f"{self.config.model}{inside} on {self.config.data}"
+        shown = self.config.shared()
+        return f"{shown.model}{inside} on {shown.data}"
 
     def card(self, model: nn.Module, reached: Reached, **facts: Any) -> str:  # noqa: ANN401
         """Multiply-accumulates are told where they can be counted."""
@@ -223,7 +226,7 @@ class Classification(Task):
             found = cost(model, shape)
         except UnsupportedModel:
             found = Cost(sum(parameter.numel() for parameter in model.parameters()), 0)
-        return card(self.config, self.data(self.blueprint.classes), reached, found, shape=shape, **facts)
+        return card(self.config.shared(), self.data(self.blueprint.classes), reached, found, shape=shape, **facts)
 
 
 def task_of(config: Recipe) -> Task:
