@@ -194,10 +194,39 @@ def test_a_model_that_was_changed_is_looked_at_again() -> None:
     assert last_feature_map(model, 3, (24, 32)) == "behind.0"
 
 
-def test_a_model_of_ones_own_is_asked_for_its_layer() -> None:
-    assert cam_layer(Own(Mean())) is None
+class Pooled(nn.Module):
+    """By a function, no module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+POOLS: dict[str, Callable[[], nn.Module]] = {
+    "a module": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    "a function": Pooled,
+    "a mean": Mean,
+}
+
+
+@pytest.mark.parametrize("pool", list(POOLS))
+def test_the_layer_of_a_cnn_of_ones_own_is_found_however_it_pools(pool: str) -> None:
+    torch.manual_seed(0)
+    model = Own(nn.Sequential(POOLS[pool](), nn.Linear(4, 3)))
+    assert cam_layer(model) == "features"
+    for method in ("gradcam", "auto"):
+        found = visattn.explain(model, photo(), method=method)
+        assert (found.provenance.method, found.provenance.parameters["layer"]) == ("gradcam", "features")
+    named = visattn.explain(model, photo(), method="gradcam", layer="features")
+    assert torch.equal(named.map.values, found.map.values)
+    assert bool(found.map.values.any())
+
+
+@pytest.mark.parametrize("case", [case for case, (_, expected) in BEHIND.items() if expected is None])
+def test_a_model_of_ones_own_whose_layer_cannot_be_seen_is_asked_for_it(case: str) -> None:
+    model = Own(BEHIND[case][0])
+    assert cam_layer(model) is None
     with pytest.raises(OptionError, match="Name it: layer="):
-        visattn.explain(Own(Mean()), photo(), method="gradcam")
+        visattn.explain(model, photo(), method="gradcam")
 
 
 def photo() -> Any:

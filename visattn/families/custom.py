@@ -15,6 +15,7 @@ from torch import nn
 from visattn._capture import Anatomy, Placement
 from visattn._checks import first_line, printable, suggest
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.families._feature_map import last_feature_map
 from visattn.families._spec import InputSpec, per_channel, sources
 from visattn.geometry import Box
 from visattn.provenance import Provenance
@@ -105,8 +106,10 @@ def head(_model: nn.Module) -> None:
     """Not known."""
 
 
-def cam_layer(_model: nn.Module) -> None:
-    """Not known."""
+def cam_layer(model: nn.Module) -> str | None:
+    """Return the last feature map before pooling, seen on a copy without values; None where tokens follow it or the copy cannot run."""
+    spec = input_spec(model)
+    return last_feature_map(model, spec.channels, spec.size)
 
 
 def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], provenance: Provenance) -> Anatomy:
