@@ -18,8 +18,9 @@ import visattn
 from visattn import _figures, data
 from visattn._gate_figure import gate_figure
 from visattn._look import look
+from visattn._matrix import matrix_figure
 from visattn._pipeline import Explanation, answer
-from visattn._sheets import Cell, contact_sheet, matrix_figure, sheet
+from visattn._sheets import Cell, contact_sheet, sheet
 from visattn._survey import Survey
 from visattn.cli._demo import PROBES, demo_page
 from visattn.methods import diagnostics
@@ -82,7 +83,7 @@ def main() -> None:
     caption_pictures(FOLDER)
     _distance(model)
     for name in data.PHOTOS:
-        _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name])[0])
+        _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name]))
 
 
 def _masked(model: nn.Module) -> Image.Image:
@@ -240,6 +241,8 @@ def _distance(model: nn.Module) -> None:
 
 
 ATTRIBUTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "saliency": ("captum.saliency", {}),
+    "input x gradient": ("captum.input_x_gradient", {}),
     "integrated gradients": ("captum.integrated_gradients", {}),
     "SmoothGrad": ("captum.smoothgrad", {}),
     "occlusion, 14 x 14": ("captum.occlusion", {}),
@@ -261,10 +264,17 @@ def _attributions() -> Image.Image:
         gray = [replace(one, photo=one.photo.convert("L").convert("RGB")) for one in found]
         pictures = [found[0].photo, *(one.overlay(interpolation="nearest", opacity=0.6) for one in gray)]
         words = ["logit of " + found[0].provenance.target[0].split(" of ")[1].split(" (")[0]]
-        words += ["colours: up to ±{1:.2g}".format(*one.draw()[1].value_range or (0, 0)) for one in found]
+        ends = [one.draw()[1].value_range or (0, 0) for one in found]
+        words += [
+            f"colors: up to ±{high:.2g}" if one.map.signed else f"colors: {low:.2g} to {high:.2g}"
+            for one, (low, high) in zip(found, ends, strict=True)
+        ]
         cut = (seen[1], seen[0], seen[3], seen[2])
         rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
-    notes = ("red speaks for the class, blue against it; each panel on its own scale, in units of the logit, baseline: blur",)
+    notes = (
+        "red speaks for the class, blue against it, white is zero; saliency has no sign, bright is steep; each panel on its own scale, in "
+        "units of the logit, of saliency and SmoothGrad per unit of a normalized pixel; baseline: blur",
+    )
     return sheet(rows, panel=240, column_labels=["what the model saw", *ATTRIBUTIONS], notes=notes)
 
 

@@ -56,7 +56,9 @@ def test_new_file_is_allowed_and_not_made(tmp_path: Path) -> None:
 
 def test_C02_existing_output_is_refused_and_untouched(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_bytes(OLD)
-    with pytest.raises(OutputError, match=r"out\.png: exists already; pass --overwrite to replace it or choose another"):
+    with pytest.raises(
+        OutputError, match=r"out\.png: exists already; pass overwrite=True \(--overwrite\) to replace it or choose another"
+    ):
         check_output(tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes() == OLD
 
@@ -83,7 +85,7 @@ def test_C03_output_that_is_the_input_is_refused(way: str, overwrite: bool, tmp_
         "other spelling": tmp_path / "sub" / ".." / "photo.png",
         "link to the folder": tmp_path / "twin" / "photo.png",
     }[way]
-    with pytest.raises(OutputError, match="the output is the input itself; choose another -o/--output"):
+    with pytest.raises(OutputError, match=r"the output is the input itself; choose another name \(-o/--output\)"):
         check_output(output, overwrite=overwrite, inputs=[tmp_path / "other.png", source])
     assert source.read_bytes() == OLD
 
@@ -269,7 +271,9 @@ def test_interrupt_leaves_the_old_content_and_no_stump(tmp_path: Path, monkeypat
 
 def test_C05_full_disk_is_a_resource_error_and_leaves_the_old_content(small_disk: Path) -> None:
     (small_disk / "out.png").write_bytes(OLD)
-    with pytest.raises(ResourceError, match=re.escape("out.png: disk full; free some space or choose another -o/--output")):
+    with pytest.raises(
+        ResourceError, match=re.escape("out.png: disk full; free some space or choose another place (-o/--output)")
+    ):
         write_whole(small_disk / "out.png", bytes(400_000))
     assert (small_disk / "out.png").read_bytes() == OLD
     assert names(small_disk) == ["out.png"]
@@ -333,7 +337,9 @@ def test_a_folder_is_written_whole_with_the_mode_of_a_folder(tmp_path: Path) -> 
 def test_an_earlier_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "out"
     write_folder_whole(target, {"a.csv": OLD, "b.png": OLD}, KNOWN)
-    with pytest.raises(OutputError, match=r"out: exists already; pass --overwrite to replace it or choose another"):
+    with pytest.raises(
+        OutputError, match=r"out: exists already; pass overwrite=True \(--overwrite\) to replace it or choose another"
+    ):
         check_folder(target, KNOWN)
     write_folder_whole(check_folder(target, KNOWN, overwrite=True), {"a.csv": NEW}, KNOWN)
     assert names(target) == ["a.csv"]  # b.png of the earlier run would be taken for this one's
@@ -348,7 +354,9 @@ def test_a_folder_that_holds_anything_else_is_never_replaced(tmp_path: Path) -> 
         lambda: check_folder(target, KNOWN, overwrite=True),
         lambda: write_folder_whole(target, {"a.csv": NEW}, KNOWN),  # it may have come since the check
     ):
-        with pytest.raises(OutputError, match=r"out: holds mine\.txt, which would be lost; choose another -o/--output"):
+        with pytest.raises(
+            OutputError, match=r"out: holds mine\.txt, which would be lost; choose another folder \(-o/--output\)"
+        ):
             refused()
     assert names(target) == ["mine.txt"]
     assert names(tmp_path) == ["out"]
@@ -356,7 +364,7 @@ def test_a_folder_that_holds_anything_else_is_never_replaced(tmp_path: Path) -> 
 
 def test_a_file_and_the_current_folder_are_no_output_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_bytes(OLD)
-    with pytest.raises(OutputError, match="out: is a file, not a folder; choose another -o/--output"):
+    with pytest.raises(OutputError, match=r"out: is a file, not a folder; choose another name \(-o/--output\)"):
         check_folder(tmp_path / "out", KNOWN, overwrite=True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

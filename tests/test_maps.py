@@ -460,16 +460,17 @@ def test_mass_of_a_map_without_mass_is_refused(values: list[Any]) -> None:
 # ---- normalisation ----------------------------------------------------------------------------------------------------------------
 
 
-def heat_of(grid: Any, axes: tuple[str, ...] = (), meaning: str = "attention") -> Heatmap:
+def heat_of(grid: Any, axes: tuple[str, ...] = (), *, signed: bool = False) -> Heatmap:
     """One pixel for each cell."""
     tensor = torch.as_tensor(grid, dtype=torch.float32)
     rows, columns = tensor.shape[-2:]
-    return make_map(tensor, axes, meaning=meaning).to_heatmap(
+    return replace(make_map(tensor, axes), signed=signed).to_heatmap(
         Geometry((rows, columns), (16 * rows, 16 * columns), Box(0, 0, rows, columns))
     )
 
 
 GRID = [[-2.0, -1.0, 0.0], [1.0, 3.0, 4.0]]
+RAISED = [[value + 2 for value in row] for row in GRID]
 
 
 def scaled(values: list[list[float]], low: float, high: float) -> list[list[float]]:
@@ -477,23 +478,27 @@ def scaled(values: list[list[float]], low: float, high: float) -> list[list[floa
 
 
 @pytest.mark.parametrize(
-    ("how", "meaning", "low", "high"),
+    ("how", "grid", "signed", "low", "high"),
     [
-        ("auto", "attention", -2, 4),
-        ("minmax", "attention", -2, 4),
-        ("minmax", "cosine similarity", -2, 4),
-        ("symmetric", "attention", -4, 4),
-        ("auto", "cosine similarity", -4, 4),
-        ("auto", "principal component", -4, 4),
-        ("percentile", "attention", -1.95, 3.95),  # 1 and 99 hundredths of the way through 6 sorted values
+        ("auto", GRID, False, -4, 4),  # there are values below zero, so zero is one of its own
+        ("auto", GRID, True, -4, 4),
+        ("auto", RAISED, False, 0, 6),
+        ("auto", RAISED, True, -6, 6),
+        ("minmax", GRID, False, -2, 4),
+        ("minmax", GRID, True, -2, 4),
+        ("minmax", RAISED, False, 0, 6),
+        ("symmetric", GRID, False, -4, 4),
+        ("symmetric", RAISED, False, -6, 6),
+        ("percentile", GRID, True, -3.95, 3.95),  # 99 hundredths of the way through 6 sorted sizes
+        ("percentile", RAISED, False, 0.05, 5.95),  # 1 and 99 hundredths of the way through 6 sorted values
     ],
 )
 def test_normalization_does_what_its_name_says(
-    how: Literal["auto", "minmax", "symmetric", "percentile"], meaning: str, low: float, high: float
+    how: Literal["auto", "minmax", "symmetric", "percentile"], grid: list[list[float]], signed: bool, low: float, high: float
 ) -> None:
-    heat = normalize(heat_of(GRID, meaning=meaning), how)
-    np.testing.assert_allclose(heat.values, scaled(GRID, low, high), atol=1e-6)
-    np.testing.assert_allclose(heat.grid, scaled(GRID, low, high), atol=1e-6)
+    heat = normalize(heat_of(grid, signed=signed), how)
+    np.testing.assert_allclose(heat.values, scaled(grid, low, high), atol=1e-6)
+    np.testing.assert_allclose(heat.grid, scaled(grid, low, high), atol=1e-6)
     assert heat.provenance.value_range == pytest.approx((low, high))
 
 
@@ -588,9 +593,12 @@ def test_normalized_values_fill_0_to_1(values: list[float]) -> None:
 def test_normalized_values_do_not_change_under_a_rising_line(
     values: list[int], factor: int, offset: int, how: Literal["minmax", "percentile"]
 ) -> None:
-    grid = torch.tensor(values, dtype=torch.float32).view(2, 3)
-    before, after = normalize(heat_of(grid), how).grid, normalize(heat_of(grid * factor + offset), how).grid
-    np.testing.assert_allclose(before, after, atol=1e-4)
+    def unit(grid: Any) -> Any:
+        low, high = value_range(grid, how)
+        return ((grid - low) / (high - low)).clip(0, 1) if high > low else grid * 0
+
+    grid = np.array(values, np.float32)
+    np.testing.assert_allclose(unit(grid), unit(grid * factor + offset), atol=1e-4)
 
 
 def test_A05_percentile_of_a_single_outlier_still_shows_it() -> None:

@@ -42,6 +42,8 @@ def heatmap(
     axes: tuple[str, ...] = (),
     meaning: str = "attention",
     sinks: tuple[Sink, ...] = (),
+    *,
+    signed: bool = False,
 ) -> Heatmap:
     """A heatmap of the noise photo, from a grid whose patches have 16 input pixels."""
     tensor = torch.as_tensor(grid, dtype=torch.float32)
@@ -49,7 +51,7 @@ def heatmap(
     layout = TokenLayout("tokens", (), (rows, columns), Box(0, 0, 16 * rows, 16 * columns))
     place = geometry or Geometry((HEIGHT, WIDTH), (16 * rows, 16 * columns), Box(0, 0, HEIGHT, WIDTH))
     provenance = Provenance(sinks=(sinks,) if sinks else (), versions={})
-    return AttentionMap(tensor, axes, layout, {}, meaning, provenance).to_heatmap(place)
+    return AttentionMap(tensor, axes, layout, {}, meaning, provenance, signed).to_heatmap(place)
 
 
 GRID = [[0.0, 1.0, 2.0], [5.0, 3.0, 4.0]]
@@ -131,7 +133,7 @@ def test_value_blend_covers_by_the_value(opacity: float) -> None:
 
 
 def test_value_blend_of_signed_values_shows_the_photo_at_zero() -> None:
-    heat = heatmap(GRID, meaning="cosine similarity")
+    heat = heatmap(GRID, meaning="cosine similarity", signed=True)
     signed = np.asarray(overlay(noise(), heat, opacity=1, blend="value")).astype(float)
     colour = np.asarray(overlay(noise(), heat, opacity=1))
     share = np.abs(heat.values.astype(float)) / np.abs(heat.grid).max()
@@ -148,16 +150,16 @@ def test_scale_of_a_heatmap_is_that_of_its_grid() -> None:
     assert_colours(np.asarray(overlay(noise(7, 11), heat, opacity=1)), heat.values.astype(float), 0, 1, "inferno")
 
 
-@pytest.mark.parametrize(("meaning", "name"), [("attention", "inferno"), ("cosine similarity", "blue-white-red")])
-def test_meaning_decides_the_colours(meaning: str, name: str) -> None:
-    heat = heatmap(GRID, meaning=meaning)
+@pytest.mark.parametrize(("signed", "name"), [(False, "inferno"), (True, "blue-white-red")])
+def test_the_sign_decides_the_colours(signed: bool, name: str) -> None:
+    heat = heatmap(GRID, signed=signed)
     low = -5.0 if name == "blue-white-red" else 0.0
     assert_colours(np.asarray(overlay(noise(), heat, opacity=1)), heat.values.astype(float), low, 5.0, name)
 
 
-@pytest.mark.parametrize("meaning", ["attention", "cosine similarity", "principal component"])
-def test_normalized_heatmap_has_the_picture_of_the_raw_one(meaning: str) -> None:
-    heat = heatmap(GRID, meaning=meaning)
+@pytest.mark.parametrize("signed", [False, True])
+def test_normalized_heatmap_has_the_picture_of_the_raw_one(signed: bool) -> None:
+    heat = heatmap(GRID, signed=signed)
     raw = np.asarray(overlay(noise(), heat, opacity=1)).astype(int)
     assert np.abs(np.asarray(overlay(noise(), normalize(heat), opacity=1)).astype(int) - raw).max() <= 6  # a level at a tie
 

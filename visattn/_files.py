@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from visattn._checks import printable
-from visattn.errors import OutputError, ResourceError, VisattnError
+from visattn.errors import OptionError, OutputError, ResourceError, VisattnError
+
+_REPLACE = "pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)"
 
 
 def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Path:
@@ -35,11 +37,11 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
             path.lstat()  # exists() would take a name that cannot be for one that is not there
         for source in inputs:
             if path == source or (path.exists() and source.exists() and path.samefile(source)):
-                raise OutputError(f"{name}: the output is the input itself; choose another -o/--output")
+                raise OutputError(f"{name}: the output is the input itself; choose another name (-o/--output)")
         if path.is_dir():
             raise OutputError(f"{name}: is a folder; name a file in it, for example {name}/out.png")
         if path.exists() and not overwrite:
-            raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
+            raise OutputError(f"{name}: exists already; {_REPLACE}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-"):
             pass
@@ -50,6 +52,17 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         refused = refusal(error, path)
         raise refused from error
+    return path
+
+
+def check_png(path: Path) -> Path:
+    """Return `path` itself, if a picture may be written to it.
+
+    Raises:
+        OptionError: If its name is not one of a PNG.
+    """
+    if path.suffix.lower() != ".png":
+        raise OptionError(f"{printable(path.name)}: pictures are written as PNG. Choose a name that ends in .png.")
     return path
 
 
@@ -238,17 +251,17 @@ def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False)
     name, place = printable(str(path)), path.resolve()
     if not place.is_dir():
         if place.exists():
-            raise OutputError(f"{name}: is a file, not a folder; choose another -o/--output")
+            raise OutputError(f"{name}: is a file, not a folder; choose another name (-o/--output)")
         return check_output(path)
     if not overwrite:
-        raise OutputError(f"{name}: exists already; pass --overwrite to replace it or choose another -o/--output")
+        raise OutputError(f"{name}: exists already; {_REPLACE}")
     if place == Path.cwd():
         raise OutputError(f"{name}: is the current folder, which cannot be replaced; name a folder in it, for example {name}/out")
     strange = sorted(
         printable(item.name) for item in place.iterdir() if item.name not in known or not stat.S_ISREG(item.lstat().st_mode)
     )
     if strange:
-        raise OutputError(f"{name}: holds {strange[0]}, which would be lost; choose another -o/--output")
+        raise OutputError(f"{name}: holds {strange[0]}, which would be lost; choose another folder (-o/--output)")
     return path
 
 
@@ -349,7 +362,7 @@ def refusal(error: OSError | ValueError, path: Path) -> VisattnError:
     """Return what to raise where the system does not let a file or folder be written."""
     name = printable(str(path))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"{name}: disk full; free some space or choose another -o/--output")
+        return ResourceError(f"{name}: disk full; free some space or choose another place (-o/--output)")
     cause = (getattr(error, "strerror", None) or str(error)).lower()
     return OutputError(f"{name}: cannot be written ({cause}); choose a folder that can be written")
 

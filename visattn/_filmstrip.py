@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw
 
 from visattn import render
 from visattn._checks import between, printable
+from visattn._picture import Picture, carrying
 from visattn._sheets import (
     _FAINT,
     _GAP,
@@ -57,7 +58,7 @@ def filmstrip(
     interpolation: Interpolation = "nearest",
     title: str = "",
     notes: Sequence[str] = (),
-) -> Image.Image:
+) -> Picture:
     """The photo, then one panel for each word: the photo with that word's attention over it.
 
     Args:
@@ -78,7 +79,8 @@ def filmstrip(
         notes: Lines below.
 
     Returns:
-        The page. A word whose map is constant shows the untouched photo and says so; on a shared scale it has the colour of its value.
+        The page; a PNG of it carries how it was made. A word whose map is constant shows the untouched photo and says so; on a shared
+        scale it has the color of its value.
 
     Raises:
         OptionError: If the map has other axes, a place lies outside its grid, there are not as many facts, cells or labels as words, or
@@ -109,7 +111,8 @@ def filmstrip(
     if across < 1:
         raise OptionError(f"columns must be 1 or more, got {columns}. Leave it out to have them chosen.")
     rows: list[list[Cell | None]] = [list(strip[i : i + across]) for i in range(0, len(strip), across)]
-    return sheet(rows, panel=panel, title=printable(title), notes=foot, bar=panels.bar())
+    page = sheet(rows, panel=panel, title=printable(title), notes=foot, bar=panels.bar())
+    return carrying(page, panels.provenance(interpolation=interpolation))
 
 
 def animation(

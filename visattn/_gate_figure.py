@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from visattn import colormaps, render
+from visattn._picture import Picture, carrying
 from visattn._prepare import Prepared
 from visattn._sheets import Bar, Cell, sheet
 from visattn._types import Role
@@ -51,7 +52,7 @@ def gate_figure(
     opacity: float = 0.6,
     colormap: str | None = None,
     shared: bool = False,
-) -> Image.Image:
+) -> Picture:
     """Draw the gates of one photo, a panel for each module.
 
     Args:
@@ -60,11 +61,12 @@ def gate_figure(
         layer: `all`, or position or dotted name of one module.
         panel: Width of a panel in pixels.
         opacity: See `overlay`.
-        colormap: See `overlay`; inferno by default.
+        colormap: See `overlay`.
         shared: Whether all maps share one colour scale.
 
     Returns:
         The page: over the photo what the features of each place are multiplied by, and below it the gates of all channels, sorted.
+        A PNG of it carries how it was made.
 
     Raises:
         OptionError: If the network has no gates, or not in that layer.
@@ -79,14 +81,16 @@ def gate_figure(
         for number, module in enumerate(modules)
         if module.place is not None and module.place.layout is not None
     }
-    ends = [value_range(heat.grid, "minmax") for heat in heats.values()]
+    signed = any(heat.signed for heat in heats.values())
+    heated = colormap or ("blue-white-red" if signed else "inferno")
+    ends = [value_range(heat.grid, "auto", signed) for heat in heats.values()]
     scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared else None
 
     def cell(number: int, module: _Module) -> Cell:
         pictures, words = [], []
         if (heat := heats.get(number)) is not None:
-            low, high = scale or value_range(heat.grid, "minmax")
-            pictures.append(_overlaid(small, heat, low, high, opacity, colours))
+            low, high = scale or value_range(heat.grid, "auto", signed)
+            pictures.append(_overlaid(small, heat, low, high, opacity, heated))
             words.append(_range(heat.grid))
         elif module.place is not None or (module.window is not None and module.window.layout is None):
             pictures.append(Image.new("RGB", (panel, height), _FAINT))
@@ -110,15 +114,23 @@ def gate_figure(
     if any(module.channels for module in modules):
         notes.append("strip: what each channel is multiplied by, the largest first; it begins at 0, the line is at 1")
     notes.append("a gate scales features, and what follows may scale them back: low is not yet of no use")
-    ticks = tuple(f"{end:.2g}" for end in scale) if scale else ("map's lowest", "map's highest")
-    return sheet(
+    ends_of_bar = ("minus the largest size", "the largest size") if signed else ("map's lowest", "map's highest")
+    ticks = tuple(f"{end:.2g}" for end in scale) if scale else ends_of_bar
+    page = sheet(
         [cells[start : start + _ACROSS] for start in range(0, len(cells), _ACROSS)],
         panel=panel,
         title=f"{facts.model}, {facts.weights}: {facts.image}, gates",
         notes=(*notes, *facts.notes, *(f"warning: {text}" for text in facts.warnings)),
-        bar=Bar(colours, ticks, "one scale for all maps" if scale else "each map on its own scale, written under it")
+        bar=Bar(heated, ticks, "one scale for all maps" if scale else "each map on its own scale, written under it")
         if heats
         else None,
+    )
+    drawing = {"opacity": opacity, "blend": "constant", "colormap": heated, "panel": panel, "interpolation": "nearest"}
+    how = "symmetric" if signed else "minmax"
+    scope = "one scale for all maps" if scale else "each map on its own scale"
+    made = facts.but(geometry=prepared.geometries[0], normalization=f"{how}, {scope}", drawing=drawing)
+    return carrying(
+        page, made if not ends else made.but(value_range=(min(low for low, _ in ends), max(high for _, high in ends)))
     )
 
 

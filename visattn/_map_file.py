@@ -53,9 +53,10 @@ _PROVENANCE = {
     "notes?": [str],
     "warnings?": [str],
     "versions?": dict,
+    "drawing?": dict,
 }
 _LAYOUT = {"space": str, "prefix": [str], "grid": [int], "box": (float,) * 4, "holes?": [int]}
-_FACTS = {"axes": [str], "layout": _LAYOUT, "labels": {str: [str]}, "meaning": str, "provenance": _PROVENANCE}
+_FACTS = {"axes": [str], "layout": _LAYOUT, "labels": {str: [str]}, "meaning": str, "signed?": bool, "provenance": _PROVENANCE}
 _GLIMPSES = {"path": [(float, float)], "patches": [(float, float)]}
 
 

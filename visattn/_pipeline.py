@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn import render
-from visattn._files import check_output, write_whole
+from visattn._files import check_output, check_png, write_whole
 from visattn._look import look, scoring
+from visattn._picture import Picture, carrying, to_png
 from visattn._prepare import Prepared, prepare
 from visattn._sheets import captioned
 from visattn._targets import NoClasses, Of, Space, Target
@@ -29,7 +30,7 @@ from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
-from visattn.maps import AttentionMap, Heatmap, value_range
+from visattn.maps import AttentionMap, Heatmap
 from visattn.methods import METHODS, diagnostics, method_of
 from visattn.methods._gates import NO_GATES
 from visattn.methods._glimpses import NO_GLIMPSES, patches
@@ -81,12 +82,13 @@ class Explanation:
         mass: float | None = None,
         caption: bool = False,
         **options: Any,  # noqa: ANN401 - of visattn.overlay
-    ) -> tuple[Image.Image, Provenance]:
+    ) -> tuple[Picture, Provenance]:
         """The photo under its heatmap, and how the picture was made.
 
         Args:
             interpolation: See `AttentionMap.to_heatmap`.
-            normalize: See `visattn.maps.value_range`; `auto` is percentile for attributions of single pixels.
+            normalize: See `visattn.maps.value_range`; `auto` is percentile for attributions of single pixels, else symmetric for
+                signed maps and minmax for others.
             mass: Also draw the outline of the patches that hold this share. The path of glimpses is drawn without being asked for.
             caption: Write the predicted class with its probability, and what was explained, on a band below the picture.
             options: Others of `visattn.overlay`. Components of a PCA take none: they become red, green and blue.
@@ -102,13 +104,14 @@ class Explanation:
                 raise ShapeError(
                     f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
                 )
-            heat = self.heatmap("nearest")
-            return render.components(self.photo, heat), heat.provenance.but(normalization="percentile of each component")
+            parts = render.components(self.photo, self.heatmap("nearest"))
+            return parts, parts.provenance
         heat = self.heatmap(interpolation)
         if normalize == "auto":  # of single pixels a few would leave all others white
             finest = self.map.provenance.parameters.get("segments") == "pixels"
-            normalize = "percentile" if heat.signed and finest else "symmetric" if heat.signed else "minmax"
-        picture = render.overlay(self.photo, heat, normalize=normalize, **options)
+            normalize = "percentile" if finest else "symmetric" if heat.signed else "minmax"
+        colored = render.overlay(self.photo, heat, normalize=normalize, **options)
+        picture: Image.Image = colored
         if mass is not None:
             picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
         if glimpses := patches(self.map):
@@ -116,9 +119,10 @@ class Explanation:
             picture = render.path(picture, on_photo, heat.seen)
         if caption:
             picture = captioned(picture, self._caption())
-        return picture, heat.provenance.but(
-            normalization=normalize, value_range=value_range(heat.grid, normalize, heat.signed, holes=True)
-        )
+        made = colored.provenance
+        asked = {"interpolation": interpolation, "mass": mass, "caption": caption}
+        made = made.but(drawing=made.drawing | asked)
+        return carrying(picture, made), made
 
     def _caption(self) -> list[str]:
         facts = self.provenance
@@ -126,18 +130,19 @@ class Explanation:
         how = f"{self.map.meaning} of {facts.model}" + (f", layer {layer}" if layer is not None else "")
         return [*facts.target[:1], *(f"warning: {text}" for text in facts.warnings), how]
 
-    def overlay(self, **options: Any) -> Image.Image:  # noqa: ANN401
-        """The photo under its heatmap; options of `draw`."""
+    def overlay(self, **options: Any) -> Picture:  # noqa: ANN401
+        """The photo under its heatmap; options of `draw`. A PNG that it is saved to carries how it was made."""
         return self.draw(**options)[0]
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
         """Write the picture as PNG with its provenance inside; options of `draw`.
 
         Raises:
+            OptionError: If the name does not end in .png.
             OutputError: If the file exists and `overwrite` is false, or cannot be written.
         """
-        target = check_output(Path(path), overwrite=overwrite)
-        return write_whole(target, render.to_png(*self.draw(**options)))
+        target = check_output(check_png(Path(path)), overwrite=overwrite)
+        return write_whole(target, to_png(self.overlay(**options)))
 
 
 def explain(

@@ -12,15 +12,15 @@ from PIL import Image, ImageDraw, ImageFont
 
 from visattn import colormaps, render
 from visattn._checks import between, one_of
+from visattn._picture import Picture, carrying
 from visattn._types import Interpolation, Normalization
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.images import as_photo
 from visattn.maps import AttentionMap, Heatmap, value_range
+from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _INK, _PAPER, _FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
@@ -149,7 +149,9 @@ class Panels:
         self.geometry, self.opacity = geometry.resized((height, panel)), opacity
         self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
         self.heat = attention_map.to_heatmap(self.geometry, interpolation)
-        self.colormap = colormap or ("blue-white-red" if self.heat.signed else "inferno")
+        self._how = normalize if normalize != "auto" else "symmetric" if self.heat.signed else "minmax"
+        self._shared, self._whole = tuple(shared), geometry
+        self.colormap = colormap or ("blue-white-red" if self._how == "symmetric" or self.heat.signed else "inferno")
         self._scales = _scales(self.heat, normalize, shared)
         self._one_scale = len(set(self._scales.values())) == 1
 
@@ -167,6 +169,18 @@ class Panels:
         if _flat(lowest, highest):
             return Cell(picture, f"constant {lowest:.3g}")
         return Cell(picture, "" if self._one_scale else f"{low:.2g} to {high:.2g}")
+
+    def provenance(self, **drawing: object) -> Provenance:
+        """Return how a page of these panels was made, with what else was asked for."""
+        scope = f"one scale over {' and '.join(self._shared)}" if self._shared else "each panel on its own scale"
+        scales = self._scales.values()
+        known = {"opacity": self.opacity, "blend": "constant", "colormap": self.colormap, "panel": self.photo.width}
+        return self.heat.provenance.but(
+            geometry=self._whole,  # of the photo, not of its panel
+            normalization=f"{self._how}, {scope}",
+            value_range=(min(low for low, _ in scales), max(high for _, high in scales)),
+            drawing=known | drawing,
+        )
 
     def bar(self) -> Bar:
         """The colours, with numbers where all panels have one scale."""
@@ -196,7 +210,7 @@ def contact_sheet(
     points: Sequence[tuple[float, float]] = (),
     title: str = "",
     notes: Sequence[str] = (),
-) -> Image.Image:
+) -> Picture:
     """All panels of a map over its photo, by its axes, each with its range, and one colour bar.
 
     Args:
@@ -217,7 +231,7 @@ def contact_sheet(
         notes: Lines below.
 
     Returns:
-        The page.
+        The page; a PNG that it is saved to carries how it was made.
 
     Raises:
         OptionError: If the axes are not those of the map.
@@ -272,9 +286,10 @@ def contact_sheet(
         column_labels = labels[columns] if columns else []
     if masks is not None:
         notes = (f"outline: the fewest patches that hold {mass:.0%} of the panel's mass", *notes)
-    return sheet(
+    page = sheet(
         grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=panels.bar()
     )
+    return carrying(page, panels.provenance(mass=mass, points=[list(point) for point in points]))
 
 
 def side_by_side(
@@ -295,43 +310,6 @@ def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
     for number, line in enumerate(wrapped):
         draw.text((_GAP, picture.height + _GAP + number * step), line, _INK, font)
     return page
-
-
-def matrix_figure(
-    weights: NDArray[np.float32], prefix: Sequence[str], *, title: str = "", notes: Sequence[str] = (), side: int = 900
-) -> Image.Image:
-    """The query x key matrix of one head as a picture with a colour bar.
-
-    Args:
-        weights: `(Q, K)` attention.
-        prefix: Names of the tokens before the patches.
-        title: One line above.
-        notes: Lines below.
-        side: Most pixels on a side; a larger matrix is averaged over blocks, a smaller one enlarged by whole factors.
-
-    Returns:
-        The figure.
-    """
-    queries, keys = weights.shape
-    shrink = -(-max(queries, keys) // side)
-    if shrink > 1:
-        padded = np.pad(weights, ((0, -queries % shrink), (0, -keys % shrink)), constant_values=np.nan)
-        blocks = padded.reshape(padded.shape[0] // shrink, shrink, padded.shape[1] // shrink, shrink)
-        weights = np.nanmean(blocks, axis=(1, 3)).astype(np.float32)
-        notes = (f"each pixel is the mean of {shrink} x {shrink} weights", *notes)
-    enlarge = max(1, side // max(weights.shape))
-    low, high = float(weights.min()), float(np.percentile(weights, 99.5))
-    high = high if high > low else float(weights.max())
-    picture = (
-        render.colorize(np.minimum(weights, high), colormap="viridis")
-        if weights.min() < high
-        else Image.new("RGB", weights.shape[::-1])
-    )
-    picture = picture.resize((picture.width * enlarge, picture.height * enlarge), Image.Resampling.NEAREST)
-    ticks = (f"{low:.2g}", f"{(low + high) / 2:.2g}", f">= {high:.2g}")
-    order = f"{', '.join(prefix)}, then patches in raster order" if prefix else "patches in raster order"
-    notes = (f"rows: queries, top to bottom; columns: keys, left to right; both {order}", *notes)
-    return sheet([[Cell(picture)]], panel=picture.width, title=title, notes=notes, bar=Bar("viridis", ticks, "attention"))
 
 
 def _scales(heat: Heatmap, how: Normalization, shared: Sequence[str]) -> dict[tuple[int, ...], tuple[float, float]]:

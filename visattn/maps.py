@@ -31,9 +31,6 @@ from visattn.records import TokenLayout
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ATTRIBUTIONS = ("integrated gradients", "SmoothGrad", "occlusion", "Shapley value", "LIME weight")
-_OTHERS = ("cosine similarity", "principal component", "signed attention x gradient", "class activation")
-SIGNED = (*_OTHERS, *_ATTRIBUTIONS)  # zero is a value of its own
 _PERCENTILE = (1.0, 99.0)
 
 
@@ -48,6 +45,8 @@ class AttentionMap:
         labels: Names of the entries of an axis, where they have any.
         meaning: What a value is: `attention`, `rollout`, `cosine similarity`, `principal component`, `glimpses`, `mask`.
         provenance: How the map was made.
+        signed: Whether zero is a value of its own, from which colors diverge. The method says so; a map with a value below zero is
+            signed whatever was said, so that zero never has a color from the middle of a sequential scale.
     """
 
     values: Tensor
@@ -56,6 +55,7 @@ class AttentionMap:
     labels: Mapping[str, tuple[str, ...]]
     meaning: str
     provenance: Provenance = field(default_factory=Provenance)
+    signed: bool = False
 
     def __post_init__(self) -> None:
         """Check the shape and that every value is finite.
@@ -75,6 +75,7 @@ class AttentionMap:
             object.__setattr__(self, "values", flat.view(self.values.shape))
         if bad := int((~self.values.isfinite()).sum()) - math.prod(self.values.shape[: len(self.axes)]) * len(holes):
             raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
+        object.__setattr__(self, "signed", self.signed or bool((self.values < 0).any()))
 
     def at(self, **index: int) -> AttentionMap:
         """One entry of each named axis: `map.at(batch=0, head=3)`.
@@ -133,6 +134,7 @@ class AttentionMap:
             self,
             values=mask.view_as(self.values).float(),
             meaning="mask",
+            signed=False,
             provenance=replace(self.provenance, parameters=parameters),
         )
 
@@ -186,6 +188,7 @@ class AttentionMap:
             grid,
             dict(self.labels),
             tuple(((c.top + c.bottom) / 2, (c.left + c.right) / 2) for c in centres),
+            self.signed,
         )
 
     def _axis(self, name: str) -> int:
@@ -210,6 +213,7 @@ class Heatmap:
         grid: The values before they were brought to pixels; scales are taken from it.
         labels: Names of the entries of an axis, where they have any.
         marks: Points `(y, x)` of the photo where sinks lie.
+        signed: Whether zero is a value of its own, so that colors must diverge from it.
     """
 
     values: NDArray[np.float32]
@@ -220,16 +224,12 @@ class Heatmap:
     grid: NDArray[np.float32]
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     marks: tuple[tuple[float, float], ...] = ()
+    signed: bool = False
 
     @property
     def normalized(self) -> bool:
         """Whether `normalize` has scaled the values to [0, 1] already."""
         return self.provenance.normalization is not None
-
-    @property
-    def signed(self) -> bool:
-        """Whether zero is a value of its own, so that colours must diverge from it."""
-        return self.meaning in SIGNED
 
     def at(self, **index: int) -> Heatmap:
         """One entry of each named axis.
@@ -261,8 +261,8 @@ def value_range(
     Args:
         grid: Raw values, all finite.
         how: `minmax`; `percentile` (1st to 99th; of signed values the 99th of their magnitudes on either side of zero); `symmetric`
-            about zero; `none` (values are in [0, 1] already); `auto`: symmetric for signed meanings, minmax otherwise.
-        signed: Whether the meaning is signed.
+            about zero; `none` (values are in [0, 1] already); `auto`: symmetric for signed values, minmax otherwise.
+        signed: Whether zero is a value of its own.
         holes: Whether NaN stands for a hole, and is left out.
 
     Returns:
@@ -338,7 +338,7 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
         normalization=scope,
         value_range=(min(low for low, _ in ranges), max(high for _, high in ranges)),
     )
-    return replace(heat, values=values, grid=grid, provenance=provenance)
+    return replace(heat, values=values, grid=grid, provenance=provenance, signed=heat.signed or how == "symmetric")
 
 
 def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
@@ -349,6 +349,7 @@ def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
         "layout": {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box, "holes": layout.holes},
         "labels": dict(attention_map.labels),
         "meaning": attention_map.meaning,
+        "signed": attention_map.signed,
         "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
     }
     stream = io.BytesIO()
@@ -380,15 +381,15 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
             parts["space"], tuple(parts["prefix"]), tuple(parts["grid"]), Box(*parts["box"]), tuple(parts.get("holes", ()))
         )
         labels = {key: tuple(value) for key, value in facts["labels"].items()}
+        signed = bool(facts.get("signed", False))  # files of older versions do not say; values below zero do
         geometry = provenance.geometry
         if geometry is None:
-            raise MapError(f"{name}: the map has no geometry. Save it with --save-map.")
-        return AttentionMap(
-            torch.from_numpy(values), tuple(facts["axes"]), layout, labels, facts["meaning"], provenance
-        ), geometry
+            raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
+        made = AttentionMap(torch.from_numpy(values), tuple(facts["axes"]), layout, labels, facts["meaning"], provenance, signed)
+        return made, geometry
     except MapError:
         raise
     except Exception as error:  # numpy, zip and JSON raise many kinds on damaged files
         raise MapError(
-            f"{name}: not a map ({printable(str(error))[:120]}); make one with --save-map, or pass an .npy array."
+            f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ class Provenance:
         target: What a class-specific method explains, an entry for each image of the batch.
         normalization: How values became colours.
         value_range: The raw values at both ends of the colour map.
+        drawing: How values became a picture: opacity, blend, color map and what else was asked for.
         sinks: Tokens that draw most of the attention, an entry for each image of the batch.
         notes: Facts about choices made on the way.
         warnings: Reasons why the picture may mislead.
@@ -64,10 +66,11 @@ class Provenance:
     target: tuple[str, ...] = ()
     normalization: str | None = None
     value_range: tuple[float, float] | None = None
+    drawing: dict[str, Any] = field(default_factory=dict)
     sinks: tuple[tuple[Sink, ...], ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=lambda: versions())
+    versions: dict[str, str] = field(default_factory=lambda: dict(_installed()))
 
     def but(self, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **facts: Any) -> Provenance:  # noqa: ANN401
         """A copy with these facts set and these notes and warnings added, none twice."""
@@ -114,3 +117,9 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Return `versions()`, asked once: it takes longer than a small picture."""
+    return versions()

@@ -6,7 +6,6 @@ rescaled, and what the model did not see is left as it was.
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from PIL.PngImagePlugin import PngInfo
 
 from visattn import colormaps
 from visattn._checks import between, one_of
 from visattn._cv2 import cv2
-from visattn._tables import to_json
+from visattn._picture import Picture, carried, carrying, to_png as to_png
 from visattn._types import Blend, Normalization
 from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
@@ -50,7 +48,7 @@ def overlay(
     colormap: str | None = None,
     contours: Sequence[float] | float = (),
     marks: bool = True,
-) -> Image.Image:
+) -> Picture:
     """Lay a coloured heatmap over a photo.
 
     Args:
@@ -60,13 +58,14 @@ def overlay(
             A heatmap's scale is taken from its grid.
         opacity: 0 gives the photo's bytes, 1 the colour map.
         blend: `constant` mixes every pixel alike; `value` lets high values cover and low ones show the photo.
-        colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed, by default.
+        colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed or normalized symmetrically, by
+            default. An array does not say what its zero means: pass `normalize="symmetric"` where it is a value of its own.
         contours: Levels in [0, 1] at which lines are drawn, or one.
         marks: Whether to ring the sinks of a heatmap (never at opacity 0 or 1, whose pixels are exact).
 
     Returns:
-        An RGB picture of the photo's size, hatched where the model dropped the token. A constant map gives the untouched photo and a
-        warning, except under `none`.
+        An RGB picture of the photo's size, hatched where the model dropped the token; a PNG that it is saved to carries how it was
+        made. A constant map gives the untouched photo and a warning, except under `none`.
 
     Raises:
         ShapeError: If the heatmap has not the photo's size or has several panels.
@@ -80,18 +79,26 @@ def overlay(
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
     holed = isinstance(heat, Heatmap) and bool(np.isnan(grid).any())
-    if normalize == "auto" and isinstance(heat, Heatmap) and heat.normalized and np.nanmin(grid) < np.nanmax(grid):
+    scaled = isinstance(heat, Heatmap) and heat.normalized
+    if normalize == "auto" and scaled and np.nanmin(grid) < np.nanmax(grid):
         normalize = "none"
     low, high = value_range(grid, normalize, signed, holes=holed)
+    colormap = colormap or ("blue-white-red" if signed or normalize == "symmetric" else "inferno")
+    made = heat.provenance if isinstance(heat, Heatmap) else Provenance(method="a map given as an array")
+    if not (scaled and normalize == "none"):
+        how = normalize if normalize != "auto" else "symmetric" if signed else "minmax"
+        made = made.but(normalization=how, value_range=(low, high))
+    drawing = {"opacity": opacity, "blend": blend, "colormap": colormap, "contours": lines, "marks": marks}
+    made = made.but(drawing=made.drawing | drawing)
     if seen.height == 0 or seen.width == 0:
         warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=2)
-        return picture.copy()
+        return carrying(picture.copy(), made)
     if high - low < _FLAT:
         warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=2)
-        return picture.copy()
+        return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
-        return picture.copy()
-    colours = _packed(colormap or ("blue-white-red" if signed or normalize == "symmetric" else "inferno"))
+        return carrying(picture.copy(), made)
+    colours = _packed(colormap)
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
     inner, values = base[rows, columns], values[rows, columns]
@@ -125,10 +132,10 @@ def overlay(
         drawn = outline(drawn, mask)
     if marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
         drawn = ring(drawn, heat.marks)
-    return _only(seen, drawn, picture)
+    return carrying(_only(seen, drawn, picture), made)
 
 
-def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Image.Image:  # noqa: ANN401
+def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Picture:  # noqa: ANN401
     """The colours of a heatmap alone, black where the model did not see; see `overlay`."""
     values = heat.values if isinstance(heat, Heatmap) else heat
     shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
@@ -157,7 +164,7 @@ def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Im
     cv2.drawContours(array, lines, -1, _BLACK, 3 * width, cv2.LINE_AA)
     cv2.drawContours(array, lines, -1, _WHITE, width, cv2.LINE_AA)
     seen = mask.seen if isinstance(mask, Heatmap) else Box(0, 0, picture.height, picture.width)
-    return _only(seen, Image.fromarray(array), picture)
+    return carried(_only(seen, Image.fromarray(array), picture), picture)
 
 
 def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # noqa: ANN401
@@ -178,7 +185,8 @@ def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # 
     framed = outline(Image.fromarray((grey * 0.3).astype(np.uint8)), mask)  # also checks the size
     inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
     core = cv2.erode(inside.astype(np.uint8), np.ones((3, 3), np.uint8), iterations=_stroke(picture)) > 0
-    return Image.fromarray(np.where(core[..., None], np.asarray(picture), np.asarray(framed)))
+    lit = Image.fromarray(np.where(core[..., None], np.asarray(picture), np.asarray(framed)))
+    return carrying(lit, mask.provenance) if isinstance(mask, Heatmap) else lit
 
 
 def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tuple[int, int, int] = _MARK) -> Image.Image:
@@ -191,7 +199,7 @@ def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tu
     for y, x in points:
         cv2.circle(array, (int(x), int(y)), radius, _BLACK, 3 * width, cv2.LINE_AA)
         cv2.circle(array, (int(x), int(y)), radius, colour, width, cv2.LINE_AA)
-    return Image.fromarray(array)
+    return carried(Image.fromarray(array), picture)
 
 
 def frame(picture: Image.Image, corners: Sequence[tuple[float, float]]) -> Image.Image:
@@ -202,7 +210,7 @@ def frame(picture: Image.Image, corners: Sequence[tuple[float, float]]) -> Image
     for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
         cv2.polylines(array, [points], True, colour, thick, cv2.LINE_AA)
         cv2.circle(array, points[0].tolist(), 2 * width + thick, colour, -1, cv2.LINE_AA)
-    return Image.fromarray(array)
+    return carried(Image.fromarray(array), picture)
 
 
 def path(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | None = None) -> Image.Image:
@@ -246,10 +254,10 @@ def path(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | No
         draw.circle((int(x), int(y)), radius, _MARK, _BLACK)
         if digit >= _LEGIBLE:
             draw.text((int(x), int(y)), str(number), _BLACK, ImageFont.load_default(digit), anchor="mm")
-    return _only(seen, drawn, picture)
+    return carried(_only(seen, drawn, picture), picture)
 
 
-def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Image.Image:  # noqa: ANN401
+def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Picture:  # noqa: ANN401
     """Three components as red, green and blue.
 
     Args:
@@ -277,16 +285,9 @@ def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] 
         else:
             array[rows, columns, channel] = 0
     array[rows, columns][holes] = _hatch(inner, holes)
-    return Image.fromarray(array)
-
-
-def to_png(picture: Image.Image, provenance: Provenance) -> bytes:
-    """The picture as PNG with its provenance as JSON in the text chunk `visattn`."""
-    info = PngInfo()
-    info.add_text("visattn", to_json(provenance.to_dict()))
-    stream = io.BytesIO()
-    picture.save(stream, "PNG", pnginfo=info, compress_level=3)
-    return stream.getvalue()
+    how = "percentile of each component" if ranges is None else "the same range for several pictures, each component"
+    drawing = {"opacity": 1.0, "blend": "constant", "colormap": "components as red, green and blue"}
+    return carrying(Image.fromarray(array), heat.provenance.but(normalization=how, drawing=drawing))
 
 
 def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], Box]:  # noqa: ANN401

@@ -284,6 +284,7 @@ def test_places_that_cannot_be_followed_are_refused() -> None:
 
     captioner.model.encoder = Mixed()
     with pytest.raises(
-        LayoutError, match=r"visattn_local_features: where its places lie could not be followed\. Choose another --layer"
+        LayoutError,
+        match=r"visattn_local_features: where its places lie could not be followed\. Choose another layer \(--layer\)",
     ):
         captioner.tell(photos(1))

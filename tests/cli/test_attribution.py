@@ -45,6 +45,8 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
 @pytest.mark.parametrize(
     ("method", "options"),
     [
+        ("saliency", ("--signed",)),
+        ("input_x_gradient", ("--segments", "grid", "--count", "6")),
         ("ig", ("--evaluations", "3", "--batch-size", "2")),
         ("smoothgrad", ("--evaluations", "3", "--noise", "0.1")),
         ("occlusion", ("--count", "6")),
@@ -92,6 +94,8 @@ def test_the_seed_decides(run: Run, photo: Path) -> None:  # noqa: F811
     [
         (("--method", "captum.smoothgrad", "--segments", "grid"), "method 'captum.smoothgrad' has no parameter 'segments'"),
         (("--method", "captum.occlusion", "--evaluations", "9"), "has no parameter 'evaluations'. It has: baseline, segments"),
+        (("--method", "captum.saliency", "--evaluations", "9"), "has no parameter 'evaluations'. It has: signed"),
+        (("--method", "captum.smoothgrad", "--noise", "0"), "Without noise it is captum.saliency."),
         (("--method", "captum.occlusion", "--segments", "pixels"), "segments must be 'grid' or 'slic'"),
         (("--method", "captum.lime", "--evaluations", "9", "--cells", "3", "3"), "evaluations must be at least 11"),
         (("--method", "captum.shap"), "unknown method 'captum.shap'; did you mean 'captum.kernel_shap'?"),
@@ -128,3 +132,4 @@ def test_they_are_in_the_list_of_methods(run: Run) -> None:  # noqa: F811
     assert "score" in line
     assert "shap" in line
     assert "Shapley values" in line
+    assert {"captum.saliency", "captum.input_x_gradient"} <= {line.split()[0] for line in out.splitlines() if line}

@@ -161,7 +161,7 @@ def test_what_exists_is_replaced_only_where_that_was_asked_for(run: Run, image: 
     target.write_text("old")
     code, out, err = run("caption", image, *soft, *given)
     assert (code, out) == (2, "")
-    assert f"{target}: exists already; pass --overwrite" in error(err)
+    assert f"{target}: exists already; pass overwrite=True (--overwrite)" in error(err)
     assert target.read_text() == "old"
     assert run("caption", image, *soft, *given, "--overwrite", "-q")[0] == 0
     assert target.read_bytes() != b"old"

@@ -23,7 +23,7 @@ from tests.oracles import Array, array
 from visattn import methods
 from visattn.errors import MissingExtra, OptionError, ShapeError
 from visattn.geometry import Box
-from visattn.maps import SIGNED, AttentionMap
+from visattn.maps import AttentionMap
 from visattn.methods.replayed import Scored, ablationcam, scorecam
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
@@ -307,7 +307,7 @@ def test_mean_of_cam_and_the_bias_are_the_logit() -> None:
     found = [methods.cam(made) for made in given.recordings]
     means = torch.stack([each.values.mean((1, 2)) for each in found], 1)
     torch.testing.assert_close(means + linear(given.model).bias, given.model(given.pixels), rtol=1e-5, atol=1e-5)
-    assert found[0].meaning in SIGNED
+    assert found[0].signed
     assert float(found[0].values.min()) < 0 < float(found[0].values.max())
 
 

@@ -33,10 +33,14 @@ from visattn.records import Recording
 
 SIZE, CELLS = (12, 18), (2, 3)
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
-METHOD = {name: getattr(replayed, name) for name in ("integrated_gradients", "smoothgrad", "occlusion", "kernel_shap", "lime")}
+NAMES = "saliency", "input_x_gradient", "integrated_gradients", "smoothgrad", "occlusion", "kernel_shap", "lime"
+METHOD = {name: getattr(replayed, name) for name in NAMES}
+ONE_GRADIENT = "saliency", "input_x_gradient"
 SAMPLED = ("smoothgrad", "kernel_shap", "lime")
 GRAY: dict[str, Any] = {"baseline": "mean"}
 QUICK: dict[str, dict[str, Any]] = {
+    "saliency": {},
+    "input_x_gradient": {},
     "integrated_gradients": GRAY | {"evaluations": 5},
     "smoothgrad": {"evaluations": 5},
     "occlusion": GRAY | {"cells": CELLS},
@@ -141,6 +145,102 @@ def test_smoothgrad_of_a_linear_score_is_its_weights(weights: Tensor) -> None:
     assert torch.allclose(made.values[0], weights.sum(0), atol=1e-5)
 
 
+class Curved(nn.Module):
+    """A small network in double precision, whose gradient is written out by hand below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.first = torch.randn(6, 3 * SIZE[0] * SIZE[1], generator=generator, dtype=torch.float64) / 20
+        self.second = torch.randn(6, generator=generator, dtype=torch.float64)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return (pixels.flatten(1) @ self.first.T).tanh() @ self.second
+
+    def slope(self, pixels: Tensor) -> list[float]:
+        """The gradient at one image, by loops: `sum_j v_j (1 - tanh^2(u_j x)) u_ji`."""
+        flat = pixels.flatten().tolist()
+        first, second = self.first.tolist(), self.second.tolist()
+        hidden = [math.tanh(sum(weight * value for weight, value in zip(row, flat, strict=True))) for row in first]
+        steep = [factor * (1 - value * value) for factor, value in zip(second, hidden, strict=True)]
+        return [sum(factor * row[i] for factor, row in zip(steep, first, strict=True)) for i in range(len(flat))]
+
+
+def curved() -> tuple[Scored, list[list[list[float]]], list[list[list[float]]]]:
+    """What is asked, the gradient and the pixels, of each channel, row and column."""
+    net, count = Curved(), SIZE[0] * SIZE[1]
+    scored = Scored(images().double(), net, MEAN, STD)
+    planes = []
+    for flat in (net.slope(scored.pixels), scored.pixels.flatten().tolist()):
+        planes.append([[flat[c * count + y * SIZE[1] :][: SIZE[1]] for y in range(SIZE[0])] for c in range(3)])
+    return scored, planes[0], planes[1]
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_saliency_is_the_largest_slope_of_a_pixel_or_their_sum(signed: bool, figures: Figures) -> None:
+    scored, slope, _ = curved()
+    made = run("saliency", scored, signed=signed)
+    expected = torch.zeros(SIZE)
+    for y in range(SIZE[0]):
+        for x in range(SIZE[1]):
+            each = [slope[c][y][x] for c in range(3)]
+            expected[y, x] = sum(each) if signed else max(abs(value) for value in each)
+    worst = float((made.values[0] - expected).abs().max() / expected.abs().max())
+    figures(f"captum.saliency, signed {signed}, against a gradient by hand: relative error", worst, "<= 1e-6")
+    assert worst <= 1e-6
+    assert made.signed == signed
+    assert made.provenance.parameters == {"segments": "pixels", "signed": signed}
+
+
+@pytest.mark.parametrize("options", [{}, {"segments": "grid", "cells": CELLS}], ids=["pixels", "grid"])
+def test_input_x_gradient_is_each_pixel_times_its_slope(options: dict[str, Any], figures: Figures) -> None:
+    scored, slope, pixels = curved()
+    made = run("input_x_gradient", scored, **options)
+    rows, columns = made.layout.grid
+    expected = torch.zeros(rows, columns)
+    for y in range(SIZE[0]):
+        for x in range(SIZE[1]):
+            value = sum(slope[c][y][x] * pixels[c][y][x] for c in range(3))
+            expected[y * rows // SIZE[0], x * columns // SIZE[1]] += value
+    worst = float((made.values[0] - expected).abs().max() / expected.abs().max())
+    figures(f"captum.input_x_gradient on {rows} x {columns} parts, against a gradient by hand: relative error", worst, "<= 1e-6")
+    assert worst <= 1e-6
+    assert made.signed
+
+
+def test_saliency_with_its_sign_is_smoothgrad_without_noise() -> None:
+    scored, _, _ = curved()
+    plain = run("saliency", scored, signed=True).values
+    near = run("smoothgrad", scored, noise=1e-6, evaluations=3).values
+    assert torch.allclose(near, plain, atol=1e-5 * float(plain.abs().max()))
+    with pytest.raises(OptionError, match=r"noise must be .* Without noise it is captum\.saliency\."):
+        run("smoothgrad", scored, noise=0)
+
+
+def test_input_x_gradient_tells_that_its_values_sum_to_the_rise_of_a_linear_score_only(weights: Tensor) -> None:
+    def sums(score: Callable[[Tensor], Tensor]) -> tuple[float, float, tuple[str, ...]]:
+        made = run("input_x_gradient", asked(score))
+        found = re.search(r"values sum to (\S+), the score rises by (\S+) from the baseline", "\n".join(made.provenance.notes))
+        assert found is not None
+        return float(found[1]), float(found[2]), made.provenance.warnings
+
+    total, rise, warnings = sums(lambda pixels: (pixels * weights).sum((1, 2, 3)) + 3)
+    assert total == pytest.approx(rise, rel=1e-3)
+    assert warnings == ()
+    total, rise, warnings = sums(lambda pixels: (pixels * weights).sum((1, 2, 3)).square())
+    assert total == pytest.approx(2 * rise, rel=1e-3)  # the slope of a square
+    assert warnings == ()  # it promises no sum
+
+
+def test_a_pixel_of_the_mean_color_has_no_share_in_input_x_gradient() -> None:
+    score, pixels = Curved(), images().double()
+    pixels[..., 3:5, 4:9] = 0
+    made = run("input_x_gradient", Scored(pixels, score, MEAN, STD))
+    inside = made.values[0, 3:5, 4:9]
+    assert not inside.any()
+    assert bool(run("saliency", Scored(pixels, score, MEAN, STD)).values[0, 3:5, 4:9].all())
+
+
 def test_kernel_shap_comes_near_exact_shapley_values_of_a_network(figures: Figures) -> None:
     net = network()
     scored = asked(lambda pixels: net(pixels)[:, 1])
@@ -214,6 +314,8 @@ def test_lime_of_a_smaller_score_is_smaller_by_as_much() -> None:
 
 
 DIRECT: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "saliency": lambda score, x, mask: captum.attr.Saliency(score).attribute(x.clone().requires_grad_()).amax(1),
+    "input_x_gradient": lambda score, x, mask: captum.attr.InputXGradient(score).attribute(x.clone().requires_grad_()).sum(1),
     "integrated_gradients": lambda score, x, mask: (
         captum.attr.IntegratedGradients(score).attribute(x, n_steps=5, internal_batch_size=16).sum(1)
     ),
@@ -264,8 +366,9 @@ def test_evaluations_are_counted(method: str) -> None:
         seen.append(len(pixels))
         return net(pixels)[:, 0]  # type: ignore[no-any-return]
 
-    made = run(method, asked(score), batch=4)
-    assert f"{sum(seen)} evaluations of the model" in made.provenance.notes
+    made = run(method, asked(score), **({} if method in ONE_GRADIENT else {"batch": 4}))
+    said = "1 evaluation" if sum(seen) == 1 else f"{sum(seen)} evaluations"
+    assert f"{said} of the model" in made.provenance.notes
     assert max(seen) <= 4
 
 
@@ -438,11 +541,12 @@ def test_each_is_a_method_of_the_table(name: str) -> None:
     model = tiny.vit(num_classes=4)
     prepared = visattn.prepare(Image.new("RGB", (48, 32), "white"), model)
     with scoring(model, prepared, Target()) as (recording, scored):
-        options: dict[str, Any] = {"evaluations": 20} if "occlusion" not in name else {}
+        options: dict[str, Any] = {} if name.split(".")[1] in ("occlusion", *ONE_GRADIENT) else {"evaluations": 20}
         made = METHODS[name].function(recording, scored=scored, **options)
     assert made.axes == ("batch",)
     assert made.provenance.method == name
-    assert visattn.explain(model, prepared.photo, method=METHODS[name].aliases[0], **options).heatmap().signed
+    heat = visattn.explain(model, prepared.photo, method=METHODS[name].aliases[0], **options).heatmap()
+    assert heat.signed == (name != "captum.saliency")
 
 
 def test_a_vit_is_divided_into_its_own_patches() -> None:
@@ -515,6 +619,10 @@ def test_the_map_lies_on_the_photo_where_the_model_saw_it() -> None:
 def test_single_pixels_are_coloured_up_to_the_99th_percentile_on_either_side_of_zero() -> None:
     model = tiny.vit()
     photo = Image.effect_noise((48, 32), 80).convert("RGB")
+    unsigned = visattn.explain(model, photo, method="saliency")
+    _, provenance = unsigned.draw()
+    assert provenance.normalization == "percentile"
+    assert provenance.value_range == pytest.approx(np.percentile(unsigned.map.values.numpy(), (1, 99)))
     for segments, how in ("pixels", "percentile"), ("grid", "symmetric"):
         found = visattn.explain(model, photo, method="ig", evaluations=3, segments=segments)
         _, provenance = found.draw()
@@ -543,6 +651,9 @@ def on_cup(found: Explanation) -> float:
         ("integrated_gradients", {}, 1.2),
         ("integrated_gradients", {"baseline": "mean"}, 1.0),
         ("smoothgrad", {"evaluations": 30}, 1.0),
+        ("saliency", {}, 1.0),
+        ("saliency", {"signed": True}, 1.0),
+        ("input_x_gradient", {}, 1.0),
         ("occlusion", {}, 1.2),
         ("kernel_shap", {"evaluations": 300}, 1.2),
         ("lime", {"evaluations": 300, "segments": "slic"}, 1.2),
@@ -560,7 +671,7 @@ def test_the_espresso_is_in_the_cup(
     for note in found.provenance.notes:
         if residual := re.search(r"rises by ([\d.]+).*residual ([\d.e-]+)", note):
             figures(f"{title}: residual over the rise", float(residual[2]) / float(residual[1]), "")
-        if count := re.fullmatch(r"(\d+) evaluations of the model", note):
+        if count := re.fullmatch(r"(\d+) evaluations? of the model", note):
             figures(f"{title}: evaluations", int(count[1]), "<= 302")
             assert int(count[1]) <= 302
     if method in ("kernel_shap", "lime"):

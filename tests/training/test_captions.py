@@ -121,7 +121,7 @@ def test_the_baseline_of_reinforce_is_learned_and_kept(tmp_path: Path) -> None:
     assert float(weights(tmp_path / "run")["baseline"]) > 0.1
 
 
-@pytest.mark.filterwarnings("ignore:--freeze leaves the encoder's random weights")
+@pytest.mark.filterwarnings("ignore:freeze .--freeze. leaves the encoder's random weights")
 def test_a_frozen_encoder_stays_as_it_was(tmp_path: Path) -> None:
     config = recipe(freeze=True)
     before = {name: tensor.clone() for name, tensor in Captioning(config).build().state_dict().items()}
@@ -135,7 +135,7 @@ def test_a_frozen_encoder_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_frozen_random_features_are_told(tmp_path: Path) -> None:
-    with pytest.warns(VisattnWarning, match="--freeze leaves the encoder's random weights as they are"):
+    with pytest.warns(VisattnWarning, match="freeze .--freeze. leaves the encoder's random weights as they are"):
         Captioning(recipe(freeze=True)).build()
 
 
@@ -168,7 +168,7 @@ def test_the_encoder_may_be_any_with_a_map(tmp_path: Path) -> None:
         assert caption.map.values.shape[1:] == captioner.grid
 
 
-@pytest.mark.filterwarnings("ignore:--freeze leaves the encoder's random weights")
+@pytest.mark.filterwarnings("ignore:freeze .--freeze. leaves the encoder's random weights")
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regulariser": 0.1}
     train(recipe(**options), tmp_path / "one")
@@ -193,7 +193,11 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "overlong": ({"longest": 3}, DataError, "must have a caption of at most 3 words, got longer ones only; raise --longest"),
+    "overlong": (
+        {"longest": 3},
+        DataError,
+        "must have a caption of at most 3 words, got longer ones only; raise longest (--longest)",
+    ),
     "rare words": ({"min_count": 10_000}, DataError, "no word occurs 10000 times or more in the captions"),
     "layer": ({"layer": "features.99"}, OptionError, "has no layer 'features.99'"),
     "attention": ({"attention": "firm"}, OptionError, "firm"),

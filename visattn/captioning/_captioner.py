@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from visattn._filmstrip import animation, filmstrip
+from visattn._picture import Picture
 from visattn._prepare import Prepared, prepare_batch
 from visattn.captioning._encoder import receptive_field
 from visattn.captioning._folder import CaptionerBlueprint, load
@@ -64,7 +65,7 @@ class Caption:
         """The words with spaces between them."""
         return " ".join(self.words)
 
-    def filmstrip(self, **options: Any) -> Image.Image:  # noqa: ANN401 - those of `visattn.filmstrip`
+    def filmstrip(self, **options: Any) -> Picture:  # noqa: ANN401 - those of `visattn.filmstrip`
         """The photo, and a panel for each word; see `visattn.filmstrip`."""
         return filmstrip(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
 
@@ -183,7 +184,7 @@ class Captioner:
         layout = recording.features[0].layout
         if layout is None or layout.grid != seen.grid:
             raise LayoutError(
-                f"{self.blueprint.encoder.model}: where its places lie could not be followed. Choose another --layer."
+                f"{self.blueprint.encoder.model}: where its places lie could not be followed. Choose another layer (--layer)."
             )
         return seen, layout
 

@@ -178,12 +178,13 @@ def _json_file(output: Path) -> Path:
 
 
 def _drawn(caption: Caption, target: Path, options: dict[str, Any]) -> bytes:
-    from visattn import render
+    from visattn._picture import to_png
 
     look = {name: options[name] for name in ("interpolation", "shared", "opacity")}
     if target.suffix.lower() == ".webp":
         return caption.animation(**look, panel=max(options["panel"], 320))
-    provenance = caption.map.provenance
+    strip = caption.filmstrip(**look, panel=options["panel"])
+    provenance = strip.provenance
     if options["how"] == "sample":
         provenance = provenance.but(parameters=provenance.parameters | {"seed": options["seed"]})
-    return render.to_png(caption.filmstrip(**look, panel=options["panel"]), provenance)
+    return to_png(strip, provenance)

@@ -30,7 +30,7 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 
     Weights come from the model hub; where it cannot be reached, through the package index (90 MB, once).
     """
-    from visattn import render
+    from visattn._picture import to_png
     from visattn.data import PHOTOS, photo_path
 
     started = time.perf_counter()
@@ -40,16 +40,18 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
     written: list[tuple[Path, Provenance]] = []
     for name, target in targets.items():
         at = time.perf_counter()
-        page, provenance = demo_page(model, photo_path(name), PROBES[name])
-        written.append((write_whole(target, render.to_png(page, provenance)), provenance))
-        note(quiet, f"{target}: {time.perf_counter() - at:.1f} s", *(f"{name}: warning: {text}" for text in provenance.warnings))
+        page = demo_page(model, photo_path(name), PROBES[name])
+        written.append((write_whole(target, to_png(page)), page.provenance))
+        warned = (f"{name}: warning: {text}" for text in page.provenance.warnings)
+        note(quiet, f"{target}: {time.perf_counter() - at:.1f} s", *warned)
     note(quiet, f"{len(written)} pages in {time.perf_counter() - started:.1f} s; for your own photo: {_command(weights)}")
     result(as_json, written)
 
 
-def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> tuple[Any, Provenance]:  # noqa: ANN401
+def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
     """The page of one photo: the last layer's heads with their mass masks, then features, similarity and rollout."""
     from visattn._look import look
+    from visattn._picture import carrying
     from visattn._pipeline import answer
     from visattn._prepare import prepare
     from visattn._sheets import Bar, Cell, sheet
@@ -64,16 +66,17 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> tuple[Any
     dropped = answer(recording, prepared, "rollout", {"sinks": "drop"})
     alike = answer(recording, prepared, "similarity", {"query": f"pixel:{probe[0]},{probe[1]}"})
     features = answer(recording, prepared, "pca", {})
+    last, summed = heads.overlay(marks=False, opacity=0.6), rolled.overlay(opacity=0.6)
     masks = heads.map.mass(0.6)
     first = [
         Cell(photo, "the photo"),
-        Cell(heads.overlay(marks=False, opacity=0.6), "last layer, mean of the heads"),
+        Cell(last, "last layer, mean of the heads"),
         Cell(features.overlay(), "patch features: 3 principal components"),
         Cell(
             ring(alike.overlay(), [(probe[1], probe[0])]),
             f"cosine to the ringed patch {alike.provenance.parameters['query'][6:]}",
         ),
-        Cell(rolled.overlay(opacity=0.6), f"rollout ({len(rolled.provenance.sinks[0])} sinks ringed)"),
+        Cell(summed, f"rollout ({len(rolled.provenance.sinks[0])} sinks ringed)"),
         Cell(dropped.overlay(marks=False, opacity=0.6), "rollout, sinks dropped"),
     ]
     count = heads.map.values.shape[0]
@@ -101,7 +104,7 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> tuple[Any
         "inferno", ("lowest", "highest"), "attention and rollout, each panel on its own scale; cosine: blue -1, white 0, red 1"
     )
     page = sheet([first, second, third], panel=300, title=title, notes=notes, bar=bar)
-    return page, rolled.provenance
+    return carrying(page, summed.provenance)
 
 
 def _range(one: Any) -> str:  # noqa: ANN401 - an AttentionMap

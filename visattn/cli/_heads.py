@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from visattn._checks import printable, whole_number
-from visattn._files import check_output, write_whole
+from visattn._files import check_output, check_png, write_whole
 from visattn._tables import Row, to_csv, to_json, to_text
 from visattn.cli._options import model_options, output_options, photo_options, reading
 from visattn.cli._talk import describe, note, result
@@ -57,12 +57,14 @@ def heads_command(
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
     target = output or Path(f"{image.stem}.{kind}.png")
+    if not options["stats"]:
+        check_png(target)
     if output is not None or not options["stats"]:
         check_output(target, overwrite=overwrite, inputs=[image])
     from dataclasses import replace
 
-    from visattn import render
     from visattn._look import look
+    from visattn._picture import to_png
     from visattn._pipeline import answer
     from visattn._prepare import prepare
     from visattn.families import load_model
@@ -83,18 +85,17 @@ def heads_command(
         _print_stats(rows, output, as_json)
         return
     if gated:
-        written = write_whole(
-            target, render.to_png(_gates(recording, prepared, options), seen.but(geometry=prepared.geometries[0]))
-        )
+        page = _gates(recording, prepared, options)
+        written = write_whole(target, to_png(page))
         describe(quiet, seen)
-        result(as_json, [(written, seen)])
+        result(as_json, [(written, page.provenance)])
         return
     layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
     found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
-    page = _matrix(recording, layer, options) if kind == "matrix" else _page(found, kind, options)
-    written = write_whole(target, render.to_png(page, found.provenance))
+    page = _matrix(recording, found, layer, options) if kind == "matrix" else _page(found, kind, options)
+    written = write_whole(target, to_png(page))
     describe(quiet, found.provenance)
-    result(as_json, [(written, found.provenance)])
+    result(as_json, [(written, page.provenance)])
 
 
 def _kind(options: dict[str, Any]) -> str:
@@ -208,8 +209,9 @@ def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an 
     return [((box.top + box.bottom) / 2, (box.left + box.right) / 2)]
 
 
-def _matrix(recording: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn._sheets import matrix_figure
+def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn._matrix import matrix_figure
+    from visattn._picture import carrying
 
     record = recording.select(kind="self", layer=layer)[0]
     heads = record.operator.dense()[0]
@@ -221,7 +223,10 @@ def _matrix(recording: Any, layer: int | str, options: dict[str, Any]) -> Any:  
             raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {options['head']}.")
         weights = heads[head]
     title = f"{recording.provenance.model}: {record.layer}, head {options['head']}"
-    return matrix_figure(weights.numpy(), record.keys.prefix, title=title)
+    page = matrix_figure(weights.numpy(), record.keys.prefix, title=title)
+    drawing = {"opacity": 1.0, "blend": "constant", "colormap": "viridis", "interpolation": "nearest"}
+    shown = found.provenance.parameters | {"head": options["head"], "query": "all"}
+    return carrying(page, found.provenance.but(parameters=shown, normalization="lowest to 99.5th percentile", drawing=drawing))
 
 
 def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN401

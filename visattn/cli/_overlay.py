@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._checks import between, whole_number
-from visattn._files import check_outputs, result_names, write_whole
+from visattn._files import check_outputs, check_png, result_names, write_whole
 from visattn.cli._each import Each
 from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
 from visattn.cli._talk import describe, result
@@ -77,7 +77,7 @@ class _Residual(click.ParamType[float | str]):
 @click.option("--discard-over", type=click.Choice(["row", "layer"]), help="Smallest of each row, or of the whole layer.")
 @click.option("--layers", type=int, help="LeGrad: how many of the last layers count.")
 @click.option("--steps", type=int, help="Transition attention: how many inputs are run.")
-@click.option("--signed", is_flag=True, default=None, help="Attention x gradient: keep what speaks against the class.")
+@click.option("--signed", is_flag=True, default=None, help="Attention x gradient, saliency: keep what speaks against the class.")
 @click.option("--of", type=click.Choice(["tokens", "keys", "queries", "values"]), help="Similarity: of which vectors.")
 @click.option("--segments", type=click.Choice(["pixels", "grid", "slic"]), help="captum: the parts of the image.")
 @click.option("--cells", type=int, nargs=2, metavar="ROWS COLUMNS", help="captum: cells of --segments grid.")
@@ -183,13 +183,11 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
         return [Path(name) for name in names]
     if len(images) > 1 or output.is_dir():
         return [output / name for name in names]
-    if output.suffix.lower() != ".png":
-        raise OptionError(f"{output.name}: pictures are written as PNG. Choose a name that ends in .png.")
-    return [output]
+    return [check_png(output)]
 
 
 def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
-    from visattn import render
+    from visattn._picture import to_png
     from visattn._pipeline import explain
     from visattn.families import load_model
     from visattn.maps import save_map
@@ -209,13 +207,14 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Calla
             **parameters,
         )
         picture, provenance = found.draw(**_colours(options), caption=options["caption"])
-        return render.to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
+        return to_png(picture), provenance, lambda: save_map(found.map, found.geometry)
 
     return draw
 
 
 def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
     from visattn import render
+    from visattn._picture import to_png
     from visattn._pipeline import Explanation
     from visattn.images import facts
     from visattn.maps import load_map
@@ -231,13 +230,12 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
                     told = f"that it is of this photo, of {geometry.photo[0]} x {geometry.photo[1]} pixels"
                     raise MapError(f"{source.name}: the map says {told}, got {size[0]} x {size[1]}. Make it anew.")
                 geometry = geometry.resized(size)
-            picture, provenance = Explanation(photo, geometry, attention_map).draw(**_colours(options))
+            picture = Explanation(photo, geometry, attention_map).overlay(**_colours(options))
         else:
             colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}
             picture = render.overlay(photo, loaded, **colours)
-            provenance = Provenance(method="a map given as an array", normalization=options["normalize"])
-        provenance = provenance.but(image=source.name, image_sha256=source.sha256)
-        return render.to_png(picture, provenance), provenance, bytes
+        provenance = picture.provenance.but(image=source.name, image_sha256=source.sha256)
+        return to_png(picture, provenance), provenance, bytes
 
     return draw
 

@@ -87,6 +87,7 @@ def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) 
         attention_map.labels,
         attention_map.meaning,
         provenance,
+        attention_map.signed,
     )
 
 

@@ -40,4 +40,4 @@ def cam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = tor
             "between positions. Use method 'hirescam'."
         )
     values = (weights * tapped.features).sum(1) * tapped.layout.cells
-    return tapped.map(values, "class activation", "cam")
+    return tapped.map(values, "class activation", "cam", signed=True)

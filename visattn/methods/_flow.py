@@ -67,7 +67,7 @@ def refusal(recording: Recording) -> str | None:
         return reason
     tokens = next(len(record.keys) for record in recording if record.kind == "self")
     if tokens > LIMIT:
-        return f"attention flow takes at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller --img-size."
+        return f"attention flow takes at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller img_size (--img-size)."
     return None
 
 

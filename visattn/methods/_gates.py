@@ -85,7 +85,10 @@ def refusal(recording: Recording) -> str | None:
     if roles & {*PLACES}:
         return None
     if roles & {*GATES}:
-        return "its modules weigh channels only, which have no place on the image. Use visattn heads --method gates."
+        return (
+            "its modules weigh channels only, which have no place on the image. Use diagnostics.gate_statistics "
+            "(visattn heads --method gates)."
+        )
     return NO_GATES
 
 

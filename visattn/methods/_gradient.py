@@ -64,7 +64,7 @@ def attention_gradient(
     patches = layout.on_grid((total / len(records))[:, 0, len(layout.prefix) :])
     meaning = "signed attention x gradient" if signed else "attention x gradient"
     provenance = described(recording, "attention_gradient", layer=layer, head=head, signed=signed, query=chosen)
-    return AttentionMap(patches, ("batch",), layout, {}, meaning, provenance)
+    return AttentionMap(patches, ("batch",), layout, {}, meaning, provenance, signed)
 
 
 def gradient_rollout(

@@ -45,4 +45,4 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     values = layout.on_grid(scores.float().reshape(batch, cells, components).transpose(1, 2))
     provenance = described(recording, "pca", notes=notes, layer=feature.layer, components=components)
     labels = {"component": tuple(str(i) for i in range(components))}
-    return AttentionMap(values, ("batch", "component"), layout, labels, "principal component", provenance)
+    return AttentionMap(values, ("batch", "component"), layout, labels, "principal component", provenance, signed=True)

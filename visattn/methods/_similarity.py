@@ -41,7 +41,7 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
     cosine = unit @ unit[image, token_of(chosen, layout)]  # (B, N)
     patches = cosine[:, len(layout.prefix) :].clamp(-1, 1).float()
     provenance = described(recording, "similarity", query=chosen, of=of, layer=name, image=image)
-    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "cosine similarity", provenance)
+    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "cosine similarity", provenance, signed=True)
 
 
 def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, TokenLayout, str]:

@@ -25,10 +25,12 @@ from visattn.methods._select import chain_refusal, chain_refusal_of_any_rows, sp
 from visattn.methods._similarity import similarity
 from visattn.methods.replayed import (
     ablationcam,
+    input_x_gradient,
     integrated_gradients,
     kernel_shap,
     lime,
     occlusion,
+    saliency,
     scorecam,
     smoothgrad,
     transition_attention,
@@ -108,6 +110,8 @@ METHODS: dict[str, Method] = {
     "ablationcam": Method(ablationcam, _needs("features", "cam layer", "score"), True, _tap.refusal, aliases=("ablation-cam",)),
     "gates": Method(gates, _needs("gates"), False, _gates.refusal),
     "glimpses": Method(glimpses, _needs("glimpses"), False, _glimpses.refusal),
+    "captum.saliency": Method(saliency, _needs("score"), True, _never, aliases=("saliency",)),
+    "captum.input_x_gradient": Method(input_x_gradient, _needs("score"), True, _never, aliases=("input_x_gradient",)),
     "captum.integrated_gradients": Method(integrated_gradients, _needs("score"), True, _never, aliases=("ig",)),
     "captum.smoothgrad": Method(smoothgrad, _needs("score"), True, _never, aliases=("smoothgrad",)),
     "captum.occlusion": Method(occlusion, _needs("score"), True, _never, aliases=("occlusion",)),

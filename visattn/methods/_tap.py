@@ -34,10 +34,18 @@ class Tap:
     features: Tensor
     gradient: Tensor
 
-    def map(self, values: Tensor, meaning: str, method: str, **parameters: Any) -> AttentionMap:  # noqa: ANN401
+    def map(
+        self,
+        values: Tensor,
+        meaning: str,
+        method: str,
+        *,
+        signed: bool = False,
+        **parameters: Any,  # noqa: ANN401
+    ) -> AttentionMap:
         """Values `(B, positions)` as a map with the axis `batch`."""
         provenance = described(self.recording, method, layer=self.layer, **parameters)
-        return AttentionMap(self.layout.on_grid(values), ("batch",), self.layout, {}, meaning, provenance)
+        return AttentionMap(self.layout.on_grid(values), ("batch",), self.layout, {}, meaning, provenance, signed)
 
 
 def tap(recording: Recording, layer: int | str, dtype: torch.dtype) -> Tap:

@@ -27,6 +27,7 @@ from visattn import render
 from visattn._checks import between, printable
 from visattn._files import check_output, write_whole
 from visattn._look import _evaluating
+from visattn._picture import Picture, carrying, to_png
 from visattn._pipeline import check_parameters
 from visattn._prepare import Prepared
 from visattn._sheets import Bar, Cell, sheet
@@ -37,7 +38,7 @@ from visattn.families._feature_map import last_feature_map
 from visattn.families._spec import per_channel
 from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
-from visattn.maps import SIGNED, AttentionMap, value_range
+from visattn.maps import AttentionMap, value_range
 from visattn.methods import METHODS
 from visattn.methods._gates import PLACES
 from visattn.methods._table import Method, method_of
@@ -51,7 +52,7 @@ _ACROSS = 8  # images in a row
 _FLAT = 1e-30  # a range below it is drawn as a constant map
 _ROUNDING = 0.02  # of normalised images in half precision
 
-_Send = Callable[[int, Image.Image, Provenance], object]
+_Send = Callable[[int, Picture], object]
 
 
 class Board(Protocol):
@@ -150,25 +151,22 @@ class AttentionLogger:
         if step % self.every or not _first_process():
             return
         with _going_on(f"step {step}: attention maps were not drawn"):
-            page, provenance = self._page(step)
+            page = self.draw(step)
             for send in self._destinations:
                 with _going_on(f"step {step}: attention maps were not written"):
-                    send(step, page, provenance)
+                    send(step, page)
 
     def step(self) -> None:
         """The same for loops that do not count: the first call is step 0."""
         step, self._count = self._count, self._count + 1
         self(step)
 
-    def draw(self, step: int) -> Image.Image:
+    def draw(self, step: int) -> Picture:
         """The page of now, which goes nowhere; `step` is its title.
 
         Raises:
             VisattnError: As `visattn.capture` and the method raise.
         """
-        return self._page(step)[0]
-
-    def _page(self, step: int) -> tuple[Image.Image, Provenance]:
         with _untouched(self._model):
             recording, texts = self._recorded()
             made = Provenance(model=recording.provenance.model, weights=f"in training, step {step}", target=texts)
@@ -183,7 +181,7 @@ class AttentionLogger:
             cells += [[self._cell(found, image) for image in images] for _, found in rows]
         notes = ["a map explains the class under its photo, whose probability at this step is beside it"] if any(texts) else []
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
-        colours = "blue-white-red" if meaning in SIGNED else "inferno"
+        colours, how = ("blue-white-red", "symmetric") if rows[0][1].signed else ("inferno", "minmax")
         page = sheet(
             cells,
             panel=self._panel,
@@ -192,7 +190,8 @@ class AttentionLogger:
             row_labels=labels,
             bar=Bar(colours, ("panel's lowest", "panel's highest"), f"{meaning}, each panel on its own scale (written under it)"),
         )
-        return page, facts
+        drawing = {"opacity": self._opacity, "blend": "constant", "colormap": colours, "interpolation": "nearest"}
+        return carrying(page, facts.but(normalization=f"{how}, each panel on its own scale", drawing=drawing))
 
     def _small(self, image: int) -> tuple[Image.Image, Geometry]:
         """A photo at the size of a panel, and where the model's input lies on it."""
@@ -262,7 +261,7 @@ class AttentionLogger:
         return output.gather(1, index[:, None])[:, 0], texts
 
     def _maps(self, recording: Recording) -> list[tuple[str, AttentionMap]]:
-        """A map with the axis `batch` for each row, by what is written beside it."""
+        """A map with the axis `batch` for each row, by what is written beside it; all are signed or none, for one bar explains them."""
         layers = [self._parameters]
         if self._method is METHODS["gates"] and "layer" not in self._parameters:
             placed = [each for each in recording.features if each.role in PLACES and each.layout is not None]
@@ -274,7 +273,7 @@ class AttentionLogger:
             names = found.labels.get("layer", ())
             each = [(name, found.at(layer=i)) for i, name in enumerate(names)]
             rows += each or [(str(found.provenance.parameters.get("layer", found.meaning)), found)]
-        return rows
+        return [(label, replace(found, signed=any(other.signed for _, other in rows))) for label, found in rows]
 
     def _pixels(self) -> Tensor:
         """A copy of the images, where and how the model's parameters are."""
@@ -338,11 +337,11 @@ def _destination(to: Destination, tag: str) -> _Send:
         folder = Path(to)
         if _first_process():
             _file(folder, 0)
-        return lambda step, page, provenance: write_whole(_file(folder, step), render.to_png(page, provenance))
+        return lambda step, page: write_whole(_file(folder, step), to_png(page))
     if hasattr(to, "add_image"):
-        return lambda step, page, _: to.add_image(tag, np.array(page), step, dataformats="HWC")
+        return lambda step, page: to.add_image(tag, np.array(page), step, dataformats="HWC")
     if callable(to):
-        return lambda step, page, _: to(step, page)
+        return to
     raise OptionError(f"to must be a folder, a SummaryWriter or a function, got {type(to).__name__}. Or several in a list.")
 
 

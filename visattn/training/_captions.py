@@ -114,7 +114,7 @@ class Captioning(Task):
             if not captions:
                 raise DataError(
                     f"{pictures.name(index)}: must have a caption of at most {self.config.longest} words, got longer ones only; raise "
-                    "--longest, or leave the picture out."
+                    "longest (--longest), or leave the picture out."
                 )
             known = known or any(set(self.targets.vocabulary.encode(caption)[:-1]) - {UNKNOWN} for caption in captions)
         if not known:
@@ -136,7 +136,9 @@ class Captioning(Task):
             self.model.encoder.requires_grad_(False)
             if self.config.weights == "none":
                 warnings.warn(
-                    "--freeze leaves the encoder's random weights as they are; pass --weights", VisattnWarning, stacklevel=2
+                    "freeze (--freeze) leaves the encoder's random weights as they are; pass weights (--weights)",
+                    VisattnWarning,
+                    stacklevel=2,
                 )
         return self.model
 
@@ -184,7 +186,7 @@ class Captioning(Task):
                 sheet.paste(strip, (0, top))
                 top += strip.height
             target = check_output(folder / f"step_{step:08d}.png", overwrite=True)
-            write_whole(target, render.to_png(sheet, captioner.provenance.but(notes=(f"step {step}",))))
+            write_whole(target, render.to_png(sheet, strips[0].provenance.but(notes=(f"step {step}",))))
 
         return draw
 
@@ -265,6 +267,6 @@ def _begin_with(model: nn.Module, config: CaptionConfig) -> None:
     if other:
         raise WeightsError(
             f"{config.model}: {len(other)} tensors differ from the published ones ({printable(other[0])}, ...); leave model_kwargs and "
-            "--img-size as they were published, or pass --weights none."
+            "img_size (--img-size) as they were published, or pass weights='none' (--weights none)."
         )
     model.load_state_dict({name: published[name] for name in own})

@@ -1,8 +1,8 @@
 """Attributions: how a score changes with the pixels. They read no attention, so any model will do. The algorithms are captum's.
 
-In: a recording, for its provenance, and a `Scored`. Out: maps with the axis `batch`, signed, on a grid of parts or on the input's own
-pixels. `OptionError` tells an option out of range, `MissingExtra` a package that is not installed, `ShapeError` and `ModelError` a
-score that is not one finite number for each image.
+In: a recording, for its provenance, and a `Scored`. Out: maps with the axis `batch`, on a grid of parts or on the input's own
+pixels, signed. `OptionError` tells an option out of range, `MissingExtra` a package that is not installed, `ShapeError` and
+`ModelError` a score that is not one finite number for each image.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def smoothgrad(
     """
     attr = _captum("smoothgrad", evaluations, batch)
     if noise <= 0:
-        raise OptionError(f"noise must be a positive share of the range of the image's values, got {noise:g}.")
+        raise OptionError(
+            f"noise must be a positive share of the range of the image's values, got {noise:g}. Without noise it is captum.saliency."
+        )
 
     def kernel(asked: Asked) -> Found:
         deviation = noise * float(asked.image.max() - asked.image.min())

@@ -161,6 +161,7 @@ def attributed(
     *,
     baseline: Baseline | None,
     additive: bool = False,
+    diverging: bool = True,
     **parameters: object,
 ) -> AttentionMap:
     """The map of every image.
@@ -174,6 +175,7 @@ def attributed(
         parts: The division of each image.
         baseline: What stands in the place of parts that are taken away; None where nothing is.
         additive: Whether values should sum to the score's rise from the baseline.
+        diverging: Whether values have both signs.
         parameters: Of the method, for the provenance.
 
     Returns:
@@ -198,7 +200,7 @@ def attributed(
             spread = float(found.values.std())
             said.append(f"values spread by {spread:.2g}, each is uncertain by {found.error:.2g} (standard error)")
             warned += [f"{said[-1]}; raise evaluations, or take fewer segments"] if found.error > _NOISE * spread else []
-        said.append(f"{score.count} evaluations of the model")
+        said.append(f"{score.count} evaluation{'s' * (score.count > 1)} of the model")
         where = f"image {i}: " if len(parts) > 1 else ""
         notes += [where + text for text in said]
         warnings += [where + text for text in warned]
@@ -206,7 +208,7 @@ def attributed(
     provenance = described(recording, method, notes=tuple(notes), warnings=tuple(warnings), **known, **parameters)
     provenance = provenance.but(versions=provenance.versions | {"captum": metadata.version("captum")})
     layout = TokenLayout("input", (), parts[0].grid, Box(0, 0, *scored.pixels.shape[-2:]))
-    return AttentionMap(torch.stack(maps).detach().float(), ("batch",), layout, {}, meaning, provenance)
+    return AttentionMap(torch.stack(maps).detach().float(), ("batch",), layout, {}, meaning, provenance, diverging)
 
 
 def _balance(values: Tensor, top: float, bottom: float, additive: bool) -> tuple[list[str], list[str]]:

@@ -1,0 +1,165 @@
+"""Zero is a value of its own where values have both signs: every method says whether they do, and no picture hides it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import visattn
+from tests import tiny
+from tests.methods.test_glimpses import Given, at
+from visattn import colormaps
+from visattn.errors import OptionError
+from visattn.geometry import Box, Geometry
+from visattn.maps import AttentionMap, load_map, save_map
+from visattn.methods import METHODS
+from visattn.nn import CBAM
+from visattn.records import TokenLayout
+
+# of these parameters, and of no others, values speak against as well as for
+SIGNED: dict[str, dict[str, Any]] = {
+    "similarity": {"query": "patch:0,1"},
+    "pca": {},
+    "cam": {},
+    "attention_gradient": {"signed": True},
+    "captum.saliency": {"signed": True},
+    "captum.input_x_gradient": {},
+    "captum.integrated_gradients": {"evaluations": 3},
+    "captum.smoothgrad": {"evaluations": 3},
+    "captum.occlusion": {},
+    "captum.kernel_shap": {"cells": (2, 3), "evaluations": 20},
+    "captum.lime": {"cells": (2, 3), "evaluations": 20},
+}
+OTHERS: dict[str, dict[str, Any]] = {"transition_attention": {"start_layer": 0, "steps": 2}}
+
+
+class Averaged(nn.Sequential):
+    """A CNN with gates; features have both signs."""
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4)
+            super().__init__(nn.Conv2d(3, 4, 8, 8), CBAM(4), *head)
+
+
+def glimpsing() -> nn.Module:
+    model = Given(at((5, 5), (12, 7), height=224, width=224).float())
+    model.scale = nn.Parameter(torch.ones(()))
+    return model
+
+
+MODELS = tiny.vit, Averaged, glimpsing
+
+
+def explained(name: str, **options: Any) -> visattn.Explanation:
+    """By the first of the models that the method applies to."""
+    photo = Image.fromarray(np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8))
+    refused = []
+    for make in MODELS:
+        try:
+            return visattn.explain(make(), photo, method=name, **options)
+        except OptionError as error:
+            refused.append(str(error))
+    raise AssertionError(refused)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps whose values are negative must have been declared signed: no method is saved by the rule for what says nothing."""
+    checked = AttentionMap.__post_init__
+
+    def declared(made: AttentionMap) -> None:
+        assert made.signed or not bool((made.values < 0).any()), f"{made.meaning} has values below zero and says nothing of it"
+        checked(made)
+
+    monkeypatch.setattr(AttentionMap, "__post_init__", declared)
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_whether_zero_is_a_value_of_its_own(name: str) -> None:
+    found = explained(name, **SIGNED.get(name, OTHERS.get(name, {})))
+    assert found.map.signed == (name in SIGNED)
+    if name in SIGNED:
+        assert float(found.map.values.min()) < 0  # else nothing was asked
+        if "component" not in found.map.axes:
+            assert found.overlay().provenance.drawing["colormap"] == "blue-white-red"
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("name", ["attention_gradient", "captum.saliency"])
+def test_what_drops_the_sign_on_request_is_not_signed(name: str) -> None:
+    found = explained(name, signed=False)
+    assert not found.map.signed
+    assert found.overlay().provenance.drawing["colormap"] == "inferno"
+
+
+def of_ones_own(values: Any, *, signed: bool = False) -> tuple[AttentionMap, Geometry]:
+    """A map of a method that nobody here knows."""
+    tensor: Tensor = torch.as_tensor(values)
+    rows, columns = tensor.shape
+    layout = TokenLayout("tokens", (), (rows, columns), Box(0, 0, 16 * rows, 16 * columns))
+    place = Geometry((rows, columns), (16 * rows, 16 * columns), Box(0, 0, rows, columns))
+    return AttentionMap(tensor, (), layout, {}, "votes", signed=signed), place
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_zero_of_a_map_with_both_signs_is_white_whatever_it_means(declared: bool) -> None:
+    made, place = of_ones_own([[-1.0, 0.0, 3.0]], signed=declared)
+    drawn = visattn.overlay(Image.new("RGB", (3, 1)), made.to_heatmap(place, "nearest"), opacity=1)
+    table = colormaps.table("blue-white-red")
+    middle = np.asarray(drawn)[0, 1].tolist()
+    assert middle in [table[level].tolist() for level in (127, 128)]
+    assert min(middle) > 240
+    explanation = visattn.Explanation(Image.new("RGB", (3, 1)), place, made)
+    assert np.asarray(explanation.overlay(opacity=1, interpolation="nearest"))[0, 1].tolist() == middle
+    assert explanation.overlay().provenance.value_range == (-3, 3)
+
+
+def test_one_panel_without_negative_values_has_the_colors_of_the_others() -> None:
+    values = torch.tensor([[[-1.0, 0.0, 1.0]], [[0.0, 1.0, 2.0]]])
+    layout = TokenLayout("tokens", (), (1, 3), Box(0, 0, 16, 48))
+    made = AttentionMap(values, ("head",), layout, {}, "votes")
+    assert made.at(head=1).signed
+
+
+def test_a_map_without_negative_values_is_signed_if_its_method_says_so() -> None:
+    made, place = of_ones_own([[0.0, 1.0, 3.0]], signed=True)
+    assert visattn.overlay(Image.new("RGB", (3, 1)), made.to_heatmap(place), opacity=1).provenance.value_range == (-3, 3)
+    made, place = of_ones_own([[0.0, 1.0, 3.0]])
+    assert visattn.overlay(Image.new("RGB", (3, 1)), made.to_heatmap(place), opacity=1).provenance.value_range == (0, 3)
+
+
+def test_a_mask_of_mass_is_not_signed() -> None:
+    made, _ = of_ones_own([[0.0, 1.0, 3.0]], signed=True)
+    assert not made.mass(0.5).signed
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_sign_is_saved_with_a_map(signed: bool, tmp_path: Path) -> None:
+    made, place = of_ones_own([[0.0, 1.0, 3.0]], signed=signed)
+    (tmp_path / "map.npz").write_bytes(save_map(made, place))
+    found = load_map(tmp_path / "map.npz")
+    assert isinstance(found, tuple)
+    assert found[0].signed == signed
+
+
+@pytest.mark.parametrize(("lowest", "signed"), [(-1.0, True), (0.0, False)])
+def test_files_of_older_versions_are_signed_where_values_are_below_zero(lowest: float, signed: bool, tmp_path: Path) -> None:
+    content = np.load(io.BytesIO(save_map(*of_ones_own([[lowest, 1.0, 3.0]]))))
+    facts = json.loads(str(content["facts"]))
+    assert facts.pop("signed") == signed
+    with (tmp_path / "map.npz").open("wb") as file:
+        np.savez(file, values=content["values"], facts=np.array(json.dumps(facts)))
+    found = load_map(tmp_path / "map.npz")
+    assert isinstance(found, tuple)
+    assert found[0].signed == signed
