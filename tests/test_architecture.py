@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,26 @@ def test_torch_load_runs_no_code(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
             assert "weights_only=True" in ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if "cli" not in path.parts], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_messages_of_the_library_name_what_python_takes_and_the_option_in_brackets(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    texts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (said | parts):
+            texts.append(node.value)
+    bare = []
+    for text in filter(lambda text: " " in text, texts):  # one word is an argument of a command
+        options = re.finditer(r"(?<![\w-])(--[a-z]|-o/)", text)
+        bare += [text for found in options if text[: found.start()].count("(") == text[: found.start()].count(")")]
+    assert not bare
 
 
 def test_only_one_module_imports_opencv() -> None:

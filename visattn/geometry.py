@@ -130,7 +130,7 @@ class Geometry:
             top, left, bottom, right = self.seen(box)
             raise OptionError(
                 f"pixel {x:g},{y:g} was not seen by the model, which saw x {left:g} to {right:g} and y {top:g} to "
-                f"{bottom:g}. Choose a pixel inside, or --resize fit to show it the whole photo."
+                f"{bottom:g}. Choose a pixel inside, or resize='fit' (--resize fit) to show it the whole photo."
             )
         return row, column
 

@@ -133,7 +133,7 @@ def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: 
         (("--lr", "0"), "lr must be a finite number above 0, got 0.0."),
         (("--attention", "cbm"), "unknown attention 'cbm'"),
         (("--augment", "flop"), "'flop' is not one of"),
-        (("--config", "none.toml"), "none.toml: cannot be read (no such file or directory); check --config."),
+        (("--config", "none.toml"), "none.toml: cannot be read (no such file or directory); check the path (--config)."),
         (("--seeds", "0"), "--seeds"),
         (("--device", "tpu9"), "unknown device 'tpu9'. Choose auto, cpu, cuda or cuda:N."),
         (("--data", "cifar11"), "did you mean 'cifar10'?"),
@@ -166,7 +166,7 @@ def test_an_output_that_is_no_run_is_refused(run: Run, data: Path, tmp_path: Pat
     for more in ((), ("--overwrite",)):
         code, _, err = run("train", "classify", "--data", data, *QUICK, "-q", "-o", "photos", *more)
         assert code == 2
-        assert "photos: holds other files than a run's; choose another -o/--output" in err
+        assert "photos: holds other files than a run's; choose another folder (-o/--output)" in err
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["me.png"]
 
 

@@ -778,7 +778,8 @@ def test_a_download_that_stalls_ends(server: Path, cache: Path, monkeypatch: pyt
     (server / "stall").write_bytes(b"")
     monkeypatch.setattr(datasets.FashionMNIST, "resources", [("stall", "0" * 32)])
     with pytest.raises(
-        DataError, match=r"the download failed \(.*\); install it with: apt-get install dataset-fashion-mnist; or pass --root"
+        DataError,
+        match=r"the download failed \(.*\); install it with: apt-get install dataset-fashion-mnist; or pass root \(--root\)",
     ):
         read("fashion-mnist", "train")
     assert not list(cache.iterdir())
@@ -878,6 +879,6 @@ def test_cifar_that_lacks_a_file_or_is_nowhere_is_refused(cifar: Path) -> None:
     with pytest.raises(DataError, match=r"meta: must have the md5 .*, got no file\."):
         read("cifar10", "train", root=cifar)
     with pytest.raises(
-        DataError, match=r"cifar100: cifar-100-python not found in .*, and 127\.0\.0\.1:1 does not answer; pass --root"
+        DataError, match=r"cifar100: cifar-100-python not found in .*, and 127\.0\.0\.1:1 does not answer; pass root \(--root\)"
     ):
         read("cifar100", "train")

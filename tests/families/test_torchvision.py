@@ -249,7 +249,7 @@ def test_published_weights_are_fetched_once_into_the_cache_of_torch(
 
 
 def test_another_file_than_was_published_is_not_kept(store: Store, cache: Path) -> None:
-    with pytest.raises(WeightsError, match=r"tv:x: .* gave a damaged file \([\d,]+ bytes\); try again, or pass --weights FILE"):
+    with pytest.raises(WeightsError, match=r"tv:x: .* gave a damaged file \([\d,]+ bytes\); try again, or pass weights=FILE"):
         url_file("tv:x", store.url("model-00000000.pth"))
     assert not cache.exists()
 
@@ -262,7 +262,10 @@ def test_what_cannot_be_reached_is_told_with_the_fix_within_seconds(url: str, st
         url_file("tv:x", url)
     text = str(caught.value)
     assert text.startswith("tv:x: weights are not cached and ")
-    assert f"; put {url} into {cache}, or pass --weights FILE with a checkpoint, or --weights none" in text
+    assert (
+        f"; put {url} into {cache}, or pass weights=FILE (--weights FILE) with a checkpoint, or weights='none' (--weights none)"
+        in text
+    )
     assert "\n" not in text
     assert time.monotonic() - started < 10
 
@@ -270,7 +273,7 @@ def test_what_cannot_be_reached_is_told_with_the_fix_within_seconds(url: str, st
 def test_a_cache_that_cannot_be_written_is_told(store: Store, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file")
-    with pytest.raises(WeightsError, match=r"cannot be written; set TORCH_HOME to a folder that can, or pass --weights FILE"):
+    with pytest.raises(WeightsError, match=r"cannot be written; set TORCH_HOME to a folder that can, or pass weights=FILE"):
         url_file("tv:x", store.url(named(store)))
 
 

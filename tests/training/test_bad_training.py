@@ -226,7 +226,7 @@ def test_T05_nothing_is_begun_anew_where_all_states_are_damaged(classify: Classi
     }
     code, out, err = classify()
     assert (code, out) == (4, "")
-    assert "No state of this run is whole; restore one, or start again with another -o/--output." in told(err)
+    assert "No state of this run is whole; restore one, or start again in another folder (-o/--output)." in told(err)
     assert {path: path.read_bytes() for path in before} == before
     assert not (copied / "final").exists()
 
@@ -276,7 +276,7 @@ def test_T06_too_many_bad_pictures_stop_the_run(classify: Classify, data: Path, 
     assert (code, out) == (2, "")
     message = told(err)
     assert f"spoilt/{split}/cat/" in message
-    assert "(2 of 18 pictures cannot be read, at most 10.00% may); mend them or raise --max-bad." in message
+    assert "(2 of 18 pictures cannot be read, at most 10.00% may); mend them or raise max_bad (--max-bad)." in message
 
 
 # T07, T09: data and recipes that do not fit
@@ -309,7 +309,11 @@ def _strange_class(folder: Path) -> None:
         (_one_class, (), r"classes"),
         (_one_picture, (), r"classes|pictures"),
         (_strange_class, (), r"train and test must have the same classes, got .*cow"),
-        (lambda _: None, ("--batch-size", "14"), r"a batch of 14 is more than the 13 pictures; choose a smaller --batch-size"),
+        (
+            lambda _: None,
+            ("--batch-size", "14"),
+            r"a batch of 14 is more than the 13 pictures; choose a smaller batch_size",
+        ),
         (
             lambda _: None,
             ("--batch-size", "4", "--accumulate", "3"),
@@ -466,7 +470,7 @@ def test_T12_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: 
         assert wait_for(lambda: bool(states(tmp_path / "run")), 60), (tmp_path / "log").read_text()
         code, _, err = classify(workers=2, epochs=2000.0)
         assert code == 2
-        assert "run: another process is training here; wait for it, or choose another -o/--output" in told(err)
+        assert "run: another process is training here; wait for it, or choose another folder (-o/--output)" in told(err)
     finally:
         kill(child)
         ended(child, tmp_path / "log")

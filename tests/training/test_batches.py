@@ -194,7 +194,9 @@ def test_no_picture_at_all_is_an_error() -> None:
 )
 def test_a_worker_that_dies_or_hangs_is_an_error_of_ours(text: str) -> None:
     with (
-        pytest.raises(ResourceError, match=r"a process that reads pictures died or hangs \(DataLoader .*lower --workers"),
+        pytest.raises(
+            ResourceError, match=r"a process that reads pictures died or hangs \(DataLoader .*lower workers \(--workers\)"
+        ),
         patient(),
     ):
         raise RuntimeError(text)

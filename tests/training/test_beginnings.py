@@ -49,12 +49,12 @@ def test_published_weights_are_taken_but_for_the_last_layer(tmp_path: Path, publ
 
 def test_weights_of_a_network_built_otherwise_are_refused(tmp_path: Path, published: Path) -> None:
     config = fine_tuning(pictures(tmp_path / "data"), published, model_kwargs={"channels": (8, 8, 8, 8)})
-    with pytest.raises(WeightsError, match=r"resnet10t: \d+ layers differ from the published ones .* or pass --weights none"):
+    with pytest.raises(WeightsError, match=r"resnet10t: \d+ layers differ from the published ones .* or pass weights='none'"):
         train(config, tmp_path / "run")
 
 
 def test_half_precision_with_a_scaler_needs_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"float16 needs a GPU: .* Choose --amp bfloat16, or none\."):
+    with pytest.raises(OptionError, match=r"float16 needs a GPU: .* Choose amp='bfloat16' \(--amp bfloat16\), or none\."):
         train(replace(recipe(pictures(tmp_path / "data")), amp="float16"), tmp_path / "run")
 
 

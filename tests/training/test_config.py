@@ -122,7 +122,7 @@ def test_unknown_choices_are_refused(name: str, value: Any, message: str) -> Non
         (b"\xff", r"recipe\.toml: is no TOML"),
         (b"lr = 0.1\nlr = 0.2", r"is no TOML"),
         (b"[a]\nb = 1", r"recipe\.toml: unknown key 'a'"),
-        (None, r"recipe\.toml: cannot be read \(no such file or directory\); check --config\."),
+        (None, r"recipe\.toml: cannot be read \(no such file or directory\); check the path \(--config\)\."),
     ],
 )
 def test_files_that_are_no_recipe_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:

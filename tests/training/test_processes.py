@@ -290,7 +290,7 @@ def test_t08_only_the_first_process_writes(done: Path) -> None:
 
 def test_t08_a_run_that_is_held_is_refused_in_every_process(done: Path) -> None:
     messages = {json.loads((done / f"told{rank}.json").read_text())["refused"] for rank in range(2)}
-    assert messages == {f"{done / 'held'}: another process is training here; wait for it, or choose another -o/--output"}
+    assert messages == {f"{done / 'held'}: another process is training here; wait for it, or choose another folder (-o/--output)"}
 
 
 def test_t08_asked_to_stop_all_processes_save_and_one_goes_on(done: Path, figures: Callable[[str, float, str], None]) -> None:

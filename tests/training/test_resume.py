@@ -111,7 +111,8 @@ def test_T08_workers_change_nothing_be_there_some_none_or_some_again(data: Path,
 def test_T08_another_batch_is_refused(data: Path, tmp_path: Path) -> None:
     run = begun(recipe(data), tmp_path / "run")
     with pytest.raises(
-        OptionError, match=r"was begun otherwise: batch_size 4 -> 6\. Choose another -o/--output, or pass --force"
+        OptionError,
+        match=r"was begun otherwise: batch_size 4 -> 6\. Choose another folder \(-o/--output\), or pass force=True \(--force\)",
     ):
         train(recipe(data, batch_size=6), run)
 

@@ -47,19 +47,21 @@ class FeatureMap(nn.Module):
             try:
                 (self.index,) = model.prune_intermediate_layers([int(layer or -1)], prune_norm=False, prune_head=True)  # type: ignore[operator]
             except (AssertionError, IndexError, ValueError) as error:
-                raise OptionError(f"{kind}: has no intermediate map {layer}. Choose another --layer, or -1.") from error
+                raise OptionError(f"{kind}: has no intermediate map {layer}. Choose another layer (--layer), or -1.") from error
             self.model = model
             return
         name = layer or last_feature_map(model, channels, size)
         if name is None:
-            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN, a model of timm, or name a layer with --layer.")
+            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN, a model of timm, or name a layer (--layer).")
         if name not in dict(model.named_modules()):
             raise OptionError(f"{kind}: has no layer '{printable(name)}'. See visattn inspect for its layers.")
         try:
             self.model = create_feature_extractor(model, {name: _MAP})
         except Exception as error:  # torch.fx raises whatever the model's own code meets
             cause = (str(error) or type(error).__name__).splitlines()[0]
-            raise UnsupportedModel(f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another --layer.") from error
+            raise UnsupportedModel(
+                f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another layer (--layer)."
+            ) from error
 
     def forward(self, images: Tensor) -> Tensor:
         """`(B, C, H, W)` to `(B, channels, rows, columns)`."""
@@ -104,12 +106,12 @@ def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
     if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel: of the one class
         raise UnsupportedModel(
             f"{name}: must give a map (B, channels, rows, columns) with two channels and two places or more, got "
-            f"{tuple(maps.shape)}. Name an earlier layer with --layer, or enlarge --img-size."
+            f"{tuple(maps.shape)}. Name an earlier layer (--layer), or enlarge img_size (--img-size)."
         )
     if _apart(maps.shape[1:3], blueprint.size) < _apart(maps.shape[2:], blueprint.size):
         raise UnsupportedModel(
             f"{name}: must give a map (B, channels, rows, columns), got {tuple(maps.shape)} with channels last. Name a layer behind their "
-            "permutation with --layer."
+            "permutation (--layer)."
         )
     parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True) if parameters else ()

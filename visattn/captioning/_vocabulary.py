@@ -59,7 +59,9 @@ class Vocabulary:
         counts = Counter(word for caption in captions for word in split(caption))
         kept = sorted((word for word, count in counts.items() if count >= fewest), key=lambda word: (-counts[word], word))
         if not kept:
-            raise DataError(f"no word occurs {fewest} times or more in the captions. Give more captions, or lower --min-count.")
+            raise DataError(
+                f"no word occurs {fewest} times or more in the captions. Give more captions, or lower min_count (--min-count)."
+            )
         return cls((*SPECIAL, *kept))
 
     def __len__(self) -> int:

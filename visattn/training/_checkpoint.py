@@ -117,7 +117,7 @@ class Checkpoints:
             return state
         if damaged:
             raise CheckpointError(
-                f"{'; '.join(damaged)}. No state of this run is whole; restore one, or start again with another -o/--output."
+                f"{'; '.join(damaged)}. No state of this run is whole; restore one, or start again in another folder (-o/--output)."
             )
         return None
 

@@ -208,7 +208,9 @@ def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
     try:
         values = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check --config.") from error
+        raise OptionError(
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the path (--config)."
+        ) from error
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise OptionError(f"{name}: is no TOML: {error}; see docs/training.md for an example.") from error
     return checked(values, name, kind)

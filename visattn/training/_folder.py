@@ -70,7 +70,7 @@ def held(run: Path) -> Iterator[None]:
     try:
         check_output(run / _LOCK, overwrite=True)
         if not (run / CONFIG).exists() and any(not item.name.startswith(".") for item in run.iterdir()):
-            raise OutputError(f"{name}: holds other files than a run's; choose another -o/--output")
+            raise OutputError(f"{name}: holds other files than a run's; choose another folder (-o/--output)")
         with _locked(run):
             yield
     finally:
@@ -99,7 +99,7 @@ def _locked(run: Path) -> Iterator[None]:
             ours = False
         if not ours:
             raise OutputError(
-                f"{printable(str(run))}: another process is training here; wait for it, or choose another -o/--output"
+                f"{printable(str(run))}: another process is training here; wait for it, or choose another folder (-o/--output)"
             )
         try:
             for rest in run.glob(".visattn-*"):  # what a killed process left
@@ -137,9 +137,9 @@ def check_same(run: Path, different: list[str]) -> None:
         OptionError: If so; the message lists it.
     """
     if different:
-        way = "--overwrite to begin anew: it is over" if finished(run) else "--force to go on so"
+        way = "overwrite=True (--overwrite) to begin anew: it is over" if finished(run) else "force=True (--force) to go on so"
         raise OptionError(
-            f"{printable(str(run))}: was begun otherwise: {'; '.join(different)}. Choose another -o/--output, or pass {way}."
+            f"{printable(str(run))}: was begun otherwise: {'; '.join(different)}. Choose another folder (-o/--output), or pass {way}."
         )
 
 
@@ -178,7 +178,7 @@ def check_clear(run: Path) -> None:
     strange = sorted(item.name for item in run.iterdir() if not any(map(item.match, (*_FILES, *_FOLDERS))))
     if strange:
         raise OutputError(
-            f"{printable(str(run))}: holds {printable(strange[0])}, which would be lost; choose another -o/--output"
+            f"{printable(str(run))}: holds {printable(strange[0])}, which would be lost; choose another folder (-o/--output)"
         )
 
 

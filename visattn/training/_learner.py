@@ -42,7 +42,9 @@ class Learner:
         """
         config = task.config
         if config.amp == "float16" and group.device.type != "cuda":
-            raise OptionError("float16 needs a GPU: its gradients are scaled there. Choose --amp bfloat16, or none.")
+            raise OptionError(
+                "float16 needs a GPU: its gradients are scaled there. Choose amp='bfloat16' (--amp bfloat16), or none."
+            )
         self.task, self.config, self.group = task, config, group
         seed_all(seed_of(config.seed))
         model = task.build()
@@ -141,7 +143,7 @@ class Learner:
         if broken:
             raise TrainingError(
                 f"{broken}: must hold finite numbers, got others after a step whose loss was one; the last checkpoint is whole. Lower "
-                "--lr, set --clip-grad, or pass --nonfinite skip."
+                "lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' (--nonfinite skip)."
             )
         optimizer, tensors = pack(self.optimizer.state_dict())
         groups = {"model": self.model.state_dict(), "optimizer": tensors}

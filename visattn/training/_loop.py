@@ -137,7 +137,7 @@ class _Run:
         count, batch, pieces = len(self.pictures), self.config.batch_size, self.group.world * self.config.accumulate
         if batch > count:
             raise DataError(
-                f"{self.config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller --batch-size."
+                f"{self.config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller batch_size (--batch-size)."
             )
         if batch % pieces or (self.task.in_pairs and batch // pieces % 2):
             raise OptionError(
@@ -173,7 +173,8 @@ class _Run:
                 raise
             cause = printable((str(error) or type(error).__name__).splitlines()[0])
             raise CheckpointError(
-                f"{printable(str(self.run))}: the state of step {self.resumed} is not of this model ({cause}); choose another -o/--output."
+                f"{printable(str(self.run))}: the state of step {self.resumed} is not of this model ({cause}); choose another "
+                "folder (-o/--output)."
             ) from error
 
     def _take(self, state: State, force: bool) -> int:
@@ -277,7 +278,8 @@ class _Run:
             if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
                 raise TrainingError(
                     f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in {listed}, and "
-                    "the last checkpoint is whole. Lower --lr, set --clip-grad, or pass --nonfinite skip."
+                    "the last checkpoint is whole. Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' "
+                    "(--nonfinite skip)."
                 )
         self.recent.clear()
 
@@ -292,7 +294,7 @@ class _Run:
         if len(self.progress.bad) > self.config.max_bad * count:
             raise DataError(
                 f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} pictures cannot be read, at most "
-                f"{self.config.max_bad:.2%} may); mend them or raise --max-bad."
+                f"{self.config.max_bad:.2%} may); mend them or raise max_bad (--max-bad)."
             )
 
     def _row(self, bar: Any, pictures: int, seconds: float) -> None:  # noqa: ANN401 - tqdm's types are partial

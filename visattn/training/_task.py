@@ -307,6 +307,6 @@ def begin_with(model: nn.Module, config: Recipe) -> None:
     if len(other) > 2:
         raise WeightsError(
             f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...); "
-            "leave model_kwargs and --img-size as they were published, or pass --weights none."
+            "leave model_kwargs and img_size (--img-size) as they were published, or pass weights='none' (--weights none)."
         )
     model.load_state_dict(fitting, strict=False)
