@@ -32,15 +32,26 @@ from visattn.methods._gates import PLACES
 Array = NDArray[np.float64]
 
 NEAR = 4  # pixels, half a cell of 8
+
+
+def touches(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Array:
+    """Return whether the largest cell holds a pixel of the mask, `(*axes,)`; of cells that are alike, the share that do."""
+    cells = cells_of(attention_map, mask, geometry)
+    largest = cells.values == cells.values.max((-1, -2), keepdims=True)
+    return np.asarray((largest & (cells.share > 0)).sum((-1, -2)) / largest.sum((-1, -2)))
+
+
 METRICS: dict[str, Callable[[AttentionMap, NDArray[np.bool_], Geometry], Array]] = {
     "pointing game": evaluation.pointing_game,
     "near": partial(evaluation.pointing_game, tolerance=NEAR),
+    "touches": touches,
     "AUROC": evaluation.auroc,
     "average precision": evaluation.average_precision,
     "lift": evaluation.lift,
     "share": evaluation.mass_on,
 }
 SIGNED = "lift", "share"  # what signed maps have none of
+ONCE = "captum.saliency", "captum.input_x_gradient"  # they run the model once or twice, though they are handed it
 LEFT_OUT = "similarity", "pca"  # they ask what is alike, not where the object is
 PARAMETERS: dict[str, dict[str, Any]] = {
     "transition_attention": {"start_layer": 0},  # the paper's fourth of twelve is behind the last of a small network
@@ -64,7 +75,7 @@ class Way:
     @property
     def slow(self) -> bool:
         """Whether it runs the model many times."""
-        return not method_of(self.method).needs.isdisjoint({"score", "replay"})
+        return self.method not in ONCE and not method_of(self.method).needs.isdisjoint({"score", "replay"})
 
     def map(self, model: nn.Module, picture: Image.Image, label: int) -> tuple[AttentionMap, Geometry]:
         """Of the true class, where it explains one; the mean over heads."""

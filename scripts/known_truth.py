@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from _docs import write_section
+from _known_truth_mark import Part, exchanged, layer_by_layer
 from _known_truth_measure import NEAR, Array, Measured, Measures, Way, accuracy, measured, size_of
 from _localisation_common import COPIES, PRIOR, ROOT
 from torch import nn
@@ -27,6 +28,7 @@ from visattn.families import input_spec
 
 DOCS = ROOT / "docs" / "known_truth.md"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
+PARTS: dict[str, Part] = {"channels": "channel", "places": "spatial"}
 SEED = 2  # of the test scenes of `scenes`; networks were trained on 1
 LAST_BLOCK = {  # what the mean over patches is taken of
     f"{method}, last block": Way(method, {"layer": "blocks.3"}) for method in ("cam", "gradcam")
@@ -42,12 +44,14 @@ class Network:
         load: From the folder of checkpoints to the network.
         twin: The same network, trained without a watermark, for one that was trained with a mark that tells the class.
         extra: Ways to make maps beside every method.
+        layers: Of a CNN with CBAM that learned a mark: where it is asked why the map of its last layer misses it.
     """
 
     title: str
     load: Callable[[Path], nn.Module]
     twin: str | None = None
     extra: Mapping[str, Way] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
 
 
 def folder(name: str) -> Callable[[Path], nn.Module]:
@@ -58,7 +62,12 @@ def folder(name: str) -> Callable[[Path], nn.Module]:
 NETWORKS = {
     "scenes_cnn": Network("CNN with CBAM", folder("scenes_cnn")),
     "scenes_vit": Network("Vision transformer", folder("scenes_vit"), extra=LAST_BLOCK),
-    "scenes_cnn_shortcut": Network("CNN with CBAM that learned a watermark", folder("scenes_cnn_shortcut"), "scenes_cnn"),
+    "scenes_cnn_shortcut": Network(
+        "CNN with CBAM that learned a watermark",
+        folder("scenes_cnn_shortcut"),
+        "scenes_cnn",
+        layers=("layer1", "layer2", "layer3"),
+    ),
     "scenes_vit_shortcut": Network(
         "Vision transformer that learned a watermark", folder("scenes_vit_shortcut"), "scenes_vit", LAST_BLOCK
     ),
@@ -115,6 +124,8 @@ def section(network: Network, checkpoints: Path, count: int, slow: int) -> str:
             "",
             on_marks(found, twin),
         ]
+        if network.layers:
+            lines += [why(model, network.layers, scenes("label"), scenes("none")), ""]
     if found.refused:
         lines.append(f"Do not apply: {', '.join(found.refused)}.")
     spent = {name: row.seconds / len(row.numbers["object"]["AUROC"]) for name, row in found.maps.items()}
@@ -149,7 +160,8 @@ def on_marks(found: Measures, twin: Measures) -> str:
                 "share of the map on the mark": told(share, percent=True),
                 "times its area": told(lift),
                 "AUROC of the mark": told(row.values("AUROC", "mark")),
-                "largest on the mark": told(row.values("pointing game", "mark"), percent=True),
+                "largest cell: its middle is on the mark": told(row.values("pointing game", "mark"), percent=True),
+                "it touches the mark": told(row.values("touches", "mark"), percent=True),
                 "of the network without a watermark: AUROC of the mark": told(other.values("AUROC", "mark") if other else None),
                 "AUROC of the object": told(row.values("AUROC")),
             }
@@ -157,6 +169,46 @@ def on_marks(found: Measures, twin: Measures) -> str:
     some = next(iter(found.references.values()))
     area = some.values("share", "mark"), some.values("lift", "mark")
     return f"The mark covers {mean(area[0]) / mean(area[1]):.1%} of the picture.\n\n{to_markdown(rows)}"
+
+
+def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) -> str:
+    """How Grad-CAM finds the mark layer by layer, and what becomes of the accuracy when gates are exchanged."""
+    rows: list[Row] = []
+    for layer, seen in layer_by_layer(model, layers, marked, plain).items():
+        values = {name: np.array(numbers) for name, numbers in seen.numbers.items()}
+        rows.append(
+            {
+                "layer": layer,
+                "cells": size_of(seen.grid),
+                "AUROC of the mark": told(values["AUROC"]),
+                "without the mean map": told(values["without the mean map"]),
+                "largest cell: its middle is on the mark": told(values["middle"], percent=True),
+                "it touches the mark": told(values["touches"], percent=True),
+                "the same place without a mark": told(values["touches the place"], percent=True),
+                "marked corner": told(values["marked corner"]),
+                "other corners": told(values["other corners"]),
+                "inside": told(values["inside"]),
+            }
+        )
+    gates = [
+        f"- gates of {part}: {exchanged(model, marked, plain, which):.1%} of the marked scenes with the gates of their unmarked "
+        f"twins, {exchanged(model, plain, marked, which):.1%} of the unmarked ones with those of their marked twins."
+        for part, which in PARTS.items()
+    ]
+    return "\n".join(
+        [
+            "Grad-CAM of its layers, of the same scenes. The mean map is that of the other marked scenes. The last columns are values "
+            "as multiples of the map's mean: of the cells that touch the mark, of these in the other three corners, and of all that "
+            "touch no edge of the map.",
+            "",
+            to_markdown(rows),
+            f"Of {len(marked)} scenes it tells {exchanged(model, marked, marked, 'channel'):.1%} with a mark and "
+            f"{exchanged(model, plain, plain, 'channel'):.1%} without. When the gates of all CBAM modules are exchanged between a "
+            "marked scene and its unmarked twin, it tells",
+            "",
+            *gates,
+        ]
+    )
 
 
 def title(name: str, row: Measured) -> dict[str, str]:

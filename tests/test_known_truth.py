@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -12,12 +15,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import visattn
 from visattn import evaluation
 from visattn._bootstrap import mean_interval
 from visattn.data.scenes import CLASSES, Scenes
 from visattn.families import trained
+from visattn.geometry import Box, Geometry
+from visattn.maps import AttentionMap
+from visattn.nn import CBAM
+from visattn.records import TokenLayout
 
 ROOT = Path(__file__).parents[1]
 COUNT = 2
@@ -76,7 +84,8 @@ def test_figures_of_a_network_are_those_of_its_maps(script: ModuleType, checkpoi
     itself = table_of(text, "What knows nothing")["the mask itself, in cells of the grid"]
     assert mean_of(itself["AUROC"]) > 0.95
     assert "attention" in text[text.index("Do not apply") :]
-    assert "captum" not in text
+    quick = {"captum.saliency", "captum.input_x_gradient"}  # the others run the model many times
+    assert {name for name in rows if name.startswith("captum")} == quick
 
 
 def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(script: ModuleType, checkpoints: Path) -> None:
@@ -93,6 +102,7 @@ def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(sc
             values.append(float(evaluation.auroc(one.map, scene.watermark, one.geometry)))
             if name == "scenes_cnn_shortcut":
                 shares.append(float(evaluation.mass_on(one.map, scene.watermark, one.geometry)))
+    assert "When the gates of all CBAM modules are exchanged" in text
     row = table_of(text)["layercam"]
     assert mean_of(row["AUROC of the mark"]) == pytest.approx(np.mean(found["scenes_cnn_shortcut"]), abs=0.005)
     without = mean_of(row["of the network without a watermark: AUROC of the mark"])
@@ -131,3 +141,137 @@ def test_arguments_that_make_no_sense_are_refused(
     with pytest.raises(SystemExit):
         script.main()
     assert "two scenes or more are needed" in capsys.readouterr().err
+
+
+def section(name: str) -> str:
+    page: str = (ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8")
+    return page.split(f"<!-- {name} -->")[1].split("<!-- end -->")[0]
+
+
+def rows_by(text: str, column: str) -> dict[str, dict[str, str]]:
+    """The table whose first column has this title."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
+    first = next(i for i, cells in enumerate(lines) if cells[0] == column)
+    rows = itertools.takewhile(lambda cells: len(cells) > 1, lines[first + 2 :])
+    return {cells[0]: dict(zip(lines[first], cells, strict=False)) for cells in rows}
+
+
+def test_pages_say_of_grad_cam_and_the_mark_what_the_tables_hold() -> None:
+    text = section("scenes_cnn_shortcut")
+    marks, layers = rows_by(text, "map")["gradcam"], rows_by(text, "layer")
+    last = layers["layer3"]
+    told = " ".join((ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8").split("## The scenes")[0].split())
+    for sentence in (
+        f"{marks['share of the map on the mark'].split(' (')[0].replace('%', ' %')} of its mass is on the mark",
+        f"(AUROC {marks['AUROC of the object'].split(' (')[0]})",
+        f"its AUROC of the mark is below chance, {last['AUROC of the mark'].split(' (')[0]}",
+        f"holds {last['marked corner'].split(' (')[0]} times the map's mean, the other three {last['other corners'].split(' (')[0]}, "
+        f"the inside {last['inside'].split(' (')[0]}",
+        f"the AUROC is {last['without the mean map'].split(' (')[0]}",
+        f"in {mean_of(last['it touches the mark']):.0f} % of the scenes one of the three beside it",
+        f"(in {mean_of(last['the same place without a mark'])} % without a mark)",
+        f"touches the mark in {mean_of(layers['layer1']['it touches the mark']):.0f} % and "
+        f"{mean_of(layers['layer2']['it touches the mark']):.0f} %",
+    ):
+        assert sentence in told
+    assert mean_of(last["largest cell: its middle is on the mark"]) == 0  # never that of the corner
+    gates = re.findall(r"gates of (\w+): ([\d.]+)% of the marked .* twins, ([\d.]+)% of the unmarked", text)
+    plain = re.search(r"it tells ([\d.]+)% with a mark and ([\d.]+)% without", text)
+    assert plain is not None
+    whole, chance = plain.groups()
+    assert dict((name, rest) for name, *rest in gates) == {"channels": [chance, whole], "places": [whole, chance]}
+    assert f"told in {float(chance):.0f} % of the cases instead of {float(whole):.0f} %" in told
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    each = [f"{mean_of(layers[name]['it touches the mark']):.0f}" for name in ("layer1", "layer2")]
+    assert f"its largest cell touches the mark in {each[0]} and {each[1]} of 100 scenes" in readme
+
+
+@pytest.mark.parametrize("name", ["scenes_cnn", "scenes_vit"])
+def test_pages_say_how_many_maps_are_above_chance(name: str) -> None:
+    listed = re.findall(r"^- (Above [\w ]+): (.*)\.$", section(name), re.MULTILINE)
+    # names of gates and methods hold no comma, but "gradcam, last block" does
+    counts = {kind: len(names.replace(", last block", "").split(", ")) for kind, names in listed}
+    of = {"scenes_cnn": "the CNN", "scenes_vit": "the ViT"}[name]
+    above = counts["Above both its moved copies and the centre prior"]
+    assert f"{above} of {sum(counts.values())} of {of}" in (ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8")
+
+
+class Gated(nn.Module):
+    """The gates of a CBAM and nothing else: which channel's is the largest, or which half's."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.gate, self.part = CBAM(3, width=3, kernel=1), part
+        with torch.no_grad():
+            for parameter in self.gate.parameters():
+                parameter.zero_()
+            if part == "channel":
+                for layer in (self.gate.fc1, self.gate.fc2):
+                    layer.weight.copy_(torch.eye(3)[..., None, None])
+                self.gate.fc2.bias.fill_(-5)  # type: ignore[union-attr]
+            else:
+                self.gate.conv.weight.copy_(torch.tensor([1.0, 0.0]).view(1, 2, 1, 1))
+                self.gate.norm.weight.fill_(1)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        share: torch.Tensor = self.gate(pixels + 5) / (pixels + 5)
+        if self.part == "channel":
+            return share.mean((2, 3))
+        left, right = share.mean(1).chunk(2, 2)
+        return torch.stack([left.mean((1, 2)), right.mean((1, 2))], 1)
+
+
+@pytest.mark.parametrize("part", ["channel", "spatial"])
+def test_exchanged_gates_take_the_answer_with_them(part: str, script: ModuleType) -> None:
+    first, second = Image.new("RGB", (64, 64), "black"), Image.new("RGB", (64, 64), "black")
+    whole = (0, 0, 64, 64)
+    first.paste("red", whole if part == "channel" else (0, 0, 32, 64))
+    second.paste("lime", whole if part == "channel" else (32, 0, 64, 64))
+    ours, others, model = [(first, 0)] * 3, [(second, 1)] * 3, Gated(part).eval()
+    before = {name: dict(module._forward_hooks) for name, module in model.named_modules()}
+    for which in ("channel", "spatial"):
+        assert script.exchanged(model, ours, ours, which) == 1
+        kept = 0 if which == part else 1
+        assert script.exchanged(model, ours, others, which) == script.exchanged(model, others, ours, which) == kept
+    assert {name: dict(module._forward_hooks) for name, module in model.named_modules()} == before
+
+
+def test_the_largest_cell_touches_a_mark_that_reaches_into_it(script: ModuleType) -> None:
+    measure = importlib.import_module("_known_truth_measure")
+    mask = np.zeros((64, 64), bool)
+    mask[1:10, 1:10] = True
+    place = Geometry((64, 64), (64, 64), Box(0, 0, 64, 64))
+    for cell, expected in (((0, 0), 1), ((1, 1), 1), ((0, 1), 1), ((2, 0), 0), ((7, 7), 0)):
+        values = torch.zeros(2, 8, 8)
+        values[:, cell[0], cell[1]] = 1
+        values[1, 7, 7] = 1  # in the second map two are the largest
+        made = AttentionMap(values, ("copy",), TokenLayout("map", (), (8, 8), Box(0, 0, 64, 64)), {}, "votes")
+        assert measure.touches(made, mask, place).tolist() == [expected, expected / 2 if cell != (7, 7) else 0]
+
+
+def test_layers_of_a_network_are_measured_scene_by_scene(script: ModuleType, checkpoints: Path) -> None:
+    model = visattn.load_model(str(checkpoints / "scenes_cnn_shortcut"))
+    marked, plain = (Scenes(COUNT, (64, 64), seed=script.SEED, watermark=mark) for mark in ("label", "none"))
+    (seen,) = script.layer_by_layer(model, ["layer2"], marked, plain).values()
+    maps = []
+    for index in range(COUNT):
+        scene = marked.scene(index)
+        maps.append(visattn.explain(model, Image.fromarray(scene.image), method="gradcam", target=scene.label, layer="layer2"))
+    for index, found in enumerate(maps):
+        values, mask = found.map.values.double().numpy(), marked.scene(index).watermark
+        height = 64 // values.shape[0]
+        cells = {(y // height, x // height) for y, x in zip(*mask.nonzero(), strict=True)}
+        last = values.shape[0] - 1
+        mean = values.mean()
+        corner = np.mean([values[cell] for cell in cells])
+        others = [
+            np.mean([values[last - y if down else y, last - x if across else x] for y, x in cells])
+            for down, across in ((True, False), (False, True), (True, True))
+        ]
+        numbers = {name: each[index] for name, each in seen.numbers.items()}
+        assert numbers["marked corner"] == pytest.approx(corner / mean, rel=1e-5)
+        assert numbers["other corners"] == pytest.approx(np.mean(others) / mean, rel=1e-5)
+        assert numbers["inside"] == pytest.approx(values[1:-1, 1:-1].mean() / mean, rel=1e-5)
+        unlike = replace(found.map, values=found.map.values - maps[1 - index].map.values)
+        assert numbers["without the mean map"] == pytest.approx(float(evaluation.auroc(unlike, mask, found.geometry)))
+        assert numbers["touches"] == float(np.unravel_index(values.argmax(), values.shape) in cells)
