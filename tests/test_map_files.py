@@ -125,7 +125,7 @@ def test_hostile_facts_are_refused_when_they_are_read(name: str, tmp_path: Path)
 
 def test_facts_of_older_versions_are_read(tmp_path: Path) -> None:
     def older(facts: Facts) -> None:
-        del facts["layout"]["holes"], facts[P]["preprocessing"]
+        del facts["layout"]["holes"], facts["signed"], facts[P]["preprocessing"], facts[P]["drawing"]
 
     (tmp_path / "map.npz").write_bytes(edited(older))
     found = load_map(tmp_path / "map.npz")

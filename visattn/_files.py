@@ -140,7 +140,9 @@ def _must_be(path: Path, *kinds: int) -> os.stat_result:
     facts = path.lstat()
     if stat.S_IFMT(facts.st_mode) not in kinds:
         wanted, got = " or ".join(_KINDS[kind] for kind in kinds), _KINDS.get(stat.S_IFMT(facts.st_mode), "something else")
-        raise OutputError(f"{printable(str(path))}: must be {wanted}, got {got}; remove it, or choose another -o/--output")
+        raise OutputError(
+            f"{printable(str(path))}: must be {wanted}, got {got}; remove it, or choose another folder (-o/--output)"
+        )
     return facts
 
 

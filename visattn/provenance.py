@@ -27,6 +27,24 @@ class Sink(NamedTuple):
     layer: str
 
 
+def versions() -> dict[str, str]:
+    """Installed versions of the libraries that decide the numbers."""
+    return dict(_installed())
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Return the versions, asked once: it takes longer than a small picture."""
+    names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 @dataclass(frozen=True)
 class Provenance:
     """What made a map or a picture; every field is a fact, filled in as it becomes known.
@@ -70,7 +88,7 @@ class Provenance:
     sinks: tuple[tuple[Sink, ...], ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=lambda: dict(_installed()))
+    versions: dict[str, str] = field(default_factory=versions)
 
     def but(self, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **facts: Any) -> Provenance:  # noqa: ANN401
         """A copy with these facts set and these notes and warnings added, none twice."""
@@ -105,21 +123,3 @@ def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
         f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, drawn from all queries alike; "
         "a bright spot there need not mean an object",
     )
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the libraries that decide the numbers."""
-    names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-@cache
-def _installed() -> dict[str, str]:
-    """Return `versions()`, asked once: it takes longer than a small picture."""
-    return versions()

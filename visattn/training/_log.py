@@ -113,7 +113,9 @@ class Log:
             return b""
         except OSError as error:
             cause = (error.strerror or str(error)).lower()
-            raise OutputError(f"{printable(str(self.path))}: cannot be read ({cause}); choose another -o/--output") from error
+            raise OutputError(
+                f"{printable(str(self.path))}: cannot be read ({cause}); choose another folder (-o/--output)"
+            ) from error
 
     def to_csv(self, path: Path) -> Path:
         """All rows as one table, an empty cell where a row has no such value."""
