@@ -57,6 +57,10 @@ class Target:
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise NoClasses(f"a class needs logits (B, classes), the model gave {shape}. Pass target=a function of its output.")
+        if not output.is_floating_point():
+            raise NoClasses(
+                f"a class needs logits of floating point, the model gave {output.dtype}. Pass target=a function of its output."
+            )
         classes = output.shape[1]
         if self.labels is not None and len(self.labels) < classes:
             raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name a line.")

@@ -45,7 +45,7 @@ def value(rng: random.Random, depth: int = 2) -> Any:
     if kind == 6:
         return {str(rng.choice(TEXTS[:10])): value(rng, depth - 1) for _ in range(rng.randrange(4))}
     nested: Any = 0
-    for _ in range(rng.choice([10, 100, 900])):
+    for _ in range(rng.choice([10, 100, 300])):
         nested = [nested] if rng.random() < 0.5 else {"x": nested}
     return nested
 

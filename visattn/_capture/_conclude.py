@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from visattn._capture._arrange import Arrangement, Tokens, arrange_tokens
 from visattn._capture._codes import same_along
@@ -85,7 +86,8 @@ class Conclusions:
         kind = self.calls[entry.attention][0].kind if entry.attention is not None else ""
         if entry.attention is not None and made is not None and kind != "channel":
             self._follower.passed(entry.attention, made.slot, kind)
-        self._readouts.note(entry, kind)
+        with suppress(Exception):  # of what nobody thought of it stays unknown what the output is read from
+            self._readouts.note(entry, kind)
         if entry.operation.own and entry.operation.name in SOFTMAX and (over := self._over_tokens(entry)) is not None:
             self._softmaxes[number] = entry.layer, over
         for slot in [one.slot for one in entry.outs if one is not None] + [after for _, after in entry.rewritten]:

@@ -99,6 +99,8 @@ class Readouts:
         codes = places.codes[:1]
         rest = [dim for dim in range(codes.ndim) if dim not in dims]
         rows = codes.permute(*rest, *dims).flatten(0, len(rest) - 1).flatten(1)
+        if not rows.numel():
+            return None
         first = rows[0][rows[0] >= 0]
         if not len(first) or not bool((rows == rows[:1]).all()):
             return None
