@@ -130,7 +130,7 @@ def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: 
     [
         (("--model-kwargs", "act"), "--model-kwargs must be KEY=VALUE, got 'act'."),
         (("--model-kwargs", "act=null"), "model_kwargs must be numbers, texts, truth values or lists of them, got act=None."),
-        (("--lr", "0"), "lr must be a finite number above 0, got 0.0."),
+        (("--lr", "0"), "lr must be a finite number above 0, at most 1e9, got 0.0."),
         (("--attention", "cbm"), "unknown attention 'cbm'"),
         (("--augment", "flop"), "'flop' is not one of"),
         (("--config", "none.toml"), "none.toml: cannot be read (no such file or directory); check the path (--config)."),
@@ -147,6 +147,7 @@ def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: 
             ("--compare", "se", "--attention", "cbam"),
             "--compare trains with each attention that it names, got --attention cbam too.",
         ),
+        (("--compare", ""), "a comparison needs a variant beside the plain network and a seed, got []"),
         (("--force", "--overwrite"), "--overwrite begins anew, so there is nothing to --force. Leave one out."),
         (("--model", "visattn_ram", "--mixup", "0.5"), "visattn_ram is rewarded for right classes, which mixed"),
     ],

@@ -110,7 +110,7 @@ def classify_command(
         click.echo(recipe.toml(), nl=False)
         return 0
     _check_together(compare, seeds, recipe.attention, beginning=force or overwrite)
-    if compare:
+    if compare is not None:
         table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
         click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
         return 0
@@ -183,11 +183,11 @@ def _check_together(compare: str | None, seeds: int, attention: str, *, beginnin
     """Refuse options that do not go together."""
     from visattn.errors import OptionError
 
-    if seeds > 1 and not compare:
+    if seeds > 1 and compare is None:
         raise OptionError("--seeds is for --compare. Name what is compared.")
-    if compare and attention != "none":
+    if compare is not None and attention != "none":
         raise OptionError(f"--compare trains with each attention that it names, got --attention {attention} too. Leave one out.")
-    if compare and (beginning or os.environ.get("WORLD_SIZE", "1") != "1"):
+    if compare is not None and (beginning or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise OptionError("--compare goes on where it was, in one process. Leave out --force, --overwrite and torchrun.")
 
 

@@ -81,7 +81,7 @@ class CaptionConfig(Recipe):
         for name in ("regulariser", "reward", "entropy"):
             between(getattr(self, name), 0, 1e9, name)
         if not 0 < self.temperature <= 1e9:
-            raise OptionError(f"temperature must be a finite number above 0, got {self.temperature}.")
+            raise OptionError(f"temperature must be a finite number above 0, at most 1e9, got {self.temperature}.")
         if self.reduction != _USUAL.reduction and not self.regulariser:
             raise OptionError(f"reduction is of the regulariser, which is 0, got {self.reduction}. Leave one out.")
 

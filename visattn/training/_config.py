@@ -120,7 +120,7 @@ class Recipe:
             between(getattr(self, name), 0, 1, name)
         for name in ("epochs", "lr"):
             if not 0 < getattr(self, name) <= 1e9:
-                raise OptionError(f"{name} must be a finite number above 0, got {getattr(self, name)}.")
+                raise OptionError(f"{name} must be a finite number above 0, at most 1e9, got {getattr(self, name)}.")
         for item in fields(self):
             if item.metadata["choices"]:
                 one_of(getattr(self, item.name), item.metadata["choices"], item.name)

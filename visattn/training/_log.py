@@ -7,7 +7,6 @@ So a run that was interrupted, and goes on by cutting the log back to its last c
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +32,7 @@ class Log:
 
         Args:
             length: Bytes that should stay; None: all.
-            needed: Names under which each row must have a finite number.
+            needed: Names under which each row must have a number, 0 or more.
 
         Raises:
             CheckpointError: If a row that stays is no object of numbers.
@@ -47,7 +46,7 @@ class Log:
             if (
                 not isinstance(row, dict)
                 or not all(map(_numeric, row.values()))
-                or not all(_finite(row.get(key)) for key in needed)
+                or not all(_counted(row.get(key)) for key in needed)
             ):
                 raise CheckpointError(
                     f"{printable(str(self.path))}, line {number}: must be an object of numbers with {', '.join(needed)}, got "
@@ -137,5 +136,6 @@ def _numeric(value: object) -> bool:
     return value is None or type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
-def _finite(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type] # a number
+def _counted(value: object) -> bool:
+    """Whether a value tells how many or how long."""
+    return type(value) in (int, float) and 0 <= value < 2**53  # type: ignore[operator] # a number
