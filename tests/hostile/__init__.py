@@ -13,11 +13,11 @@ import timm
 import torch
 
 import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
-from tests.hostile import commands, driver, maps, models
+from tests.hostile import commands, driver, folders, maps, models
 from visattn import captioning  # noqa: F401
 from visattn.cli import _caption, _heads, _inspect, _list, _overlay, _stats, _train  # noqa: F401
 
-KINDS = {"maps": maps.cases, "models": models.cases, "commands": commands.cases}
+KINDS = {"maps": maps.cases, "models": models.cases, "folders": folders.cases, "commands": commands.cases}
 
 
 def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True) -> Iterator[driver.Outcome]:

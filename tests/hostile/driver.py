@@ -27,12 +27,14 @@ class Case:
         prepare: Writes the inputs into an empty folder and returns the arguments of the command, whose current folder that is.
         outputs: Files and folders that the command may write, from that folder.
         prints: Whether what is printed is the result, and no file has to be there.
+        judge: Says what is wrong with the folder afterwards, in the place of the check of all files: of folder, arguments and code.
     """
 
     name: str
     prepare: Callable[[Path], list[str]]
     outputs: tuple[str, ...] = ()
     prints: bool = False
+    judge: Callable[[Path, list[str], int], list[str]] | None = None
 
 
 @dataclass
@@ -96,6 +98,9 @@ def _judge(found: Outcome, work: Path, before: dict[Path, str], after: dict[Path
         found.wrong.append(f"exit code {found.code}")
     if found.code and not found.err.strip():
         found.wrong.append("failed without a word")
+    if case.judge is not None:
+        found.wrong += case.judge(work, found.arguments, found.code)
+        return
     allowed = [work / name for name in case.outputs]
     streams = {work.parent / "out", work.parent / "err"}
     for path in sorted({*before, *after} - streams):

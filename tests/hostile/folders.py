@@ -1,8 +1,4 @@
-"""Seeded hostile run folders, model folders and command lines, each made from a valid one by a single change.
-
-`cases(seed, count)` gives a name and a function that fills an empty folder and returns the arguments of `visattn`; `harm(folder)` tells
-afterwards what was written outside of the named outputs, and `results(folder, arguments)` whether a command that ends with 0 has left one.
-"""
+"""Run folders, model folders and command lines of `train`, each made from a valid one by a single change."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tests.hostile.driver import Case
 from tests.training.small import begun, pictures, recipe, written
 from visattn.training import CaptionConfig, Config, compare_runs, train
 
@@ -111,8 +108,8 @@ TEXTS = [
 ]
 
 
-def cases(seed: int, count: int) -> Iterator[tuple[str, Prepare]]:
-    """Hostile cases; the same seed gives the same ones."""
+def cases(seed: int, count: int) -> Iterator[Case]:
+    """Yield `count` cases."""
     dice = random.Random(seed)
     kinds = (
         _of_a_file,
@@ -127,7 +124,11 @@ def cases(seed: int, count: int) -> Iterator[tuple[str, Prepare]]:
     )
     for number in range(count):
         name, prepare = kinds[number % len(kinds)](dice)
-        yield f"{number}: {name}", prepare
+        yield Case(f"folder {seed}.{number} {name}", prepare, judge=_judge)
+
+
+def _judge(folder: Path, arguments: list[str], code: int) -> list[str]:
+    return harm(folder) + ([] if code > 1 or results(folder, arguments) else [f"exit {code} without a result"])
 
 
 def harm(folder: Path) -> list[str]:

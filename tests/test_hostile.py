@@ -1,0 +1,32 @@
+"""A few hostile inputs of each kind; `python -m tests.hostile` runs as many as are asked for, with this judge."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hostile import KINDS
+
+SHARE = {True: 7, False: 8}  # of each kind, with and without the nets around the commands
+
+
+@pytest.mark.parametrize("net", [True, False], ids=["with the nets", "without the nets"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_inputs_end_in_a_result_or_a_line(kind: str, net: bool) -> None:
+    """In a process of its own: children are forked, which a process with threads must not."""
+    options = ["--only", kind, "--count", str(SHARE[net]), "--seed", str(2 - net), *([] if net else ["--no-net"])]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile", *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"{SHARE[net]} hostile inputs with{'' if net else 'out'} the nets (seed {2 - net}): 0 wrong")
