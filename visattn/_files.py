@@ -80,6 +80,22 @@ def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Ite
         seen.add(whole)
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a regular file is there; of a name that cannot be, no (`Path.is_file` would raise for one that is too long)."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a folder is there; see `is_file`."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def regular(path: Path) -> Path:
     """`path` itself; reading a pipe that nobody writes to would wait for ever.
 

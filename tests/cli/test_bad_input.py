@@ -474,3 +474,72 @@ def test_A10_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path
     assert code == 0
     assert picture[15, 15].tolist() == [252, 255, 164]  # inferno's last and first colours
     assert picture[40, 40].tolist() == [0, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        (("--method", "rollout"), "--method"),
+        (("--model", "vit_tiny_patch16_224"), "--model"),
+        (("--target", "3"), "--target"),
+        (("--layer", "-1"), "--layer"),
+        (("--caption",), "--caption"),
+        (("--seed", "0"), "--seed"),
+    ],
+)
+def test_what_says_nothing_beside_a_saved_map_is_refused(run: Run, photo: Path, given: tuple[str, ...], flag: str) -> None:
+    np.save("m.npy", np.arange(6.0).reshape(2, 3))
+    code, out, err = run("overlay", photo, "--map", "m.npy", *given)
+    assert (code, out, err) == (2, "", f"visattn: error: {flag} says nothing beside --map. Leave one of them out.\n")
+
+
+@pytest.mark.parametrize("given", [("--mass", "0.6"), ("--interpolation", "nearest")], ids="=".join)
+def test_what_says_nothing_beside_a_plain_array_is_refused(run: Run, photo: Path, given: tuple[str, ...]) -> None:
+    with Image.open(photo) as picture:
+        np.save("m.npy", np.random.default_rng(0).random(picture.size[::-1]))
+    code, out, err = run("overlay", photo, "--map", "m.npy", *given)
+    assert (code, out, err) == (
+        2,
+        "",
+        f"visattn: error: {given[0]} says nothing beside an array of --map. Leave one of them out.\n",
+    )
+
+
+@pytest.mark.parametrize("kind", ["model", "labels", "map"])
+def test_a_file_that_is_read_is_never_replaced(run: Run, photo: Path, tmp_path: Path, kind: str) -> None:
+    """`--overwrite` is for results."""
+    path = tmp_path / {"model": "own.py", "labels": "names.png", "map": "m.png"}[kind]
+    path.write_text("def make(): ...\n")
+    before = path.read_bytes()
+    given = {
+        "model": ("--model", f"{path}:make", "--save-map", path),
+        "labels": ("--labels", path, "-o", path),
+        "map": ("--map", path, "-o", path),
+    }[kind]
+    code, out, err = run("overlay", photo, "--overwrite", *given)
+    assert (code, out) == (2, "")
+    assert f"{path}: the output is the input itself; choose another" in err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stats", "a" * 300),
+        ("overlay", "{photo}", "--model", "a" * 300),
+        ("overlay", "{photo}", "--model", f"{'a' * 300}.py:make"),
+    ],
+    ids=["folder", "model", "model file"],
+)
+def test_a_name_that_is_too_long_for_a_file_is_one_line(run: Run, photo: Path, arguments: tuple[str, ...]) -> None:
+    code, out, err = run(*(str(photo) if argument == "{photo}" else argument for argument in arguments))
+    assert (code in (2, 3, 4), out, err.count("\n")) == (True, "", 1)
+    assert err.startswith("visattn: error: ")
+
+
+def test_a_pattern_that_fits_no_model_is_one_line(run: Run) -> None:
+    assert run("list", "no_such_net*") == (
+        2,
+        "",
+        "visattn: error: no model fits 'no_such_net*'. Put * around a part of its name.\n",
+    )

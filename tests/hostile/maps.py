@@ -40,7 +40,7 @@ class _Prepared:
         name = rng.choice(["m.npz", "m.npz", "m.npz", "m.npy", "m"])
         make = rng.choice([_edited, _edited, _edited, _edited, _damaged, _plain, _odd_values, _odd_archive])
         (folder / name).write_bytes(make(rng))
-        more = [] if rng.random() < 0.5 else ["--mass", "0.6", "--interpolation", rng.choice(["nearest", "bicubic"])]
+        more = [] if rng.random() < 0.6 else ["--mass", "0.6", "--interpolation", rng.choice(["nearest", "bicubic"])]
         more += ["--normalize", rng.choice(["minmax", "percentile", "symmetric", "none"])] if rng.random() < 0.5 else []
         more += ["--json"] if rng.random() < 0.5 else []
         return ["overlay", "p.png", "--map", name, "-o", "o.png", *more]

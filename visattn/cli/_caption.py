@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._checks import printable
-from visattn._files import check_outputs, result_names, write_whole
+from visattn._files import check_outputs, is_folder, result_names, write_whole
 from visattn.cli._each import Each
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
@@ -163,7 +163,7 @@ def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
         return []
     if len(images) == 1 and filmstrip.suffix.lower() in _KINDS:
         return [filmstrip]
-    if filmstrip.suffix and not filmstrip.is_dir():
+    if filmstrip.suffix and not is_folder(filmstrip):
         kinds = " or ".join(_KINDS)
         raise OptionError(
             f"{filmstrip.name}: --filmstrip of one image is a {kinds} file, of several a folder. Choose another name."

@@ -10,7 +10,7 @@ import click
 from visattn._checks import printable, whole_number
 from visattn._files import check_output, check_png, write_whole
 from visattn._tables import Row, to_csv, to_json, to_text
-from visattn.cli._options import model_options, output_options, photo_options, reading
+from visattn.cli._options import files_read, model_options, output_options, photo_options, reading
 from visattn.cli._talk import describe, note, result
 from visattn.errors import NoAttentionCaptured, OptionError
 
@@ -60,7 +60,7 @@ def heads_command(
     if not options["stats"]:
         check_png(target)
     if output is not None or not options["stats"]:
-        check_output(target, overwrite=overwrite, inputs=[image])
+        check_output(target, overwrite=overwrite, inputs=[image, *files_read(options)])
     from dataclasses import replace
 
     from visattn._look import look

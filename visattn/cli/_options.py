@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from visattn.errors import OptionError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +53,27 @@ def photo_options(command: F) -> F:
 def reading(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `load_image` among the options."""
     return {name: options[name] for name in ("max_pixels", "color_profile")}
+
+
+def files_read(options: dict[str, Any]) -> list[Path]:
+    """Return the files among the options that are read, which no output may replace."""
+    model, weights = str(options.get("model") or ""), str(options.get("weights") or "auto")
+    named = [model.rpartition(":")[0]] if ".py:" in model else []
+    named += [weights] if weights not in ("auto", "none") else []
+    return [Path(name) for name in named] + [options[name] for name in ("labels", "map_file") if options.get(name)]
+
+
+def refuse_beside(option: str, others: Sequence[str]) -> None:
+    """Refuse options that say nothing beside another one.
+
+    Raises:
+        OptionError: If one was given.
+    """
+    context = click.get_current_context()
+    given = [name for name in others if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if given:
+        flag = next(parameter.opts[0] for parameter in context.command.params if parameter.name == given[0])
+        raise OptionError(f"{flag} says nothing beside {option}. Leave one of them out.")
 
 
 def target_options(command: F) -> F:

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from visattn._checks import between, whole_number
-from visattn._files import check_outputs, check_png, result_names, write_whole
+from visattn._files import check_outputs, check_png, is_folder, result_names, write_whole
 from visattn.cli._each import Each
-from visattn.cli._options import model_options, output_options, photo_options, picture_options, target_options
+from visattn.cli._options import (
+    files_read,
+    model_options,
+    output_options,
+    photo_options,
+    picture_options,
+    refuse_beside,
+    target_options,
+)
 from visattn.cli._talk import describe, result
 from visattn.errors import MapError, OptionError
 from visattn.provenance import Provenance
@@ -45,6 +53,10 @@ _PARAMETERS = [
     "noise",
     "lasso",
 ]  # of methods
+
+
+_TARGET = ("target", "versus", "target_space", "labels")
+_OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET, *_PARAMETERS)
 
 
 class _Residual(click.ParamType[float | str]):
@@ -113,9 +125,11 @@ def overlay_command(
     visattn overlay dog.jpg --model vit_base_patch16_224 --target "Border collie"
     """  # noqa: D301 - \b keeps click from wrapping the examples
     between(options["opacity"], 0, 1, "opacity")
+    if options["map_file"]:
+        refuse_beside("--map", _OF_MODELS)
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
-    check_outputs([*targets, *extra], overwrite=overwrite, inputs=images)
+    check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     parameters = {} if options["map_file"] else _parameters(options)
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
@@ -181,7 +195,7 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
     names = [f"{name}.{kind}.png" for name in result_names(images)]
     if output is None:
         return [Path(name) for name in names]
-    if len(images) > 1 or output.is_dir():
+    if len(images) > 1 or is_folder(output):
         return [output / name for name in names]
     return [check_png(output)]
 
@@ -232,6 +246,7 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
                 geometry = geometry.resized(size)
             picture = Explanation(photo, geometry, attention_map).overlay(**_colours(options))
         else:
+            refuse_beside("an array of --map", ("interpolation", "mass"))
             colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}
             picture = render.overlay(photo, loaded, **colours)
         provenance = picture.provenance.but(image=source.name, image_sha256=source.sha256)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import first_line, printable
+from visattn._files import is_file
 from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 from visattn.families import custom, timm, torchvision, trained
 from visattn.families._spec import InputSpec
@@ -74,12 +75,12 @@ def load_model(
     """
     place = check_device(device)
     from_file, folder = name.rpartition(":")[0].endswith(".py"), Path(name)
-    if weights != "auto" and (from_file or folder.joinpath(trained.FACTS).is_file()):
+    if weights != "auto" and (from_file or is_file(folder / trained.FACTS)):
         what = "the function of a file loads its own weights" if from_file else "a folder holds its own weights"
         raise OptionError(f"{printable(name)}: {what}, got {printable(str(weights))}. Leave weights out.")
     if from_file:
         model, provenance = custom.load(name)
-    elif folder.joinpath(trained.FACTS).is_file():
+    elif is_file(folder / trained.FACTS):
         model, provenance = trained.load(folder)
     else:
         family = torchvision if name.startswith(torchvision.PREFIX) else timm

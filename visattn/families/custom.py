@@ -14,6 +14,7 @@ from torch import nn
 
 from visattn._capture import Anatomy, Placement
 from visattn._checks import first_line, printable, suggest
+from visattn._files import is_file
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
 from visattn.families._feature_map import last_feature_map
 from visattn.families._spec import InputSpec, per_channel, sources
@@ -52,7 +53,7 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
     """
     file, _, factory = name.rpartition(":")
     path, shown = Path(file), printable(name)
-    if not path.is_file():
+    if not is_file(path):
         raise UnsupportedModel(f"{shown}: no such file; pass path/to/file.py:factory.")
     spec = importlib.util.spec_from_file_location(f"visattn file {path.stem}", path)
     assert spec is not None  # noqa: S101 - it ends in .py
@@ -87,7 +88,9 @@ def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
     except SystemExit as error:
         raise UnsupportedModel(f'{what} ends the program; put what it runs under if __name__ == "__main__".') from error
     except BaseException as error:
-        raise UnsupportedModel(f"{what} fails: {type(error).__name__}: {first_line(error)}; {fix}.") from error
+        failed = UnsupportedModel(f"{what} fails: {type(error).__name__}: {first_line(error)}; {fix}.")
+        # contextlib takes a RuntimeError from a StopIteration for one that Python made of it, and raises the StopIteration
+        raise failed from (None if isinstance(error, StopIteration) else error)
     finally:
         if beside in sys.path:
             sys.path.remove(beside)
