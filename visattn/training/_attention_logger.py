@@ -336,8 +336,8 @@ def _destination(to: Destination, tag: str) -> _Send:
     if isinstance(to, (str, os.PathLike)):
         folder = Path(to)
         if _first_process():
-            _file(folder, 0)
-        return lambda step, page: write_whole(_file(folder, step), to_png(page))
+            check_output(folder / _name(0), overwrite=True)
+        return lambda step, page: write_whole(folder / _name(step), to_png(page))
     if hasattr(to, "add_image"):
         return lambda step, page: to.add_image(tag, np.array(page), step, dataformats="HWC")
     if callable(to):
@@ -345,8 +345,8 @@ def _destination(to: Destination, tag: str) -> _Send:
     raise OptionError(f"to must be a folder, a SummaryWriter or a function, got {type(to).__name__}. Or several in a list.")
 
 
-def _file(folder: Path, step: int) -> Path:
-    return check_output(folder / f"step_{step:08d}.png", overwrite=True)
+def _name(step: int) -> str:
+    return f"step_{step:08d}.png"
 
 
 def _drawable(method: Method) -> bool:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
 from visattn.data._pictures import Pictures
-from visattn.errors import DataError, ImageError, ResourceError
+from visattn.errors import DataError, ImageError, OptionError, ResourceError
 from visattn.families.trained import Seen, evaluation_transform
 from visattn.training._config import Recipe
 from visattn.training._randomness import seed_of, seeded
@@ -190,6 +190,23 @@ class InOrder(Sampler[list[Ticket]]):
         """Batches; the last may be smaller."""
         for start in range(0, len(self.mine), self.batch):
             yield [Ticket(0, index) for index in self.mine[start : start + self.batch]]
+
+
+def check_batch(config: Recipe, count: int, world: int, *, in_pairs: bool) -> None:
+    """Refuse a batch that cannot be cut out of so many pictures, or into pieces for so many processes.
+
+    Raises:
+        DataError: If it is more than the pictures.
+        OptionError: If its pieces are no whole numbers, or odd where pictures are mixed in pairs.
+    """
+    batch, pieces = config.batch_size, world * config.accumulate
+    if batch > count:
+        raise DataError(f"{config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller batch_size (--batch-size).")
+    if batch % pieces or (in_pairs and batch // pieces % 2):
+        raise OptionError(
+            f"batch_size must be a multiple of processes x accumulate ({world} x {config.accumulate}), and each piece even for mixup, "
+            f"got {batch}."
+        )
 
 
 def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device: torch.device) -> DataLoader[Any]:

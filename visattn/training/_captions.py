@@ -185,8 +185,7 @@ class Captioning(Task):
             for strip in strips:
                 sheet.paste(strip, (0, top))
                 top += strip.height
-            target = check_output(folder / f"step_{step:08d}.png", overwrite=True)
-            write_whole(target, render.to_png(sheet, strips[0].provenance.but(notes=(f"step {step}",))))
+            write_whole(folder / f"step_{step:08d}.png", render.to_png(sheet, strips[0].provenance.but(notes=(f"step {step}",))))
 
         return draw
 

@@ -6,7 +6,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,10 +182,12 @@ def check_clear(run: Path) -> None:
         )
 
 
-def clear(run: Path) -> None:
-    """Remove what an earlier run left, to begin anew; see `check_clear`."""
+def clear(run: Path, but: Collection[str] = ()) -> None:
+    """Remove what an earlier run left, to begin anew; folders of the names `but` stay, empty. See `check_clear`."""
     check_clear(run)
     order = {RESULT: 0, CONFIG: 2}  # killed in between, it is a run without a result, which can be cleared again
     for item in sorted(run.iterdir(), key=lambda item: (order.get(item.name, 1), item.name)):
         if item.name != _LOCK:
             discard(item)
+        if item.name in but:
+            item.mkdir()

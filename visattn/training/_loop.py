@@ -21,14 +21,15 @@ from tqdm import tqdm
 
 from visattn._checks import printable
 from visattn._files import discard
-from visattn.errors import CheckpointError, DataError, OptionError, TrainingError, VisattnError
+from visattn.errors import CheckpointError, DataError, TrainingError, VisattnError
 from visattn.families.trained import evaluation_transform
-from visattn.training._batches import Batch, InOrder, Samples, Stream, loader, patient, training_transform
+from visattn.training._batches import Batch, InOrder, Samples, Stream, check_batch, loader, patient, training_transform
 from visattn.training._checkpoint import Checkpoints, State
 from visattn.training._config import Recipe, differences
 from visattn.training._folder import (
     FINAL,
     LOG,
+    MAPS,
     SPEED,
     STATES,
     TABLE,
@@ -96,11 +97,15 @@ def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = F
         if done is not None:
             return done
         with asked_to_stop() as asked, patient():
-            trained = _Run(config, run, group, force=force, anew=overwrite)
-            if overwrite:
-                group.by_first(lambda: clear(run))
-            group.by_first(lambda: claim(run, config))  # from here on the run is begun: what could be refused was checked
-            return trained.go(asked, quiet)
+            prepared = _Run(config, run, group, force=force, anew=overwrite)
+
+            def start() -> None:
+                if overwrite:
+                    clear(run, but=(MAPS,) if config.maps_every else ())
+                claim(run, config)
+
+            group.by_first(start)  # from here on the run is begun: what could be refused was checked
+            return prepared.go(asked, quiet)
 
 
 class _Run:
@@ -111,7 +116,7 @@ class _Run:
         self.config, self.run, self.group = config, run, group
         self.task = task_of(config)
         self.pictures, self.tests = self.task.pictures, self.task.tests
-        self._check_batch()
+        check_batch(config, len(self.pictures), group.world, in_pairs=self.task.in_pairs)
         each = len(self.pictures) / config.batch_size
         self.steps = max(1, math.floor(config.epochs * each))
         self.learner = Learner(self.task, self.steps, each, group)
@@ -132,18 +137,6 @@ class _Run:
             return self.log.check(length, "step", "epoch"), self.speed.check(None, "step", "images_per_second", "seconds")
 
         self.lengths = group.by_first(prepare)
-
-    def _check_batch(self) -> None:
-        count, batch, pieces = len(self.pictures), self.config.batch_size, self.group.world * self.config.accumulate
-        if batch > count:
-            raise DataError(
-                f"{self.config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller batch_size (--batch-size)."
-            )
-        if batch % pieces or (self.task.in_pairs and batch // pieces % 2):
-            raise OptionError(
-                f"batch_size must be a multiple of processes x accumulate ({self.group.world} x {self.config.accumulate}), and each piece "
-                f"even for mixup, got {batch}."
-            )
 
     def _resume(self, force: bool) -> int:
         """Go to the last state, if there is one; the log's length at that time."""
