@@ -412,6 +412,6 @@ def test_a_folder_reached_through_a_link_is_replaced_where_it_is(tmp_path: Path)
 def test_a_folder_in_which_a_known_name_is_no_file_is_never_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
     (tmp_path / "out").mkdir()
     make(tmp_path / "out" / "heads.csv")
-    with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another -o/--output"):
+    with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another folder \(-o/--output\)"):
         write_folder_whole(tmp_path / "out", {"heads.csv": b""}, ("heads.csv",))
     assert os.path.lexists(tmp_path / "out" / "heads.csv")

@@ -201,7 +201,9 @@ def check_batch(config: Recipe, count: int, world: int, *, in_pairs: bool) -> No
     """
     batch, pieces = config.batch_size, world * config.accumulate
     if batch > count:
-        raise DataError(f"{config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller batch_size (--batch-size).")
+        raise DataError(
+            f"{config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller batch_size (--batch-size)."
+        )
     if batch % pieces or (in_pairs and batch // pieces % 2):
         raise OptionError(
             f"batch_size must be a multiple of processes x accumulate ({world} x {config.accumulate}), and each piece even for mixup, "

@@ -102,7 +102,7 @@ class Captioning(Task):
         config = self.config
         count = config.train_count if part == "train" else config.test_count
         if config.root and config.data in SCENES:
-            raise OptionError(f"root is for pictures in files, got {config.data}, which are drawn. Leave --root out.")
+            raise OptionError(f"root is for pictures in files, got {config.data}, which are drawn. Leave root (--root) out.")
         root = Path(config.root) if config.root else None
         return read_captions(config.data, part, root=root, count=count or None, size=scenes_size(config))
 

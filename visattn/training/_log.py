@@ -50,7 +50,7 @@ class Log:
             ):
                 raise CheckpointError(
                     f"{printable(str(self.path))}, line {number}: must be an object of numbers with {', '.join(needed)}, got "
-                    f"{shown(row)}; restore the file, or start again with another -o/--output."
+                    f"{shown(row)}; restore the file, or start again in another folder (-o/--output)."
                 )
         return stays
 

@@ -387,8 +387,8 @@ class _Run:
         accuracy, loss = (last["test_accuracy"], last["test_loss"]) if last else self.test()
         if not math.isfinite(loss):
             raise TrainingError(
-                f"{printable(str(self.run))}: the loss on the test pictures is {loss}; the checkpoints are whole. Lower --lr, set "
-                "--clip-grad, and begin in another -o/--output."
+                f"{printable(str(self.run))}: the loss on the test pictures is {loss}; the checkpoints are whole. Lower lr (--lr), "
+                "set clip_grad (--clip-grad), and begin in another folder (-o/--output)."
             )
         result = self._result(accuracy, loss)
         if not self.group.first:

@@ -147,8 +147,8 @@ class Classification(Task):
         self.targets = Labels()
         if config.model == _RAM and (config.mixup or config.cutmix or config.smoothing != Config().smoothing):
             raise OptionError(
-                f"{_RAM} is rewarded for right classes, which mixed and smoothed labels have not. Leave out --mixup, --cutmix and "
-                "--smoothing."
+                f"{_RAM} is rewarded for right classes, which mixed and smoothed labels have not. Leave out mixup (--mixup), "
+                "cutmix (--cutmix) and smoothing (--smoothing)."
             )
         self._blueprint = blueprint_of(config, self.pictures)
         self.in_pairs = config.mixup > 0 or config.cutmix > 0
@@ -253,7 +253,7 @@ def labelled(config: Config, split: Literal["train", "test"]) -> Labelled:
         OptionError: If a root is told that they do not have.
     """
     if config.root and config.data not in PUBLISHED:
-        raise OptionError(f"root is for {', '.join(PUBLISHED)} alone, got {printable(config.data)}. Leave --root out.")
+        raise OptionError(f"root is for {', '.join(PUBLISHED)} alone, got {printable(config.data)}. Leave root (--root) out.")
     count = config.train_count if split == "train" else config.test_count
     return read(
         config.data, split, root=Path(config.root) if config.root else None, count=count or None, size=scenes_size(config)
