@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from _gallery_captions import caption_pictures
+from _gallery_colors import profiles_sheet
 from _gallery_scenes import known_truth_sheet, scenes_sheet, training_pictures
 from PIL import Image
 from torch import Tensor, nn
@@ -71,6 +72,7 @@ def main() -> None:
     _save("strip", sheet(rows, panel=240, column_labels=titles))
     _save("masked", _masked(model))
     _save("holes", _holes(model))
+    _save("color_profile", profiles_sheet(model))
     _save("windows", _windows())
     _save("targets", _targets(model))
     _save("remedies", _remedies(model))

@@ -320,7 +320,7 @@ def test_unknown_resize_is_refused() -> None:
 @pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("resize", ["model", "fit"])
 def test_M17_model_of_other_channels_is_refused(resize: Literal["model", "fit"], channels: int) -> None:
-    with pytest.raises(UnsupportedModel, match=f"takes {channels} channels, a photo has three. Pass your own pixels") as caught:
+    with pytest.raises(UnsupportedModel, match=f"takes {channels} channels, a photo has three. Pass an array") as caught:
         prepare(noise(9, 9), small_vit(in_chans=channels), resize=resize)
     assert "\n" not in str(caught.value)
 

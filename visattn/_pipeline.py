@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn import render
+from visattn._bands import Bands, bands_of
 from visattn._files import check_output, check_png, write_whole
 from visattn._look import look, scoring
 from visattn._picture import Picture, carrying, to_png
@@ -160,13 +161,14 @@ def explain(
     resize: Resize = "auto",
     img_size: int | None = None,
     color_profile: ColorProfile = "convert",
+    rgb: Sequence[int] | None = None,
     **parameters: Any,  # noqa: ANN401 - the method's own
 ) -> Explanation:
     """Where does this model look in this photo?
 
     Args:
         model: A timm name, or a model.
-        image: A path, a picture or an array.
+        image: A path, a picture or an array; for a model of other than one or three channels an array `(H, W, C)` or `(C, H, W)`.
         method: A name of `visattn.methods.METHODS`; `auto` is relevance for the top class of a classifier whose layers compose,
             Grad-CAM for one without self-attention, else last-layer attention; of a class that was asked for, Grad-CAM.
         target: The class that is explained, by index or name; None: the top class; or a function from the model's output to a
@@ -180,6 +182,7 @@ def explain(
         resize: See `prepare`.
         img_size: See `prepare`.
         color_profile: See `load_image`; of a picture or an array it says nothing.
+        rgb: Of an array of more channels, those that are drawn as red, green and blue; the first three by default.
         parameters: Parameters of the method; a query `pixel:X,Y` of the upright photo becomes the patch that covers it.
 
     Returns:
@@ -189,15 +192,15 @@ def explain(
         OptionError: If the method, a parameter or the target is unknown or out of range, or does not go with the model.
         VisattnError: As `load_image`, `load_model`, `prepare`, `capture` and the method raise.
     """
-    from_file = isinstance(image, (str, os.PathLike, bytes))
-    photo = load_image(image, color_profile=color_profile) if from_file else as_photo(image)
+    if isinstance(image, (str, os.PathLike, bytes)):  # before a model is loaded
+        image = load_image(image, color_profile=color_profile)
     asked = target is not None or versus is not None or target_space != "logit"
     check_parameters(method, parameters)
     if asked and method != "auto" and not method_of(method).targeted:
         raise OptionError(f"method '{method}' does not depend on a class. Leave the target out, or use method 'relevance'.")
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=img_size, device=device)
-    prepared = prepare(photo, model, resize=resize, img_size=img_size)
+    prepared = prepare(_as_the_model_takes(image, model, rgb), model, resize=resize, img_size=img_size)
     explained = Target(target, versus, target_space, labels_of(model) if labels is None else labels)
     if method != "auto" and "score" in method_of(method).needs:
         parameters |= {"seed": seed} if "seed" in _parameters_of(method) else {}
@@ -207,6 +210,12 @@ def explain(
     name, recording = _seen_by(method, model, prepared, explained, asked, parameters)
     given = {"replay": partial(_replayed, model, prepared, explained)} if "replay" in method_of(name).needs else {}
     return answer(recording, prepared, name, parameters, given=given, auto=method == "auto")
+
+
+def _as_the_model_takes(image: Any, model: nn.Module, rgb: Sequence[int] | None) -> Image.Image | Bands:  # noqa: ANN401
+    """The photo, or the channels of an array for a model that takes more than three."""
+    channels = input_spec(model).channels
+    return as_photo(image) if channels in (1, 3) else bands_of(image, channels, rgb)
 
 
 def _seen_by(

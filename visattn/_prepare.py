@@ -4,13 +4,14 @@ Three rules. `model`: the model's own evaluation transform, step by step. `fit`:
 the height x width nearest its own area with each side a whole number of patches, else squashed to its one size. `auto`: `model` for
 a classifier, `fit` for a headless model.
 
-A model of one channel sees the photo's luminance, ITU-R 601; any other number but three is refused.
+A model of one channel sees the photo's luminance, ITU-R 601. One of any other number but three takes arrays with as many channels,
+each of which goes through the same steps as a photo would.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
+from visattn._bands import Bands, bands_of
 from visattn._checks import one_of
 from visattn._types import Resize
 from visattn.errors import ImageError, ShapeError, UnsupportedModel
@@ -81,11 +83,11 @@ class Prepared:
         return 0
 
 
-def prepare(photo: Image.Image, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
+def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
     """One photo as the model wants it.
 
     Args:
-        photo: An upright picture, as `load_image` gives it.
+        photo: An upright picture, as `load_image` gives it; for a model of more channels, what `bands_of` gives.
         model: The model that will see it.
         resize: `auto`, `fit` or `model`; see above.
         img_size: Another side in pixels for a model that takes any; it is rounded to whole patches.
@@ -96,13 +98,13 @@ def prepare(photo: Image.Image, model: nn.Module, *, resize: Resize = "auto", im
     Raises:
         OptionError: If `resize` is unknown or the model does not take `img_size`.
         ImageError: If the photo is too narrow to become one patch.
-        UnsupportedModel: If no family knows the model, or it takes neither one channel nor three.
+        UnsupportedModel: If the model's transform has a step whose geometry is not known, or it takes more channels than a photo has.
     """
     return prepare_batch([photo], model, resize=resize, img_size=img_size)
 
 
 def prepare_batch(
-    photos: Sequence[Image.Image], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
+    photos: Sequence[Image.Image | Bands], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
 ) -> Prepared:
     """Several photos, of any sizes, as one batch.
 
@@ -121,30 +123,38 @@ def prepare_batch(
     Raises:
         OptionError: If `resize` is unknown or the model does not take `img_size`.
         ImageError: If a photo is too narrow, or there is none.
-        UnsupportedModel: If no family knows the model, or it takes neither one channel nor three.
+        UnsupportedModel: If the model's transform has a step whose geometry is not known, or it takes more channels than a photo has.
     """
     one_of(resize, ("auto", "fit", "model"), "resize")
     if not photos:
         raise ImageError("no photos were given; nothing to do")
     spec = input_spec(model, img_size)
-    if spec.channels not in (1, 3):
-        raise UnsupportedModel(
-            f"the model takes {spec.channels} channels, a photo has three. Pass your own pixels (B, {spec.channels}, H, W) to the model "
-            "under visattn.capture."
-        )
-    pictures = [as_photo(photo) for photo in photos]
+    if spec.channels in (1, 3):
+        pictures: list[Image.Image | Bands] = [as_photo(photo) for photo in photos]
+    else:
+        pictures = [photo if isinstance(photo, Bands) else bands_of(photo, spec.channels) for photo in photos]
     if resize == "model" or (resize == "auto" and spec.classifier):
-        seen = [_by_transform(photo, spec) for photo in pictures]
+        seen = [_each_channel(photo, lambda image: _by_transform(image, spec)) for photo in pictures]
     else:
         size = _fitting_size(pictures, spec)
-        seen = [_whole(photo, size, spec) for photo in pictures]
+        seen = [_each_channel(photo, lambda image: _whole(image, size, spec)) for photo in pictures]
     images, geometries = zip(*seen, strict=True)
     pixels = torch.stack([_normalised(image, spec) for image in images])
     device = next((parameter.device for parameter in model.parameters()), pixels.device)
     notes = (_LUMINANCE,) if spec.channels == 1 else ()
     stated = spec.stated()
     stated["size"]["value"] = list(pixels.shape[-2:])
-    return Prepared(pixels.to(device), tuple(pictures), geometries, notes, stated, _assumptions(spec))
+    shown = tuple(picture.photo if isinstance(picture, Bands) else picture for picture in pictures)
+    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec))
+
+
+_Seen = tuple[Image.Image, Geometry]
+
+
+def _each_channel(photo: Image.Image | Bands, see: Callable[[Image.Image], _Seen]) -> tuple[tuple[Image.Image, ...], Geometry]:
+    """What the model sees of a picture, or of each channel of an image of several."""
+    seen = [see(image) for image in (photo.channels if isinstance(photo, Bands) else (photo,))]
+    return tuple(image for image, _ in seen), seen[0][1]
 
 
 def _assumptions(spec: InputSpec) -> tuple[str, ...]:
@@ -159,7 +169,7 @@ def _assumptions(spec: InputSpec) -> tuple[str, ...]:
     return (f"assumed of the model's input, as it does not state it: {'; '.join(values[name] for name in names)}",)
 
 
-def _fitting_size(photos: Sequence[Image.Image], spec: InputSpec) -> tuple[int, int]:
+def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tuple[int, int]:
     if not spec.dynamic:
         return spec.size
     aspect = math.exp(sum(math.log(photo.height / photo.width) for photo in photos) / len(photos))
@@ -204,9 +214,10 @@ def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
     return Box(top, left, top + after.height * down, left + after.width * across)
 
 
-def _normalised(image: Image.Image, spec: InputSpec) -> Tensor:
-    seen = np.array(image if spec.channels == 3 else image.convert("L"))
-    array = torch.from_numpy(seen.reshape(*seen.shape[:2], spec.channels)).permute(2, 0, 1).float() / 255
+def _normalised(images: Sequence[Image.Image], spec: InputSpec) -> Tensor:
+    one = len(images) == 1 and spec.channels == 1
+    seen = np.dstack([np.asarray(image.convert("L") if one else image) for image in images])
+    array = torch.from_numpy(seen).permute(2, 0, 1).float().clamp(0, 255) / 255  # filters of real numbers overshoot
     mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
     return (array - mean) / std
 

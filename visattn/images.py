@@ -121,10 +121,7 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
     """
     if isinstance(image, Image.Image):
         return _noted(image, _gray.stated(image))
-    if hasattr(image, "detach"):
-        image = image.detach().cpu()
-        image = (image.float() if image.is_floating_point() else image).numpy()  # numpy has no bfloat16
-    array = np.asarray(image)
+    array = _plain(image)
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[2] == 1:
@@ -132,6 +129,23 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
     if array.size == 0 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
         raise ImageError(f"a photo must be (H, W), (H, W, 3|4) or (3|4, H, W), got {array.shape}. Pass one photo, not a batch.")
     return _noted(Image.fromarray(np.ascontiguousarray(_to_uint8(array))), None)
+
+
+def as_array(image: Any) -> NDArray[Any]:  # noqa: ANN401 - arrays and tensors of any library
+    """Return the values of an array or a tensor of any shape as 0 to 255; its dtype decides the range, as in `as_photo`.
+
+    Raises:
+        ImageError: If values lie outside that range.
+    """
+    array = _plain(image)
+    return _scaled(array) * 1.0 if array.size else array
+
+
+def _plain(image: Any) -> NDArray[Any]:  # noqa: ANN401
+    if hasattr(image, "detach"):
+        image = image.detach().cpu()
+        image = (image.float() if image.is_floating_point() else image).numpy()  # numpy has no bfloat16
+    return np.asarray(image)
 
 
 def _noted(image: Image.Image, samples: _gray.Samples | None) -> Image.Image:
@@ -143,6 +157,11 @@ def _noted(image: Image.Image, samples: _gray.Samples | None) -> Image.Image:
 
 
 def _to_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return _scaled(array).round().astype(np.uint8)
+
+
+def _scaled(array: NDArray[Any]) -> NDArray[Any]:
+    """Values as 0 to 255."""
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * 255
     if array.dtype == np.uint8:
@@ -156,7 +175,7 @@ def _to_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
     if low < 0 or high > top:
         hint = "It looks normalized; pass the original photo." if low < 0 else f"Divide it to the range of {array.dtype}."
         raise ImageError(f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. {hint}")
-    return (array * (255 // top)).round().astype(np.uint8)
+    return array * (255 // top)
 
 
 def _read(path: Path) -> bytes:

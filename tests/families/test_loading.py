@@ -404,7 +404,7 @@ def test_M17_a_checkpoint_of_four_channels_loads_but_takes_no_photo(save: Save) 
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
     assert notes(model) == ("the model takes 4 channels, as the checkpoint's first layer does",)
-    with pytest.raises(UnsupportedModel, match=r"takes 4 channels, a photo has three. Pass your own pixels \(B, 4, H, W\)"):
+    with pytest.raises(UnsupportedModel, match=r"takes 4 channels, a photo has three. Pass an array \(H, W, 4\)"):
         prepare(PHOTO, model)
     with torch.inference_mode(), capture(model) as recording:
         model(torch.zeros(1, 4, 160, 160))

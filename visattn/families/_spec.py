@@ -63,9 +63,12 @@ class InputSpec:
         return [name for name in STATED if self.sources[name] == "assumed"]
 
 
-def sources(known: Mapping[str, Any], size: Source) -> dict[str, Source]:
-    """Return where a spec comes from: what a configuration holds is the model's own, what it lacks is assumed."""
-    own: dict[str, Source] = {name: "model" if known.get(name) is not None else "assumed" for name in ("mean", "std")}
+def sources(known: Mapping[str, Any], size: Source, channels: int) -> dict[str, Source]:
+    """Return where a spec comes from: what a configuration holds for its channels is the model's own, what it lacks is assumed."""
+    own: dict[str, Source] = {}
+    for name in ("mean", "std"):
+        values = known.get(name)
+        own[name] = "model" if values is not None and (channels == 1 or len(values) == channels) else "assumed"
     return {"size": size, **own}
 
 

@@ -184,7 +184,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         classifier=True,
         channels=channels,
         transform=transform.transforms,  # type: ignore[attr-defined]
-        sources=sources(stated, "given" if img_size else "model" if own else "assumed"),
+        sources=sources(stated, "given" if img_size else "model" if own else "assumed", channels),
     )
 
 

@@ -233,7 +233,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
         channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
-        sources=sources(known, "given" if img_size else "model" if fixed or known.get("input_size") else "assumed"),
+        sources=sources(known, "given" if img_size else "model" if fixed or known.get("input_size") else "assumed", channels),
     )
 
 

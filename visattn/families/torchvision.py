@@ -213,6 +213,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         sources=sources(
             vars(preset) if model in _presets else {},
             "given" if img_size else "model" if model in _presets or hasattr(model, "image_size") else "assumed",
+            channels,
         ),
     )
 

@@ -1,0 +1,39 @@
+"""The picture of color profiles: photos whose numbers are those of ProPhoto RGB, taken as sRGB, and converted."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+import visattn
+from tests import profiles
+from visattn import data
+from visattn._sheets import Cell, sheet
+
+PHOTOS = ("astronaut", "coffee", "rocket")
+
+
+def profiles_sheet(model: nn.Module) -> Image.Image:
+    """Each photo twice, with the last layer's attention of a model that sees it so."""
+    rows = []
+    for name in PHOTOS:
+        file, row = _in_prophoto(visattn.load_image(data.photo_path(name))), []
+        for photo in (visattn.load_image(file, color_profile="ignore"), visattn.load_image(file)):
+            found = visattn.explain(model, photo, method="attention")
+            row += [Cell(photo), Cell(found.overlay(opacity=0.6, marks=False))]
+        rows.append(row)
+    titles = ["numbers taken as sRGB", "attention", "profile converted", "attention"]
+    return sheet(rows, panel=240, column_labels=titles)
+
+
+def _in_prophoto(photo: Image.Image) -> bytes:
+    """A PNG of the same colors, in the numbers of ProPhoto RGB, with that profile."""
+    light = profiles.srgb_decoded(np.asarray(photo) / 255)
+    wide = light @ np.array(profiles.PRIMARIES["sRGB"]) @ np.linalg.inv(np.array(profiles.PRIMARIES["ProPhoto RGB"]))
+    numbers = (255 * wide.clip(0, 1) ** (1 / 1.796875)).round().astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(numbers).save(stream, "PNG", icc_profile=profiles.matrix_profile("ProPhoto RGB", profiles.curve(1.796875)))
+    return stream.getvalue()

@@ -1,0 +1,71 @@
+"""Images of more than three channels (multispectral, color and depth): what the model sees, and a picture to draw on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from visattn.errors import ImageError, OptionError, UnsupportedModel
+from visattn.images import as_array, as_photo
+
+
+@dataclass(frozen=True, eq=False)
+class Bands:
+    """An image of any number of channels.
+
+    Attributes:
+        channels: Each channel as a picture of mode `F`, 0 to 255.
+        photo: Three of them as red, green and blue, to draw on.
+    """
+
+    channels: tuple[Image.Image, ...]
+    photo: Image.Image
+
+    @property
+    def height(self) -> int:
+        """Height in pixels."""
+        return self.photo.height
+
+    @property
+    def width(self) -> int:
+        """Width in pixels."""
+        return self.photo.width
+
+
+def bands_of(image: Any, count: int, rgb: Sequence[int] | None = None) -> Bands:  # noqa: ANN401 - arrays and tensors of any library
+    """Split an array into its channels.
+
+    Args:
+        image: `(H, W, C)` or `(C, H, W)`; its dtype decides the range, as in `as_photo`.
+        count: The number of channels C.
+        rgb: Which of them are shown as red, green and blue; the first three by default.
+
+    Returns:
+        The channels and the picture.
+
+    Raises:
+        ImageError: If it has another number of channels, or other values than its dtype allows.
+        UnsupportedModel: If it is a photo, which has three channels.
+        OptionError: If `rgb` are not three of the channels.
+    """
+    if isinstance(image, Image.Image):
+        raise UnsupportedModel(
+            f"the model takes {count} channels, a photo has three. Pass an array (H, W, {count}) or ({count}, H, W) to visattn.explain."
+        )
+    chosen = tuple(min(channel, count - 1) for channel in range(3)) if rgb is None else tuple(rgb)
+    if len(chosen) != 3 or not all(isinstance(channel, int) and 0 <= channel < count for channel in chosen):
+        raise OptionError(f"rgb must be three channels from 0 to {count - 1}, got {chosen}.")
+    values = as_array(image)
+    if values.ndim == 3 and values.shape[2] != count and values.shape[0] == count:
+        values = values.transpose(1, 2, 0)
+    if values.ndim != 3 or values.shape[2] != count or not values.size:
+        raise ImageError(
+            f"the model takes {count} channels, got {values.shape}. Pass an array (H, W, {count}) or ({count}, H, W)."
+        )
+    channels = [np.ascontiguousarray(values[..., channel], np.float32) for channel in range(count)]
+    shown = np.stack([channels[channel] for channel in chosen], -1).round().astype(np.uint8)
+    return Bands(tuple(map(Image.fromarray, channels)), as_photo(shown))
