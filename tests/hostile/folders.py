@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import json
@@ -150,7 +151,8 @@ def results(folder: Path, arguments: list[str]) -> bool:
 @functools.cache
 def _valid() -> Path:
     """A folder with valid ones: data, a run that broke off and a finished one, a comparison, a captioner, a photo."""
-    place = Path(tempfile.mkdtemp(prefix="hostile-"))
+    place, mine = Path(tempfile.mkdtemp(prefix="hostile-")), os.getpid()
+    atexit.register(lambda: shutil.rmtree(place) if os.getpid() == mine else None)  # not at the end of a fork
     data = pictures(place / "data")
     begun(recipe(data, ema=0.9), place / "half")
     train(recipe(data, epochs=0.4), place / "done")
