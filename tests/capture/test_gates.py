@@ -210,7 +210,10 @@ def test_method_gates_chooses_a_layer() -> None:
 
 
 def test_method_gates_refuses_gates_of_channels() -> None:
-    with pytest.raises(OptionError, match=r"weigh channels only, which have no place on the image\. Use visattn heads"):
+    with pytest.raises(
+        OptionError,
+        match=r"weigh channels only, which have no place on the image\. Use diagnostics\.gate_statistics \(visattn heads",
+    ):
         gates(seen(ours.SqueezeExcite(3), torch.randn(1, 3, 6, 9)))
     with pytest.raises(OptionError, match="the network has no gates"):
         gates(Recording())

@@ -245,7 +245,7 @@ def test_weights_beside_a_folder_are_refused(folder: Path) -> None:
 def test_pictures_and_pages_are_made_of_a_trained_folder(run: Run, tmp_path: Path, how: str) -> None:
     saved(CASES["vit_c"] if how == "vit" else blueprint("visattn_resnet14", attention="se"), tmp_path / "final")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
-    commands = [("overlay", ["-o", "overlay.png"])] + ([("heads", ["-o", "heads.html"])] if how == "vit" else [])
+    commands = [("overlay", ["-o", "overlay.png"])] + ([("heads", ["-o", "heads.png"])] if how == "vit" else [])
     for name, more in commands:
         method = ["--method", "gradcam"] if how == "cnn" else []
         code, _, err = run(name, "photo.png", "--model", "final", "--weights", "auto", *method, *more)

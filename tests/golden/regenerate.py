@@ -6,6 +6,7 @@ taken where it computes them. Run `python -m tests.golden.regenerate` (about a m
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import safetensors.torch
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 from torch import Tensor
 
 from tests import oracles
@@ -26,11 +27,22 @@ THRESHOLD = 20.0
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+def in_srgb(photo: Image.Image) -> Image.Image:
+    """The photo's colors in sRGB, by Pillow's own door to littleCMS."""
+    profile = photo.info.get("icc_profile")
+    if profile is None:
+        return photo
+    source, intent = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.Intent.RELATIVE_COLORIMETRIC
+    found = ImageCms.profileToProfile(photo, source, ImageCms.createProfile("sRGB"), intent, outputMode="RGB")
+    assert found is not None
+    return found
+
+
 def pixels(photo: Image.Image) -> Tensor:
     """The whole photo at 518 x 518 pixels' area, both sides whole patches."""
     stretch = math.sqrt(SIDE * SIDE / (photo.width * photo.height))
     width, height = (round(side * stretch / PATCH) * PATCH for side in photo.size)
-    resized = photo.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    resized = in_srgb(photo).convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     values = (np.asarray(resized, dtype=np.float64) / 255 - MEAN) / DEVIATION
     return torch.from_numpy(values.transpose(2, 0, 1))[None]
 
