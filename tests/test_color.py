@@ -170,6 +170,15 @@ def test_picture_of_pillow_is_converted_and_says_so(colors: NDArray[np.uint8]) -
         assert np.array_equal(np.asarray(photo), np.asarray(load_image(data)))
         assert facts(photo).notes == CONVERTED
         assert as_photo(photo) is photo
+        assert "icc_profile" in image.info  # the argument is not modified
+
+
+def test_picture_of_pillow_in_srgb_hands_no_profile_on(colors: NDArray[np.uint8]) -> None:
+    with Image.open(io.BytesIO(file_of(colors, profiles.matrix_profile("sRGB", profiles.SRGB_CURVE)))) as image:
+        photo = as_photo(image)
+        assert np.array_equal(np.asarray(photo), colors)
+        assert "icc_profile" not in photo.info
+        assert "icc_profile" in image.info
 
 
 @pytest.fixture

@@ -231,6 +231,7 @@ def _to_rgb(image: Image.Image, samples: _gray.Samples | None, notes: list[str])
     if color.mode == "I;16":
         color = _gray.narrow(color)
     photo = color.convert("RGB")
+    photo.info.pop("icc_profile", None)  # what it described is done
     if alpha is None:
         return photo
     notes.append("transparent pixels shown on white")

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cli.test_commands import TINY, Run, run
 from visattn import _pipeline, _survey, captioning
-from visattn.cli._main import _run
 from visattn.errors import MapError
 
-Run = Callable[..., tuple[int, str, str]]
-TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in an empty folder: its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        code = _run([str(argument) for argument in arguments], debug=False)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+__all__ = ["run"]  # a fixture
 
 
 @pytest.fixture
