@@ -543,3 +543,21 @@ def test_a_pattern_that_fits_no_model_is_one_line(run: Run) -> None:
         "",
         "visattn: error: no model fits 'no_such_net*'. Put * around a part of its name.\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(28, "No space left on device", "/tmp/x"), "/tmp/x: no space left on device; make room, here or in TMPDIR"),
+        (OSError(5, "Input/output error"), "a file on the way: input/output error; make room, here or in TMPDIR"),
+    ],
+    ids=["full", "broken"],
+)
+def test_full_disk_on_the_way_is_not_called_one_of_print(
+    run: Run, photo: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, line: str
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("visattn.families.load_model", failing)
+    assert run("overlay", photo) == (5, "", f"visattn: error: {line}\n")

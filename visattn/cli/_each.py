@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visattn._checks import printable
-from visattn.cli._main import complain, fault
+from visattn.cli._main import FULL, complain, fault, no_room
 from visattn.cli._options import reading
 from visattn.errors import ResourceError, VisattnError
 
@@ -50,7 +50,10 @@ class Each:
         except MemoryError:
             self._failed(f"{name}: out of memory; choose a smaller --img-size", ResourceError.exit_code)
         except Exception as error:
-            self._failed(f"{name}: {fault(error)}", 70)
+            if isinstance(error, OSError) and error.errno in FULL:
+                self._failed(f"{name}: {no_room(error)}", ResourceError.exit_code)
+            else:
+                self._failed(f"{name}: {fault(error)}", 70)
 
     def readable(self, images: Iterable[Path], options: dict[str, Any]) -> Iterator[tuple[int, Image.Image]]:
         """Read the photos one by one, and give each that can be read with its position; only one is in memory."""

@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(given, debug))
 
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -102,10 +102,14 @@ def _run(arguments: list[str], debug: bool) -> int:
         complain("out of memory; choose a smaller --img-size")
         return 5
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             return _fault(error, debug)
-        _drop_output()
-        complain(f"what is printed cannot be written ({(error.strerror or str(error)).lower()}); make room, or print elsewhere")
+        if _is_of_print(error):
+            _drop_output()
+            cause = (error.strerror or str(error)).lower()
+            complain(f"what is printed cannot be written ({cause}); make room, or print elsewhere")
+        else:
+            complain(no_room(error))
         return 5
     except Exception as error:
         return _fault(error, debug)
@@ -123,6 +127,18 @@ def fault(error: Exception) -> str:
     """Return the sentence about an error that nobody thought of."""
     what = str(error).strip().split("\n")[0]
     return f"a fault of visattn's own ({type(error).__name__}: {what}). Please report it with what --debug prints."
+
+
+def no_room(error: OSError) -> str:
+    """Return the sentence about a disk that is full or fails."""
+    cause = (error.strerror or str(error)).lower()
+    return f"{error.filename or 'a file on the way'}: {cause}; make room, here or in TMPDIR"
+
+
+def _is_of_print(error: OSError) -> bool:
+    """Return whether an error was met while printing: in click's `echo`, or in the flush at the end."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].name == _run.__name__ or any(frame.name == "echo" for frame in frames)
 
 
 def _drop_output() -> None:
