@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ from visattn._picture import Picture, carrying, to_png
 from visattn._prepare import Prepared, prepare
 from visattn._sheets import captioned
 from visattn._targets import NoClasses, Of, Space, Target
+from visattn._typed import check_types, typed
 from visattn._types import ColorProfile, Interpolation, Normalization, Resize
 from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
@@ -135,6 +138,7 @@ class Explanation:
         """The photo under its heatmap; options of `draw`. A PNG that it is saved to carries how it was made."""
         return self.draw(**options)[0]
 
+    @typed
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
         """Write the picture as PNG with its provenance inside; options of `draw`.
 
@@ -146,6 +150,7 @@ class Explanation:
         return write_whole(target, to_png(self.overlay(**options)))
 
 
+@typed
 def explain(
     model: nn.Module | str,
     image: Any,  # noqa: ANN401 - a path, a picture or an array
@@ -157,7 +162,7 @@ def explain(
     labels: Sequence[str] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     resize: Resize = "auto",
     img_size: int | None = None,
     color_profile: ColorProfile = "convert",
@@ -194,6 +199,7 @@ def explain(
     """
     if isinstance(image, (str, os.PathLike, bytes)):  # before a model is loaded
         image = load_image(image, color_profile=color_profile)
+    parameters = {name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()}
     asked = target is not None or versus is not None or target_space != "logit"
     check_parameters(method, parameters)
     if asked and method != "auto" and not method_of(method).targeted:
@@ -260,6 +266,8 @@ def check_parameters(method: str, parameters: dict[str, Any]) -> None:
     for name in parameters:
         if name not in known:
             raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known)}.")
+    if method != "auto":
+        check_types(method_of(method).function, parameters)
     lacking = [name for name in _needed(method) if name not in parameters] if method != "auto" else []
     if lacking:
         raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")

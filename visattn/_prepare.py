@@ -24,6 +24,7 @@ from torchvision import transforms
 
 from visattn._bands import Bands, bands_of
 from visattn._checks import one_of
+from visattn._typed import typed
 from visattn._types import Resize
 from visattn.errors import ImageError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
@@ -83,6 +84,7 @@ class Prepared:
         return 0
 
 
+@typed
 def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
     """One photo as the model wants it.
 
@@ -103,6 +105,7 @@ def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "a
     return prepare_batch([photo], model, resize=resize, img_size=img_size)
 
 
+@typed
 def prepare_batch(
     photos: Sequence[Image.Image | Bands], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
 ) -> Prepared:

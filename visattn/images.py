@@ -22,6 +22,7 @@ from visattn import _gray
 from visattn._checks import between, one_of, printable
 from visattn._color import to_srgb
 from visattn._foreign import foreign
+from visattn._typed import typed
 from visattn._types import ColorProfile
 from visattn.errors import ImageError
 
@@ -61,6 +62,7 @@ class ImageFacts:
     notes: tuple[str, ...] = ()
 
 
+@typed
 def load_image(
     source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
 ) -> Image.Image:

@@ -35,9 +35,8 @@ def main() -> None:
                     wrong.append(found)
                     print(found, flush=True)
     net = "without the nets" if given.no_net else "with the nets"
-    print(
-        f"{count} hostile inputs {net} (seed {given.seed}): {share}; slowest {slowest:.1f} s; codes {dict(sorted(codes.items()))}"
-    )
+    ends = f"slowest {slowest:.1f} s; codes {dict(sorted(codes.items()))}"
+    print(f"{count} hostile inputs {net} (seed {given.seed}): {len(wrong)} wrong; {ends}")
     sys.exit(bool(wrong))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._checks import first_line, printable
 from visattn._files import is_file
+from visattn._typed import typed
 from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 from visattn.families import custom, timm, torchvision, trained
 from visattn.families._spec import InputSpec
@@ -49,8 +50,14 @@ _registered: dict[type[nn.Module], Callable[[Any, Provenance], Anatomy]] = {}
 _loaded: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 
 
+@typed
 def load_model(
-    name: str, *, weights: str | os.PathLike[str] = "auto", seed: int = 0, img_size: int | None = None, device: str = "cpu"
+    name: str,
+    *,
+    weights: str | os.PathLike[str] = "auto",
+    seed: int = 0,
+    img_size: int | None = None,
+    device: str | torch.device = "cpu",
 ) -> nn.Module:
     """Build a model by its timm name, as `tv:` and its torchvision name, by `file.py:factory` or a folder, in evaluation mode.
 
@@ -102,6 +109,7 @@ def _moved(model: nn.Module, place: torch.device) -> nn.Module:
     return model
 
 
+@typed
 def capture(
     model: nn.Module,
     *,
@@ -148,6 +156,7 @@ def capture(
     return record(model, anatomy, layers=layers, values=values, features=features, gradients=gradients, remember=remember)
 
 
+@typed
 def intervene(
     model: nn.Module,
     layer: str = "*",
@@ -231,7 +240,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         ModelError: If what the model states of its input makes no sense.
     """  # noqa: DOC501 - errors of ours pass
     try:
-        spec: InputSpec = _family_of(model).input_spec(model, img_size)
+        spec: InputSpec = _family_of(model).input_spec(_uncompiled(model), img_size)
         return spec.checked()
     except VisattnError:
         raise
@@ -242,19 +251,19 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
     """Names of the classes, where they are known."""
-    known: tuple[str, ...] | None = _family_of(model).labels(model)
+    known: tuple[str, ...] | None = _family_of(model).labels(_uncompiled(model))
     return known
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """From what any block gives to the model's output, where that is known."""
-    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(model)
+    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(_uncompiled(model))
     return known
 
 
 def cam_layer(model: nn.Module) -> str | None:
     """The module whose tokens or feature map Grad-CAM reads, where that is known."""
-    known: str | None = _family_of(model).cam_layer(model)
+    known: str | None = _family_of(model).cam_layer(_uncompiled(model))
     return known
 
 
@@ -276,12 +285,12 @@ def _anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequenc
     return anatomy
 
 
-def check_device(name: str) -> torch.device:
+def check_device(name: str | torch.device) -> torch.device:
     """A device that works, tried before weights are fetched."""
     try:
         place = torch.device(name)
     except RuntimeError as error:
-        raise OptionError(f"unknown device '{printable(name)}'. Choose cpu, or cuda or cuda:N for a GPU.") from error
+        raise OptionError(f"unknown device '{printable(str(name))}'. Choose cpu, or cuda or cuda:N for a GPU.") from error
     try:
         torch.zeros(1, device=place).cpu()
     except (RuntimeError, AssertionError, ImportError) as error:  # which of them depends on how torch was built
@@ -292,7 +301,13 @@ def check_device(name: str) -> torch.device:
 
 
 def _family_of(model: nn.Module) -> ModuleType:
-    return next(family for family in FAMILIES.values() if family.owns(model))
+    return next(family for family in FAMILIES.values() if family.owns(_uncompiled(model)))
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given; any other model itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def provenance_of(model: nn.Module) -> Provenance:

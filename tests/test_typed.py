@@ -1,0 +1,114 @@
+"""Arguments of wrong types are one line that says what they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import visattn
+from visattn._typed import check_types
+from visattn.errors import OptionError
+from visattn.methods import METHODS
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def vit() -> Any:
+    return timm.create_model("vit_tiny_patch16_224").eval()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"query": (120, 80)}, r"query must be a text or a Tensor, got (120, 80)."),
+        ({"query": None}, r"query must be a text or a Tensor, got None."),
+        ({"layer": 1.5}, "layer must be a whole number or a text or 'all', got 1.5."),
+        ({"head": "x"}, "head must be a whole number or 'all', got 'x'."),
+        ({"head": True}, "head must be a whole number or 'all', got True."),
+        ({"img_size": "big"}, "img_size must be a whole number or None, got 'big'."),
+        ({"labels": 5}, "labels must be a list or None, got 5."),
+        ({"target": 1.5}, "target must be a whole number or a text or a function or None, got 1.5."),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'."),
+        ({"resize": 3}, "resize must be 'auto' or 'fit' or 'model', got 3."),
+        ({"rgb": 3}, "rgb must be a list or None, got 3."),
+    ],
+    ids=str,
+)
+def test_wrong_argument_of_explain_is_one_line(vit: Any, arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        visattn.explain(vit, PHOTO, method="attention", **arguments)
+    assert str(caught.value) == line
+
+
+STRANGE: tuple[Any, ...] = (3, -1.5, "x", None, (1, 2), [], {}, b"x", object(), 1j, float("nan"), "é" * 5000)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_argument_of_a_method_ends_in_a_traceback(vit: Any, method: str) -> None:
+    """Every parameter of every method with values of other types: refused in a line, or taken."""
+    given: dict[str, Any] = {"query": "pixel:20,20"} if method == "similarity" else {}
+    few: dict[str, Any] = {"evaluations": 2} if method.startswith("captum") and "evaluations" in _names(method) else {}
+    for name in _names(method):
+        for value in STRANGE:
+            if isinstance(value, int) and name in ("evaluations", "count", "batch"):
+                continue  # a number of these is only slow
+            try:
+                check_types(METHODS[method].function, {name: value})
+            except OptionError:
+                with pytest.raises(OptionError, match=f"{name} must be"):
+                    visattn.explain(vit, PHOTO, method=method, **given | few | {name: value})
+
+
+def _names(method: str) -> list[str]:
+    return [
+        name
+        for name in METHODS[method].function.__annotations__
+        if name not in ("recording", "scored", "replay", "image", "return")
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda _: visattn.load_model(3),  # type: ignore[arg-type]
+        lambda _: visattn.load_model("vit_tiny_patch16_224", weights=3),  # type: ignore[arg-type]
+        lambda _: visattn.load_model("vit_tiny_patch16_224", weights="none", seed="x"),  # type: ignore[arg-type]
+        lambda _: visattn.load_image(3),  # type: ignore[arg-type]
+        lambda model: visattn.explain(model, PHOTO, method="rollout").save(3),  # type: ignore[arg-type]
+        lambda model: visattn.capture(model, grid=3),  # type: ignore[arg-type]
+        lambda model: visattn.capture(model, grid=(14.0, 14)),  # type: ignore[arg-type]
+        lambda model: visattn.capture(model, layers=3),  # type: ignore[arg-type]
+        lambda model: visattn.capture(model, features=3),  # type: ignore[arg-type]
+        lambda model: visattn.intervene(model, head="x"),  # type: ignore[arg-type]
+        lambda model: visattn.intervene(model, mask=3),  # type: ignore[arg-type]
+        lambda model: visattn.intervene(model, edit=3),  # type: ignore[arg-type]
+        lambda _: visattn.explain(None, PHOTO),  # type: ignore[arg-type]
+        lambda _: visattn.explain(torch.nn.Linear, PHOTO),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_argument_of_a_public_function_is_one_line(vit: Any, call: Callable[[Any], object]) -> None:
+    with pytest.raises(OptionError, match=r"^\w+ must be .*, got .*\.$"):
+        call(vit)
+
+
+def test_values_that_are_like_the_type_pass(vit: Any, tmp_path: Path) -> None:
+    like: dict[str, Any] = {"layer": np.int64(-1), "head": np.int32(1), "seed": np.uint8(3)}
+    found = visattn.explain(vit, PHOTO, method="attention", **like)
+    assert found.map.axes == ()
+    found.save(str(tmp_path / "a.png"))
+    assert visattn.load_model("vit_tiny_patch16_224", weights="none", device=torch.device("cpu")) is not None
+
+
+def test_compiled_model_is_asked_as_the_model_that_was_compiled(vit: Any) -> None:
+    compiled: Any = torch.compile(vit, backend="eager")
+    plain = visattn.explain(vit, PHOTO, method="attention")
+    found = visattn.explain(compiled, PHOTO, method="attention")
+    assert torch.equal(found.map.values, plain.map.values)
+    assert found.provenance.preprocessing == plain.provenance.preprocessing

@@ -1,0 +1,121 @@
+"""Arguments of public functions: their types, by annotation, told in words before anything is done with them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import Any, Literal, ParamSpec, TypeVar, Union
+
+from visattn._checks import shown
+from visattn.errors import OptionError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    bytes: "bytes",
+    type(None): "None",
+    os.PathLike: "a path",
+    Callable: "a function",
+    Sequence: "a list",
+    tuple: "a tuple",
+}
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the arguments of a function by its annotations before it is called; a wrong one raises `OptionError`."""
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_types(function, _named(function, args, kwargs))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check arguments by the annotations of a function; names and values that annotations do not speak of pass.
+
+    Raises:
+        OptionError: If an argument has another type; the message says which it must have.
+    """
+    hints = _hints(function)
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise OptionError(f"{name} must be {_words(hints[name])}, got {shown(value)}.")
+
+
+@cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return {name: hint for name, hint in typing.get_type_hints(function).items() if name != "return"}
+    except NameError:  # a name that only type checkers import
+        return {}
+
+
+@cache
+def _positional(function: Callable[..., Any]) -> tuple[str, ...]:
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return tuple(name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds)
+
+
+def _named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(_positional(function), args, strict=False)) | dict(kwargs)
+
+
+def _fits(value: Any, hint: Any) -> bool:  # noqa: ANN401
+    origin = typing.get_origin(hint)
+    if origin in (Union, types.UnionType):
+        parts = typing.get_args(hint)
+        if {int, float} & {*parts}:  # beside numbers no other name has a message of its own
+            parts = tuple(
+                value for part in parts for value in (typing.get_args(part) if typing.get_origin(part) is Literal else [part])
+            )
+        return any(value == part if isinstance(part, str) else _fits(value, part) for part in parts)
+    if origin is Literal:
+        return isinstance(value, str)  # unknown names have messages of their own, which list the known ones
+    if origin is tuple:
+        parts = typing.get_args(hint)
+        return isinstance(value, (tuple, list)) and (... in parts or len(value) == len(parts)) and _all(value, parts)
+    if origin is not None and inspect.isclass(origin) and issubclass(origin, Iterable) and not issubclass(origin, Mapping):
+        return isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and _all(value, typing.get_args(hint)[:1] * 2)
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    kind = origin or hint
+    return not (inspect.isclass(kind) or kind is Callable) or _is(value, kind)
+
+
+def _all(values: Iterable[Any], parts: Sequence[Any]) -> bool:
+    """Whether elements fit; those of arrays and generators are left to the function."""
+    if not isinstance(values, (tuple, list)) or not parts:
+        return True
+    hints = [parts[0]] * len(values) if ... in parts or len(parts) != len(values) else parts
+    return all(_fits(value, hint) for value, hint in zip(values, hints, strict=True))
+
+
+def _is(value: Any, kind: Any) -> bool:  # noqa: ANN401
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol that cannot be asked at run time
+        return True
+
+
+def _words(hint: Any) -> str:  # noqa: ANN401
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(part) for part in parts))
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    if origin is tuple and ... not in parts:
+        return f"{len(parts)} values, each {_words(parts[0])}"
+    return _WORDS.get(origin or hint) or f"a {getattr(origin or hint, '__name__', hint)}"
