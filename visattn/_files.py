@@ -96,6 +96,14 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def exists(path: Path) -> bool:
+    """Return whether anything is there; see `is_file`."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def regular(path: Path) -> Path:
     """`path` itself; reading a pipe that nobody writes to would wait for ever.
 
@@ -267,8 +275,8 @@ def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False)
         OutputError: If `path` is a file, exists without `overwrite`, holds other files, or cannot be made.
     """
     name, place = printable(str(path)), path.resolve()
-    if not place.is_dir():
-        if place.exists():
+    if not is_folder(place):
+        if exists(place):
             raise OutputError(f"{name}: is a file, not a folder; choose another name (-o/--output)")
         return check_output(path)
     if not overwrite:

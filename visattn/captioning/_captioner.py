@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from visattn._files import exists, is_file
 from visattn._filmstrip import animation, filmstrip
 from visattn._picture import Picture
 from visattn._prepare import Prepared, prepare_batch
@@ -242,7 +243,7 @@ def load_captioner(folder: str | Path) -> Captioner:
     """
     place = Path(folder)
     within = place / "final"
-    return Captioner(*load(within if within.joinpath(FACTS).is_file() and not place.joinpath(FACTS).exists() else place))
+    return Captioner(*load(within if is_file(within / FACTS) and not exists(place / FACTS) else place))
 
 
 def _unknown(text: list[str], words: list[int]) -> tuple[str, ...]:

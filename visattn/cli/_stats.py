@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from visattn._checks import printable
-from visattn._files import base_name, check_folder, is_file, is_folder, write_folder_whole
+from visattn._files import base_name, check_folder, exists, is_folder, write_folder_whole
 from visattn._tables import to_csv, to_json
 from visattn.cli._each import Each
 from visattn.cli._main import complain
@@ -71,7 +71,7 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
 
     name = printable(str(folder))
     if not is_folder(folder):
-        cause = "a file, not a folder; pass the folder around it" if is_file(folder) else "no such folder; check the path"
+        cause = "a file, not a folder; pass the folder around it" if exists(folder) else "no such folder; check the path"
         raise ImageError(f"{name}: {cause}")
     refused: list[OSError] = []
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from visattn._checks import between, one_of, printable, suggest
+from visattn._files import exists, is_folder
 from visattn.data._arrays import ArrayPictures
 from visattn.data._drawn import MARKS, drawn
 from visattn.data._folders import FolderPictures
@@ -81,9 +82,9 @@ def _whole(data: str, split: Literal["train", "test"], root: Path | None) -> Lab
     if data in KNOWN:
         return cifar(data, split, root)
     folder = Path(data)
-    if not folder.is_dir():
+    if not is_folder(folder):
         name = printable(data)
-        if folder.exists():
+        if exists(folder):
             raise DataError(f"{name}: must be a folder, got a file. Unpack it, and pass the folder.")
         near = suggest(data, KNOWN, 1)
         hint = f"; did you mean '{near[0]}'?" if near else "."

@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from visattn._checks import printable
-from visattn._files import regular, write_whole
+from visattn._files import is_file, regular, write_whole
 from visattn.errors import OutputError, WeightsError
 
 _FIX = (
@@ -89,7 +89,7 @@ def url_file(name: str, url: str) -> Path:
         WeightsError: If the address cannot be reached, gives another file, or the cache cannot be written.
     """
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
-    if path.is_file():
+    if is_file(path):
         return path
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:
