@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from visattn._checks import between, one_of, printable, suggest
-from visattn._files import exists, is_file, is_folder
 from visattn.data._caption_files import INNER, find_captions, read_file
 from visattn.data._caption_formats import unreadable
 from visattn.data._caption_pictures import COUNTS, SCENES, CaptionedFiles, CaptionedScenes
@@ -112,12 +111,12 @@ def read_captions(
 def _file(data: str, split: Literal["train", "test"]) -> tuple[Path, bool]:
     """The file of captions, and whether all of it belongs to the split."""
     path = Path(data)
-    if data and is_folder(path):
+    if data and path.is_dir():
         return find_captions(path, split)
-    if data and is_file(path):
+    if data and path.is_file():
         return path, False
     name = printable(data)
-    if data and exists(path):
+    if data and path.exists():
         raise DataError(f"{name}: must be a file of captions or a folder that holds one, got neither. Pass one of them.")
     near = suggest(data, tuple(SCENES), 1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
@@ -128,10 +127,10 @@ def _file(data: str, split: Literal["train", "test"]) -> tuple[Path, bool]:
 
 def _folders(file: Path, root: Path | None) -> list[Path]:
     """Where pictures may lie, the likeliest first."""
-    if root is not None and not is_folder(root):
+    if root is not None and not root.is_dir():
         raise DataError(
-            f"{printable(str(root))}: root must be a folder, got {'a file' if exists(root) else 'nothing there'}. Correct it."
+            f"{printable(str(root))}: root must be a folder, got {'a file' if root.exists() else 'nothing there'}. Correct it."
         )
     beside = [file.parent, *([file.parent.parent] if file.parent.name in INNER else [])]
     inner = dict.fromkeys(Path(*parts) for parts in product(("", *FOLDERS), repeat=2))
-    return [place / part for place in ([root] if root else []) + beside for part in inner if is_folder(place / part)]
+    return [place / part for place in ([root] if root else []) + beside for part in inner if (place / part).is_dir()]
