@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch import nn
 
 import visattn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests write the same profiles
+
 from tests import profiles
 from visattn import data
 from visattn._sheets import Cell, sheet
