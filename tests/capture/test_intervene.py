@@ -159,6 +159,21 @@ def test_a_capture_around_an_intervention_records_the_edited_attention(build: An
     torch.testing.assert_close(edited.operator.dense(), expected, rtol=0, atol=1e-5)
 
 
+def test_layers_of_an_intervention_are_multiplied_as_they_were_edited() -> None:
+    """Rollout of what an intervention did: the product of the edited weights, half of each layer its residual."""
+    model, x = tiny.vit(), tiny.pixels()
+    with torch.no_grad(), visattn.capture(model) as recording, visattn.intervene(model, mask=[3]):
+        model(x)
+    assert not recording.unseen
+    expected = torch.eye(len(recording[0].keys))
+    for record in recording:
+        weights = record.operator.dense()[0].mean(0)
+        assert weights[:, 3].abs().max() == 0
+        expected = (weights + torch.eye(len(weights))) / 2 @ expected
+    found = visattn.methods.rollout(recording).values[0].flatten()
+    torch.testing.assert_close(found, expected[0, len(recording[0].keys.prefix) :], rtol=1e-5, atol=1e-6)
+
+
 def test_rows_are_permuted_within_a_window() -> None:
     model, x = tiny.vit(), tiny.pixels()
     order = [6, 0, 1, 2, 3, 4, 5]

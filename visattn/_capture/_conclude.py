@@ -9,7 +9,7 @@ from visattn._capture._arrange import Arrangement, Tokens, arrange_tokens
 from visattn._capture._codes import same_along
 from visattn._capture._follow import Follower
 from visattn._capture._locate import locate
-from visattn._capture._operations import SOFTMAX
+from visattn._capture._operations import EDITED, SOFTMAX
 from visattn._capture._readout import Readouts
 from visattn._capture._tape import Attention, Entry, Tape
 
@@ -49,7 +49,11 @@ class Conclusions:
         used = frozenset(number for attention in self.calls for number in attention.softmaxes)
         self.unseen = dict(self._follower.unseen)
         self.unseen.update(found for number, found in self._softmaxes.items() if number not in used)
-        unwatched = any(known.kind == "unknown" and known.floating and len(known.shape) > 2 for known in tape.outside.values())
+        edited = {entry.refs[0].slot for entry in tape.entries if entry.operation.name == EDITED and entry.refs}
+        unwatched = any(
+            known.kind == "unknown" and known.floating and len(known.shape) > 2 and slot not in edited
+            for slot, known in tape.outside.items()
+        )
         if unwatched or -1 in tape.output:
             self.unseen[""] = "goes on with a tensor that comes from code that is not watched"
         record = next((attention for attention in reversed(self.calls) if self.calls[attention][0].keys.grid), None)
