@@ -138,7 +138,7 @@ class Explanation:
         """The photo under its heatmap; options of `draw`. A PNG that it is saved to carries how it was made."""
         return self.draw(**options)[0]
 
-    @typed
+    @typed()
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
         """Write the picture as PNG with its provenance inside; options of `draw`.
 
@@ -150,7 +150,7 @@ class Explanation:
         return write_whole(target, to_png(self.overlay(**options)))
 
 
-@typed
+@typed()
 def explain(
     model: nn.Module | str,
     image: Any,  # noqa: ANN401 - a path, a picture or an array

@@ -84,7 +84,7 @@ class Prepared:
         return 0
 
 
-@typed
+@typed()
 def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
     """One photo as the model wants it.
 
@@ -105,7 +105,7 @@ def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "a
     return prepare_batch([photo], model, resize=resize, img_size=img_size)
 
 
-@typed
+@typed()
 def prepare_batch(
     photos: Sequence[Image.Image | Bands], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
 ) -> Prepared:

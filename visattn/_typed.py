@@ -6,7 +6,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, Union
@@ -30,15 +30,19 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a function by its annotations before it is called; a wrong one raises `OptionError`."""
+def typed(*, but: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the arguments of a function, `but` these, by its annotations before it is called; a wrong one raises `OptionError`."""
 
-    @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_types(function, _named(function, args, kwargs))
-        return function(*args, **kwargs)
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = _named(function, args, kwargs)
+            check_types(function, {name: value for name, value in given.items() if name not in but})
+            return function(*args, **kwargs)
 
-    return checked
+        return checked
+
+    return decorated
 
 
 def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ class ImageFacts:
     notes: tuple[str, ...] = ()
 
 
-@typed
+@typed()
 def load_image(
     source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
 ) -> Image.Image:

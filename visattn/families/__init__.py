@@ -50,7 +50,7 @@ _registered: dict[type[nn.Module], Callable[[Any, Provenance], Anatomy]] = {}
 _loaded: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 
 
-@typed
+@typed()
 def load_model(
     name: str,
     *,
@@ -109,7 +109,7 @@ def _moved(model: nn.Module, place: torch.device) -> nn.Module:
     return model
 
 
-@typed
+@typed(but=("model",))  # what is no module has a message of its own
 def capture(
     model: nn.Module,
     *,
@@ -156,7 +156,7 @@ def capture(
     return record(model, anatomy, layers=layers, values=values, features=features, gradients=gradients, remember=remember)
 
 
-@typed
+@typed()
 def intervene(
     model: nn.Module,
     layer: str = "*",
