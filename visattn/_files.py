@@ -81,27 +81,18 @@ def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Ite
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a regular file is there; of a name that cannot be, no (`Path.is_file` would raise for one that is too long)."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    """Return whether a regular file is there; of a name that cannot be, no: `Path.is_file` raises for one that is too long."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: Path) -> bool:
     """Return whether a folder is there; see `is_file`."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def exists(path: Path) -> bool:
     """Return whether anything is there; see `is_file`."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def regular(path: Path) -> Path:

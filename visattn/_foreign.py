@@ -5,7 +5,13 @@ from __future__ import annotations
 import io
 import struct
 
-from PIL.TiffImagePlugin import OPEN_INFO, ImageFileDirectory_v2
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    OPEN_INFO,
+    PHOTOMETRIC_INTERPRETATION,
+    SAMPLEFORMAT,
+    ImageFileDirectory_v2,
+)
 
 _SIGNATURES = {  # (offset, bytes) -> name
     (4, b"ftypheic"): "HEIC",
@@ -29,7 +35,6 @@ _SIGNATURES = {  # (offset, bytes) -> name
     (128, b"DICM"): "DICOM",
 }
 _TIFF = b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"
-_BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339
 _FORMATS = {1: "unsigned", 2: "signed", 3: "floating-point", 5: "complex", 6: "complex"}
 _COLORS = {0: "gray, white is zero", 1: "gray", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "CIELAB"}
 
@@ -55,7 +60,7 @@ def _tiff(data: bytes) -> str | None:
         tags, stream = ImageFileDirectory_v2(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8]), io.BytesIO(data)
         stream.seek(tags.next)
         tags.load(stream)
-        bits, photometric, kind = tags[_BITS], tags[_PHOTOMETRIC], tags.get(_FORMAT, (1,))
+        bits, photometric, kind = tags[BITSPERSAMPLE], tags[PHOTOMETRIC_INTERPRETATION], tags.get(SAMPLEFORMAT, (1,))
     except Exception:  # damaged: any error of a parser
         return None
     if any(key[:3] + key[4:5] == (data[:2], photometric, kind[:1], bits) for key in OPEN_INFO):

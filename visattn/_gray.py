@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, SAMPLEFORMAT
 
 from visattn.errors import ImageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339  # tags of TIFF
 _SIGNED = 2
 _WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 
@@ -38,7 +38,7 @@ def stated(image: Image.Image) -> Samples | None:
     tags = getattr(image, "tag_v2", None)
     if tags is None:
         return None
-    return Samples(tags.get(_BITS, (1,))[0], tags.get(_FORMAT, (1,))[0], tags.get(_PHOTOMETRIC) == 0)
+    return Samples(tags.get(BITSPERSAMPLE, (1,))[0], tags.get(SAMPLEFORMAT, (1,))[0], tags.get(PHOTOMETRIC_INTERPRETATION) == 0)
 
 
 def is_wide(image: Image.Image, samples: Samples | None) -> bool:
