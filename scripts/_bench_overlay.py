@@ -18,7 +18,7 @@ from PIL import Image
 
 import visattn
 from visattn import colormaps, data
-from visattn._cv2 import cv2
+from visattn._support.opencv import cv2
 from visattn.geometry import Box, Geometry
 
 WIDTH, HEIGHT, GRID = 1024, 768, 37

@@ -9,8 +9,8 @@ from PIL import Image
 
 import visattn
 from visattn import data, render
-from visattn._files import write_whole
 from visattn._sheets import Cell, sheet
+from visattn._support.files import write_whole
 from visattn.captioning import load_captioner
 from visattn.data._caption_pictures import CaptionedScenes
 from visattn.errors import VisattnError

@@ -17,8 +17,8 @@ import visattn
 from visattn import evaluation
 from visattn._bootstrap import mean_interval
 from visattn._prepare import Prepared
-from visattn._tables import Row
-from visattn._types import Resize
+from visattn._support.tables import Row
+from visattn._support.types import Resize
 from visattn.maps import AttentionMap
 
 ROOT = Path(__file__).parents[1]

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from visattn._tables import Row, to_markdown, to_text
+from visattn._support.tables import Row, to_markdown, to_text
 from visattn.errors import VisattnError
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import methods
-from visattn._tables import to_text
+from visattn._support.tables import to_text
 from visattn.errors import OptionError, VisattnError
 from visattn.families import cam_layer, input_spec
 from visattn.methods._tap import feature_of, placed

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from visattn._bootstrap import mean_interval
-from visattn._tables import Row, to_markdown
+from visattn._support.tables import Row, to_markdown
 from visattn.captioning import Caption, Captioner, caption_scores, exact_set, load_captioner, slot_accuracy
 from visattn.data._caption_pictures import CaptionedScenes
 from visattn.data.scenes import Scene, Thing

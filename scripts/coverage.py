@@ -26,7 +26,7 @@ from timm.utils.attention_extract import AttentionExtract
 from torch import Tensor, nn
 
 import visattn
-from visattn._tables import to_markdown, to_text
+from visattn._support.tables import to_markdown, to_text
 from visattn.errors import NoAttentionCaptured
 from visattn.methods import METHODS
 from visattn.records import Recording

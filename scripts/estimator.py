@@ -21,7 +21,7 @@ import torch
 from _docs import write_section
 from torch import Tensor, nn
 
-from visattn._tables import to_markdown
+from visattn._support.tables import to_markdown
 from visattn.models.show_attend_tell import END, Objective, ShowAttendTell, costs, loss
 
 DOCS = Path(__file__).parents[1] / "docs" / "captions.md"

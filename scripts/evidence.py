@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from visattn._tables import to_text
+from visattn._support.tables import to_text
 from visattn.data import photo_path
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from torch import nn
 
 import visattn
 from visattn._bootstrap import mean_interval
-from visattn._tables import Row, to_markdown
+from visattn._support.tables import Row, to_markdown
 from visattn.data.scenes import CLASSES, Mark, Scenes
 from visattn.families import input_spec
 

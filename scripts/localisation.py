@@ -13,7 +13,7 @@ import _localisation_attention as attention
 import _localisation_cams as cams
 from _localisation_common import COPIES, LARGEST, ROOT, Part, by_photo, over_photos
 
-from visattn._tables import to_markdown, to_text
+from visattn._support.tables import to_markdown, to_text
 
 DOCS = ROOT / "docs" / "localisation.md"
 

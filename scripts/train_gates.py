@@ -23,8 +23,8 @@ from torchvision import transforms
 import visattn
 from visattn import data, evaluation, methods
 from visattn._look import look
-from visattn._publish import listening
-from visattn._types import Role
+from visattn._support.publish import listening
+from visattn._support.types import Role
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKPOINT = ASSETS / "checkpoints" / "efficientnet_lite0_cbam.safetensors"

@@ -221,7 +221,7 @@ def test_channels_as_a_heatmap_name_the_method_that_works(photo: Image.Image) ->
 
 
 def test_flow_without_scipy_tells_how_to_get_it(photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn._extras.find_spec", lambda name: None)
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None)
     with pytest.raises(visattn.errors.MissingExtra, match=r'attention_flow needs scipy, .* pip install "visattn\[flow\]"'):
         visattn.explain(classifier(), photo, method="attention_flow")
 

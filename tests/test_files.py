@@ -11,7 +11,15 @@ from typing import NoReturn
 
 import pytest
 
-from visattn._files import cache_folder, check_folder, check_output, check_outputs, result_names, write_folder_whole, write_whole
+from visattn._support.files import (
+    cache_folder,
+    check_folder,
+    check_output,
+    check_outputs,
+    result_names,
+    write_folder_whole,
+    write_whole,
+)
 from visattn.errors import OutputError, ResourceError
 
 NEW, OLD = b"new" * 1000, b"old"

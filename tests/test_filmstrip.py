@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from visattn._cv2 import cv2
 from visattn._filmstrip import animation, entropies, filmstrip
+from visattn._support.opencv import cv2
 from visattn.colormaps import table
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from visattn._cv2 import cv2
+from visattn._support.opencv import cv2
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
 from visattn.images import load_image

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from visattn._cv2 import cv2
 from visattn._matrix import matrix_figure
 from visattn._sheets import Bar, Cell, contact_sheet, sheet, side_by_side
+from visattn._support.opencv import cv2
 from visattn.colormaps import table
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry

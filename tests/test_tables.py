@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from visattn._tables import Row, to_csv, to_json, to_markdown, to_text
+from visattn._support.tables import Row, to_csv, to_json, to_markdown, to_text
 
 ROWS: list[Row] = [
     {"layer": "blocks.0", "head": 0, "entropy": 1.23456789},

@@ -12,7 +12,7 @@ import timm
 import torch
 
 import visattn
-from visattn._typed import check_types
+from visattn._support.typed import check_types
 from visattn.errors import OptionError
 from visattn.methods import METHODS
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from visattn import _plot
 from visattn._plot import BLUE, FAINT, VERMILION
-from visattn._tables import Row
+from visattn._support.tables import Row
 from visattn.errors import OptionError
 from visattn.provenance import Provenance
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from visattn import _plot
 from visattn._plot import BLUE, FAINT, VERMILION
-from visattn._tables import Row
+from visattn._support.tables import Row
 from visattn.provenance import Provenance
 
 _MASSES = {

@@ -14,7 +14,6 @@ import torch
 from PIL import Image, ImageDraw
 
 from visattn import render
-from visattn._checks import between, printable
 from visattn._picture import Picture, carrying
 from visattn._sheets import (
     _FAINT,
@@ -34,7 +33,8 @@ from visattn._sheets import (
     _wrapped,
     sheet,
 )
-from visattn._types import Interpolation, Normalization
+from visattn._support.checks import between, printable
+from visattn._support.types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, Heatmap

@@ -14,7 +14,7 @@ from visattn import colormaps, render
 from visattn._picture import Picture, carrying
 from visattn._prepare import Prepared
 from visattn._sheets import Bar, Cell, sheet
-from visattn._types import Role
+from visattn._support.types import Role
 from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import Heatmap, value_range

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn import _capture
-from visattn._checks import first_line
 from visattn._prepare import Prepared
+from visattn._support.checks import first_line
 from visattn._targets import NoClasses, Target
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, capture, head, input_spec, provenance_of

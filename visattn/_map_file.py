@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from visattn._files import regular
+from visattn._support.files import regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from visattn._tables import to_json
+from visattn._support.tables import to_json
 from visattn.provenance import Provenance
 
 

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from visattn import render
 from visattn._bands import Bands, bands_of
-from visattn._files import check_output, check_png, write_whole
 from visattn._look import look, scoring
 from visattn._picture import Picture, carrying, to_png
 from visattn._prepare import Prepared, prepare
 from visattn._sheets import captioned
+from visattn._support.files import check_output, check_png, write_whole
+from visattn._support.typed import check_types, typed
+from visattn._support.types import ColorProfile, Interpolation, Normalization, Resize
 from visattn._targets import NoClasses, Of, Space, Target
-from visattn._typed import check_types, typed
-from visattn._types import ColorProfile, Interpolation, Normalization, Resize
 from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry

@@ -10,7 +10,7 @@ import io
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from visattn._tables import to_json
+from visattn._support.tables import to_json
 from visattn.provenance import Provenance
 
 BLUE, VERMILION, FAINT = "#0072B2", "#D55E00", "#767676"  # Okabe and Ito's, told apart by every eye

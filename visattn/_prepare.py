@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from visattn._bands import Bands, bands_of
-from visattn._checks import one_of
-from visattn._typed import typed
-from visattn._types import Resize
+from visattn._support.checks import one_of
+from visattn._support.typed import typed
+from visattn._support.types import Resize
 from visattn.errors import ImageError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
 from visattn.geometry import Box, Geometry

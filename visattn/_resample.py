@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from visattn._types import Interpolation
+from visattn._support.types import Interpolation
 from visattn.geometry import Box, Geometry
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from visattn import colormaps, render
-from visattn._checks import between, one_of
 from visattn._picture import Picture, carrying
-from visattn._types import Interpolation, Normalization
+from visattn._support.checks import between, one_of
+from visattn._support.types import Interpolation, Normalization
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.images import as_photo

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from visattn._bootstrap import mean_interval
 from visattn._look import look
 from visattn._prepare import prepare
-from visattn._tables import Row
-from visattn._types import Resize
+from visattn._support.tables import Row
+from visattn._support.types import Resize
 from visattn.errors import UnsupportedModel
 from visattn.images import facts
 from visattn.methods import diagnostics

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from visattn._checks import one_of, printable, suggest, whole_number
-from visattn._files import regular
+from visattn._support.checks import one_of, printable, suggest, whole_number
+from visattn._support.files import regular
 from visattn.errors import OptionError
 
 Of = int | str | Callable[[Any], Tensor] | None

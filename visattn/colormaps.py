@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +39,7 @@ def table(name: str) -> NDArray[np.uint8]:
         channels = [np.interp(ramp, stops, channel) for channel in np.transpose(_BLUE_WHITE_RED)]
         colours = np.stack(channels, axis=1).round().astype(np.uint8)
     else:
-        from visattn._cv2 import cv2
+        from visattn._support.opencv import cv2
 
         bgr = cv2.applyColorMap(ramp[:, None], getattr(cv2, f"COLORMAP_{name.upper()}"))
         colours = np.ascontiguousarray(bgr[:, 0, ::-1])

@@ -19,11 +19,11 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn import _gray
-from visattn._checks import between, one_of, printable
 from visattn._color import to_srgb
 from visattn._foreign import foreign
-from visattn._typed import typed
-from visattn._types import ColorProfile
+from visattn._support.checks import between, one_of, printable
+from visattn._support.typed import typed
+from visattn._support.types import ColorProfile
 from visattn.errors import ImageError
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from visattn import _map_file
-from visattn._checks import between, one_of, printable
 from visattn._resample import KERNELS, resampled
-from visattn._types import Interpolation, Normalization
+from visattn._support.checks import between, one_of, printable
+from visattn._support.types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
 from visattn.provenance import Provenance, sink_warning

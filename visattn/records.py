@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from visattn._types import Kind, Role
+from visattn._support.types import Kind, Role
 from visattn.errors import LayoutError, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.operators import Operator, OuterGradient

@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from visattn import colormaps
-from visattn._checks import between, one_of
-from visattn._cv2 import cv2
 from visattn._picture import Picture, carried, carrying, to_png as to_png
-from visattn._types import Blend, Normalization
+from visattn._support.checks import between, one_of
+from visattn._support.opencv import cv2
+from visattn._support.types import Blend, Normalization
 from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
 from visattn.images import as_photo

@@ -235,14 +235,14 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn._extras.find_spec", lambda _: None)
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     expected = r'^scoring captions needs pycocoevalcap, which is not installed\. Run: pip install "visattn\[caption-metrics\]"$'
     with pytest.raises(MissingExtra, match=expected):
         caption_scores(["a red star"], ["a red star"])
 
 
 def test_scores_of_scenes_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn._extras.find_spec", lambda _: None)
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     assert (
         exact_set(["a red star top"], ["a red star top"]) == slot_accuracy(["a red star top"], ["a red star top"])["count"] == 1
     )

@@ -120,7 +120,7 @@ def test_a_model_without_classes_is_refused_in_one_line(run: Run, photo: Path) -
 
 
 def test_a_missing_extra_is_one_line(run: Run, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("visattn._extras.find_spec", lambda name: None)
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None)
     code, _, err = run("overlay", photo, *TINY, "--method", "captum.lime")
     line = 'captum.lime needs captum, which is not installed. Run: pip install "visattn[attribution]"'
     assert (code, err) == (2, f"visattn: error: {line}\n")

@@ -200,7 +200,7 @@ def test_layers_without_distributions_over_tokens_are_left_out_with_a_note(run: 
 
 
 def test_without_matplotlib_there_are_tables_and_one_line(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn._extras.find_spec", lambda _: None)
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     code, out, err = run("stats", photos, *TINY, "--limit", "1")
     assert code == 0
     assert [Path(line).suffix for line in out.split()] == [".csv", ".csv", ".csv", ".json"]

@@ -560,7 +560,7 @@ def test_measured_weights_are_refused(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["eigencam", "scorecam", "ablationcam"])
 def test_without_the_package_it_is_told_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn._extras.find_spec", lambda _: None)
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     made, scored = asked("1")
     options = {} if name == "eigencam" else {"scored": scored}
     with pytest.raises(MissingExtra, match=rf'{name} needs pytorch_grad_cam, .* pip install "visattn\[cam\]"'):

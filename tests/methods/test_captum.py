@@ -529,7 +529,7 @@ def test_a_score_that_is_no_number_for_each_image_is_refused(method: str) -> Non
 def test_a_missing_package_is_one_line(
     method: str, options: dict[str, Any], module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("visattn._extras.find_spec", lambda name: None if name == module else object())
+    monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None if name == module else object())
     with pytest.raises(
         MissingExtra, match=rf'needs {module}, which is not installed\. Run: pip install "visattn\[attribution\]"$'
     ):

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from tests.conftest import Figures
 from visattn import models
-from visattn._publish import listening
+from visattn._support.publish import listening
 from visattn.errors import OptionError
 from visattn.models.resnet import BasicBlock, Bottleneck
 from visattn.nn import BAM, CBAM, ECA, SqueezeExcite

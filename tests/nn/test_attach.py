@@ -788,7 +788,7 @@ def test_features_of_timm_and_torchvision_pass_through_the_attention() -> None:
 
 
 def test_gates_of_attached_attention_are_published(net: Net) -> None:
-    from visattn._publish import listening
+    from visattn._support.publish import listening
 
     handle = attach(net, "cbam", example=example())
     heard: list[tuple[nn.Module, str]] = []

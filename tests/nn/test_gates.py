@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torchvision.ops import SqueezeExcitation
 
 from tests.nn.cases import GATES
-from visattn._publish import listening
+from visattn._support.publish import listening
 from visattn.errors import OptionError, ShapeError
 from visattn.nn import (
     BAM,

@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 import visattn
 from tests.nn.arithmetic import example, ready
 from tests.nn.cases import PLACES
-from visattn._publish import listening
-from visattn._types import Role
+from visattn._support.publish import listening
+from visattn._support.types import Role
 from visattn.errors import OptionError, ShapeError
 from visattn.nn import (
     ATTENTION,

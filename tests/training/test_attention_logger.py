@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 import visattn
 from tests import tiny
 from visattn import nn as ours
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.colormaps import table
 from visattn.errors import OptionError, OutputError, ShapeError, UnsupportedModel, VisattnWarning
 from visattn.training import _attention_logger

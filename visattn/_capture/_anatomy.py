@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from visattn._types import Kind
+from visattn._support.types import Kind
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from visattn._capture._planes import Plane, Planes
-from visattn._types import Kind
+from visattn._support.types import Kind
 from visattn.geometry import Box
 from visattn.records import TokenLayout
 

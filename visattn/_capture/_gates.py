@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn._capture._hooks import ModuleCalls
-from visattn._publish import Listener
-from visattn._types import Role
+from visattn._support.publish import Listener
+from visattn._support.types import Role
 
 Heard = Mapping[str, Sequence[Tensor]]  # what each part gave in this call of the module
 

@@ -16,7 +16,7 @@ from visattn._capture._call import Call
 from visattn._capture._operations import edited_weights
 from visattn._capture._tape import Attention
 from visattn._capture._watch import Watch
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 from visattn.records import TokenLayout
 

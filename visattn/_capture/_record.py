@@ -16,9 +16,9 @@ from visattn._capture._finite import Sums
 from visattn._capture._gates import telling
 from visattn._capture._tape import Attention
 from visattn._capture._watch import Watch
-from visattn._checks import printable
-from visattn._publish import listening
-from visattn._types import Role
+from visattn._support.checks import printable
+from visattn._support.publish import listening
+from visattn._support.types import Role
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout, Unseen
 

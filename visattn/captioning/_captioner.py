@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from visattn._files import exists, is_file
 from visattn._filmstrip import animation, filmstrip
 from visattn._picture import Picture
 from visattn._prepare import Prepared, prepare_batch
+from visattn._support.files import exists, is_file
 from visattn.captioning._encoder import receptive_field
 from visattn.captioning._folder import CaptionerBlueprint, load
 from visattn.captioning._search import evaluating, search

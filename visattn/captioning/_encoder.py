@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from visattn._checks import printable, whole_number
+from visattn._support.checks import printable, whole_number
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._feature_map import last_feature_map
 from visattn.families.trained import Blueprint

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.captioning._encoder import Shape, encoder
 from visattn.captioning._vocabulary import SPECIAL
 from visattn.errors import UnsupportedModel, VisattnError, WeightsError

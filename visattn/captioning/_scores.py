@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from visattn._extras import need
+from visattn._support.extras import need
 from visattn.captioning._vocabulary import split
 from visattn.data._shapes import DISTRACTORS, LABELS
 from visattn.data.scenes import COLOURS, Thing

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn._checks import printable
-from visattn._files import check_outputs, is_folder, result_names, write_whole
+from visattn._support.checks import printable
+from visattn._support.files import check_outputs, is_folder, result_names, write_whole
 from visattn.cli._each import Each
 from visattn.cli._options import photo_options, talk_options
 from visattn.cli._talk import note
@@ -71,7 +71,7 @@ def caption_command(
     visattn caption scene.png --checkpoint runs/hard/final --beam 5 --filmstrip scene.caption.png
     visattn caption *.jpg --checkpoint runs/flickr/final --filmstrip strips --json
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    from visattn._tables import to_json
+    from visattn._support.tables import to_json
 
     strips = _strips(images, options["filmstrip"])
     targets = [*strips, *([_json_file(output)] if output else [])]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from visattn._files import check_output, write_whole
+from visattn._support.files import check_output, write_whole
 from visattn.cli._options import DEFAULT_MODEL, talk_options
 from visattn.cli._talk import note, result
 from visattn.provenance import Provenance

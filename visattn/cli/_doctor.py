@@ -9,8 +9,8 @@ from importlib import metadata
 
 import click
 
-from visattn._files import cache_folder
-from visattn._tables import to_json, to_text
+from visattn._support.files import cache_folder
+from visattn._support.tables import to_json, to_text
 from visattn.cli._options import talk_options
 from visattn.errors import VisattnError
 
@@ -45,7 +45,7 @@ def _torch() -> str:
 
 
 def _opencv() -> str:
-    from visattn._cv2 import cv2
+    from visattn._support.opencv import cv2
 
     builds = [name for name in ("opencv-python", "opencv-python-headless") if _installed(name)]
     both = "; both builds are installed: removing one breaks the other" if len(builds) > 1 else ""

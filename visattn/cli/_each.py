@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.cli._main import FULL, complain, fault, no_room
 from visattn.cli._options import reading
 from visattn.errors import ResourceError, VisattnError

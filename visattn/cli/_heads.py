@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from visattn._checks import printable, whole_number
-from visattn._files import check_output, check_png, write_whole
-from visattn._tables import Row, to_csv, to_json, to_text
+from visattn._support.checks import printable, whole_number
+from visattn._support.files import check_output, check_png, write_whole
+from visattn._support.tables import Row, to_csv, to_json, to_text
 from visattn.cli._options import files_read, model_options, output_options, photo_options, reading
 from visattn.cli._talk import describe, note, result
 from visattn.errors import NoAttentionCaptured, OptionError

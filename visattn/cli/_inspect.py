@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn._checks import printable
-from visattn._tables import to_json, to_text
+from visattn._support.checks import printable
+from visattn._support.tables import to_json, to_text
 from visattn.cli._options import talk_options
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from visattn._checks import printable
-from visattn._tables import to_json, to_text
+from visattn._support.checks import printable
+from visattn._support.tables import to_json, to_text
 from visattn.cli._options import talk_options
 from visattn.errors import OptionError
 

@@ -11,7 +11,7 @@ from importlib import import_module
 
 import click
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.errors import VisattnError, VisattnWarning
 
 # name -> one line of help; a command `x` is the function `x` of visattn.cli._x

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn._checks import between, whole_number
-from visattn._files import check_outputs, check_png, is_folder, result_names, write_whole
+from visattn._support.checks import between, whole_number
+from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
 from visattn.cli._each import Each
 from visattn.cli._options import (
     files_read,

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from visattn._checks import printable
-from visattn._files import base_name, check_folder, exists, is_folder, write_folder_whole
-from visattn._tables import to_csv, to_json
+from visattn._support.checks import printable
+from visattn._support.files import base_name, check_folder, exists, is_folder, write_folder_whole
+from visattn._support.tables import to_csv, to_json
 from visattn.cli._each import Each
 from visattn.cli._main import complain
 from visattn.cli._options import model_options, photo_options, talk_options
@@ -113,7 +113,7 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
 
 def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
     """The plots by file name; none without matplotlib."""
-    from visattn._extras import need
+    from visattn._support.extras import need
 
     try:
         need("matplotlib", "figures", "a plot")

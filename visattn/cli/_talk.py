@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from visattn._checks import printable
-from visattn._tables import to_json
+from visattn._support.checks import printable
+from visattn._support.tables import to_json
 from visattn.provenance import Provenance
 
 

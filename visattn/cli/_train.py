@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.cli._main import complain
 from visattn.cli._options import talk_options
 
@@ -102,7 +102,7 @@ def classify_command(
     visattn train classify --data fashion-mnist --compare se,cbam,wide --seeds 5 -o runs/comparison
     torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    from visattn._tables import to_json
+    from visattn._support.tables import to_json
     from visattn.training import Config, compare_runs
 
     recipe = _recipe(Config, config, options)
@@ -159,7 +159,7 @@ def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> An
 
 def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: bool, as_json: bool) -> int:  # noqa: ANN401
     """Train, and tell what came of it."""
-    from visattn._tables import to_json
+    from visattn._support.tables import to_json
     from visattn.errors import OptionError
     from visattn.training import train
 

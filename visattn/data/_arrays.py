@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.errors import DataError
 
 _ROWS = 1024  # pictures that are hashed at a time

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.data._caption_formats import entries, shown, text_of
 from visattn.errors import DataError
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from visattn._checks import printable, whole_number
-from visattn._files import regular
+from visattn._support.checks import printable, whole_number
+from visattn._support.files import regular
 from visattn.errors import DataError
 
 _FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table that begins with image,caption"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.data._drawn import kept, seed_of
 from visattn.data.scenes import VERSION, Pairs, Scenes
 from visattn.errors import DataError

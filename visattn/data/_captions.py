@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
-from visattn._checks import between, one_of, printable, suggest
+from visattn._support.checks import between, one_of, printable, suggest
 from visattn.data._caption_files import INNER, find_captions, read_file
 from visattn.data._caption_formats import unreadable
 from visattn.data._caption_pictures import COUNTS, SCENES, CaptionedFiles, CaptionedScenes

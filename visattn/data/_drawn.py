@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from visattn._checks import printable
-from visattn._files import building_folder, cache_folder
+from visattn._support.checks import printable
+from visattn._support.files import building_folder, cache_folder
 from visattn.data._arrays import ArrayPictures
 from visattn.data.scenes import CLASSES, VERSION, Mark, Scenes
 from visattn.errors import DataError, OutputError, ResourceError

@@ -12,7 +12,7 @@ from typing import Literal, NoReturn
 import numpy as np
 from PIL import Image
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.data._arrays import check_learnable
 from visattn.errors import DataError
 from visattn.images import FORMATS, load_image

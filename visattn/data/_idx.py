@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn._checks import printable
-from visattn._files import regular
+from visattn._support.checks import printable
+from visattn._support.files import regular
 from visattn.errors import DataError
 
 _BYTES = 0x08  # code of unsigned bytes, the only type that such data have

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from visattn._checks import printable
-from visattn._files import cache_folder
+from visattn._support.checks import printable
+from visattn._support.files import cache_folder
 from visattn.data._arrays import ArrayPictures
 from visattn.data._idx import read_idx
 from visattn.errors import DataError

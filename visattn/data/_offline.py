@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 import safetensors.numpy
 
-from visattn._checks import one_of
-from visattn._files import cache_folder, write_whole
+from visattn._support.checks import one_of
+from visattn._support.files import cache_folder, write_whole
 from visattn.data import _onnx
 from visattn.errors import WeightsError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 
 PHOTOS = {"astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocket.jpg", "chelsea": "chelsea.png"}
 

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
-from visattn._checks import between, one_of, printable, suggest
-from visattn._files import exists, is_folder
+from visattn._support.checks import between, one_of, printable, suggest
+from visattn._support.files import exists, is_folder
 from visattn.data._arrays import ArrayPictures
 from visattn.data._drawn import MARKS, drawn
 from visattn.data._folders import FolderPictures

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from visattn._checks import one_of
-from visattn._files import building_folder
+from visattn._support.checks import one_of
+from visattn._support.files import building_folder
 from visattn.data._shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from visattn._checks import between
+from visattn._support.checks import between
 from visattn.errors import MapError, OptionError
 from visattn.evaluation._cells import refuse_holes
 from visattn.maps import AttentionMap

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from visattn._checks import between
+from visattn._support.checks import between
 from visattn.evaluation._cells import centres, partly
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.errors import WeightsError
 
 Shapes = Mapping[str, torch.Size]

@@ -24,8 +24,8 @@ from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 from tqdm import tqdm
 
-from visattn._checks import printable
-from visattn._files import is_file, regular, write_whole
+from visattn._support.checks import printable
+from visattn._support.files import is_file, regular, write_whole
 from visattn.errors import OutputError, WeightsError
 
 _FIX = (

@@ -22,7 +22,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from torchvision.transforms._presets import ImageClassification
 
 from visattn._capture import Anatomy
-from visattn._checks import printable, suggest
+from visattn._support.checks import printable, suggest
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import as_float32, classes_in, fill, shapes_of, unwrap
 from visattn.families._feature_map import last_feature_map

@@ -4,7 +4,7 @@ from importlib import metadata
 
 import torch
 
-from visattn._extras import need
+from visattn._support.extras import need
 from visattn.maps import AttentionMap
 from visattn.methods._select import described
 from visattn.methods._tap import feature_of, over_positions, placed

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from visattn._checks import between
-from visattn._extras import need
+from visattn._support.checks import between
+from visattn._support.extras import need
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods import _recursion

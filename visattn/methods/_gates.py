@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visattn._types import Role
+from visattn._support.types import Role
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods._select import described, one_forward

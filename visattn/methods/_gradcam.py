@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from visattn._checks import between
+from visattn._support.checks import between
 from visattn.maps import AttentionMap
 from visattn.methods._tap import tap
 from visattn.records import Recording

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from visattn._checks import between, one_of
+from visattn._support.checks import between, one_of
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods import _recursion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from visattn._checks import whole_number
+from visattn._support.checks import whole_number
 from visattn.errors import OptionError, ShapeError
 from visattn.records import TokenLayout
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from visattn._types import Fusion, Sinks
+from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.methods._query import Query, weights_of
 from visattn.operators import Operator, Tile

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from visattn._checks import between, one_of
-from visattn._types import Fusion, Sinks
+from visattn._support.checks import between, one_of
+from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods import _recursion, diagnostics

@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods._query import named, token_of

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 from visattn.maps import AttentionMap
 from visattn.methods import _flow, _gates, _glimpses, _relevance, _tap
 from visattn.methods._attention import attention

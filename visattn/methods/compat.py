@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from visattn._types import Fusion
+from visattn._support.types import Fusion
 from visattn.maps import AttentionMap
 from visattn.methods._select import chain, described, graded
 from visattn.operators import Operator

@@ -6,7 +6,7 @@ from the number of channels alone and keep the shape.
 
 from torch import nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.nn._attach import attach
 from visattn.nn._attached import Attached, Site
 from visattn.nn._attention_gate import AttentionGate

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from visattn._checks import one_of, suggest
+from visattn._support.checks import one_of, suggest
 from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
 from visattn.nn._attached import Attached, Site
 from visattn.nn._common import at_least

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn._tables import Row, to_text
+from visattn._support.tables import Row, to_text
 from visattn.errors import ModelError, OptionError
 from visattn.nn._plugged import Plugged
 from visattn.nn._sites import Place, places, plain_name

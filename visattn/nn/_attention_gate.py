@@ -3,7 +3,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.nn._common import at_least, bottleneck, check_maps, normed
 
 

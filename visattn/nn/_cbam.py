@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visattn._checks import one_of
-from visattn._publish import publish
+from visattn._support.checks import one_of
+from visattn._support.publish import publish
 from visattn.nn._common import bottleneck, check_maps, normed, odd
 from visattn.nn._mean import mean_over
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from visattn._checks import one_of, printable
+from visattn._support.checks import one_of, printable
 from visattn.errors import OptionError, WeightsError
 from visattn.nn._layouts import LAYOUTS, OWN, Layout
 from visattn.nn._plugged import Plugged

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, fx
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.errors import OptionError, ShapeError
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.nn._common import bottleneck, check_maps, normed
 
 

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor, nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.nn._common import at_least, check_maps, odd
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 from visattn.nn._common import at_least, check_maps, normed
 from visattn.nn._places import grid, tokens, wide
 

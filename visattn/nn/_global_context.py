@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from visattn._checks import one_of
-from visattn._publish import publish
+from visattn._support.checks import one_of
+from visattn._support.publish import publish
 from visattn.errors import OptionError
 from visattn.nn._common import at_least, bottleneck, check_maps
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 from visattn.errors import OptionError
 from visattn.nn._common import bottleneck, check_maps, normed
 from visattn.nn._places import attend, grid, halved, tokens

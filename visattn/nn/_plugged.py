@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.nn._trail import Layout
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.nn._common import bottleneck, check_maps
 from visattn.nn._mean import mean_over
 

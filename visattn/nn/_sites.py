@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from visattn._checks import printable, suggest
+from visattn._support.checks import printable, suggest
 from visattn.errors import OptionError, ShapeError, VisattnWarning
 from visattn.nn._flow import Flow
 from visattn.nn._plugged import Plugged

@@ -6,7 +6,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.errors import OptionError
 from visattn.nn._common import at_least, bottleneck, check_maps, normed
 

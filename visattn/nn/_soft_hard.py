@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn._checks import one_of
+from visattn._support.checks import one_of
 from visattn.errors import OptionError, ShapeError
 from visattn.nn._common import _shape, _traced, at_least, check_tokens
 

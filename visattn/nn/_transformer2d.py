@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from visattn._publish import publish
+from visattn._support.publish import publish
 from visattn.errors import ShapeError
 from visattn.nn._common import _shape, _traced, at_least, check_maps
 from visattn.nn._places import exact, sample, wide

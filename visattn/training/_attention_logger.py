@@ -24,13 +24,13 @@ from torch import Tensor, distributed, nn
 from torch.optim.swa_utils import AveragedModel
 
 from visattn import render
-from visattn._checks import between, printable
-from visattn._files import check_output, write_whole
 from visattn._look import _evaluating
 from visattn._picture import Picture, carrying, to_png
 from visattn._pipeline import check_parameters
 from visattn._prepare import Prepared
 from visattn._sheets import Bar, Cell, sheet
+from visattn._support.checks import between, printable
+from visattn._support.files import check_output, write_whole
 from visattn._targets import Target
 from visattn.errors import OptionError, ShapeError, UnsupportedModel, VisattnWarning
 from visattn.families import cam_layer, capture, input_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from visattn._checks import between
+from visattn._support.checks import between
 from visattn.errors import OptionError
 from visattn.models.show_attend_tell import ATTENTIONS, Objective
 from visattn.training._config import AUGMENTATIONS, Recipe, setting

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn import render
-from visattn._checks import printable
-from visattn._extras import installed
-from visattn._files import check_output, write_whole
+from visattn._support.checks import printable
+from visattn._support.extras import installed
+from visattn._support.files import check_output, write_whole
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning._folder import CaptionerBlueprint, save
 from visattn.data._caption_pictures import SCENES

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.training._config import Config, Recipe
 from visattn.training._cost import Cost
 

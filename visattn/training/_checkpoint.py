@@ -22,8 +22,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from visattn._checks import printable, told as brief
-from visattn._files import building_folder, discard, read_own
+from visattn._support.checks import printable, told as brief
+from visattn._support.files import building_folder, discard, read_own
 from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnWarning
 
 FORMAT = 1

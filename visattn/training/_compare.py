@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import nn
 
-from visattn._checks import printable, shown
-from visattn._files import check_own, read_own, refusal, write_whole
-from visattn._tables import Row, to_csv, to_json, to_markdown
+from visattn._support.checks import printable, shown
+from visattn._support.files import check_own, read_own, refusal, write_whole
+from visattn._support.tables import Row, to_csv, to_json, to_markdown
 from visattn.errors import CheckpointError, OptionError, VisattnError
 from visattn.provenance import Provenance
 from visattn.training._config import Config, differences

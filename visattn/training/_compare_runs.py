@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from visattn._tables import Row
+from visattn._support.tables import Row
 from visattn.errors import VisattnWarning
 from visattn.training._compare import compare
 from visattn.training._config import Config

@@ -8,8 +8,8 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replac
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from visattn._checks import between, one_of, printable, shown, suggest, told
-from visattn._files import base_name, regular
+from visattn._support.checks import between, one_of, printable, shown, suggest, told
+from visattn._support.files import base_name, regular
 from visattn.data._caption_pictures import SCENES
 from visattn.data._readers import KNOWN
 from visattn.errors import OptionError

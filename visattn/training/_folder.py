@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from visattn._checks import printable
-from visattn._files import check_output, check_own, discard, open_own, read_own, refusal, write_whole
-from visattn._tables import to_json
+from visattn._support.checks import printable
+from visattn._support.files import check_output, check_own, discard, open_own, read_own, refusal, write_whole
+from visattn._support.tables import to_json
 from visattn.errors import OptionError, OutputError
 from visattn.training._config import Recipe, differences, read_config
 

@@ -15,7 +15,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from visattn._checks import printable, suggest
+from visattn._support.checks import printable, suggest
 from visattn.errors import OptionError, TrainingError, VisattnWarning
 from visattn.training._batches import Batch
 from visattn.training._checkpoint import Tensors, pack, unpack

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from visattn._checks import printable, shown
-from visattn._files import open_own, read_own, write_whole
-from visattn._tables import to_csv
+from visattn._support.checks import printable, shown
+from visattn._support.files import open_own, read_own, write_whole
+from visattn._support.tables import to_csv
 from visattn.errors import CheckpointError, OutputError, ResourceError
 
 Row = dict[str, Any]

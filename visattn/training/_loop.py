@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from visattn._checks import printable
-from visattn._files import discard
+from visattn._support.checks import printable
+from visattn._support.files import discard
 from visattn.errors import CheckpointError, DataError, TrainingError, VisattnError
 from visattn.families.trained import evaluation_transform
 from visattn.training._batches import Batch, InOrder, Samples, Stream, check_batch, loader, patient, training_transform

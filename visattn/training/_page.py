@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from visattn._files import write_whole
+from visattn._support.files import write_whole
 from visattn.families._weights import digest
 from visattn.families.trained import WEIGHTS
 from visattn.provenance import Provenance

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from visattn._checks import printable, whole_number
+from visattn._support.checks import printable, whole_number
 from visattn.errors import ModelError, OptionError, VisattnError
 
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.data import Labelled, read
 from visattn.data._caption_pictures import SCENES
 from visattn.data._drawn import MARKS

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn._extras import need
+from visattn._support.extras import need
 from visattn.errors import OptionError, ShapeError
 from visattn.maps import AttentionMap
 from visattn.methods._select import described

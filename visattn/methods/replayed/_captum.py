@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from visattn._extras import need
+from visattn._support.extras import need
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.replayed._scored import Asked, Baseline, Found, Scored, attributed

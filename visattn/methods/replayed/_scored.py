@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from visattn._checks import one_of
-from visattn._cv2 import cv2
+from visattn._support.checks import one_of
+from visattn._support.opencv import cv2
 from visattn.errors import ModelError, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.maps import AttentionMap

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visattn._extras import need
+from visattn._support.extras import need
 from visattn.errors import OptionError
 
 Parts = Literal["pixels", "grid", "slic"]

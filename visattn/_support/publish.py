@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from visattn._types import Role
+from visattn._support.types import Role
 
 Listener = Callable[[nn.Module, Role, Tensor, Tensor | None], None]  # the arguments of `publish`
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 
 Row = Mapping[str, Any]
 

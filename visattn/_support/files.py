@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from visattn._checks import printable
+from visattn._support.checks import printable
 from visattn.errors import OptionError, OutputError, ResourceError, VisattnError
 
 _REPLACE = "pass overwrite=True (--overwrite) to replace it or choose another name (-o/--output)"

@@ -11,7 +11,7 @@ from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, TypeVar, Union
 
-from visattn._checks import shown
+from visattn._support.checks import shown
 from visattn.errors import OptionError
 
 P = ParamSpec("P")

@@ -1,0 +1,1 @@
+"""What every room uses: checks, files, types, tables. Imports nothing of the package but its errors."""
