@@ -17,12 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
-from visattn import _map_file
 from visattn.cli._main import _run
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
 from visattn.images import facts as facts_of, load_image
-from visattn.maps import AttentionMap, load_map, save_map
+from visattn.maps import AttentionMap, load_map, save_map, schema
 from visattn.provenance import Provenance, Sink
 from visattn.records import TokenLayout
 
@@ -165,7 +164,7 @@ def test_values_that_would_fill_the_memory_are_refused_before_they_are_read(kind
 
 
 def test_facts_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_map_file, "_MOST_TEXT", 1000)
+    monkeypatch.setattr(schema, "_MOST_TEXT", 1000)
     (tmp_path / "map.npz").write_bytes(edited(set_at(P, "notes", ["x" * 1000])))
     with pytest.raises(MapError, match=r"its facts take [\d,]+ bytes, more than 1,000"):
         load_map(tmp_path / "map.npz")

@@ -21,7 +21,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn import render
-from visattn._bands import Bands, bands_of
 from visattn._look import look, scoring
 from visattn._picture import Picture, carrying, to_png
 from visattn._prepare import Prepared, prepare
@@ -34,6 +33,7 @@ from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
+from visattn.images.bands import Bands, bands_of
 from visattn.maps import AttentionMap, Heatmap
 from visattn.methods import METHODS, diagnostics, method_of
 from visattn.methods._gates import NO_GATES

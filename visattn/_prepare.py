@@ -22,7 +22,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
-from visattn._bands import Bands, bands_of
 from visattn._support.checks import one_of
 from visattn._support.typed import typed
 from visattn._support.types import Resize
@@ -30,6 +29,7 @@ from visattn.errors import ImageError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
 from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
+from visattn.images.bands import Bands, bands_of
 from visattn.provenance import Provenance
 
 _LUMINANCE = "the model takes one channel: it saw the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"

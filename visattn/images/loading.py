@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from visattn import _gray
-from visattn._color import to_srgb
-from visattn._foreign import foreign
 from visattn._support.checks import between, one_of, printable
 from visattn._support.typed import typed
 from visattn._support.types import ColorProfile
 from visattn.errors import ImageError
+from visattn.images import gray
+from visattn.images.formats import foreign
+from visattn.images.profiles import to_srgb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,7 +122,7 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
         ImageError: If the shape or the range is another.
     """
     if isinstance(image, Image.Image):
-        return _noted(image, _gray.stated(image))
+        return _noted(image, gray.stated(image))
     array = _plain(image)
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
@@ -150,7 +150,7 @@ def _plain(image: Any) -> NDArray[Any]:  # noqa: ANN401
     return np.asarray(image)
 
 
-def _noted(image: Image.Image, samples: _gray.Samples | None) -> Image.Image:
+def _noted(image: Image.Image, samples: gray.Samples | None) -> Image.Image:
     notes: list[str] = []
     photo = _to_rgb(image, samples, notes)
     if notes:
@@ -220,10 +220,10 @@ def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[
             notes.append("its EXIF data cannot be read; taken as upright")
         if color_profile == "ignore" and upright.info.pop("icc_profile", None):
             notes.append("its color profile is ignored")
-        return _to_rgb(upright, _gray.stated(image), notes), notes
+        return _to_rgb(upright, gray.stated(image), notes), notes
 
 
-def _to_rgb(image: Image.Image, samples: _gray.Samples | None, notes: list[str]) -> Image.Image:
+def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -> Image.Image:
     profile = image.info.get("icc_profile")
     if image.mode == "RGB" and "transparency" not in image.info and not profile:
         return image
@@ -231,7 +231,7 @@ def _to_rgb(image: Image.Image, samples: _gray.Samples | None, notes: list[str])
     if profile:
         color = to_srgb(color, profile, notes)
     if color.mode == "I;16":
-        color = _gray.narrow(color)
+        color = gray.narrow(color)
     photo = color.convert("RGB")
     photo.info.pop("icc_profile", None)  # what it described is done
     if alpha is None:
@@ -241,17 +241,17 @@ def _to_rgb(image: Image.Image, samples: _gray.Samples | None, notes: list[str])
     return Image.alpha_composite(Image.new("RGBA", photo.size, (*BACKGROUND, 255)), photo).convert("RGB")
 
 
-def _split(image: Image.Image, samples: _gray.Samples | None, notes: list[str]) -> tuple[Image.Image, Image.Image | None]:
+def _split(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -> tuple[Image.Image, Image.Image | None]:
     """The colors of a picture, wide gray as `I;16`, and its alpha if it has one."""
     clear = image.info.get("transparency")
-    if _gray.is_wide(image, samples):
+    if gray.is_wide(image, samples):
         alpha = None if clear is None else Image.fromarray((np.asarray(image) != clear).astype(np.uint8) * 255)
-        return _gray.spread(image, samples, notes), alpha
+        return gray.spread(image, samples, notes), alpha
     if clear is None and image.mode not in ("LA", "La", "PA", "RGBA", "RGBa"):
         return image, None
-    gray = image.mode in ("1", "L", "LA", "La")
-    *_, alpha = (whole := image.convert("LA" if gray else "RGBA")).split()
-    return whole.convert("L" if gray else "RGB"), alpha
+    mode = "LA" if image.mode in ("1", "L", "LA", "La") else "RGBA"
+    *_, alpha = (whole := image.convert(mode)).split()
+    return whole.convert(mode[:-1]), alpha
 
 
 def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:

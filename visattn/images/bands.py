@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from visattn.errors import ImageError, OptionError, UnsupportedModel
-from visattn.images import as_array, as_photo
+from visattn.images.loading import as_array, as_photo
 
 
 @dataclass(frozen=True, eq=False)

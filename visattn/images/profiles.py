@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 import numpy as np
 from PIL import Image, ImageCms
 
-from visattn._gray import narrow
 from visattn._support.checks import printable
+from visattn.images.gray import narrow
 
 _MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}  # space of a profile -> mode of the pixels that it describes
 _KINDS = {"1": "GRAY", "L": "GRAY", "I;16": "GRAY", "CMYK": "CMYK"}  # mode of pixels -> space; of other modes RGB

@@ -1,0 +1,186 @@
+"""Values on the token grid, raw: what a method computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visattn._support.checks import between, one_of
+from visattn._support.types import Interpolation
+from visattn.errors import MapError, OptionError, ShapeError
+from visattn.geometry import Geometry
+from visattn.maps.heatmaps import Heatmap
+from visattn.maps.interpolation import KERNELS, resampled
+from visattn.provenance import Provenance, sink_warning
+from visattn.records import TokenLayout
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """Raw values on the token grid.
+
+    Attributes:
+        values: `(*axes, rows, columns)`; never min-max scaled. NaN in the holes of the layout, and nowhere else.
+        axes: Names of the leading dimensions, of `batch layer head component object word frame`.
+        layout: Where the grid lies in the model's input.
+        labels: Names of the entries of an axis, where they have any.
+        meaning: What a value is: `attention`, `rollout`, `cosine similarity`, `principal component`, `glimpses`, `mask`.
+        provenance: How the map was made.
+        signed: Whether zero is a value of its own, from which colors diverge. The method says so; a map with a value below zero is
+            signed whatever was said, so that zero never has a color from the middle of a sequential scale.
+    """
+
+    values: Tensor
+    axes: tuple[str, ...]
+    layout: TokenLayout
+    labels: Mapping[str, tuple[str, ...]]
+    meaning: str
+    provenance: Provenance = field(default_factory=Provenance)
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the shape and that every value is finite.
+
+        Raises:
+            ShapeError: If `values` is not `(*axes, *grid)`, or the grid has no cell.
+            MapError: If a value is NaN or infinite.
+        """
+        expected = len(self.axes) + len(self.layout.grid)
+        if self.values.ndim != expected or tuple(self.values.shape[len(self.axes) :]) != self.layout.grid:
+            raise ShapeError(f"values must be {self.axes} + grid {self.layout.grid}, got {tuple(self.values.shape)}.")
+        if 0 in self.layout.grid:
+            raise ShapeError(f"a map must have a cell at least, got the grid {self.layout.grid}.")
+        holes = list(self.layout.holes)
+        if holes:
+            flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
+            object.__setattr__(self, "values", flat.view(self.values.shape))
+        if bad := int((~self.values.isfinite()).sum()) - math.prod(self.values.shape[: len(self.axes)]) * len(holes):
+            raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
+        object.__setattr__(self, "signed", self.signed or bool((self.values < 0).any()))
+
+    def at(self, **index: int) -> AttentionMap:
+        """One entry of each named axis: `map.at(batch=0, head=3)`.
+
+        Raises:
+            OptionError: If there is no such axis or entry.
+        """
+        result = self
+        for name, i in index.items():
+            axis = result._axis(name)
+            size = result.values.shape[axis]
+            if not -size <= i < size:
+                raise OptionError(f"{name} must lie in [{-size}, {size - 1}], got {i}.")
+            provenance = result.provenance
+            if name == "batch" and provenance.sinks:
+                found = provenance.sinks[i]
+                kept = provenance.parameters.get("sinks", "keep") == "keep"
+                provenance = provenance.but(sinks=(found,), warnings=sink_warning(found) if kept else ())
+            if name == "batch" and len(provenance.target) > 1:
+                provenance = provenance.but(target=(provenance.target[i],))
+            if name == "batch" and "path" in provenance.parameters:
+                provenance = replace(provenance, parameters=provenance.parameters | {"path": provenance.parameters["path"][i]})
+            result = result._without(axis, result.values.select(axis, i), provenance)
+        return result
+
+    def mean(self, name: str) -> AttentionMap:
+        """The mean over one axis.
+
+        Raises:
+            OptionError: If there is no such axis.
+        """
+        axis = self._axis(name)
+        parameters = self.provenance.parameters | {f"mean over {name}": int(self.values.shape[axis])}
+        return self._without(axis, self.values.mean(axis), replace(self.provenance, parameters=parameters))
+
+    def mass(self, share: float = 0.6) -> AttentionMap:
+        """The smallest set of cells that holds `share` of each grid's sum, as 0 and 1.
+
+        The mask of DINO: values are divided by their sum over the patches, sorted, and the largest are kept until they hold
+        `share`. Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021, arXiv:2104.14294.
+
+        Raises:
+            OptionError: If `share` is not in [0, 1].
+            MapError: If values are negative, or a grid is all zero: it has no mass to share.
+        """
+        between(share, 0, 1, "mass")
+        flat = self.values.flatten(len(self.axes)).double().nan_to_num()  # holes have no mass
+        total = flat.sum(-1, keepdim=True)
+        if bool((flat < 0).any()) or not bool((total > 0).all()):
+            raise MapError(f"a mass mask needs non-negative values with a positive sum; {self.meaning} has none. Use contours.")
+        ascending, order = (flat / total).sort(-1)
+        kept = ascending.cumsum(-1) > 1 - share + 1e-12
+        mask = torch.zeros_like(flat).scatter_(-1, order, kept.double())
+        parameters = self.provenance.parameters | {"mass": share}
+        return replace(
+            self,
+            values=mask.view_as(self.values).float(),
+            meaning="mask",
+            signed=False,
+            provenance=replace(self.provenance, parameters=parameters),
+        )
+
+    def to_heatmap(self, geometry: Geometry, interpolation: Interpolation = "bilinear") -> Heatmap:
+        """The map in the photo's own pixels.
+
+        Each photo pixel's centre is carried to the grid and the cells around it are mixed (half-pixel centres, edges
+        extended). Pixels that the model did not see are 0 and lie outside `seen`. Pixels under a cell whose token the model dropped
+        are NaN; others mix the cells that there are.
+
+        Args:
+            geometry: Where the model's input lies on the photo.
+            interpolation: `bilinear`; `nearest` shows the cells; `bicubic` is clipped to the grid's own range.
+
+        Returns:
+            A heatmap of shape `(*axes, height, width)`.
+
+        Raises:
+            OptionError: If the interpolation is unknown.
+            MapError: If the map is not of one image, or made for an input of another size.
+        """
+        one_of(interpolation, tuple(KERNELS), "interpolation")
+        if "batch" in self.axes:
+            raise MapError("a heatmap is of one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
+        if len(self.layout.grid) != 2:
+            raise MapError(f"a heatmap needs a grid of rows and columns, got {self.layout.grid}.")
+        box = self.layout.box
+        patch = box.height / self.layout.grid[0], box.width / self.layout.grid[1]
+        if abs(box.bottom - geometry.input[0]) >= patch[0] or abs(box.right - geometry.input[1]) >= patch[1]:
+            size = " x ".join(map(str, geometry.input))
+            raise MapError(
+                f"the map covers {box.bottom:g} x {box.right:g} input pixels, the geometry {size}. Use the photo's own."
+            )
+        grid = self.values.detach().float().cpu().numpy()
+        seen = geometry.seen(box)
+        top, left, bottom, right = (int(side) for side in seen)
+        values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
+        values[..., top:bottom, left:right] = resampled(grid, geometry, box, seen, interpolation)
+        sinks = self.provenance.sinks[0] if len(self.provenance.sinks) == 1 else ()
+        centres = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
+        return Heatmap(
+            values,
+            self.axes,
+            seen,
+            self.meaning,
+            replace(
+                self.provenance,
+                geometry=geometry,
+                parameters=self.provenance.parameters | {"interpolation": interpolation},
+            ),
+            grid,
+            dict(self.labels),
+            tuple(((c.top + c.bottom) / 2, (c.left + c.right) / 2) for c in centres),
+            self.signed,
+        )
+
+    def _axis(self, name: str) -> int:
+        return self.axes.index(one_of(name, self.axes, "axis"))
+
+    def _without(self, axis: int, values: Tensor, provenance: Provenance) -> AttentionMap:
+        name = self.axes[axis]
+        labels = {key: value for key, value in self.labels.items() if key != name}
+        return replace(self, values=values, axes=self.axes[:axis] + self.axes[axis + 1 :], labels=labels, provenance=provenance)

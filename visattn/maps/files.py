@@ -1,0 +1,78 @@
+"""Maps as files: `save_map` writes one, `load_map` reads it back."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from visattn._support.checks import printable
+from visattn.errors import MapError
+from visattn.geometry import Box, Geometry
+from visattn.maps import schema
+from visattn.maps.attention_maps import AttentionMap
+from visattn.provenance import Provenance
+from visattn.records import TokenLayout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
+    """A map and its geometry as the content of an `.npz` file, for `load_map`."""
+    layout = attention_map.layout
+    facts = {
+        "axes": attention_map.axes,
+        "layout": {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box, "holes": layout.holes},
+        "labels": dict(attention_map.labels),
+        "meaning": attention_map.meaning,
+        "signed": attention_map.signed,
+        "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
+    }
+    stream = io.BytesIO()
+    np.savez_compressed(stream, values=attention_map.values.detach().float().cpu().numpy(), facts=np.array(json.dumps(facts)))
+    return stream.getvalue()
+
+
+def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
+    """A map saved by `save_map`, or a plain `.npy` array `(height, width)`.
+
+    Args:
+        path: An `.npz` or `.npy` file; nothing in it is ever run.
+
+    Returns:
+        The map with its geometry, or the array.
+
+    Raises:
+        MapError: If the file is neither, or holds what no map has.
+    """
+    name = printable(os.fspath(path))
+    try:
+        read = schema.read(Path(path))
+        if isinstance(read, np.ndarray):
+            return read
+        facts, values = read
+        provenance = Provenance.from_dict(facts["provenance"])
+        parts = facts["layout"]
+        layout = TokenLayout(
+            parts["space"], tuple(parts["prefix"]), tuple(parts["grid"]), Box(*parts["box"]), tuple(parts.get("holes", ()))
+        )
+        labels = {key: tuple(value) for key, value in facts["labels"].items()}
+        signed = bool(facts.get("signed", False))  # files of older versions do not say; values below zero do
+        geometry = provenance.geometry
+        if geometry is None:
+            raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
+        made = AttentionMap(torch.from_numpy(values), tuple(facts["axes"]), layout, labels, facts["meaning"], provenance, signed)
+        return made, geometry
+    except MapError:
+        raise
+    except Exception as error:  # numpy, zip and JSON raise many kinds on damaged files
+        raise MapError(
+            f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
+        ) from error
