@@ -21,9 +21,9 @@ from torch import Tensor
 
 import visattn
 from visattn import data, methods
-from visattn._capture import forget
 from visattn._look import look
 from visattn._targets import Target
+from visattn.capturing import forget
 
 LAYER = "layer4"
 

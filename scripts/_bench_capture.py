@@ -9,7 +9,7 @@ import torch
 from _bench_common import medians
 
 import visattn
-from visattn._capture import forget
+from visattn.capturing import forget
 
 
 def main(name: str, threads: int, batch: int, rounds: int) -> dict[str, float]:

@@ -13,8 +13,8 @@ from _bench_common import medians
 from _coverage_models import MODELS
 
 import visattn
-from visattn._capture import forget
-from visattn._capture._tape import TAPES
+from visattn.capturing import forget
+from visattn.capturing.trace.tape import TAPES
 from visattn.errors import NoAttentionCaptured
 
 _THREADS, _BATCH = 1, 2

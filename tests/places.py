@@ -1,6 +1,6 @@
 """An oracle for where tokens lie: change the pixels of one cell and see whose vectors change.
 
-It shares no code with `visattn._capture`, and reads of a record what it claims only: prefix, grid and indices. While it looks, a
+It shares no code with `visattn.capturing`, and reads of a record what it claims only: prefix, grid and indices. While it looks, a
 model is made local: attention adds nothing and a convolution sees the pixels of its own cell. So one token may change, and no other.
 """
 

@@ -297,6 +297,6 @@ def test_a_model_that_fails_is_told_by_module_and_shape(name: str, method: str) 
 
 
 def test_a_fault_of_the_capture_is_not_called_one_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visattn._capture._tracer.operation_of", None)
+    monkeypatch.setattr("visattn.capturing.trace.tracer.operation_of", None)
     with pytest.raises(TypeError, match="not callable"):
         visattn.explain(tiny.vit(), np.zeros((32, 48, 3), np.uint8), method="attention")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn import _capture
+from visattn import capturing
 from visattn._prepare import Prepared
 from visattn._support.checks import first_line
 from visattn._targets import NoClasses, Target
@@ -143,10 +143,10 @@ _NO_MEMORY = "can't allocate memory", "out of memory"
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the capture failed, and not the model: `_mode` alone calls what the model would have called."""
+    """Whether the capture failed, and not the model: `mode` alone calls what the model would have called."""
     *_, last = traceback.walk_tb(error.__traceback__)
     file = Path(last[0].f_code.co_filename)
-    return file.parent == Path(_capture.__file__).parent and file.stem != "_mode"
+    return file.is_relative_to(Path(capturing.__file__).parent) and file.stem != "mode"
 
 
 def _where(model: nn.Module, error: BaseException) -> str:

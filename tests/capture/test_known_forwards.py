@@ -16,7 +16,7 @@ import visattn
 from tests import tiny
 from tests.capture import own
 from tests.zoo import FAMILIES
-from visattn._capture._follow import Follower
+from visattn.capturing.following.follower import Follower
 from visattn.errors import CaptureError, NoAttentionCaptured
 from visattn.records import Recording
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.capture import own
-from visattn._capture._follow import Follower
+from visattn.capturing.following.follower import Follower
 from visattn.records import Recording
 
 

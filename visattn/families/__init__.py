@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from visattn._capture import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn._support.checks import first_line, printable
 from visattn._support.files import is_file
 from visattn._support.typed import typed
+from visattn.capturing import Anatomy, Attended, Edit, intervene as _intervene, masked, permuted, record, scaled
 from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 from visattn.families import custom, timm, torchvision, trained
 from visattn.families._spec import InputSpec

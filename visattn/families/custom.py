@@ -12,9 +12,9 @@ from typing import Any
 import timm.data
 from torch import nn
 
-from visattn._capture import Anatomy, Placement
 from visattn._support.checks import first_line, printable, suggest
 from visattn._support.files import is_file
+from visattn.capturing import Anatomy, Placement
 from visattn.errors import LayoutError, OptionError, UnsupportedModel
 from visattn.families._feature_map import last_feature_map
 from visattn.families._spec import InputSpec, per_channel, sources

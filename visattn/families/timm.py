@@ -16,8 +16,8 @@ from timm.models import PretrainedCfg, _builder
 from torch import Tensor, nn
 
 import visattn.models  # noqa: F401 - tells timm the names of ours
-from visattn._capture import Anatomy, module_names
 from visattn._support.checks import printable, suggest
+from visattn.capturing import Anatomy, module_names
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
 from visattn.families._feature_map import last_feature_map, takes

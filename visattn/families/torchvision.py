@@ -21,8 +21,8 @@ from torchvision.models.swin_transformer import SwinTransformerBlock
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer, interpolate_embeddings
 from torchvision.transforms._presets import ImageClassification
 
-from visattn._capture import Anatomy
 from visattn._support.checks import printable, suggest
+from visattn.capturing import Anatomy
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families._checkpoint import as_float32, classes_in, fill, shapes_of, unwrap
 from visattn.families._feature_map import last_feature_map

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from visattn import models
-from visattn._capture import Anatomy
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import base_name, building_folder, regular
+from visattn.capturing import Anatomy
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families._building import no_larger_than

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visattn._capture._anatomy import Anatomy
-from visattn._capture._call import Call, own
-from visattn._capture._finite import Sums
-from visattn._capture._gates import telling
-from visattn._capture._tape import Attention
-from visattn._capture._watch import Watch
 from visattn._support.checks import printable
 from visattn._support.publish import listening
 from visattn._support.types import Role
+from visattn.capturing.description import Anatomy
+from visattn.capturing.finite import Sums
+from visattn.capturing.gates import telling
+from visattn.capturing.intercept.calls import Call, own
+from visattn.capturing.trace.tape import Attention
+from visattn.capturing.watching import Watch
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout, Unseen
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from visattn._capture._planes import Plane, Planes
 from visattn._support.types import Kind
+from visattn.capturing.tokens.planes import Plane, Planes
 from visattn.geometry import Box
 from visattn.records import TokenLayout
 

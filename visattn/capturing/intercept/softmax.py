@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from visattn._capture._codes import flat
-from visattn._capture._equations import Equation
-from visattn._capture._operations import EDITED, operation_of, words
-from visattn._capture._tape import Entry
-from visattn._capture._tracer import Tracer
+from visattn.capturing.tokens.codes import flat
+from visattn.capturing.tokens.equations import Equation
+from visattn.capturing.trace.operations import EDITED, operation_of, words
+from visattn.capturing.trace.tape import Entry
+from visattn.capturing.trace.tracer import Tracer
 
 _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
 PRODUCT = frozenset({"matmul", "__matmul__", "bmm"})

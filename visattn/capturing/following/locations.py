@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from visattn._capture._anatomy import Placement
-from visattn._capture._arrange import Arrangement, Unplaced, arrange, channels, unplaced
-from visattn._capture._call import Call
-from visattn._capture._codes import same_along
-from visattn._capture._follow import Follower
-from visattn._capture._places import content
-from visattn._capture._tape import Attention, Operand
+from visattn.capturing.description import Placement
+from visattn.capturing.following.follower import Follower
+from visattn.capturing.following.places import content
+from visattn.capturing.intercept.calls import Call
+from visattn.capturing.tokens.arrangement import Arrangement, Unplaced, arrange, channels, unplaced
+from visattn.capturing.tokens.codes import same_along
+from visattn.capturing.trace.tape import Attention, Operand
 from visattn.errors import LayoutError
 
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from visattn._capture._arrange import Arrangement, token_names
-from visattn._capture._codes import same_along
-from visattn._capture._operations import COMBINE, JOIN, REARRANGE, REDUCE, SAME
-from visattn._capture._places import Places, Statuses
-from visattn._capture._tape import Entry, Ref
+from visattn.capturing.following.places import Places, Statuses
+from visattn.capturing.tokens.arrangement import Arrangement, token_names
+from visattn.capturing.tokens.codes import same_along
+from visattn.capturing.trace.operations import COMBINE, JOIN, REARRANGE, REDUCE, SAME
+from visattn.capturing.trace.tape import Entry, Ref
 
 Shares = Mapping[object, float]  # by code of the first image, or by name
 _POOL = "pool"

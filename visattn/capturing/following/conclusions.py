@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from visattn._capture._arrange import Arrangement, Tokens, arrange_tokens
-from visattn._capture._codes import same_along
-from visattn._capture._follow import Follower
-from visattn._capture._locate import locate
-from visattn._capture._operations import EDITED, SOFTMAX
-from visattn._capture._readout import Readouts
-from visattn._capture._tape import Attention, Entry, Tape
+from visattn.capturing.following.follower import Follower
+from visattn.capturing.following.locations import locate
+from visattn.capturing.following.readouts import Readouts
+from visattn.capturing.tokens.arrangement import Arrangement, Tokens, arrange_tokens
+from visattn.capturing.tokens.codes import same_along
+from visattn.capturing.trace.operations import EDITED, SOFTMAX
+from visattn.capturing.trace.tape import Attention, Entry, Tape
 
 Located = tuple[Arrangement, tuple[str, int] | None]
 

@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from visattn._capture._anatomy import Anatomy
-from visattn._capture._arrange import Arrangement
-from visattn._capture._call import Call
-from visattn._capture._operations import edited_weights
-from visattn._capture._tape import Attention
-from visattn._capture._watch import Watch
 from visattn._support.checks import printable
+from visattn.capturing.description import Anatomy
+from visattn.capturing.intercept.calls import Call
+from visattn.capturing.tokens.arrangement import Arrangement
+from visattn.capturing.trace.operations import edited_weights
+from visattn.capturing.trace.tape import Attention
+from visattn.capturing.watching import Watch
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 from visattn.records import TokenLayout
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.overrides import TorchFunctionMode
 
-from visattn._capture._call import Call, FusedCall, ProductCall
-from visattn._capture._flex import flex_call
-from visattn._capture._operations import ASK, SOFTMAX, operation_of
-from visattn._capture._owner import Owners
-from visattn._capture._softmax import PRODUCT, Product, note_weights, product_of, tensors_of
-from visattn._capture._tape import Attention, Entry, Operand
-from visattn._capture._tracer import Tracer
+from visattn.capturing.intercept.calls import Call, FusedCall, ProductCall
+from visattn.capturing.intercept.flex import flex_call
+from visattn.capturing.intercept.owners import Owners
+from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, tensors_of
+from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
+from visattn.capturing.trace.tape import Attention, Entry, Operand
+from visattn.capturing.trace.tracer import Tracer
 from visattn.operators._fused import LogSumExpReader
 
 _LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own

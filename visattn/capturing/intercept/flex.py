@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn._capture._call import FusedCall
+from visattn.capturing.intercept.calls import FusedCall
 from visattn.errors import UnsupportedModel
 
 _TOLERANCE = 1e-6  # of a bias that the function reckons in float32

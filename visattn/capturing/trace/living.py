@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from visattn._capture._arguments import memory_of
+from visattn.capturing.trace.arguments import memory_of
 
 
 class Living:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn._capture._arguments import (
+from visattn.capturing.trace.arguments import (
     Untraceable,
     changes,
     is_transformed,
@@ -23,9 +23,9 @@ from visattn._capture._arguments import (
     tensors_in,
     transformed,
 )
-from visattn._capture._living import Living
-from visattn._capture._operations import CHOOSE, PRODUCT, SOFTMAX, Operation, operation_of
-from visattn._capture._tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
+from visattn.capturing.trace.living import Living
+from visattn.capturing.trace.operations import CHOOSE, PRODUCT, SOFTMAX, Operation, operation_of
+from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
 _NAMED = PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean"}  # operations that may be a part of an attention
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from visattn._capture._codes import compact, equal
-from visattn._capture._planes import Planes
-from visattn._capture._tape import Entry
+from visattn.capturing.tokens.codes import compact, equal
+from visattn.capturing.tokens.planes import Planes
+from visattn.capturing.trace.tape import Entry
 
 Behind = tuple[int, str, int] | None  # its number in the forward, the layer, which call of that layer
 

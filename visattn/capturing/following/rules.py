@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn._capture._codes import compact, equal, padded, same_along
-from visattn._capture._equations import Equation
-from visattn._capture._mixing import Found
-from visattn._capture._operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
-from visattn._capture._places import Places, later
-from visattn._capture._tape import Entry, Ref
-from visattn._capture._writing import Writing
+from visattn.capturing.following.mixing import Found
+from visattn.capturing.following.places import Places, later
+from visattn.capturing.following.writing import Writing
+from visattn.capturing.tokens.codes import compact, equal, padded, same_along
+from visattn.capturing.tokens.equations import Equation
+from visattn.capturing.trace.operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
+from visattn.capturing.trace.tape import Entry, Ref
 
 _CHOOSES_ONE = frozenset({"where", "lerp", "masked_scatter"})  # of two numbers: what is chosen must lie where the other does
 _SCALING = frozenset(

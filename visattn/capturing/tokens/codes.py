@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn._capture._planes import PADDING, Plane, shared
+from visattn.capturing.tokens.planes import PADDING, Plane, shared
 from visattn.geometry import Box
 
 
 def flat(items: Any) -> list[Any]:  # noqa: ANN401
+    """The items of nested lists and tuples."""
     return [x for item in items for x in (flat(item) if isinstance(item, (tuple, list)) else [item])]
 
 

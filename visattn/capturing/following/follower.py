@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from visattn._capture._arrange import Arrangement
-from visattn._capture._operations import COMBINE, FROM_PYTHON, MAKE, PRODUCT, REDUCE
-from visattn._capture._places import Behind, Places, Statuses, later
-from visattn._capture._rules import Rules
-from visattn._capture._tape import Attention, Entry, Operand, Tape
+from visattn.capturing.following.places import Behind, Places, Statuses, later
+from visattn.capturing.following.rules import Rules
+from visattn.capturing.tokens.arrangement import Arrangement
+from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, MAKE, PRODUCT, REDUCE
+from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
 
 _WEIGHING = PRODUCT | {"einsum", "tensordot", "linear"}
 UNWATCHED = "code that is not watched"

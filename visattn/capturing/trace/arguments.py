@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn._capture._operations import operation_of
+from visattn.capturing.trace.operations import operation_of
 
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # of vmap and grad
 
@@ -28,6 +28,7 @@ def results_of(args: Sequence[Any], out: Any, writes: bool) -> tuple[Any, ...]: 
 
 
 def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
+    """The tensors among arguments or results, nested ones too."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
@@ -54,6 +55,7 @@ def transformed(values: Iterable[Any]) -> bool:
 
 
 def memory_of(tensor: Tensor) -> int:
+    """The address of a tensor's memory, or a number of its own where it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # sparse ones and those on no device have none

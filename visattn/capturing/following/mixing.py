@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn._capture._codes import Geometry2d, aligned, compact, covered, equal, geometry_of, same_along
-from visattn._capture._equations import Equation
-from visattn._capture._places import Behind, Places, Statuses, later
-from visattn._capture._tape import Entry, Ref
+from visattn.capturing.following.places import Behind, Places, Statuses, later
+from visattn.capturing.tokens.codes import Geometry2d, aligned, compact, covered, equal, geometry_of, same_along
+from visattn.capturing.tokens.equations import Equation
+from visattn.capturing.trace.tape import Entry, Ref
 
 Found = Places | list[Any] | None
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from visattn._capture._arrange import Arrangement
-from visattn._capture._softmax import Product
+from visattn.capturing.intercept.softmax import Product
+from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator, OuterGradient, SoftmaxOperator
 from visattn.records import Source
 

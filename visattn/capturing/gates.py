@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from visattn._capture._hooks import ModuleCalls
 from visattn._support.publish import Listener
 from visattn._support.types import Role
+from visattn.capturing.hooks import ModuleCalls
 
 Heard = Mapping[str, Sequence[Tensor]]  # what each part gave in this call of the module
 

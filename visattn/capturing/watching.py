@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn._capture._anatomy import Anatomy
-from visattn._capture._arrange import Arrangement, Tokens
-from visattn._capture._call import Call
-from visattn._capture._conclude import Conclusions, conclude
-from visattn._capture._eager import uncompiled
-from visattn._capture._hooks import ModuleCalls, keywords, running
-from visattn._capture._locate import by_rule
-from visattn._capture._mode import CaptureMode, Receive, Replace
-from visattn._capture._tape import TAPES, Attention, Tape
-from visattn._capture._tracer import Tracer
+from visattn.capturing.description import Anatomy
+from visattn.capturing.following.conclusions import Conclusions, conclude
+from visattn.capturing.following.locations import by_rule
+from visattn.capturing.hooks import ModuleCalls, keywords, running
+from visattn.capturing.intercept.calls import Call
+from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
+from visattn.capturing.intercept.no_compile import uncompiled
+from visattn.capturing.tokens.arrangement import Arrangement, Tokens
+from visattn.capturing.trace.tape import TAPES, Attention, Tape
+from visattn.capturing.trace.tracer import Tracer
 from visattn.errors import CaptureError, UnsupportedModel
 
 _COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")  # in a compiled part: it may attend

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visattn._capture._operations import Operation
+from visattn.capturing.trace.operations import Operation
 
 _KEPT = 8  # tapes of a model
 

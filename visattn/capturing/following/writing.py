@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visattn._capture._mixing import Mixing
-from visattn._capture._places import Places, later
-from visattn._capture._planes import PADDING
-from visattn._capture._tape import Entry, Ref
+from visattn.capturing.following.mixing import Mixing
+from visattn.capturing.following.places import Places, later
+from visattn.capturing.tokens.planes import PADDING
+from visattn.capturing.trace.tape import Entry, Ref
 
 # where what is written stands among the arguments
 _VALUE = {

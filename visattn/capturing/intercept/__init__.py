@@ -1,0 +1,1 @@
+"""Intercept the functions that a model calls, and tell attention among them."""
