@@ -17,8 +17,9 @@ from _bench_common import medians
 from PIL import Image
 
 import visattn
-from visattn import colormaps, data
+from visattn import data
 from visattn._support.opencv import cv2
+from visattn.drawing import colormaps
 from visattn.geometry import Box, Geometry
 
 WIDTH, HEIGHT, GRID = 1024, 768, 37

@@ -8,11 +8,12 @@ import torch
 from PIL import Image
 
 import visattn
-from visattn import data, render
-from visattn._sheets import Cell, sheet
+from visattn import data
 from visattn._support.files import write_whole
 from visattn.captioning import load_captioner
 from visattn.data._caption_pictures import CaptionedScenes
+from visattn.drawing.pictures import to_png
+from visattn.drawing.sheets import Cell, sheet
 from visattn.errors import VisattnError
 from visattn.provenance import Provenance
 
@@ -59,4 +60,4 @@ def _glimpses() -> tuple[Image.Image, Provenance]:
 
 
 def _write(path: Path, picture: Image.Image, provenance: Provenance) -> None:
-    print(write_whole(path, render.to_png(picture, provenance)))
+    print(write_whole(path, to_png(picture, provenance)))

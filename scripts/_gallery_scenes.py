@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import visattn
-from visattn._sheets import Cell, sheet
 from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
+from visattn.drawing.sheets import Cell, sheet
 from visattn.training import Config, train
 
 CHECKPOINTS = Path(__file__).parents[1] / "assets" / "checkpoints"

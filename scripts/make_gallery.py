@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from train_gates import gated
 
 import visattn
-from visattn import _figures, data
-from visattn._gate_figure import gate_figure
+from visattn import data
 from visattn._look import look
-from visattn._matrix import matrix_figure
 from visattn._pipeline import Explanation, answer
-from visattn._sheets import Cell, contact_sheet, sheet
 from visattn._survey import Survey
 from visattn.cli._demo import PROBES, demo_page
+from visattn.drawing.gate_pages import gate_figure
+from visattn.drawing.marks import ring, spotlight
+from visattn.drawing.matrices import matrix_figure
+from visattn.drawing.plots import head_statistics
+from visattn.drawing.sheets import Cell, contact_sheet, sheet
 from visattn.methods import diagnostics
-from visattn.render import ring, spotlight
 
 ASSETS = Path(__file__).parents[1] / "assets"
 FOLDER = ASSETS / "gallery"
@@ -225,7 +226,7 @@ def _distance(model: nn.Module) -> None:
     survey = Survey(model)
     for path in sorted((*(ASSETS / "photos").glob("*.[jp][pn]g"), *(ASSETS / "objects").glob("*.[jp][pn]g"))):
         survey.add(visattn.load_image(path), path.name)
-    plot = _figures.distance(survey.heads(), survey.layers(), survey.provenance("assets/photos, assets/objects"))
+    plot = head_statistics.distance(survey.heads(), survey.layers(), survey.provenance("assets/photos, assets/objects"))
     path = FOLDER / "distance.png"
     path.write_bytes(plot or b"")
     print(path)
@@ -311,7 +312,7 @@ def _gates(name: str = "rocket") -> Image.Image:
     prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
     recording = look(model, prepared, features="none")
     facts = recording.provenance.but(model="EfficientNet-Lite0 and CBAM", weights="gates trained on other photos", image=name)
-    return gate_figure(replace(recording, provenance=facts), prepared, panel=280)
+    return gate_figure(replace(recording, provenance=facts), prepared.photo, prepared.geometry, panel=280)
 
 
 def _mask(heads: Explanation, head: int) -> Image.Image:

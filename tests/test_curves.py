@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from visattn import _curves, _plot
+from visattn.drawing.plots import figures, learning_curves
 from visattn.errors import OptionError
 from visattn.provenance import Provenance
 
@@ -52,13 +52,13 @@ RUNS = [
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Figures that were drawn."""
     found: list[Any] = []
-    save = _plot.png
+    save = figures.png
 
     def keeping(figure: Any, provenance: Provenance) -> bytes:
         found.append(figure)
         return save(figure, provenance)
 
-    monkeypatch.setattr(_plot, "png", keeping)
+    monkeypatch.setattr(figures, "png", keeping)
     return found
 
 
@@ -71,7 +71,7 @@ def names(axes: Any) -> dict[str, tuple[float, float]]:
 
 
 def test_each_panel_holds_its_rows_without_what_is_no_number(drawn: list[Any]) -> None:
-    png = _curves.curves(LOG, "title $y_2$", FACTS)
+    png = learning_curves.curves(LOG, "title $y_2$", FACTS)
     loss, accuracy, rate = drawn[0].axes
     assert lines(loss) == [([10, 30], [2, 1]), ([20, 40], [1.8, 0.9])]
     assert lines(accuracy) == [([20, 40], [25, 75])]
@@ -89,14 +89,14 @@ def test_each_panel_holds_its_rows_without_what_is_no_number(drawn: list[Any]) -
 @pytest.mark.parametrize(("train", "test"), [(1.0, 0.99), (0.99, 1.0)])
 def test_names_of_curves_that_end_together_do_not_lie_on_each_other(drawn: list[Any], train: float, test: float) -> None:
     rows = [{"step": 1, "loss": 3.0, "test_loss": 3.0}, {"step": 2, "loss": train, "test_loss": test}]
-    _curves.curves(rows, "title", FACTS)
+    learning_curves.curves(rows, "title", FACTS)
     boxes = [text.get_window_extent() for text in drawn[0].axes[0].texts]
     assert len(boxes) == 2
     assert not boxes[0].overlaps(boxes[1])
 
 
 def test_names_lie_inside_the_picture(drawn: list[Any]) -> None:
-    _curves.curves(
+    learning_curves.curves(
         [{"step": step, "loss": 1 / step, "test_loss": 2 / step, "accuracy": 1.0} for step in range(1, 500)], "t", FACTS
     )
     for axes in drawn[0].axes:
@@ -107,7 +107,7 @@ def test_names_lie_inside_the_picture(drawn: list[Any]) -> None:
 
 
 def test_many_rows_are_drawn_faintly_below_their_means(drawn: list[Any]) -> None:
-    _curves.curves([{"step": step, "loss": float(step % 3)} for step in range(1, 121)], "title", FACTS)
+    learning_curves.curves([{"step": step, "loss": float(step % 3)} for step in range(1, 121)], "title", FACTS)
     (axes,) = drawn[0].axes
     (all_, means), (faint, strong) = lines(axes), axes.lines
     assert all_[0] == list(range(1, 121))
@@ -118,7 +118,7 @@ def test_many_rows_are_drawn_faintly_below_their_means(drawn: list[Any]) -> None
 
 @pytest.mark.parametrize(("keys", "panels"), [({"loss"}, 1), ({"accuracy"}, 1), ({"lr"}, 1), ({"test_loss", "lr"}, 2)])
 def test_there_is_a_panel_for_what_there_is(drawn: list[Any], keys: set[str], panels: int) -> None:
-    _curves.curves([{key: value for key, value in row.items() if key in keys | {"step"}} for row in LOG], "title", FACTS)
+    learning_curves.curves([{key: value for key, value in row.items() if key in keys | {"step"}} for row in LOG], "title", FACTS)
     assert len(drawn[0].axes) == panels
     assert drawn[0].get_suptitle() == "title\n40 steps"
 
@@ -126,11 +126,11 @@ def test_there_is_a_panel_for_what_there_is(drawn: list[Any], keys: set[str], pa
 @pytest.mark.parametrize("log", [[], [{"step": 1, "epoch": 1, "loss": None}]], ids=["empty", "nothing"])
 def test_a_log_of_nothing_is_refused(log: list[dict[str, Any]]) -> None:
     with pytest.raises(OptionError, match="curves need rows with a step and a loss, an accuracy or a learning rate, got none"):
-        _curves.curves(log, "title", FACTS)
+        learning_curves.curves(log, "title", FACTS)
 
 
 def test_comparisons_show_each_run_the_mean_and_its_interval(drawn: list[Any]) -> None:
-    _curves.comparison(ROWS, RUNS, "title", FACTS)
+    learning_curves.comparison(ROWS, RUNS, "title", FACTS)
     left, right = drawn[0].axes
     spans = [[path.tolist() for path in item.get_segments()] for axes in (left, right) for item in axes.collections]
     places = enumerate(ROWS)
@@ -152,13 +152,13 @@ def test_comparisons_show_each_run_the_mean_and_its_interval(drawn: list[Any]) -
 
 
 def test_verdicts_have_colours_that_every_eye_tells_apart(drawn: list[Any]) -> None:
-    _curves.comparison(ROWS, RUNS, "title", FACTS)
+    learning_curves.comparison(ROWS, RUNS, "title", FACTS)
     assert [text.get_color() for text in drawn[0].axes[1].texts] == ["#0072B2", "#D55E00", "#767676"]
 
 
 def test_one_seed_is_drawn_without_an_interval(drawn: list[Any]) -> None:
     bare = [row | {"seeds": 1} | {key: None for key in row if key.endswith(("_low", "_high"))} for row in ROWS[:2]]
-    _curves.comparison(bare, RUNS[:4:2], "title", FACTS)
+    learning_curves.comparison(bare, RUNS[:4:2], "title", FACTS)
     left, right = drawn[0].axes
     assert not left.collections
     assert [line[0] for line in lines(left)] == [[90], [91]]

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from visattn._filmstrip import animation, entropies, filmstrip
 from visattn._support.opencv import cv2
-from visattn.colormaps import table
+from visattn.drawing.colormaps import table
+from visattn.drawing.filmstrips import animation, entropies, filmstrip
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap

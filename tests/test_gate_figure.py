@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -10,9 +12,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
-from visattn import _gate_figure, nn as ours
-from visattn._gate_figure import gate_figure
+from visattn import nn as ours
 from visattn._prepare import Prepared, prepare
+from visattn.drawing import gate_pages
+from visattn.drawing.gate_pages import gate_figure
+from visattn.drawing.pictures import Picture
 from visattn.errors import OptionError
 from visattn.methods import gates
 from visattn.methods._gates import mixed
@@ -34,8 +38,12 @@ def seen(model: nn.Module) -> tuple[Recording, Prepared]:
     return recording, prepared
 
 
+def page_of(recording: Recording, prepared: Prepared, **options: Any) -> Picture:
+    return gate_figure(recording, prepared.photo, prepared.geometry, **options)
+
+
 def layers(model: nn.Module) -> list[str]:
-    return [module.layer for module in _gate_figure._modules(seen(model)[0])]
+    return [module.layer for module in gate_pages._modules(seen(model)[0])]
 
 
 def test_gates_of_one_module_share_a_panel() -> None:
@@ -56,7 +64,7 @@ def test_map_shows_the_gate_in_its_place() -> None:
     gate.value.fill_(0.2)
     gate.value[0, 0, 0, 0] = gate.value[0, 0, -1, -1] = 0.9
     assert gate.layout is not None
-    page = np.asarray(gate_figure(recording, prepared, panel=225, opacity=1.0))
+    page = np.asarray(page_of(recording, prepared, panel=225, opacity=1.0))
     colour = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
     found = np.argwhere((page[:240] == colour).all(-1))  # above the colour bar
     place = prepared.geometries[0].resized((150, 225))
@@ -75,7 +83,7 @@ def test_share_by_which_attached_attention_acts_is_told() -> None:
     assert mixed(recording, "0.attention") == 0.25
     bare, _ = seen(network(ours.CBAM(8)))
     assert mixed(bare, "1") is None
-    assert gate_figure(recording, prepared, panel=PANEL).height == gate_figure(bare, prepared, panel=PANEL).height
+    assert page_of(recording, prepared, panel=PANEL).height == page_of(bare, prepared, panel=PANEL).height
 
 
 def test_window_of_a_spatial_transformer_is_framed_on_the_photo() -> None:
@@ -86,19 +94,19 @@ def test_window_of_a_spatial_transformer_is_framed_on_the_photo() -> None:
     (window,) = recording.features
     assert window.layout is not None
     place = prepared.geometries[0].resized((200, 300))
-    corners = _gate_figure._corners(window.value, window.layout.box, place)
+    corners = gate_pages._corners(window.value, window.layout.box, place)
     side = 200  # of the square that the model sees, in the middle of the photo
     rows, columns = (0.5 + (-0.2 + step * 0.4) / 2 for step in (-1, 1)), (0.5 + (0.25 + step * 0.5) / 2 for step in (-1, 1))
     (top, bottom), (left, right) = (y * side for y in rows), (50 + x * side for x in columns)
     assert corners == [pytest.approx(point, abs=0.7) for point in ((top, left), (top, right), (bottom, right), (bottom, left))]
-    page = gate_figure(recording, prepared, panel=PANEL)
+    page = page_of(recording, prepared, panel=PANEL)
     assert (
         page.tobytes() != gate_figure(seen(nn.Sequential(ours.SpatialTransformer(3)).eval())[0], prepared, panel=PANEL).tobytes()
     )
 
 
 def test_strip_is_as_high_as_the_gates_are_large() -> None:
-    strip = np.asarray(_gate_figure._strip(np.linspace(0, 1, 50, dtype=np.float32), 200, "inferno"))[1:-1, 1:-1]
+    strip = np.asarray(gate_pages._strip(np.linspace(0, 1, 50, dtype=np.float32), 200, "inferno"))[1:-1, 1:-1]
     filled = (strip < 190).any(-1).sum(0) / len(strip)
     assert (np.diff(filled) <= 1e-6).all()  # the largest first
     assert np.abs(filled - np.linspace(1, 0, 198)).max() < 0.06
@@ -106,23 +114,23 @@ def test_strip_is_as_high_as_the_gates_are_large() -> None:
 
 def test_one_scale_is_written_at_the_bar() -> None:
     recording, prepared = seen(network(ours.CBAM(8), ours.CBAM(8)))
-    one, own = (gate_figure(recording, prepared, panel=PANEL, shared=shared) for shared in (True, False))
+    one, own = (page_of(recording, prepared, panel=PANEL, shared=shared) for shared in (True, False))
     assert one.size[0] == own.size[0]
     assert one.tobytes() != own.tobytes()
 
 
 def test_layer_is_chosen_by_position_or_name() -> None:
     recording, prepared = seen(network(ours.CBAM(8), ours.SqueezeExcite(8)))
-    last, named = (gate_figure(recording, prepared, layer=layer, panel=PANEL) for layer in (-1, "2"))
+    last, named = (page_of(recording, prepared, layer=layer, panel=PANEL) for layer in (-1, "2"))
     assert last.tobytes() == named.tobytes()
     with pytest.raises(OptionError, match="layer must be all or one of the modules with such gates, 1, 2, got 7"):
-        gate_figure(recording, prepared, layer=7)
+        page_of(recording, prepared, layer=7)
 
 
 def test_network_without_gates_is_refused() -> None:
     _, prepared = seen(network(ours.CBAM(8)))
     with pytest.raises(OptionError, match="the network has no gates"):
-        gate_figure(Recording(), prepared)
+        page_of(Recording(), prepared)
 
 
 class Half(nn.Module):
@@ -144,7 +152,7 @@ class Half(nn.Module):
 def test_module_that_is_called_twice_has_both_maps() -> None:
     half = Half()
     recording, prepared = seen(network(half, half))
-    page = np.asarray(gate_figure(recording, prepared, panel=225, opacity=1.0))
+    page = np.asarray(page_of(recording, prepared, panel=225, opacity=1.0))
     left, right = page[:230, 18:243], page[:230, 251:476]
     colour = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
     spans = [np.ptp(np.argwhere((part == colour).all(-1)), axis=0) + 1 for part in (left, right)]
@@ -158,7 +166,7 @@ def test_gates_of_other_modules_in_one_sequence_keep_apart() -> None:
 
 
 def test_gate_below_zero_hangs() -> None:
-    strip = np.asarray(_gate_figure._strip(np.array([1, 0.5, -0.5, -1], np.float32), 80, "inferno"))[1:-1, 1:-1]
+    strip = np.asarray(gate_pages._strip(np.array([1, 0.5, -0.5, -1], np.float32), 80, "inferno"))[1:-1, 1:-1]
     dark = np.any(strip < 190, axis=-1)
     middle = len(strip) // 2
     assert dark[:middle, :30].any()
@@ -176,4 +184,4 @@ def test_gate_whose_place_is_lost_is_not_drawn() -> None:
     recording, prepared = seen(network(Turned(), Half()))
     (gate,) = [feature for feature in recording.features if feature.role == "spatial_gate"]
     assert gate.layout is None
-    assert gate_figure(recording, prepared, panel=PANEL).height > PANEL / 2
+    assert page_of(recording, prepared, panel=PANEL).height > PANEL / 2

@@ -16,7 +16,9 @@ from torch import Tensor
 import visattn
 from tests import oracles, tiny
 from tests.test_maps import mix_nearest, slow_heat
-from visattn import evaluation, methods, render
+from visattn import evaluation, methods
+from visattn.drawing.marks import spotlight
+from visattn.drawing.overlays import overlay, rgb_components
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, load_map, normalize, save_map, value_range
@@ -265,12 +267,12 @@ def photo(height: int = 45, width: int = 70) -> Image.Image:
 def test_holes_are_hatched_and_everything_else_is_as_without(options: dict[str, Any]) -> None:
     heat = holed().to_heatmap(WINDOWS["whole"])
     holes = np.isnan(heat.values)
-    drawn = np.asarray(render.overlay(photo(), heat, **options))
+    drawn = np.asarray(overlay(photo(), heat, **options))
     filled = holed().values.nan_to_num(float(holed().values.nan_to_num(1).min()))
     whole = AttentionMap(filled, (), TokenLayout("tokens", (), GRID, LAYOUT.box), {}, "attention").to_heatmap(WINDOWS["whole"])
     whole.values[~holes] = heat.values[~holes]
     if options.get("normalize") != "percentile":  # whose scale knows the filled cells
-        assert np.array_equal(drawn[~holes], np.asarray(render.overlay(photo(), whole, **options))[~holes])
+        assert np.array_equal(drawn[~holes], np.asarray(overlay(photo(), whole, **options))[~holes])
     base = np.asarray(photo())
     line = (drawn == 190).all(-1) & holes
     assert 0.1 < line.sum() / holes.sum() < 0.5
@@ -278,17 +280,15 @@ def test_holes_are_hatched_and_everything_else_is_as_without(options: dict[str, 
 
 
 def test_an_opacity_of_zero_is_the_photo() -> None:
-    assert np.array_equal(
-        np.asarray(render.overlay(photo(), holed().to_heatmap(WINDOWS["whole"]), opacity=0)), np.asarray(photo())
-    )
+    assert np.array_equal(np.asarray(overlay(photo(), holed().to_heatmap(WINDOWS["whole"]), opacity=0)), np.asarray(photo()))
 
 
 def test_contours_and_components_leave_holes_out() -> None:
     heat = holed().to_heatmap(WINDOWS["whole"], "nearest")
-    render.overlay(photo(), heat, contours=[0.5])
-    render.spotlight(photo(), holed().mass(0.5).to_heatmap(WINDOWS["whole"], "nearest"))
+    overlay(photo(), heat, contours=[0.5])
+    spotlight(photo(), holed().mass(0.5).to_heatmap(WINDOWS["whole"], "nearest"))
     three = holed(2, 3, axes=("component",)).to_heatmap(WINDOWS["whole"], "nearest")
-    drawn = np.asarray(render.components(photo(), three))
+    drawn = np.asarray(rgb_components(photo(), three))
     holes = np.isnan(three.values[0])
     line = (drawn == 190).all(-1) & holes
     assert np.array_equal(drawn[holes & ~line], np.asarray(photo())[holes & ~line] // 3)

@@ -21,12 +21,13 @@ from tests.captioning.test_folder import kept
 from tests.cli.test_commands import TINY, Run, photo, run
 from tests.cli.test_gates import CBAM
 from tests.methods.test_signed import glimpsing
-from visattn._picture import Picture
 from visattn.cli._demo import demo_page
+from visattn.drawing.marks import outline, ring, spotlight
+from visattn.drawing.overlays import colorize
+from visattn.drawing.pictures import Picture
 from visattn.errors import OptionError, OutputError, VisattnWarning
 from visattn.maps import normalize
 from visattn.provenance import Provenance
-from visattn.render import colorize, outline, ring, spotlight
 from visattn.training import AttentionLogger
 
 __all__ = ["photo", "run"]

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from visattn import _prepare
 from visattn._prepare import prepare, prepare_batch
+from visattn.drawing.overlays import overlay
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
 from visattn.families import capture, input_spec
 from visattn.geometry import Box
 from visattn.maps import AttentionMap
-from visattn.render import overlay
 
 CONFIG: dict[str, Any] = {
     "input_size": (3, 64, 64),

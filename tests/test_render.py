@@ -14,13 +14,15 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn.colormaps import table
+from visattn.drawing.colormaps import table
+from visattn.drawing.marks import outline, ring, spotlight
+from visattn.drawing.overlays import colorize, overlay, rgb_components
+from visattn.drawing.pictures import to_png
 from visattn.errors import ImageError, MapError, OptionError, ShapeError, VisattnWarning
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, Heatmap, normalize
 from visattn.provenance import Provenance, Sink
 from visattn.records import TokenLayout
-from visattn.render import colorize, components, outline, overlay, ring, spotlight, to_png
 
 Pixels = NDArray[np.uint8]
 Values = NDArray[np.float64]
@@ -572,7 +574,7 @@ def component_heat(geometry: Geometry | None = None) -> Heatmap:
 
 def test_components_become_red_green_and_blue() -> None:
     heat = component_heat()
-    got = np.asarray(components(noise(), heat, ranges=[(-0.5, 0.5), (-0.2, 0.3), (0.0, 0.1)]))
+    got = np.asarray(rgb_components(noise(), heat, ranges=[(-0.5, 0.5), (-0.2, 0.3), (0.0, 0.1)]))
     expected = np.zeros((HEIGHT, WIDTH, 3))
     for c, (low, high) in enumerate([(-0.5, 0.5), (-0.2, 0.3), (0.0, 0.1)]):
         for y, x in np.ndindex(HEIGHT, WIDTH):
@@ -588,13 +590,13 @@ def test_components_are_scaled_by_percentiles_of_their_grids() -> None:
         place = 0.01 * (len(ordered) - 1)
         low = ordered[0] + place * (ordered[1] - ordered[0])
         ranges.append((low, ordered[-1] - place * (ordered[-1] - ordered[-2])))
-    given_ranges = np.asarray(components(noise(), heat, ranges)).astype(int)
-    assert np.abs(np.asarray(components(noise(), heat)).astype(int) - given_ranges).max() <= 1
+    given_ranges = np.asarray(rgb_components(noise(), heat, ranges)).astype(int)
+    assert np.abs(np.asarray(rgb_components(noise(), heat)).astype(int) - given_ranges).max() <= 1
 
 
 def test_components_show_the_photo_where_the_model_did_not_see() -> None:
     heat = component_heat(Geometry((HEIGHT, WIDTH), (64, 96), Box(4, 6, 20, 30)))
-    got, before = np.asarray(components(noise(), heat)), np.asarray(noise())
+    got, before = np.asarray(rgb_components(noise(), heat)), np.asarray(noise())
     unseen = np.ones((HEIGHT, WIDTH), bool)
     unseen[4:20, 6:30] = False
     assert np.array_equal(got[unseen], before[unseen])
@@ -605,7 +607,7 @@ def test_components_show_the_photo_where_the_model_did_not_see() -> None:
 def test_A02_constant_component_is_one_colour_not_noise(value: float) -> None:
     """The last digits that interpolation leaves must not be stretched to black and white."""
     heat = heatmap(np.full((3, 4, 6), value), axes=("component",), meaning="principal component")
-    assert len(np.unique(np.asarray(components(noise(), heat)))) == 1
+    assert len(np.unique(np.asarray(rgb_components(noise(), heat)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -613,7 +615,7 @@ def test_A02_constant_component_is_one_colour_not_noise(value: float) -> None:
 )
 def test_heatmap_without_three_components_is_refused(heat: Heatmap) -> None:
     with pytest.raises(ShapeError, match=r"components must be \(3, 24, 36\), got"):
-        components(noise(), heat)
+        rgb_components(noise(), heat)
 
 
 def test_png_holds_the_picture_and_its_provenance() -> None:

@@ -11,15 +11,16 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from visattn._matrix import matrix_figure
-from visattn._sheets import Bar, Cell, contact_sheet, sheet, side_by_side
 from visattn._support.opencv import cv2
-from visattn.colormaps import table
+from visattn.drawing.colormaps import table
+from visattn.drawing.marks import outline
+from visattn.drawing.matrices import matrix_figure
+from visattn.drawing.overlays import overlay
+from visattn.drawing.sheets import Bar, Cell, contact_sheet, sheet, side_by_side
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap
 from visattn.records import TokenLayout
-from visattn.render import outline, overlay
 
 GREEN = (0, 200, 0)
 PANEL = 120
@@ -321,7 +322,7 @@ LARGE = """
 import resource
 import torch
 from PIL import Image
-from visattn._sheets import contact_sheet
+from visattn.drawing.sheets import contact_sheet
 from visattn.errors import VisattnError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap

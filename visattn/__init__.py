@@ -20,10 +20,11 @@ if TYPE_CHECKING:
         nn as nn,
         training as training,
     )
-    from visattn._filmstrip import filmstrip as filmstrip
     from visattn._pipeline import Explanation as Explanation, explain as explain
     from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
-    from visattn._sheets import contact_sheet as contact_sheet
+    from visattn.drawing.filmstrips import filmstrip as filmstrip
+    from visattn.drawing.overlays import colorize as colorize, overlay as overlay
+    from visattn.drawing.sheets import contact_sheet as contact_sheet
     from visattn.errors import VisattnError as VisattnError
     from visattn.families import capture as capture, intervene as intervene, load_model as load_model
     from visattn.images import load_image as load_image
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         Recording as Recording,
         TokenLayout as TokenLayout,
     )
-    from visattn.render import colorize as colorize, overlay as overlay
 
     __version__: str
 
@@ -51,15 +51,15 @@ _NAMES = {
     "VisattnError": "errors",
     "attach": "nn",
     "capture": "families",
-    "colorize": "render",
-    "contact_sheet": "_sheets",
+    "colorize": "drawing.overlays",
+    "contact_sheet": "drawing.sheets",
     "explain": "_pipeline",
-    "filmstrip": "_filmstrip",
+    "filmstrip": "drawing.filmstrips",
     "intervene": "families",
     "load_image": "images",
     "load_model": "families",
     "normalize": "maps",
-    "overlay": "render",
+    "overlay": "drawing.overlays",
     "prepare": "_prepare",
     "prepare_batch": "_prepare",
 }

@@ -20,15 +20,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from visattn import render
 from visattn._look import look, scoring
-from visattn._picture import Picture, carrying, to_png
 from visattn._prepare import Prepared, prepare
-from visattn._sheets import captioned
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.typed import check_types, typed
 from visattn._support.types import ColorProfile, Interpolation, Normalization, Resize
 from visattn._targets import NoClasses, Of, Space, Target
+from visattn.drawing.marks import draw_glimpses, outline
+from visattn.drawing.overlays import overlay, rgb_components
+from visattn.drawing.pictures import Picture, carrying, to_png
+from visattn.drawing.sheets import captioned
 from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
 from visattn.geometry import Geometry
@@ -108,19 +109,19 @@ class Explanation:
                 raise ShapeError(
                     f"components to draw must be three, got {self.map.axes} {tuple(self.map.values.shape)}. Choose with .at()."
                 )
-            parts = render.components(self.photo, self.heatmap("nearest"))
+            parts = rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
         heat = self.heatmap(interpolation)
         if normalize == "auto":  # of single pixels a few would leave all others white
             finest = self.map.provenance.parameters.get("segments") == "pixels"
             normalize = "percentile" if finest else "symmetric" if heat.signed else "minmax"
-        colored = render.overlay(self.photo, heat, normalize=normalize, **options)
+        colored = overlay(self.photo, heat, normalize=normalize, **options)
         picture: Image.Image = colored
         if mass is not None:
-            picture = render.outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
+            picture = outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
         if glimpses := patches(self.map):
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
-            picture = render.path(picture, on_photo, heat.seen)
+            picture = draw_glimpses(picture, on_photo, heat.seen)
         if caption:
             picture = captioned(picture, self._caption())
         made = colored.provenance

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from visattn import methods, render
+from visattn import methods
+from visattn.drawing.marks import draw_glimpses
 from visattn.errors import OptionError
 from visattn.families import trained
 from visattn.families.trained import Blueprint
@@ -243,7 +244,7 @@ def test_the_heatmap_lies_under_the_path() -> None:
 
 def test_pixels_change_only_near_boxes_lines_and_numbers() -> None:
     glimpses = [[Box(10, 8, 30, 28)], [Box(25, 50, 45, 70)], [Box(35.2, 10.7, 55.2, 30.7)]]
-    drawn = render.path(GREY, glimpses)
+    drawn = draw_glimpses(GREY, glimpses)
     centres = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for (box,) in glimpses]
     near = np.zeros((60, 90), bool)
     for row in range(60):
@@ -261,12 +262,12 @@ def test_pixels_change_only_near_boxes_lines_and_numbers() -> None:
     assert not (found & ~near).any()
     for (ax, ay), (bx, by) in pairwise(centres):
         assert all(found[int(ay + s * (by - ay)), int(ax + s * (bx - ax))] for s in (0.1, 0.3, 0.5, 0.7, 0.9))
-    assert changed(render.path(GREY, [*glimpses[:2]]), GREY)[35:55, 12:28].sum() < found[35:55, 12:28].sum()
+    assert changed(draw_glimpses(GREY, [*glimpses[:2]]), GREY)[35:55, 12:28].sum() < found[35:55, 12:28].sum()
 
 
 def test_lines_join_glimpses_in_their_order() -> None:
     a, b, c = [Box(0, 0, 8, 8)], [Box(0, 80, 8, 88)], [Box(50, 0, 58, 8)]
-    there, back = (changed(render.path(GREY, path), GREY) for path in ([a, b, c], [b, a, c]))
+    there, back = (changed(draw_glimpses(GREY, path), GREY) for path in ([a, b, c], [b, a, c]))
     assert there[27:31, 42:46].any()  # between b and c
     assert not back[27:31, 42:46].any()
     assert not there[25:30, 2:6].any()  # between a and c
@@ -275,16 +276,16 @@ def test_lines_join_glimpses_in_their_order() -> None:
 
 def test_numbers_count_where_they_fit_and_small_glimpses_have_dots() -> None:
     large, small = Box(10, 10, 50, 50), Box(10, 10, 20, 20)
-    first, second, third = (np.asarray(render.path(GREY, [[large]] * times))[25:35, 25:35] for times in (1, 2, 3))
+    first, second, third = (np.asarray(draw_glimpses(GREY, [[large]] * times))[25:35, 25:35] for times in (1, 2, 3))
     assert (first != second).any()
     assert (second != third).any()
     assert (first < 80).all(2).any()  # the digit, in a bright disc
-    dot = changed(render.path(GREY, [[small]]), GREY)[13:17, 13:17]  # inside the box's line
+    dot = changed(draw_glimpses(GREY, [[small]]), GREY)[13:17, 13:17]  # inside the box's line
     assert 0 < dot.sum() <= 9
 
 
 def test_coarse_patches_are_fainter_than_the_finest() -> None:
-    drawn = np.asarray(render.path(GREY, [[Box(20, 30, 40, 50), Box(10, 20, 50, 60)]])).astype(int)
+    drawn = np.asarray(draw_glimpses(GREY, [[Box(20, 30, 40, 50), Box(10, 20, 50, 60)]])).astype(int)
     fine, coarse = drawn[20, 35] - (90, 120, 60), drawn[10, 35] - (90, 120, 60)
     assert (fine > coarse).all()
     assert (coarse > 20).all()
@@ -292,11 +293,11 @@ def test_coarse_patches_are_fainter_than_the_finest() -> None:
 
 
 def test_what_was_not_seen_is_left_as_it_was() -> None:
-    drawn = render.path(GREY, [[Box(-10, -10, 30, 30), Box(-90, -90, 200, 200)]], Box(0, 15, 60, 75))
+    drawn = draw_glimpses(GREY, [[Box(-10, -10, 30, 30), Box(-90, -90, 200, 200)]], Box(0, 15, 60, 75))
     assert changed(drawn, GREY)[:, 15:75].any()
     assert not changed(drawn, GREY)[:, :15].any()
     assert not changed(drawn, GREY)[:, 75:].any()
-    assert render.path(GREY, []).tobytes() == GREY.tobytes()
+    assert draw_glimpses(GREY, []).tobytes() == GREY.tobytes()
 
 
 def test_a_saved_map_draws_the_same_path(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.methods.test_glimpses import Given, at
-from visattn import colormaps
+from visattn.drawing import colormaps
 from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, load_map, save_map

@@ -26,7 +26,7 @@ import visattn
 from tests import tiny
 from visattn import nn as ours
 from visattn._support.publish import publish
-from visattn.colormaps import table
+from visattn.drawing.colormaps import table
 from visattn.errors import OptionError, OutputError, ShapeError, UnsupportedModel, VisattnWarning
 from visattn.training import _attention_logger
 from visattn.training._attention_logger import AttentionLogger

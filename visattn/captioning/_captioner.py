@@ -14,14 +14,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from visattn._filmstrip import animation, filmstrip
-from visattn._picture import Picture
 from visattn._prepare import Prepared, prepare_batch
 from visattn._support.files import exists, is_file
 from visattn.captioning._encoder import receptive_field
 from visattn.captioning._folder import CaptionerBlueprint, load
 from visattn.captioning._search import evaluating, search
 from visattn.captioning._vocabulary import SPECIAL, Vocabulary, split
+from visattn.drawing.filmstrips import animation, filmstrip
+from visattn.drawing.pictures import Picture
 from visattn.errors import LayoutError, OptionError
 from visattn.families import capture
 from visattn.families.trained import FACTS, remember
@@ -71,7 +71,7 @@ class Caption:
         return filmstrip(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
 
     def animation(self, **options: Any) -> bytes:  # noqa: ANN401
-        """The same as a WebP, a frame for each word; see `visattn._filmstrip.animation`."""
+        """The same as a WebP, a frame for each word; see `visattn.drawing.filmstrips.animation`."""
         return animation(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
 
     @property

@@ -178,7 +178,7 @@ def _json_file(output: Path) -> Path:
 
 
 def _drawn(caption: Caption, target: Path, options: dict[str, Any]) -> bytes:
-    from visattn._picture import to_png
+    from visattn.drawing.pictures import to_png
 
     look = {name: options[name] for name in ("interpolation", "shared", "opacity")}
     if target.suffix.lower() == ".webp":

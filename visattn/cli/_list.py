@@ -32,7 +32,7 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
         click.echo(to_json(rows) if as_json else to_text(rows).rstrip())
         return
     if what == "colormaps":
-        from visattn import colormaps
+        from visattn.drawing import colormaps
 
         names = list(colormaps.NAMES)
     else:

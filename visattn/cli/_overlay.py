@@ -201,8 +201,8 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
 
 
 def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
-    from visattn._picture import to_png
     from visattn._pipeline import explain
+    from visattn.drawing.pictures import to_png
     from visattn.families import load_model
     from visattn.maps import save_map
 
@@ -227,9 +227,9 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Calla
 
 
 def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
-    from visattn import render
-    from visattn._picture import to_png
     from visattn._pipeline import Explanation
+    from visattn.drawing.overlays import overlay
+    from visattn.drawing.pictures import to_png
     from visattn.images import facts
     from visattn.maps import load_map
 
@@ -248,7 +248,7 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
         else:
             refuse_beside("an array of --map", ("interpolation", "mass"))
             colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}
-            picture = render.overlay(photo, loaded, **colours)
+            picture = overlay(photo, loaded, **colours)
         provenance = picture.provenance.but(image=source.name, image_sha256=source.sha256)
         return to_png(picture, provenance), provenance, bytes
 

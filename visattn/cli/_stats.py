@@ -120,11 +120,11 @@ def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, b
     except MissingExtra as missing:
         note(quiet, f"tables only: {missing}")
         return {}
-    from visattn import _figures
+    from visattn.drawing.plots import head_statistics
 
     drawn = {
-        "distance.png": _figures.distance(heads, layers, provenance),
-        "entropy.png": _figures.entropy(heads, layers, provenance),
-        "mass.png": _figures.mass(layers, provenance),
+        "distance.png": head_statistics.distance(heads, layers, provenance),
+        "entropy.png": head_statistics.entropy(heads, layers, provenance),
+        "mass.png": head_statistics.mass(layers, provenance),
     }
     return {name: png for name, png in drawn.items() if png is not None}

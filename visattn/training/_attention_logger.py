@@ -23,15 +23,15 @@ from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import Tensor, distributed, nn
 from torch.optim.swa_utils import AveragedModel
 
-from visattn import render
 from visattn._look import _evaluating
-from visattn._picture import Picture, carrying, to_png
 from visattn._pipeline import check_parameters
 from visattn._prepare import Prepared
-from visattn._sheets import Bar, Cell, sheet
 from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
 from visattn._targets import Target
+from visattn.drawing.overlays import overlay
+from visattn.drawing.pictures import Picture, carrying, to_png
+from visattn.drawing.sheets import Bar, Cell, sheet
 from visattn.errors import OptionError, ShapeError, UnsupportedModel, VisattnWarning
 from visattn.families import cam_layer, capture, input_spec
 from visattn.families._feature_map import last_feature_map
@@ -208,7 +208,7 @@ class AttentionLogger:
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
         digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)  # early maps are nearly constant
-        return Cell(render.overlay(photo, heat, opacity=self._opacity), f"{low:.{digits}g} to {high:.{digits}g}")
+        return Cell(overlay(photo, heat, opacity=self._opacity), f"{low:.{digits}g} to {high:.{digits}g}")
 
     def _chosen(self) -> str:
         """The first method of `auto` that applies to the model and has the parameters."""

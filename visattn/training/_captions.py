@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from visattn import render
 from visattn._support.checks import printable
 from visattn._support.extras import installed
 from visattn._support.files import check_output, write_whole
@@ -20,6 +19,7 @@ from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning._folder import CaptionerBlueprint, save
 from visattn.data._caption_pictures import SCENES
 from visattn.data._captions import Captioned, read_captions
+from visattn.drawing.pictures import to_png
 from visattn.errors import DataError, ImageError, OptionError, VisattnWarning, WeightsError
 from visattn.families import load_model
 from visattn.families.trained import Blueprint
@@ -185,7 +185,7 @@ class Captioning(Task):
             for strip in strips:
                 sheet.paste(strip, (0, top))
                 top += strip.height
-            write_whole(folder / f"step_{step:08d}.png", render.to_png(sheet, strips[0].provenance.but(notes=(f"step {step}",))))
+            write_whole(folder / f"step_{step:08d}.png", to_png(sheet, strips[0].provenance.but(notes=(f"step {step}",))))
 
         return draw
 

@@ -342,9 +342,9 @@ def _write(run: Path, config: Config, made: Mapping[str, Variant], outcomes: Out
         "md": to_page(table, notes, title, config.toml()).encode(),
     }
     if find_spec("matplotlib"):
-        from visattn import _curves
+        from visattn.drawing.plots import learning_curves
 
         provenance = Provenance(model=config.model, method="comparison", parameters=config.digest())
-        files["png"] = _curves.comparison(table, runs, title, provenance)
+        files["png"] = learning_curves.comparison(table, runs, title, provenance)
     for ending, content in files.items():
         write_whole(run / f"comparison.{ending}", content)

@@ -48,11 +48,11 @@ def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
     )
     write_whole(run / CARD, page.encode())
     if find_spec("matplotlib"):
-        from visattn import _curves
+        from visattn.drawing.plots import learning_curves
 
         told: list[dict[str, Any]] = [{"accuracy" if key == "test_accuracy" else key: row[key] for key in row} for row in rows]
         provenance = Provenance(model=config.model, method="training", parameters=config.digest())
-        write_whole(run / CURVES, _curves.curves(told, task.title, provenance))
+        write_whole(run / CURVES, learning_curves.curves(told, task.title, provenance))
 
 
 def command(config: Recipe) -> str:

@@ -10,11 +10,12 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from visattn import colormaps, render
-from visattn._picture import Picture, carrying
-from visattn._prepare import Prepared
-from visattn._sheets import Bar, Cell, sheet
 from visattn._support.types import Role
+from visattn.drawing import colormaps
+from visattn.drawing.marks import draw_window
+from visattn.drawing.overlays import overlay
+from visattn.drawing.pictures import Picture, carrying
+from visattn.drawing.sheets import Bar, Cell, sheet
 from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import Heatmap, value_range
@@ -45,7 +46,8 @@ class _Module:
 
 def gate_figure(
     recording: Recording,
-    prepared: Prepared,
+    photo: Image.Image,
+    geometry: Geometry,
     *,
     layer: int | str = "all",
     panel: int = 240,
@@ -57,7 +59,8 @@ def gate_figure(
 
     Args:
         recording: A forward pass over the photo.
-        prepared: The photo and where the model's input lies on it.
+        photo: The upright photo.
+        geometry: Where the model's input lies on it.
         layer: `all`, or position or dotted name of one module.
         panel: Width of a panel in pixels.
         opacity: See `overlay`.
@@ -72,10 +75,10 @@ def gate_figure(
         OptionError: If the network has no gates, or not in that layer.
     """
     modules = _chosen(_modules(recording), layer)
-    photo, colours = prepared.photos[0], colormap or "inferno"
+    colours = colormap or "inferno"
     height = max(1, round(photo.height * panel / photo.width))
     small = photo.resize((panel, height), Image.Resampling.BOX if photo.width > panel else Image.Resampling.BICUBIC)
-    place = prepared.geometries[0].resized((height, panel))
+    place = geometry.resized((height, panel))
     heats = {
         number: gates(replace(recording, features=[module.place])).at(batch=0).to_heatmap(place, "nearest")
         for number, module in enumerate(modules)
@@ -96,7 +99,7 @@ def gate_figure(
             pictures.append(Image.new("RGB", (panel, height), _FAINT))
             words.append("where it lies could not be followed")
         if module.window is not None and module.window.layout is not None:
-            pictures.append(render.frame(small, _corners(module.window.value, module.window.layout.box, place)))
+            pictures.append(draw_window(small, _corners(module.window.value, module.window.layout.box, place)))
             words.append("the window that is sampled; the dot is its top left")
         for values in module.channels:
             pictures.append(_strip(values, panel, colours))
@@ -128,7 +131,7 @@ def gate_figure(
     drawing = {"opacity": opacity, "blend": "constant", "colormap": heated, "panel": panel, "interpolation": "nearest"}
     how = "symmetric" if signed else "minmax"
     scope = "one scale for all maps" if scale else "each map on its own scale"
-    made = facts.but(geometry=prepared.geometries[0], normalization=f"{how}, {scope}", drawing=drawing)
+    made = facts.but(geometry=geometry, normalization=f"{how}, {scope}", drawing=drawing)
     return carrying(
         page, made if not ends else made.but(value_range=(min(low for low, _ in ends), max(high for _, high in ends)))
     )
@@ -183,7 +186,7 @@ def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, opacit
     if high <= low:
         return photo
     values, grid = (((x - low) / (high - low)).clip(0, 1) for x in (heat.values, heat.grid))
-    return render.overlay(photo, replace(heat, values=values, grid=grid), normalize="none", opacity=opacity, colormap=colormap)
+    return overlay(photo, replace(heat, values=values, grid=grid), normalize="none", opacity=opacity, colormap=colormap)
 
 
 def _corners(theta: Tensor, box: Box, place: Geometry) -> list[tuple[float, float]]:

@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from visattn import _plot
-from visattn._plot import BLUE, FAINT, VERMILION
 from visattn._support.tables import Row
+from visattn.drawing.plots import figures
+from visattn.drawing.plots.figures import BLUE, FAINT, VERMILION
 from visattn.errors import OptionError
 from visattn.provenance import Provenance
 
@@ -44,7 +44,7 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
             "curves need rows with a step and a loss, an accuracy or a learning rate, got none. Train for a step first."
         )
     heights = {_losses: 2.4, _accuracy: 2.0, _rate: 1.1}
-    figure = _plot.figure(title, _facts(log), 7.2, 0.9 + sum(heights[panel] for panel in panels))
+    figure = figures.figure(title, _facts(log), 7.2, 0.9 + sum(heights[panel] for panel in panels))
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[heights[panel] for panel in panels])[:, 0]
     for panel, draw in zip(axes, panels, strict=True):
         _bare(panel)
@@ -54,7 +54,7 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1].set_xlim(left=0)
     figure.align_ylabels()
-    return _plot.png(figure, provenance)
+    return figures.png(figure, provenance)
 
 
 def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance: Provenance) -> bytes:
@@ -75,7 +75,7 @@ def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance:
         if seeds == 1
         else f"{seeds} seeds each (small dots), their mean, and its 95 % interval over seeds"
     )
-    figure = _plot.figure(title, facts, 9.6, 1.5 + 0.42 * len(rows))
+    figure = figures.figure(title, facts, 9.6, 1.5 + 0.42 * len(rows))
     left, right = figure.subplots(1, 2, sharey=True)
     reached = {(run["attention"], run["seed"]): 100 * run["accuracy"] for run in runs}
     plain = rows[0]["attention"]
@@ -98,7 +98,7 @@ def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance:
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_locator(MaxNLocator(5))
     right.spines["left"].set_visible(False)
-    return _plot.png(figure, provenance)
+    return figures.png(figure, provenance)
 
 
 def _losses(axes: Axes, log: Sequence[Row]) -> None:

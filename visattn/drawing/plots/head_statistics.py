@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from visattn import _plot
-from visattn._plot import BLUE, FAINT, VERMILION
 from visattn._support.tables import Row
+from visattn.drawing.plots import figures
+from visattn.drawing.plots.figures import BLUE, FAINT, VERMILION
 from visattn.provenance import Provenance
 
 _MASSES = {
@@ -104,7 +104,7 @@ def _figure(title: str, layers: Sequence[Row], provenance: Provenance) -> tuple[
     count = len(layers)
     photos = provenance.parameters["photos"]
     facts = f"{provenance.model}, {provenance.weights}, {photos} photo{'s' * (photos != 1)}"
-    figure = _plot.figure(title, facts, min(max(6.4, 2 + 0.55 * count), 20), 4.8)
+    figure = figures.figure(title, facts, min(max(6.4, 2 + 0.55 * count), 20), 4.8)
     axes = figure.add_subplot()
     first, last = layers[0]["layer"], layers[-1]["layer"]
     axes.set_xlabel(f"layer, from 0 ({first}) to {count - 1} ({last})" if count > 1 else str(first), parse_math=False)
@@ -148,4 +148,4 @@ def _by(name: str) -> Callable[[Row], float]:
 
 def _png(figure: Figure, provenance: Provenance) -> bytes:
     figure.axes[0].legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, frameon=False, fontsize=8)
-    return _plot.png(figure, provenance)
+    return figures.png(figure, provenance)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from visattn import render
-from visattn._sheets import Bar, Cell, sheet
+from visattn.drawing.overlays import colorize
+from visattn.drawing.sheets import Bar, Cell, sheet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def matrix_figure(
     low, high = float(weights.min()), float(np.percentile(weights, 99.5))
     high = high if high > low else float(weights.max())
     picture = (
-        render.colorize(np.minimum(weights, high), normalize="minmax", colormap="viridis")
+        colorize(np.minimum(weights, high), normalize="minmax", colormap="viridis")
         if weights.min() < high
         else Image.new("RGB", weights.shape[::-1])
     )

@@ -1,6 +1,6 @@
 """Heatmaps onto photos. In: a photo and values in its own pixels. Out: a picture of the same size.
 
-Work is done on arrays by OpenCV, in the photo's own RGB order (colour tables are RGB, so nothing is swapped). The photo is never
+Work is done on arrays by OpenCV, in the photo's own RGB order (color tables are RGB, so nothing is swapped). The photo is never
 rescaled, and what the model did not see is left as it was.
 """
 
@@ -12,13 +12,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
-from visattn import colormaps
-from visattn._picture import Picture, carried, carrying, to_png as to_png
 from visattn._support.checks import between, one_of
 from visattn._support.opencv import cv2
 from visattn._support.types import Blend, Normalization
+from visattn.drawing import colormaps
+from visattn.drawing.marks import inside_only, outline, ring
+from visattn.drawing.pictures import Picture, carrying
 from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
 from visattn.images import as_photo
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
+
+
 _NEARLY = 1e-3  # span of a map, as a share of its values, below which it is shifted to zero first
-_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-_MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
-_FAINT = 0.4  # opacity of what stands behind
-_LEGIBLE = 9  # pixels, of a digit
+
+
 _LINE = 190  # grey of a hatch
-_SHIFT = 4  # bits of a fraction of a pixel
 
 
 def overlay(
@@ -132,7 +132,7 @@ def overlay(
         drawn = outline(drawn, mask)
     if marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
         drawn = ring(drawn, heat.marks)
-    return carrying(_only(seen, drawn, picture), made)
+    return carrying(inside_only(seen, drawn, picture), made)
 
 
 def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Picture:  # noqa: ANN401
@@ -142,122 +142,7 @@ def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap
     return overlay(Image.new("RGB", shape[:-3:-1]), heat, normalize=normalize, opacity=1, colormap=colormap)
 
 
-def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:
-    """Draw the border of a mask: a white line with a dark edge, so that it shows on any photo.
-
-    Args:
-        picture: RGB picture.
-        mask: `(height, width)` booleans, or a heatmap that is at least 0.5 inside.
-
-    Returns:
-        A new picture.
-
-    Raises:
-        ShapeError: If the mask has not the picture's size.
-    """
-    inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
-    if inside.shape != picture.size[::-1]:
-        raise ShapeError(f"a mask must be (height, width) = {picture.size[::-1]} like the picture, got {inside.shape}.")
-    lines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-    array = np.array(picture)
-    width = _stroke(picture)
-    cv2.drawContours(array, lines, -1, _BLACK, 3 * width, cv2.LINE_AA)
-    cv2.drawContours(array, lines, -1, _WHITE, width, cv2.LINE_AA)
-    seen = mask.seen if isinstance(mask, Heatmap) else Box(0, 0, picture.height, picture.width)
-    return carried(_only(seen, Image.fromarray(array), picture), picture)
-
-
-def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # noqa: ANN401
-    """The photo inside a mask; outside it dark and grey, with the border drawn.
-
-    Args:
-        photo: The photo, as `as_photo` takes it.
-        mask: See `outline`.
-
-    Returns:
-        A new picture of the photo's size.
-
-    Raises:
-        ShapeError: If the mask has not the photo's size.
-    """
-    picture = as_photo(photo)
-    grey = np.asarray(picture.convert("L").convert("RGB"))
-    framed = outline(Image.fromarray((grey * 0.3).astype(np.uint8)), mask)  # also checks the size
-    inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
-    core = cv2.erode(inside.astype(np.uint8), np.ones((3, 3), np.uint8), iterations=_stroke(picture)) > 0
-    lit = Image.fromarray(np.where(core[..., None], np.asarray(picture), np.asarray(framed)))
-    return carrying(lit, mask.provenance) if isinstance(mask, Heatmap) else lit
-
-
-def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tuple[int, int, int] = _MARK) -> Image.Image:
-    """Ring points `(y, x)` of a picture, as sinks are marked."""
-    if not points:
-        return picture
-    array = np.array(picture)
-    width = _stroke(picture)
-    radius = max(4, round(max(picture.size) / 60))
-    for y, x in points:
-        cv2.circle(array, (int(x), int(y)), radius, _BLACK, 3 * width, cv2.LINE_AA)
-        cv2.circle(array, (int(x), int(y)), radius, colour, width, cv2.LINE_AA)
-    return carried(Image.fromarray(array), picture)
-
-
-def frame(picture: Image.Image, corners: Sequence[tuple[float, float]]) -> Image.Image:
-    """Draw a quadrilateral of points `(y, x)`, and a dot at the first: which way up it is. It may reach outside the picture."""
-    array = np.array(picture)
-    width = _stroke(picture)
-    points = np.asarray([(x, y) for y, x in corners], float).round().astype(np.int32)
-    for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
-        cv2.polylines(array, [points], True, colour, thick, cv2.LINE_AA)
-        cv2.circle(array, points[0].tolist(), 2 * width + thick, colour, -1, cv2.LINE_AA)
-    return carried(Image.fromarray(array), picture)
-
-
-def path(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | None = None) -> Image.Image:
-    """Draw glimpses in their order: a box for each patch, lines from centre to centre, numbers from 1 on.
-
-    A box is drawn along the outermost pixels whose centres it holds. Where the finest patch is too small for a number there is a dot.
-
-    Args:
-        picture: RGB picture.
-        glimpses: Of each the boxes of its patches in pixels of the picture, the finest first; coarser ones are faint. They may reach
-            beyond the picture.
-        seen: Where to draw; everywhere by default.
-
-    Returns:
-        A new picture.
-    """
-    seen = seen or Box(0, 0, picture.height, picture.width)
-    if not glimpses or min(seen.height, seen.width) < 1:
-        return picture.copy()
-    width = _stroke(picture)
-    before = np.array(picture)
-    behind = before.copy()
-    for _, *coarse in glimpses:
-        for box in coarse:
-            cv2.rectangle(behind, *_corners(box), _WHITE, width)
-    array = cv2.addWeighted(behind, _FAINT, before, 1 - _FAINT, 0)
-    finest = [boxes[0] for boxes in glimpses]
-    points = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in finest]
-    line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's points are centres of pixels
-    for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
-        for box in finest:
-            cv2.rectangle(array, *_corners(box), colour, thick)
-        cv2.polylines(array, line, False, _BLACK if colour == _BLACK else _MARK, thick, cv2.LINE_AA, _SHIFT)
-    digit = min(max(12, max(picture.size) // 30), int(min(min(box.height, box.width) for box in finest) / 3))
-    radius = round(0.8 * digit) if digit >= _LEGIBLE else width
-    drawn = Image.fromarray(array)
-    draw = ImageDraw.Draw(drawn)
-    for number, (x, y) in enumerate(points, start=1):
-        x = min(max(x, seen.left + radius), max(seen.right - 1 - radius, seen.left))
-        y = min(max(y, seen.top + radius), max(seen.bottom - 1 - radius, seen.top))
-        draw.circle((int(x), int(y)), radius, _MARK, _BLACK)
-        if digit >= _LEGIBLE:
-            draw.text((int(x), int(y)), str(number), _BLACK, ImageFont.load_default(digit), anchor="mm")
-    return carried(_only(seen, drawn, picture), picture)
-
-
-def components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Picture:  # noqa: ANN401
+def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Picture:  # noqa: ANN401
     """Three components as red, green and blue.
 
     Args:
@@ -323,16 +208,6 @@ def _hatch(photo: NDArray[np.uint8], holes: NDArray[np.bool_]) -> NDArray[np.uin
     return np.where(line, _LINE, photo[holes] // 3).astype(np.uint8)
 
 
-def _only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Image:
-    """`drawn` where the model saw, `before` elsewhere: lines have a width and would reach over the edge."""
-    if seen == Box(0, 0, before.height, before.width):
-        return drawn
-    corner = int(seen.left), int(seen.top)
-    whole = before.copy()
-    whole.paste(drawn.crop((*corner, int(seen.right), int(seen.bottom))), corner)
-    return whole
-
-
 def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
     """`(height, width, 4)`, the last channel without meaning: Pillow keeps RGB so, and unpacking it costs more than it saves."""
     return np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
@@ -342,13 +217,3 @@ def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
 def _packed(name: str) -> NDArray[np.int32]:
     """A colour table as one number a colour: OpenCV then looks up a pixel at once, not channel by channel."""
     return np.ascontiguousarray(np.pad(colormaps.table(name), ((0, 0), (0, 1)))).view(np.int32).reshape(1, 256)
-
-
-def _corners(box: Box) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The first and the last pixel (x, y) whose centres a box holds."""
-    top, left, bottom, right = (int(np.ceil(side - 0.5)) for side in box)
-    return (left, top), (right - 1, bottom - 1)
-
-
-def _stroke(picture: Image.Image) -> int:
-    return max(1, round(max(picture.size) / 500))

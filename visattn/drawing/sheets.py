@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from visattn import colormaps, render
-from visattn._picture import Picture, carrying
 from visattn._support.checks import between, one_of
 from visattn._support.types import Interpolation, Normalization
+from visattn.drawing import colormaps
+from visattn.drawing.marks import outline, ring
+from visattn.drawing.overlays import overlay
+from visattn.drawing.pictures import Picture, carrying
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.images import as_photo
@@ -162,9 +164,7 @@ class Panels:
         if _flat(low, high):
             picture = self.photo
         else:
-            picture = render.overlay(
-                self.photo, _scaled(one, low, high), normalize="none", opacity=self.opacity, colormap=self.colormap
-            )
+            picture = overlay(self.photo, _scaled(one, low, high), normalize="none", opacity=self.opacity, colormap=self.colormap)
         lowest, highest = float(np.nanmin(one.grid)), float(np.nanmax(one.grid))
         if _flat(lowest, highest):
             return Cell(picture, f"constant {lowest:.3g}")
@@ -264,8 +264,8 @@ def contact_sheet(
 
     def cell(index: dict[str, int]) -> Cell:
         one = panels.cell(**index)
-        picture = render.outline(one.picture, masks.at(**index)) if masks is not None else one.picture
-        return replace(one, picture=render.ring(picture, ringed, (255, 255, 255)))
+        picture = outline(one.picture, masks.at(**index)) if masks is not None else one.picture
+        return replace(one, picture=ring(picture, ringed, (255, 255, 255)))
 
     sizes = dict(zip(heat.axes, heat.values.shape, strict=False))
     labels = {name: [f"{name} {text}" if text.isdigit() else text for text in _labels(heat, name)] for name in heat.axes}

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from visattn import render
-from visattn._picture import Picture, carrying
-from visattn._sheets import (
+from visattn._support.checks import between, printable
+from visattn._support.types import Interpolation, Normalization
+from visattn.drawing.marks import outline
+from visattn.drawing.pictures import Picture, carrying
+from visattn.drawing.sheets import (
     _FAINT,
     _GAP,
     _INK,
@@ -33,8 +35,6 @@ from visattn._sheets import (
     _wrapped,
     sheet,
 )
-from visattn._support.checks import between, printable
-from visattn._support.types import Interpolation, Normalization
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, Heatmap
@@ -266,7 +266,7 @@ def _drawn(
         lines = [line for line in (printable(facts[number]) if facts else "", cell.caption) if line]
         picture = cell.picture
         if cells and (place := cells[number]) is not None:
-            picture = render.outline(picture, _box(panels, attention_map, place, f"cells[{number}]"))
+            picture = outline(picture, _box(panels, attention_map, place, f"cells[{number}]"))
         strip.append(Cell(picture, "\n".join(lines), word))
     grid = "{} x {}".format(*attention_map.layout.grid)
     said = [f"smoothed: {interpolation} between the centres of {grid} places"] * (interpolation != "nearest")

@@ -1,0 +1,1 @@
+"""Pictures: heatmaps over photos, pages of panels, filmstrips. Only `plots` uses matplotlib."""

@@ -1,0 +1,1 @@
+"""Figures with axes, by matplotlib, which is imported nowhere else."""
