@@ -21,9 +21,9 @@ from torch import Tensor
 
 import visattn
 from visattn import data, methods
-from visattn._look import look
-from visattn._targets import Target
 from visattn.capturing import forget
+from visattn.pipeline.run import look
+from visattn.pipeline.targets import Target
 
 LAYER = "layer4"
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import methods
-from visattn._look import look
-from visattn._prepare import Prepared
-from visattn._targets import Target
-from visattn.methods import diagnostics
+from visattn.evaluation import heads
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import look
+from visattn.pipeline.targets import Target
 
 Run = Callable[[nn.Module, Tensor], Tensor | None]
 
@@ -56,7 +56,7 @@ def explained(model: nn.Module, image: Tensor, *, each_layer: bool = False) -> v
 
 def head_statistics(model: nn.Module, image: Tensor) -> None:
     """Entropy, distance and the rest of every head."""
-    diagnostics.statistics(seen(model, image))
+    heads.statistics(seen(model, image))
 
 
 def legrad(model: nn.Module, image: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import evaluation
-from visattn._prepare import prepare_batch
 from visattn.data.scenes import Scenes
-from visattn.evaluation._cells import cells_of
+from visattn.evaluation.cells import cells_of
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.nn import CBAM
+from visattn.pipeline.inputs import prepare_batch
 
 Part = Literal["channel", "spatial"]
 _BEFORE = {"channel": "fc2", "spatial": "norm"}  # what a gate is the sigmoid of; `fc2` runs twice, for mean and maximum

@@ -19,15 +19,15 @@ from torch import nn
 
 import visattn
 from visattn import evaluation
-from visattn._look import look
-from visattn._prepare import prepare_batch
 from visattn.data.scenes import Scene, Scenes
 from visattn.errors import OptionError
-from visattn.evaluation._cells import cells_of
+from visattn.evaluation.cells import cells_of
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.methods import METHODS, method_of
-from visattn.methods._gates import PLACES
+from visattn.methods.gate_maps import PLACES
+from visattn.pipeline.inputs import prepare_batch
+from visattn.pipeline.run import look
 
 Array = NDArray[np.float64]
 

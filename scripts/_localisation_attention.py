@@ -8,7 +8,8 @@ from _localisation_common import PRIOR, Measured, Part, Photo, copies_of, photos
 
 import visattn
 from visattn import data, methods
-from visattn._look import look
+from visattn.methods.sinks import find_sinks
+from visattn.pipeline.run import look
 from visattn.records import Recording
 
 COLUMNS = {
@@ -27,7 +28,7 @@ def measured() -> Part:
     part = {}
     for photo in photos(model, "fit"):
         recording = look(model, photo.prepared, values=True)
-        facts = {"object": f"{photo.seen.mean():.1%}", "sinks": str(len(methods.diagnostics.sinks(recording)[0]))}
+        facts = {"object": f"{photo.seen.mean():.1%}", "sinks": str(len(find_sinks(recording)[0]))}
         part[photo.name] = Measured(facts, dict(lifts_of(photo, recording)))
     return part
 

@@ -11,9 +11,9 @@ from _localisation_common import COPIES, ITSELF, PRIOR, Measured, Part, Photo, c
 
 import visattn
 from visattn import data, methods
-from visattn._look import look
-from visattn._targets import Target
 from visattn.families import cam_layer, labels
+from visattn.pipeline.run import look
+from visattn.pipeline.targets import Target
 from visattn.records import Recording
 
 MODEL = "tf_efficientnet_lite0"

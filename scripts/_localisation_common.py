@@ -15,11 +15,11 @@ from torch import nn
 
 import visattn
 from visattn import evaluation
-from visattn._bootstrap import mean_interval
-from visattn._prepare import Prepared
 from visattn._support.tables import Row
 from visattn._support.types import Resize
+from visattn.evaluation.intervals import mean_interval
 from visattn.maps import AttentionMap
+from visattn.pipeline.inputs import Prepared
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"

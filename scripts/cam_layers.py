@@ -24,7 +24,7 @@ from visattn import methods
 from visattn._support.tables import to_text
 from visattn.errors import OptionError, VisattnError
 from visattn.families import cam_layer, input_spec
-from visattn.methods._tap import feature_of, placed
+from visattn.methods.taps import feature_of, placed
 
 NAMES = """
     beit_base_patch16_224 botnet26t_256 cait_xxs24_224 coat_tiny coatnet_nano_rw_224 convit_tiny convmixer_768_32 convnext_zepto_rms

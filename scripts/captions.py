@@ -19,12 +19,12 @@ from _docs import write_section
 from numpy.typing import NDArray
 from PIL import Image
 
-from visattn._bootstrap import mean_interval
 from visattn._support.tables import Row, to_markdown
 from visattn.captioning import Caption, Captioner, caption_scores, exact_set, load_captioner, slot_accuracy
 from visattn.data._caption_pictures import CaptionedScenes
 from visattn.data.scenes import Scene, Thing
-from visattn.evaluation._cells import cells_of
+from visattn.evaluation.cells import cells_of
+from visattn.evaluation.intervals import mean_interval
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "captions.md"

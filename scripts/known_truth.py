@@ -21,9 +21,9 @@ from _localisation_common import COPIES, PRIOR, ROOT
 from torch import nn
 
 import visattn
-from visattn._bootstrap import mean_interval
 from visattn._support.tables import Row, to_markdown
 from visattn.data.scenes import CLASSES, Mark, Scenes
+from visattn.evaluation.intervals import mean_interval
 from visattn.families import input_spec
 
 DOCS = ROOT / "docs" / "known_truth.md"

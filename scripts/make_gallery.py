@@ -17,16 +17,16 @@ from train_gates import gated
 
 import visattn
 from visattn import data
-from visattn._look import look
-from visattn._pipeline import Explanation, answer
-from visattn._survey import Survey
 from visattn.cli._demo import PROBES, demo_page
 from visattn.drawing.gate_pages import gate_figure
 from visattn.drawing.marks import ring, spotlight
 from visattn.drawing.matrices import matrix_figure
 from visattn.drawing.plots import head_statistics
 from visattn.drawing.sheets import Cell, contact_sheet, sheet
-from visattn.methods import diagnostics
+from visattn.evaluation.survey import Survey
+from visattn.methods.sinks import find_sinks
+from visattn.pipeline.explanation import Explanation, answer
+from visattn.pipeline.run import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
 FOLDER = ASSETS / "gallery"
@@ -96,7 +96,7 @@ def _masked(model: nn.Module) -> Image.Image:
         prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
         before = look(model, prepared)
         layout = before[0].keys
-        sinks = [layout.patch(sink.row, sink.column) for sink in diagnostics.sinks(before)[0]]
+        sinks = [layout.patch(sink.row, sink.column) for sink in find_sinks(before)[0]]
         with torch.inference_mode(), visattn.capture(model) as after, visattn.intervene(model, "blocks.*", mask=sinks):
             model(prepared.pixels)
         cells = [prepared.photo]

@@ -22,9 +22,9 @@ from torchvision import transforms
 
 import visattn
 from visattn import data, evaluation, methods
-from visattn._look import look
 from visattn._support.publish import listening
 from visattn._support.types import Role
+from visattn.pipeline.run import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKPOINT = ASSETS / "checkpoints" / "efficientnet_lite0_cbam.safetensors"

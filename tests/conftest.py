@@ -11,8 +11,8 @@ from torch import nn
 
 import visattn
 from visattn import data
-from visattn._look import look
-from visattn._prepare import Prepared
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import look
 from visattn.records import Recording
 
 Figures = Callable[[str, float, str], None]

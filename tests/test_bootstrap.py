@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from visattn._bootstrap import mean_interval
 from visattn.errors import ShapeError
+from visattn.evaluation.intervals import mean_interval
 
 
 def test_of_many_photos_it_is_the_normal_approximation() -> None:

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 import visattn
 from tests.conftest import Figures
 from visattn import data
-from visattn._look import look
 from visattn.captioning import exact_set, load_captioner
 from visattn.data.scenes import Mark, Pairs, Scenes
 from visattn.methods import gates
+from visattn.pipeline.run import look
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "assets" / "checkpoints"

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from visattn import methods
-from visattn._look import look
-from visattn._prepare import Prepared
-from visattn._targets import Target
 from visattn.errors import ModelError, OptionError, ResourceError, VisattnError
 from visattn.geometry import Box
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import look
+from visattn.pipeline.targets import Target
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 AVERAGED = "cam"  # of networks that average their features; it refuses others

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import visattn
 from visattn import nn as ours
-from visattn._prepare import Prepared, prepare
 from visattn.drawing import gate_pages
 from visattn.drawing.gate_pages import gate_figure
 from visattn.drawing.pictures import Picture
 from visattn.errors import OptionError
 from visattn.methods import gates
-from visattn.methods._gates import mixed
+from visattn.methods.gate_maps import mixed
+from visattn.pipeline.inputs import Prepared, prepare
 from visattn.records import Recording
 
 PANEL = 64

@@ -20,6 +20,7 @@ from visattn import evaluation, methods
 from visattn.drawing.marks import spotlight
 from visattn.drawing.overlays import overlay, rgb_components
 from visattn.errors import MapError, OptionError
+from visattn.evaluation.heads import statistics
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, load_map, normalize, save_map, value_range
 from visattn.records import Recording, TokenLayout
@@ -162,7 +163,7 @@ def test_head_statistics_measure_from_cell_to_cell() -> None:
             row = matrix[1 + query, 1:]
             apart = [16 * np.hypot(one // 6 - other // 6, one % 6 - other % 6) for other in cells]
             total[head] += sum(weight * far for weight, far in zip(row, apart, strict=True)) / row.sum() / len(cells)
-    found = methods.diagnostics.statistics(recording)[0].distance
+    found = statistics(recording)[0].distance
     assert found is not None
     assert np.allclose(found[0].numpy(), total, rtol=1e-4)
 

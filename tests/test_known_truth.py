@@ -19,8 +19,8 @@ from torch import nn
 
 import visattn
 from visattn import evaluation
-from visattn._bootstrap import mean_interval
 from visattn.data.scenes import CLASSES, Scenes
+from visattn.evaluation.intervals import mean_interval
 from visattn.families import trained
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap

@@ -13,13 +13,13 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from visattn import _prepare
-from visattn._prepare import prepare, prepare_batch
 from visattn.drawing.overlays import overlay
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
 from visattn.families import capture, input_spec
 from visattn.geometry import Box
 from visattn.maps import AttentionMap
+from visattn.pipeline import inputs
+from visattn.pipeline.inputs import prepare, prepare_batch
 
 CONFIG: dict[str, Any] = {
     "input_size": (3, 64, 64),
@@ -120,7 +120,7 @@ def test_unknown_step_of_the_transform_is_refused(monkeypatch: pytest.MonkeyPatc
     model = small_vit()
     spec = input_spec(model)
     odd = type(spec)(**{**vars(spec), "transform": (Trimmed(), *spec.transform)})
-    monkeypatch.setattr(_prepare, "input_spec", lambda *_: odd)
+    monkeypatch.setattr(inputs, "input_spec", lambda *_: odd)
     with pytest.raises(UnsupportedModel, match=r"has the step Trimmed, whose geometry is not known\. Use resize='fit'"):
         prepare(noise(9, 9), model, resize="model")
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from visattn import load_model
-from visattn._targets import read_labels
 from visattn.captioning import load_captioner
 from visattn.data import read_captions
 from visattn.errors import VisattnError
 from visattn.families import trained
 from visattn.families._weights import read_checkpoint
 from visattn.maps import load_map
+from visattn.pipeline.targets import read_labels
 from visattn.training import _checkpoint, _compare, _config, _folder, _log
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {

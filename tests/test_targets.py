@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from visattn._targets import NoClasses, Target, read_labels
 from visattn.errors import OptionError
+from visattn.pipeline.targets import NoClasses, Target, read_labels
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 0.0], [3.0, -2.0, 0.25, 1.0]])
 LABELS = ("tench, Tinca tinca", "espresso", "crane", "crane, bird")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
         nn as nn,
         training as training,
     )
-    from visattn._pipeline import Explanation as Explanation, explain as explain
-    from visattn._prepare import prepare as prepare, prepare_batch as prepare_batch
     from visattn.drawing.filmstrips import filmstrip as filmstrip
     from visattn.drawing.overlays import colorize as colorize, overlay as overlay
     from visattn.drawing.sheets import contact_sheet as contact_sheet
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     from visattn.images import load_image as load_image
     from visattn.maps import AttentionMap as AttentionMap, Heatmap as Heatmap, normalize as normalize
     from visattn.nn import attach as attach
+    from visattn.pipeline.explanation import Explanation as Explanation, explain as explain
+    from visattn.pipeline.inputs import prepare as prepare, prepare_batch as prepare_batch
     from visattn.records import (
         AttentionRecord as AttentionRecord,
         FeatureRecord as FeatureRecord,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "AttentionMap": "maps",
     "AttentionRecord": "records",
-    "Explanation": "_pipeline",
+    "Explanation": "pipeline.explanation",
     "FeatureRecord": "records",
     "Heatmap": "maps",
     "Recording": "records",
@@ -53,15 +53,15 @@ _NAMES = {
     "capture": "families",
     "colorize": "drawing.overlays",
     "contact_sheet": "drawing.sheets",
-    "explain": "_pipeline",
+    "explain": "pipeline.explanation",
     "filmstrip": "drawing.filmstrips",
     "intervene": "families",
     "load_image": "images",
     "load_model": "families",
     "normalize": "maps",
     "overlay": "drawing.overlays",
-    "prepare": "_prepare",
-    "prepare_batch": "_prepare",
+    "prepare": "pipeline.inputs",
+    "prepare_batch": "pipeline.inputs",
 }
 _PACKAGES = ("captioning", "data", "evaluation", "families", "methods", "models", "nn", "training")
 

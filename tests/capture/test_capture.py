@@ -17,9 +17,9 @@ import visattn
 from tests import oracles, tiny
 from tests.conftest import Figures, Seen
 from visattn import data, methods, models
-from visattn._look import look
 from visattn.errors import CaptureError, ModelError, NoAttentionCaptured, OptionError
 from visattn.operators import MatrixOperator, SoftmaxOperator
+from visattn.pipeline.run import look
 from visattn.records import AttentionRecord, Recording
 
 every_model = pytest.mark.parametrize("name", list(tiny.MODELS))

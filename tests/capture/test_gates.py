@@ -18,8 +18,9 @@ from torch import Tensor, nn
 import visattn
 from visattn import nn as ours
 from visattn.errors import NoAttentionCaptured, OptionError
+from visattn.evaluation.gates import gate_statistics
 from visattn.geometry import Box
-from visattn.methods import diagnostics, gates
+from visattn.methods import gates
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
 
@@ -212,7 +213,7 @@ def test_method_gates_chooses_a_layer() -> None:
 def test_method_gates_refuses_gates_of_channels() -> None:
     with pytest.raises(
         OptionError,
-        match=r"weigh channels only, which have no place on the image\. Use diagnostics\.gate_statistics \(visattn heads",
+        match=r"weigh channels only, which have no place on the image\. Use evaluation\.gate_statistics \(visattn heads",
     ):
         gates(seen(ours.SqueezeExcite(3), torch.randn(1, 3, 6, 9)))
     with pytest.raises(OptionError, match="the network has no gates"):
@@ -227,7 +228,7 @@ def test_gate_that_could_not_be_followed_is_not_drawn() -> None:
 
 def test_numbers_of_a_gate() -> None:
     record = FeatureRecord("a", 0, "channel_gate", torch.tensor([[0.01, 0.5, 0.99, 0.98]]))
-    (found,) = diagnostics.gate_statistics(Recording(features=[record]))
+    (found,) = gate_statistics(Recording(features=[record]))
     numbers = {name: float(value[0]) for name, value in found.numbers().items()}
     assert numbers == pytest.approx(
         {"mean": 0.62, "deviation": 0.4040, "least": 0.01, "largest": 0.99, "closed": 0.25, "open": 0.5}, abs=1e-4

@@ -17,7 +17,7 @@ import visattn
 from tests import tiny
 from tests.capture import own
 from visattn.errors import OptionError
-from visattn.methods._query import weights_of
+from visattn.methods.queries import weights_of
 
 SIDE = 64
 

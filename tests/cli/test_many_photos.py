@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from tests.cli.test_commands import TINY, Run, run
-from visattn import _pipeline, _survey, captioning
+from visattn import captioning
 from visattn.errors import MapError
+from visattn.evaluation import survey
+from visattn.pipeline import explanation
 
 __all__ = ["run"]  # a fixture
 
@@ -37,14 +39,14 @@ def test_query_outside_of_one_photo_stops_no_other(run: Run, photos: list[str], 
 
 
 def test_fault_of_ours_with_one_photo_stops_no_other(run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = _pipeline.explain
+    whole = explanation.explain
 
     def faulty(model: Any, photo: Image.Image, **options: Any) -> Any:
         if photo.width == 40:
             raise KeyError("nobody thought of it")
         return whole(model, photo, **options)
 
-    monkeypatch.setattr(_pipeline, "explain", faulty)
+    monkeypatch.setattr(explanation, "explain", faulty)
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet", "--json")
     assert code == 70
     assert [Path(row["output"]).name for row in json.loads(out)] == ["a.overlay.png", "c.overlay.png"]
@@ -71,14 +73,14 @@ def test_nothing_drawn_ends_with_the_code_of_the_cause(run: Run, photos: list[st
 def test_statistics_leave_out_a_photo_that_fails(
     run: Run, photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = _survey.Survey.add
+    whole = survey.Survey.add
 
-    def faulty(self: _survey.Survey, photo: Image.Image, name: str) -> None:
+    def faulty(self: survey.Survey, photo: Image.Image, name: str) -> None:
         if photo.width == 40:
             raise MapError("attention of it is NaN.")
         whole(self, photo, name)
 
-    monkeypatch.setattr(_survey.Survey, "add", faulty)
+    monkeypatch.setattr(survey.Survey, "add", faulty)
     code, out, err = run("stats", ".", *TINY, "-o", "numbers", "--json", "--quiet")
     assert (code, err.splitlines()[0]) == (1, "visattn: error: b.png: attention of it is NaN.")
     assert [row["photo"] for row in json.loads(out)["photos"]] == ["a.png", "c.png"]

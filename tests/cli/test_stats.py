@@ -16,9 +16,9 @@ from PIL import Image
 
 import visattn
 from tests.cli.test_commands import TINY, Run, python, run
-from visattn._look import look
 from visattn.cli._stats import FILES
-from visattn.methods import diagnostics
+from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
+from visattn.pipeline.run import look
 
 __all__ = ["run"]
 
@@ -58,13 +58,13 @@ def model() -> Any:
     return visattn.load_model("vit_tiny_patch16_224", weights="none", img_size=64)
 
 
-def by_hand(model: Any, paths: list[Path]) -> tuple[list[list[diagnostics.HeadStatistics]], list[torch.Tensor]]:
+def by_hand(model: Any, paths: list[Path]) -> tuple[list[list[HeadStatistics]], list[torch.Tensor]]:
     """Statistics of each photo, and the divergence of the heads of each layer."""
     found, apart = [], []
     for path in paths:
         recording = look(model, visattn.prepare(visattn.load_image(path), model, resize="fit", img_size=64))
-        found.append(diagnostics.statistics(recording))
-        apart.append(torch.stack([diagnostics.head_divergence(recording, layer=layer)[0] for layer in recording.layers]))
+        found.append(statistics(recording))
+        apart.append(torch.stack([head_divergence(recording, layer=layer)[0] for layer in recording.layers]))
     return found, apart
 
 

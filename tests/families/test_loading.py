@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn import capture, load_model, prepare
-from visattn._pipeline import explain
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
 from visattn.families import provenance_of, timm as family
 from visattn.families._checkpoint import fill
+from visattn.pipeline.explanation import explain
 
 MODEL = "test_vit"  # 6 blocks of width 64, input 160, patch 16
 Weights = dict[str, Tensor]

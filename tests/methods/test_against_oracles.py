@@ -21,7 +21,7 @@ from tests.methods.oracles import Attended, Carried
 from tests.oracles import Array, array
 from visattn import methods
 from visattn.geometry import Box
-from visattn.methods.replayed import transition_attention
+from visattn.methods import transition_attention
 from visattn.operators import MatrixGradient, OuterGradient, SoftmaxOperator
 from visattn.records import AttentionRecord, Recording, TokenLayout
 

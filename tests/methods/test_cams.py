@@ -24,7 +24,7 @@ from visattn import methods
 from visattn.errors import MissingExtra, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.maps import AttentionMap
-from visattn.methods.replayed import Scored, ablationcam, scorecam
+from visattn.methods import Scored, ablationcam, scorecam
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
 BATCH, CHANNELS, CLASSES = 3, 5, 4

@@ -20,21 +20,20 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.conftest import Figures
-from visattn import data
-from visattn._look import scoring
-from visattn._pipeline import Explanation
-from visattn._targets import Target
+from visattn import data, methods
 from visattn.errors import MissingExtra, ModelError, OptionError, ShapeError
 from visattn.maps import AttentionMap, value_range
-from visattn.methods import METHODS, replayed
-from visattn.methods.replayed import Scored, _segments
+from visattn.methods import METHODS, Scored, segments
+from visattn.pipeline.explanation import Explanation
+from visattn.pipeline.run import scoring
+from visattn.pipeline.targets import Target
 from visattn.provenance import Provenance
 from visattn.records import Recording
 
 SIZE, CELLS = (12, 18), (2, 3)
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 NAMES = "saliency", "input_x_gradient", "integrated_gradients", "smoothgrad", "occlusion", "kernel_shap", "lime"
-METHOD = {name: getattr(replayed, name) for name in NAMES}
+METHOD = {name: getattr(methods, name) for name in NAMES}
 ONE_GRADIENT = "saliency", "input_x_gradient"
 SAMPLED = ("smoothgrad", "kernel_shap", "lime")
 GRAY: dict[str, Any] = {"baseline": "mean"}
@@ -461,7 +460,7 @@ def test_blur_is_a_gaussian_of_a_sixteenth_of_the_side() -> None:
 def test_cells_are_whole_patches_where_they_can_be(
     size: tuple[int, int], patch: tuple[int, int], count: int, cells: tuple[int, int]
 ) -> None:
-    assert _segments.about(size, patch, count) == cells
+    assert segments.about(size, patch, count) == cells
 
 
 def test_slic_gives_each_region_one_value_on_the_inputs_pixels() -> None:
@@ -623,8 +622,8 @@ def test_single_pixels_are_coloured_up_to_the_99th_percentile_on_either_side_of_
     _, provenance = unsigned.draw()
     assert provenance.normalization == "percentile"
     assert provenance.value_range == pytest.approx(np.percentile(unsigned.map.values.numpy(), (1, 99)))
-    for segments, how in ("pixels", "percentile"), ("grid", "symmetric"):
-        found = visattn.explain(model, photo, method="ig", evaluations=3, segments=segments)
+    for parts, how in ("pixels", "percentile"), ("grid", "symmetric"):
+        found = visattn.explain(model, photo, method="ig", evaluations=3, segments=parts)
         _, provenance = found.draw()
         assert provenance.normalization == how
         bound = np.percentile(np.abs(found.map.values.numpy()), 99 if how == "percentile" else 100)

@@ -26,7 +26,7 @@ from visattn.families import trained
 from visattn.families.trained import Blueprint
 from visattn.geometry import Box, Geometry
 from visattn.maps import load_map, save_map
-from visattn.methods._glimpses import patches
+from visattn.methods.glimpse_paths import patches
 from visattn.models import RAM
 from visattn.nn import Retina
 from visattn.records import Recording

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import visattn
 from tests import oracles, tiny
-from visattn.methods import diagnostics
+from visattn.evaluation.importance import head_ablation, head_importance
 from visattn.operators import MatrixGradient
 from visattn.records import Recording
 
@@ -30,7 +30,7 @@ def graded() -> tuple[Recording, list[Tensor]]:
 
 def test_importance_equals_the_sum_over_all_pairs() -> None:
     made, slopes = graded()
-    for record, slope, found in zip(made, slopes, diagnostics.head_importance(made, dtype=torch.float64), strict=True):
+    for record, slope, found in zip(made, slopes, head_importance(made, dtype=torch.float64), strict=True):
         weights, gradient = oracles.array(tiny.matrices(record)), oracles.array(slope)
         batch, heads, queries, keys = weights.shape
         for b, h in np.ndindex(batch, heads):
@@ -43,7 +43,7 @@ def test_importance_is_the_slope_of_the_score_as_a_head_is_turned_down() -> None
     pixels = tiny.pixels(2).double()
     with visattn.capture(model, gradients=True) as recording:
         score = model(pixels)[:, 1]
-    found = diagnostics.head_importance(recording.gradients(score), dtype=torch.float64)
+    found = head_importance(recording.gradients(score), dtype=torch.float64)
     step = 1e-4
     for record, importance in zip(recording, found, strict=True):
         for head in range(tiny.HEADS):
@@ -66,7 +66,7 @@ def test_ablation_is_the_fall_of_the_score_without_the_values_of_a_head() -> Non
             logits: Tensor = model(pixels)
         return logits[:, 1]
 
-    found = diagnostics.head_ablation(recording, score, without)
+    found = head_ablation(recording, score, without)
     assert [value.shape for value in found] == [(2, tiny.HEADS)] * tiny.LAYERS
     for number in range(tiny.LAYERS):
         for head in range(tiny.HEADS):

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 import visattn
 from tests.conftest import Figures
 from visattn import methods
-from visattn._look import look
-from visattn._prepare import Prepared
-from visattn._targets import Target
 from visattn.geometry import Box
 from visattn.operators import MatrixGradient, MatrixOperator
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import look
+from visattn.pipeline.targets import Target
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 FOLDER = Path(__file__).parents[1] / "golden" / "references"
@@ -273,7 +273,7 @@ def test_transition_attention(figures: Figures, start: int) -> None:
     model, prepared = small_vit(golden), Prepared(pixels_of(golden), (), ())
     target = Target(classes(golden.facts["settings"]["classes"]))
     made = look(model, prepared)
-    found = methods.replayed.transition_attention(
+    found = methods.transition_attention(
         made, replay=lambda edit: look(model, prepared, target=target, edit=edit), start_layer=start, **F64
     )
     check(figures, f"transition attention from layer {start}", flat(found), golden[f"tam_{start}"])

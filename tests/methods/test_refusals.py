@@ -13,11 +13,12 @@ import torch
 import visattn
 from tests import tiny
 from visattn import methods
-from visattn._look import scoring
-from visattn._prepare import Prepared
-from visattn._targets import Target
 from visattn.errors import OptionError, ShapeError
+from visattn.methods.sinks import find_sinks
 from visattn.operators import SoftmaxOperator
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import scoring
+from visattn.pipeline.targets import Target
 from visattn.records import AttentionRecord, Recording
 
 MADE = tiny.recording()
@@ -119,7 +120,7 @@ def test_attention_without_sinks(treatment: Any) -> None:
     query[1, ..., 0], key[1, :, 21, 0] = 4.0, 8.0  # every query of the second image looks at one patch
     record = replace(made[0], operator=SoftmaxOperator(query, key))
     made = replace(made, records=[record, *made.records[1:]])
-    sunk = [[made[0].keys.patch(sink.row, sink.column) for sink in found] for found in methods.diagnostics.sinks(made)]
+    sunk = [[made[0].keys.patch(sink.row, sink.column) for sink in found] for found in find_sinks(made)]
     assert sunk[1] == [21]
     found = methods.attention(made, layer=0, sinks=treatment, dtype=torch.float64).values
     for image in range(2):

@@ -18,6 +18,7 @@ from tests import oracles, tiny
 from tests.conftest import Figures, Seen
 from visattn import methods
 from visattn.errors import OptionError
+from visattn.methods.sinks import THRESHOLD, find_sinks
 from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.records import Recording
 
@@ -195,7 +196,7 @@ def sinking(batch: int = 1, layers: int = 3) -> Recording:
 
 
 def test_planted_sinks_are_found() -> None:
-    found = methods.diagnostics.sinks(sinking())
+    found = find_sinks(sinking())
     assert {made.row * 13 + made.column + 3 for made in found[0]} == {12, 43}
 
 
@@ -269,7 +270,7 @@ def test_warning_of_one_image_does_not_stick_to_another() -> None:
 def test_both_implementations_find_the_same_sinks(implementation: Any) -> None:
     made = sinking()
     found = methods.rollout(made, implementation=implementation).provenance.sinks[0]
-    expected = oracles.sinks(layers_of(made, 0), 3, methods.diagnostics.THRESHOLD)
+    expected = oracles.sinks(layers_of(made, 0), 3, THRESHOLD)
     assert {sink.row * 13 + sink.column + 3: pytest.approx(sink.score, abs=0.01) for sink in found} == expected
 
 

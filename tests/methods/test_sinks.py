@@ -14,7 +14,7 @@ from tests import oracles, tiny
 from tests.conftest import Figures, Seen
 from visattn import data, methods
 from visattn.errors import OptionError
-from visattn.methods import diagnostics
+from visattn.methods.sinks import THRESHOLD, column_scores, find_sinks
 from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.provenance import sink_warning
 from visattn.records import Recording
@@ -63,7 +63,7 @@ def planted(seed: int, count: int) -> Planted:
 
 
 def found_in(recording: Recording, image: int = 0) -> frozenset[int]:
-    return frozenset(FIRST + sink.row * GRID[1] + sink.column for sink in diagnostics.sinks(recording)[image])
+    return frozenset(FIRST + sink.row * GRID[1] + sink.column for sink in find_sinks(recording)[image])
 
 
 def test_planted_sinks_are_found_and_decoys_are_not(figures: Figures) -> None:
@@ -81,10 +81,10 @@ def test_planted_sinks_are_found_and_decoys_are_not(figures: Figures) -> None:
 
 def test_decoys_are_tempting() -> None:
     made = planted(4, 0).recording  # no sink
-    scores = diagnostics.column_scores(made)[0].amax(0)
-    assert scores[1] > diagnostics.THRESHOLD  # the register
+    scores = column_scores(made)[0].amax(0)
+    assert scores[1] > THRESHOLD  # the register
     assert int((scores[FIRST:] > 7).sum()) == 2  # the mild patch and the object
-    assert 15 < float(scores[FIRST:].max()) < diagnostics.THRESHOLD
+    assert 15 < float(scores[FIRST:].max()) < THRESHOLD
     assert found_in(made) == frozenset()
 
 
@@ -106,23 +106,23 @@ def test_attention_without_sinks_has_none(uniform: float) -> None:
 def test_column_scores_equal_nested_loops() -> None:
     made = tiny.recording(batch=2, layers=3, heads=3, grid=(5, 7))
     expected = [[oracles.column_scores(list(tiny.matrices(record)[i])) for record in made] for i in range(2)]
-    np.testing.assert_allclose(diagnostics.column_scores(made), expected, rtol=2e-5)
+    np.testing.assert_allclose(column_scores(made), expected, rtol=2e-5)
 
 
 def test_column_scores_of_uniform_attention_are_one() -> None:
     made = Recording(records=[tiny.record(MatrixOperator(torch.full((1, 2, 7, 7), 1 / 7)), tiny.layout())])
-    torch.testing.assert_close(diagnostics.column_scores(made), torch.ones(1, 1, 7))
+    torch.testing.assert_close(column_scores(made), torch.ones(1, 1, 7))
 
 
 def test_column_scores_average_to_one() -> None:
-    scores = diagnostics.column_scores(planted(3, 3).recording)
+    scores = column_scores(planted(3, 3).recording)
     torch.testing.assert_close(scores.mean(-1), torch.ones(1, 2), atol=1e-5, rtol=0)
 
 
 def test_sinks_are_sorted_and_name_their_layer() -> None:
     case = planted(7, 3)
-    scores = diagnostics.column_scores(case.recording)[0]
-    found = diagnostics.sinks(case.recording)[0]
+    scores = column_scores(case.recording)[0]
+    found = find_sinks(case.recording)[0]
     assert [sink.score for sink in found] == sorted((sink.score for sink in found), reverse=True)
     tokens = [FIRST + sink.row * GRID[1] + sink.column for sink in found]
     assert [sink.layer for sink in found] == [f"blocks.{int(scores[:, token].argmax())}.attn" for token in tokens]
@@ -132,8 +132,8 @@ def test_sinks_are_sorted_and_name_their_layer() -> None:
 
 def test_threshold_is_a_choice() -> None:
     case = planted(4, 0)
-    assert len(diagnostics.sinks(case.recording, threshold=7)[0]) == 2
-    assert diagnostics.sinks(case.recording, threshold=math.inf)[0] == ()
+    assert len(find_sinks(case.recording, threshold=7)[0]) == 2
+    assert find_sinks(case.recording, threshold=math.inf)[0] == ()
 
 
 def test_each_image_of_a_batch_is_judged_alone() -> None:
@@ -148,14 +148,14 @@ def test_each_image_of_a_batch_is_judged_alone() -> None:
 
 
 def test_warning_names_every_sink() -> None:
-    found = diagnostics.sinks(planted(3, 3).recording)[0]
+    found = find_sinks(planted(3, 3).recording)[0]
     (text,) = sink_warning(found)
     assert text.startswith("3 sinks: ")
     assert all(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" in text for sink in found)
 
 
 def test_warning_of_one_sink_is_in_the_singular() -> None:
-    (text,) = sink_warning(diagnostics.sinks(planted(1, 1).recording)[0])
+    (text,) = sink_warning(find_sinks(planted(1, 1).recording)[0])
     assert text.startswith("1 sink: ")
 
 
@@ -165,7 +165,7 @@ def test_nothing_is_warned_of_without_sinks() -> None:
 
 def test_recording_without_self_attention_is_refused() -> None:
     with pytest.raises(OptionError, match="there is no self-attention"):
-        diagnostics.sinks(Recording())
+        find_sinks(Recording())
 
 
 # DINOv2
@@ -174,7 +174,7 @@ def test_recording_without_self_attention_is_refused() -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("photo", list(data.PHOTOS))
 def test_sinks_of_dinov2_are_those_of_a_float64_forward(photo: str, seen: Seen) -> None:
-    found = diagnostics.sinks(seen(photo)[1])[0]
+    found = find_sinks(seen(photo)[1])[0]
     expected = GOLDEN[photo]
     assert [(sink.row, sink.column, sink.layer) for sink in found] == [(s["row"], s["column"], s["layer"]) for s in expected]
     assert [sink.score for sink in found] == pytest.approx([sink["score"] for sink in expected], rel=0.01)

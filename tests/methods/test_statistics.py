@@ -16,8 +16,8 @@ import visattn
 from tests import oracles, tiny
 from tests.zoo import FAMILIES
 from visattn.errors import OptionError
-from visattn.methods import diagnostics
-from visattn.methods._statistics import HeadStatistics, head_divergence, statistics
+from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
+from visattn.methods.sinks import find_sinks, sink_mass
 from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.records import AttentionRecord, Recording
 
@@ -382,9 +382,9 @@ def test_sink_mass_is_that_of_loops() -> None:
         if layer == 0:
             key[1, :, [8, 21]] = 4.0
         made.records.append(tiny.record(SoftmaxOperator(query, key), place, layer=f"blocks.{layer}.attn"))
-    found = diagnostics.sinks(made)
+    found = find_sinks(made)
     assert [len(sinks) for sinks in found] == [0, 2]
-    mine = diagnostics.sink_mass(made, found)
+    mine = sink_mass(made, found)
     assert mine.shape == (2, 2)
     assert mine[0].tolist() == [0, 0]
     for layer, record in enumerate(made):

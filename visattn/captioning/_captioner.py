@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from visattn._prepare import Prepared, prepare_batch
 from visattn._support.files import exists, is_file
 from visattn.captioning._encoder import receptive_field
 from visattn.captioning._folder import CaptionerBlueprint, load
@@ -29,6 +28,7 @@ from visattn.geometry import Geometry
 from visattn.images import facts
 from visattn.maps import AttentionMap
 from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell, Told
+from visattn.pipeline.inputs import Prepared, prepare_batch
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 

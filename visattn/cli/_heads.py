@@ -63,12 +63,12 @@ def heads_command(
         check_output(target, overwrite=overwrite, inputs=[image, *files_read(options)])
     from dataclasses import replace
 
-    from visattn._look import look
-    from visattn._pipeline import answer
-    from visattn._prepare import prepare
     from visattn.drawing.pictures import to_png
     from visattn.families import load_model
     from visattn.images import facts, load_image
+    from visattn.pipeline.explanation import answer
+    from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.run import look
 
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
@@ -124,8 +124,8 @@ def _kind_of_gates(options: dict[str, Any]) -> str:
 
 
 def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
-    from visattn._look import look
-    from visattn.methods._gates import NO_GATES
+    from visattn.methods.gate_maps import NO_GATES
+    from visattn.pipeline.run import look
 
     try:
         return look(model, prepared, features="none")
@@ -150,10 +150,10 @@ def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # no
 
 def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
     """A row for each gate, or for those of one layer."""
-    from visattn.methods import diagnostics
-    from visattn.methods._gates import NO_GATES, layer_of
+    from visattn.evaluation.gates import gate_statistics
+    from visattn.methods.gate_maps import NO_GATES, layer_of
 
-    every = diagnostics.gate_statistics(recording)
+    every = gate_statistics(recording)
     if not every:
         raise OptionError(NO_GATES)
     chosen = layer if layer == "all" else layer_of(_number(layer), [found.layer for found in every], also="all or ")
@@ -234,14 +234,14 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
     """A row for each head of the layers that have distributions."""
     from dataclasses import replace
 
-    from visattn.methods import diagnostics
+    from visattn.evaluation.heads import statistics
 
     chosen = recording if layer == "all" else recording.select(layer=_number(layer))
     signed = [record.layer for record in chosen if not record.probability]
     if signed:
         note(quiet, f"left out, as rows do not sum to 1: {', '.join(signed)}")
     rows: list[Row] = []
-    for found in diagnostics.statistics(replace(chosen, records=[record for record in chosen if record.probability])):
+    for found in statistics(replace(chosen, records=[record for record in chosen if record.probability])):
         numbers = found.numbers()
         rows += [
             {

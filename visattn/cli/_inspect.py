@@ -28,7 +28,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
 
     from visattn.families import cam_layer, capture, input_spec, load_model
     from visattn.methods import METHODS
-    from visattn.methods._gates import GATES
+    from visattn.methods.gate_maps import GATES
 
     net = load_model(model, weights="none", img_size=img_size)
     spec = input_spec(net, img_size)

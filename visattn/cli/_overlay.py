@@ -158,7 +158,7 @@ def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, 
 
 def _parameters(options: dict[str, Any]) -> dict[str, Any]:
     """The method's own parameters among the options, those that were given; refused early when the method has not got them."""
-    from visattn._pipeline import check_parameters
+    from visattn.pipeline.explanation import check_parameters
 
     chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
     if (number := whole_number(chosen.get("layer", ""))) is not None:
@@ -176,7 +176,7 @@ def _kind(method: str) -> str:
 
 
 def _target(options: dict[str, Any]) -> dict[str, Any]:
-    from visattn._targets import read_labels
+    from visattn.pipeline.targets import read_labels
 
     labels = None if options["labels"] is None else read_labels(options["labels"])
     return {"labels": labels, **{name: options[name] for name in ("target", "versus", "target_space")}}
@@ -201,10 +201,10 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
 
 
 def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
-    from visattn._pipeline import explain
     from visattn.drawing.pictures import to_png
     from visattn.families import load_model
     from visattn.maps import save_map
+    from visattn.pipeline.explanation import explain
 
     names = ("weights", "seed", "img_size", "device")
     model = load_model(options["model"], **{name: options[name] for name in names})
@@ -227,11 +227,11 @@ def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Calla
 
 
 def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
-    from visattn._pipeline import Explanation
     from visattn.drawing.overlays import overlay
     from visattn.drawing.pictures import to_png
     from visattn.images import facts
     from visattn.maps import load_map
+    from visattn.pipeline.explanation import Explanation
 
     loaded = load_map(options["map_file"])
 

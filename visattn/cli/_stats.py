@@ -94,7 +94,7 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
     """The statistics of all photos that can be used, None if there is none."""
     from tqdm import tqdm
 
-    from visattn._survey import Survey
+    from visattn.evaluation.survey import Survey
     from visattn.families import load_model
 
     def beside_the_bar(text: str) -> None:

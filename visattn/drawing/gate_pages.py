@@ -20,7 +20,7 @@ from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import Heatmap, value_range
 from visattn.methods import gates
-from visattn.methods._gates import GATES, NO_GATES, PLACES, layer_of, mixed
+from visattn.methods.gate_maps import GATES, NO_GATES, PLACES, layer_of, mixed
 from visattn.nn import SpatialTransformer
 from visattn.records import FeatureRecord, Recording
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from visattn._support.types import Fusion
 from visattn.maps import AttentionMap
-from visattn.methods._select import chain, described, graded
+from visattn.methods.selection import chain, described, graded
 from visattn.operators import Operator
 from visattn.records import Recording
 

@@ -23,12 +23,8 @@ from timm.utils import ModelEmaV2, ModelEmaV3
 from torch import Tensor, distributed, nn
 from torch.optim.swa_utils import AveragedModel
 
-from visattn._look import _evaluating
-from visattn._pipeline import check_parameters
-from visattn._prepare import Prepared
 from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
-from visattn._targets import Target
 from visattn.drawing.overlays import overlay
 from visattn.drawing.pictures import Picture, carrying, to_png
 from visattn.drawing.sheets import Bar, Cell, sheet
@@ -40,8 +36,12 @@ from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
 from visattn.maps import AttentionMap, value_range
 from visattn.methods import METHODS
-from visattn.methods._gates import PLACES
-from visattn.methods._table import Method, method_of
+from visattn.methods.gate_maps import PLACES
+from visattn.methods.table import Method, method_of
+from visattn.pipeline.explanation import check_parameters
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import _evaluating
+from visattn.pipeline.targets import Target
 from visattn.provenance import Provenance
 from visattn.records import Recording
 

@@ -1,0 +1,212 @@
+"""What each head does, in numbers: how wide it looks, how far, and at which kind of token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError
+from visattn.methods.selection import one_forward
+from visattn.operators import Operator, SoftmaxOperator
+from visattn.records import AttentionRecord, Recording, TokenLayout
+
+PADDING, SELF, PATCHES = "padding", "self", "patches"  # kinds of keys beside the prefix tokens by name
+COLLAPSED, UNIFORM = 0.99, 0.98  # least weight of a row that looks at one key; least entropy of an even row, in `ln K`
+MASKED = 1e-30  # weights of masked keys lie below in all heads: Swin adds -100 to their scores, which leaves 1e-44
+
+
+@dataclass(frozen=True, eq=False)
+class HeadStatistics:
+    """Of one attention call; every tensor is `(B, heads)`, a mean over queries; `keys` and the distances to compare with are numbers.
+
+    Attributes:
+        layer: Dotted name of the module that made the call.
+        call: Which call of that module.
+        entropy: `-sum_j A_ij ln A_ij` in nats.
+        effective_keys: `exp(entropy)` of each query: as many keys as would share its attention evenly.
+        saturation: The largest weight of each query, in [0, 1].
+        collapsed: Share of queries that give one key more than 0.99.
+        uniform: Share of queries whose entropy exceeds `0.98 ln K`, of the K keys that they see: they hardly choose.
+        keys: How many keys a query sees: all, or those of its window, without padding and masked ones (where a bias is added or
+            weights are written out, those that no head gives more than 1e-30); the ceiling of `effective_keys`.
+        mass: Share of attention by where it goes: prefix tokens by name, `self` (the query's own token), `patches` (all other
+            grid tokens) and `padding`. They sum to 1.
+        distance: How far patches look, in pixels of the model's input: `sum_j A_ij |p_i - p_j|` over patches, rows divided by what
+            goes to patches; None where queries or keys are on no grid.
+        uniform_distance: The same for a head that gives every patch that it sees the same weight: nothing but the shape of the grid
+            or window. A distance means something only beside it.
+        nearest_distance: The same for a head that looks at the nearest other patch; None also where some patch sees no other.
+    """
+
+    layer: str
+    call: int
+    entropy: Tensor
+    effective_keys: Tensor
+    saturation: Tensor
+    collapsed: Tensor
+    uniform: Tensor
+    keys: float
+    mass: dict[str, Tensor]
+    distance: Tensor | None
+    uniform_distance: float | None
+    nearest_distance: float | None
+
+    @property
+    def name(self) -> str:
+        """The layer, with the number of the call where it is not the first."""
+        return self.layer + (f" #{self.call}" if self.call else "")
+
+    def numbers(self) -> dict[str, Tensor]:
+        """Every `(B, heads)` tensor by its name in tables, registers summed; no `distance_px` where there is none."""
+        registers = [value for name, value in self.mass.items() if name.startswith("register")]
+        return {
+            "entropy": self.entropy,
+            "effective_keys": self.effective_keys,
+            "largest": self.saturation,
+            "collapsed": self.collapsed,
+            "uniform": self.uniform,
+            **({} if self.distance is None else {"distance_px": self.distance}),
+            **{name: value for name, value in self.mass.items() if not name.startswith("register")},
+            **({"registers": torch.stack(registers).sum(0)} if registers else {}),
+        }
+
+
+def statistics(recording: Recording, *, dtype: torch.dtype = torch.float32) -> list[HeadStatistics]:
+    """Statistics of every head of a recording, by tiles: no matrix is built.
+
+    Args:
+        recording: Attention of one forward pass.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        An entry for each record, in the order of the calls.
+
+    Raises:
+        OptionError: If there are several forwards, or the rows of a layer are no distributions, as behind talking heads.
+
+    Reference:
+        Distance: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, figure 7, here without prefix tokens.
+        Entropy and its collapse: Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse",
+        arXiv:2303.06296; the two thresholds are ours.
+    """
+    return [_of(record, dtype) for record in one_forward(recording)]
+
+
+def head_divergence(recording: Recording, *, layer: int | str = -1, call: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """How differently the heads of one call attend: the Jensen-Shannon divergence of their rows, mean over queries, by tiles.
+
+    `JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2` with the entropy `H` in nats; what goes to padding counts as one more key.
+
+    Args:
+        recording: Attention of one forward pass.
+        layer: Position among the layers (negative from the end) or dotted name.
+        call: Which call, of a layer that calls its attention several times.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        `(B, heads, heads)`, symmetric, in nats: 0 for heads that attend alike (the diagonal), `ln 2` for heads that share no key.
+
+    Raises:
+        OptionError: If there are several forwards, no such layer or call, or its rows are no distributions.
+
+    Reference:
+        Clark et al., "What Does BERT Look At?", arXiv:1906.04341, section 6, sums over tokens where this takes their mean.
+    """
+    calls = {record.call: record for record in one_forward(recording).select(layer=layer)}
+    if call not in calls:
+        raise OptionError(f"call must be one of {', '.join(map(str, calls))} for layer {layer}, got {call}.")
+    operator = _distributions(calls[call], dtype)
+    batch, heads, queries, _ = operator.shape
+    leaked = operator.leaked()
+    sums = leaked.new_zeros(batch, heads, heads)
+    for tile in operator.tiles(scratch=True):
+        rows = torch.cat([tile.weights, leaked[:, :, tile.queries, None]], -1)
+        own = _entropy(rows)  # (B, heads, q)
+        for head in range(1, heads):
+            shared = _entropy((rows[:, :head] + rows[:, head, None]) / 2)
+            sums[:, head, :head] += (shared - (own[:, :head] + own[:, head, None]) / 2).sum(-1)
+    return ((sums + sums.mT) / queries).clamp_min(0)
+
+
+def _distributions(record: AttentionRecord, dtype: torch.dtype) -> Operator:
+    if not record.probability:
+        raise OptionError(
+            f"{record.layer}: attention rows do not sum to 1 in this layer, so they have no entropy. "
+            "Leave it out: recording.select(layer=[...])."
+        )
+    return record.operator.to(dtype)
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """Of each row in nats; several times as fast as `torch.xlogy`."""
+    return -weights.clamp_min(torch.finfo(weights.dtype).tiny).log_().mul_(weights).sum(-1)
+
+
+def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
+    operator = _distributions(record, dtype)
+    queries = operator.shape[2]
+    first_query, first_key = len(record.queries.prefix), len(record.keys.prefix)
+    places = [_centres(layout).to(operator.device, dtype) for layout in (record.queries, record.keys)]
+    placed = all(len(layout.grid) == 2 for layout in (record.queries, record.keys))
+    leaked = operator.leaked().mean(-1)
+    names = ("entropy", "effective", "largest", "collapsed", "uniform", "distance")
+    sums = {name: torch.zeros_like(leaked) for name in names}
+    mass = {name: torch.zeros_like(leaked) for name in (*record.keys.prefix, SELF, PATCHES)}
+    maskable = not isinstance(operator, SoftmaxOperator) or operator.bias is not None
+    count, uniform, nearest, asked = 0, 0.0, 0.0, 0
+    for tile in operator.tiles(scratch=True):
+        entropy, largest = _entropy(tile.weights), tile.weights.amax(-1)
+        own = tile.queries[:, None] == tile.keys if record.kind == "self" else tile.queries[:, None] < 0
+        seen = tile.weights.amax((0, 1)) > MASKED if maskable else torch.ones_like(tile.weights[0, 0], dtype=torch.bool)
+        keys = seen.sum(-1).to(dtype)
+        count += int(keys.sum())
+        sums["entropy"] += entropy.sum(-1)
+        sums["effective"] += entropy.exp().sum(-1)
+        sums["largest"] += largest.sum(-1)
+        sums["collapsed"] += (largest > COLLAPSED).sum(-1)
+        sums["uniform"] += (entropy > UNIFORM * keys.clamp_min(1).log()).sum(-1)
+        mass[SELF] += (tile.weights * own).sum((-1, -2))
+        received = tile.weights.masked_fill(own, 0).sum(-2)  # (B, heads, K)
+        for number, name in enumerate(record.keys.prefix):
+            mass[name] += received[..., tile.keys == number].sum(-1)
+        patches = tile.keys >= first_key
+        mass[PATCHES] += received[..., patches].sum(-1)
+        rows = tile.queries >= first_query
+        if placed and bool(rows.any()) and bool(patches.any()):
+            seen &= patches
+            apart = torch.cdist(places[0][tile.queries], places[1][tile.keys]).masked_fill_(own | ~seen, 0)
+            total = (tile.weights @ patches.to(dtype)).clamp_min(torch.finfo(dtype).tiny)
+            sums["distance"] += ((tile.weights * apart).sum(-1) / total)[..., rows].sum(-1)
+            uniform += float((apart.sum(-1) / seen.sum(-1).clamp_min(1))[rows].sum())
+            nearest += float(apart.masked_fill_(own | ~seen, math.inf).amin(-1)[rows].sum())
+            asked += int(rows.sum())
+    mass = {name: value / queries for name, value in mass.items()} | {PADDING: leaked}
+    return HeadStatistics(
+        record.layer,
+        record.call,
+        sums["entropy"] / queries,
+        sums["effective"] / queries,
+        sums["largest"] / queries,
+        sums["collapsed"] / queries,
+        sums["uniform"] / queries,
+        count / queries,
+        mass,
+        sums["distance"] / asked if asked else None,
+        uniform / asked if asked else None,
+        nearest / asked if asked and math.isfinite(nearest) else None,
+    )
+
+
+def _centres(layout: TokenLayout) -> Tensor:
+    """`(tokens, 2)` centres of the grid's cells in pixels of the model's input; 0 for tokens on no grid."""
+    y, x = torch.zeros(2, len(layout), dtype=torch.float64)
+    if len(layout.grid) == 2:
+        (rows, columns), box, first = layout.grid, layout.box, len(layout.prefix)
+        down, across = (torch.arange(count, dtype=torch.float64) + 0.5 for count in (rows, columns))
+        present = list(layout.present)
+        y[first:] = (box.top + down * box.height / rows).repeat_interleave(columns)[present]
+        x[first:] = (box.left + across * box.width / columns).repeat(rows)[present]
+    return torch.stack([y, x], dim=-1)

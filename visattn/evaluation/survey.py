@@ -1,0 +1,225 @@
+"""What the heads of a model do over many photos: means over photos with their intervals, as rows of tables.
+
+In: photos, one by one. Out: rows for heads, layers and photos. Of a photo only a few numbers a head are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+
+from visattn._support.tables import Row
+from visattn._support.types import Resize
+from visattn.errors import UnsupportedModel
+from visattn.evaluation.heads import head_divergence, statistics
+from visattn.evaluation.intervals import mean_interval
+from visattn.images import facts
+from visattn.methods.selection import chain, chain_refusal
+from visattn.methods.sinks import column_scores, sink_mass, sinks_of_scores
+from visattn.pipeline.inputs import prepare
+from visattn.pipeline.run import look
+from visattn.provenance import Provenance, Sink
+from visattn.records import Recording
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+FEW = 10  # photos, below which an interval is visibly too narrow
+_BESIDE = {  # names in tables of what layers have to be compared with
+    "keys": "keys",
+    "distance_if_uniform_px": "uniform_distance",
+    "distance_nearest_px": "nearest_distance",
+}
+
+
+class _Layer:
+    """One attention call, photo by photo."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.heads: list[Array] = []  # (heads, names) of each photo
+        self.whole: list[Array] = []  # head_divergence and to_sinks
+        self.beside: list[Array] = []  # see _BESIDE
+
+
+class Survey:
+    """Statistics of the heads of one model, over photos that are added one by one.
+
+    Attributes:
+        photos: A row for each photo: its name, digest and size, the model's input, sinks, means over all heads.
+    """
+
+    def __init__(self, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None, seed: int = 0) -> None:
+        """Nothing is run yet.
+
+        Args:
+            model: The model.
+            resize: See `prepare`.
+            img_size: See `prepare`.
+            seed: Of the bootstrap.
+        """
+        self.photos: list[Row] = []
+        self._model, self._resize, self._img_size, self._seed = model, resize, img_size, seed
+        self._layers: dict[str, _Layer] = {}
+        self._left_out: dict[str, dict[str, None]] = {}
+        self._provenance = Provenance()
+
+    def add(self, photo: Image.Image, name: str) -> None:
+        """Run the model on a photo and keep its numbers; nothing is kept of one that is refused.
+
+        Args:
+            photo: An upright picture, as `load_image` gives it.
+            name: What it is called in the table.
+
+        Raises:
+            ImageError: If the photo is too narrow for the model.
+            UnsupportedModel: If no layer has distributions over tokens.
+        """
+        prepared = prepare(photo, self._model, resize=self._resize, img_size=self._img_size)
+        recording = look(self._model, prepared)
+        kept = self._with_distributions(recording)
+        found = statistics(kept)
+        sinks, shares = self._sinks(recording)
+        numbers = []
+        for one in found:
+            heads = {key: _array(value[0]) for key, value in one.numbers().items()}
+            if one.distance is not None and one.uniform_distance:
+                heads["distance_of_uniform"] = heads["distance_px"] / one.uniform_distance
+            apart = head_divergence(kept, layer=one.layer, call=one.call)[0]
+            count = len(apart)
+            mean = float(apart.sum()) / (count * (count - 1)) if count > 1 else math.nan
+            numbers.append((one, heads, np.array([mean, shares.get(one.name, math.nan)])))
+        for one, heads, whole in numbers:
+            layer = self._layers.setdefault(one.name, _Layer(list(heads)))
+            missing = np.full(len(heads["entropy"]), math.nan)
+            layer.heads.append(np.stack([heads.get(key, missing) for key in layer.names], axis=1))
+            layer.whole.append(whole)
+            layer.beside.append(np.array([getattr(one, key) for key in _BESIDE.values()], dtype=np.float64))  # None is NaN
+        source, seen = facts(photo), prepared.geometry.input
+        ratios = [heads["distance_of_uniform"].mean() for _, heads, _ in numbers if "distance_of_uniform" in heads]
+        self.photos.append(
+            {
+                "photo": name,
+                "sha256": source.sha256,
+                "height": photo.height,
+                "width": photo.width,
+                "input_height": seen[0],
+                "input_width": seen[1],
+                "sinks": None if sinks is None else len(sinks),
+                "highest_sink": sinks[0].score if sinks else None,
+                "entropy": float(np.mean([heads["entropy"].mean() for _, heads, _ in numbers])),
+                "distance_of_uniform": float(np.mean(ratios)) if ratios else None,
+                "notes": "; ".join(source.notes),
+            }
+        )
+        self._provenance = prepared.noted(recording.provenance.but(notes=self._provenance.notes))
+
+    def heads(self) -> list[Row]:
+        """A row for each layer and head: means over photos, and the ends of their 95 % intervals where there are two photos."""
+        rows = []
+        for name, layer in self._complete().items():
+            tables = _columns(np.stack(layer.heads), layer.names, self._seed)
+            rows += [{"layer": name, "head": head, **_beside(layer), **row} for head, row in enumerate(tables)]
+        return _aligned(rows)
+
+    def layers(self) -> list[Row]:
+        """A row for each layer: the same of the mean over its heads, how its heads differ, and what sinks draw."""
+        rows = []
+        for name, layer in self._complete().items():
+            values = np.concatenate([np.stack(layer.heads).mean(1), np.stack(layer.whole)], axis=1)[:, None]
+            (row,) = _columns(values, [*layer.names, "head_divergence", "to_sinks"], self._seed)
+            rows.append({"layer": name, "heads": len(layer.heads[0]), **_beside(layer), **row})
+        return _aligned(rows)
+
+    def provenance(self, image: str) -> Provenance:
+        """The model and its weights, how photos were prepared, what was left out, and why the numbers may mislead.
+
+        Args:
+            image: What the photos are called together.
+        """
+        count = len(self.photos)
+        notes = [f"left out, as {why}: {', '.join(layers)}" for why, layers in self._left_out.items()]
+        changing = [name for name in self._layers if name not in self._complete()]
+        if changing:
+            notes.append(f"left out, as they do not attend in this way on every photo: {', '.join(changing)}")
+        if all(row["sinks"] is None for row in self.photos):
+            notes.append("sinks are not counted, which takes layers that follow each other over one set of tokens")
+        few = {1: "one photo says little of these heads, and has no interval"}
+        warning = few.get(count, f"intervals of {count} photos are too narrow; take {FEW} or more")
+        return self._provenance.but(
+            image=image,
+            method="statistics",
+            parameters={"photos": count, "resize": self._resize, "confidence": 0.95, "resamples": 2000, "seed": self._seed},
+            notes=tuple(notes),
+            warnings=(warning,) if count < FEW else (),
+        )
+
+    def _with_distributions(self, recording: Recording) -> Recording:
+        """The records whose rows are distributions over tokens; the others are noted."""
+        kept = []
+        for record in recording:
+            why = None if record.probability else "rows do not sum to 1"
+            why = "channels attend to channels" if record.kind == "channel" else why
+            if why is None:
+                kept.append(record)
+            else:
+                self._left_out.setdefault(why, {})[record.layer] = None
+        if not kept:
+            why = "; ".join(f"{why} in {', '.join(layers)}" for why, layers in self._left_out.items())
+            raise UnsupportedModel(
+                f"no layer has distributions over tokens ({why}), so there is nothing to measure. Use another model."
+            )
+        return replace(recording, records=kept)
+
+    def _sinks(self, recording: Recording) -> tuple[tuple[Sink, ...] | None, dict[str, float]]:
+        """The photo's sinks, and the share of each layer's attention that other tokens give to them; None where there is no chain."""
+        if chain_refusal(recording) is not None:
+            return None, {}
+        scores = column_scores(recording)
+        records = chain(recording)
+        found = sinks_of_scores(scores, records)
+        shares = sink_mass(recording, found, scores)[0]
+        return found[0], {record.layer: float(share) for record, share in zip(records, shares, strict=True)}
+
+    def _complete(self) -> dict[str, _Layer]:
+        return {name: layer for name, layer in self._layers.items() if len(layer.heads) == len(self.photos)}
+
+
+def _columns(values: Array, names: list[str], seed: int) -> list[dict[str, Any]]:
+    """A row for each of `(photos, rows, names)` values: means, and the ends of their intervals."""
+    mean = values.mean(0)
+    low, high = mean_interval(values, seed=seed) if len(values) > 1 else (np.full_like(mean, math.nan),) * 2
+    return [
+        {
+            name + end: _number(column)
+            for name, columns in zip(names, zip(*parts, strict=True), strict=True)
+            for end, column in zip(("", "_low", "_high"), columns, strict=True)
+        }
+        for parts in zip(mean, low, high, strict=True)
+    ]
+
+
+def _beside(layer: _Layer) -> dict[str, float | None]:
+    return dict(zip(_BESIDE, map(_number, np.mean(layer.beside, axis=0)), strict=True))
+
+
+def _aligned(rows: list[dict[str, Any]]) -> list[Row]:
+    """Rows with the same columns, in the order in which they first come."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _array(values: Tensor) -> Array:
+    found: Array = values.detach().double().cpu().numpy()
+    return found

@@ -1,0 +1,1 @@
+"""Methods that run the model on edited inputs."""

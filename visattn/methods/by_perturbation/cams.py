@@ -1,0 +1,165 @@
+"""Class activation maps whose weights are measured, a forward for each channel. The algorithms are those of the package grad-cam.
+
+In: the features of one layer and a `Scored`. The package exchanges modules of the model that it is given, so it is given another: one
+that hands out these features and asks for the score.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visattn._support.extras import need
+from visattn.errors import OptionError, ShapeError
+from visattn.maps import AttentionMap
+from visattn.methods.scored import Counted, Score, Scored
+from visattn.methods.selection import described
+from visattn.methods.taps import feature_of, over_positions, placed
+from visattn.records import Recording, TokenLayout
+
+
+def scorecam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch: int = 16) -> AttentionMap:
+    """Score-CAM: each channel counts by the score of the photo seen through it.
+
+    Every channel is enlarged to the input, scaled to [0, 1] and multiplied with the pixels; the softmax over the channels of the scores
+    are the weights `w`; the map is `(sum_k w_k A_k)^+`. One forward for each channel; all masked photos are held at once.
+
+    Args:
+        recording: Features of the layer, of one photo.
+        scored: Pixels and their score.
+        layer: See `visattn.methods.gradcam`.
+        batch: How many images run at once.
+
+    Returns:
+        Map with the axis `batch`; non-negative, not normalised.
+
+    Raises:
+        OptionError: If the features do not exist or `batch` is out of range.
+        MissingExtra: If the package grad-cam is not installed.
+
+    Reference:
+        Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279. As the package grad-cam has it: the score of a baseline is not
+        subtracted, which the softmax would not change. The score is what the target asks for, a logit by default.
+    """
+    made = _Made("scorecam", recording, scored, layer, batch)
+    values = made.values(made.package.ScoreCAM(made.parts, []))
+    return made.map(values, "Score-CAM")
+
+
+def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch: int = 16) -> AttentionMap:
+    """Ablation-CAM: each channel counts by the share of the score that is lost without it.
+
+    Channel `k` is set to 0 at every position, not in prefix tokens: `w_k = (y - y_k) / |y|`; the map is `(sum_k w_k A_k)^+`. One
+    forward for each channel.
+
+    Args:
+        recording: Features of the layer, of one photo.
+        scored: Pixels, their score, and the model behind it.
+        layer: See `visattn.methods.gradcam`.
+        batch: How many images run at once.
+
+    Returns:
+        Map with the axis `batch`; non-negative, not normalised.
+
+    Raises:
+        OptionError: If the features do not exist or cannot be put back, the score is 0, or `batch` is out of range.
+        MissingExtra: If the package grad-cam is not installed.
+
+    Reference:
+        Desai & Ramaswamy, "Ablation-CAM", WACV 2020. By the package grad-cam, with two differences: channels are set to 0 as in the
+        paper, where the package puts -1e7 and less if a feature is negative; and the loss is divided by the size of the score, so that
+        a negative score does not turn the map over.
+    """
+    made = _Made("ablationcam", recording, scored, layer, batch)
+    zero: type[Any] = type("Zero", (made.package.ablation_layer.AblationLayer,), {"__call__": _zeroed})
+    with torch.no_grad():
+        whole = float(made.parts.score(scored.pixels))
+    if not whole:
+        raise OptionError("the score is 0, so no share of it can be lost. Use method 'scorecam'.")
+    cam = made.package.AblationCAM(made.parts, [made.parts.layer], ablation_layer=zero(), batch_size=batch)
+    with scored.editing(made.layer, made.put_back):
+        values = made.values(cam)
+    return made.map(values if whole > 0 else -values, "Ablation-CAM")
+
+
+def _zeroed(ablation: Any, _pixels: Tensor) -> Tensor:  # noqa: ANN401 - the package's layer
+    made: Tensor = ablation.activations
+    made[range(len(made)), ablation.indices[: len(made)]] = 0
+    return made
+
+
+class _Parts(nn.Module):
+    """A model as the package wants it: `layer` gives features whatever the pixels are, and behind it is the score, `(N, 1)`."""
+
+    def __init__(self, features: Tensor, score: Score) -> None:
+        super().__init__()
+        self.layer, self.score, self.given = _Given(features), Counted(score), features
+        self.place = nn.Parameter(features.new_empty(0), requires_grad=False)  # tells the package the device
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        self.given = self.layer(pixels)
+        return self.score(pixels)[:, None]
+
+
+class _Given(nn.Module):
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, _pixels: Tensor) -> Tensor:
+        return self.features
+
+
+class _Made:
+    """What both methods do before and after."""
+
+    def __init__(self, method: str, recording: Recording, scored: Scored, layer: int | str, batch: int) -> None:
+        need("pytorch_grad_cam", "cam", method)
+        if batch < 1:
+            raise OptionError(f"batch must be at least 1, got {batch}.")
+        if len(scored.pixels) != 1:
+            raise ShapeError(f"channels are measured for one photo, the batch has {len(scored.pixels)}. Explain them one by one.")
+        feature = feature_of(recording, layer)
+        self.layout: TokenLayout = placed(feature)
+        if self.layout.holes:
+            raise OptionError(
+                f"{feature.layer}: the model dropped {len(self.layout.holes)} tokens, and channels are measured as images."
+            )
+        features = over_positions(feature.value, self.layout).float()
+        self.features = features.reshape(*features.shape[:2], *self.layout.grid)
+        self.parts = _Parts(self.features, scored.score)
+        self.package: Any = import_module("pytorch_grad_cam")
+        self.layer, self._pixels, self._batch = feature.layer, scored.pixels, batch
+        self._method, self._recording = method, recording
+
+    def put_back(self, output: Tensor) -> Tensor:
+        """What the layer would have given, had its features been those that `parts` was given last."""
+        given, prefix = self.parts.given, len(self.layout.prefix)
+        if output.ndim == 3:
+            made = torch.cat([output[:, :prefix], given.flatten(2).mT], 1)
+        else:
+            made = given if output.shape[1:] == given.shape[1:] else given.movedim(1, -1)
+        same = given is not self.features or torch.allclose(made, output, rtol=1e-3, atol=1e-3)
+        if made.shape != output.shape or not same:
+            raise OptionError(f"{self.layer}: its features cannot be put back into the model. Use method 'scorecam'.")
+        return made
+
+    def values(self, cam: Any) -> Tensor:  # noqa: ANN401 - of the package
+        """The weighted sum of the channels, `(1, *grid)`; the package's progress bars are not shown."""
+        cam.batch_size = self._batch
+        targets = [lambda scores: scores[0]]
+        with redirect_stderr(io.StringIO()):
+            found = cam.get_cam_image(self._pixels, self.parts.layer, targets, self.features.cpu().numpy(), None)
+        return torch.from_numpy(found)
+
+    def map(self, values: Tensor, meaning: str) -> AttentionMap:
+        """The positive part."""
+        notes = (f"{self.parts.score.count} evaluations of the model",)
+        provenance = described(self._recording, self._method, notes=notes, layer=self.layer)
+        provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
+        return AttentionMap(values.clamp(min=0), ("batch",), self.layout, {}, meaning, provenance)

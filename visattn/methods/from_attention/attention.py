@@ -1,0 +1,156 @@
+"""Attention weights of one query, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from visattn._support.checks import one_of
+from visattn._support.types import Fusion, Sinks
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.queries import Query, weights_of
+from visattn.methods.selection import described, one_forward, spatial_refusal
+from visattn.methods.sinks import find_sinks
+from visattn.provenance import Sink
+from visattn.records import AttentionRecord, Recording, TokenLayout
+
+
+def attention(
+    recording: Recording,
+    *,
+    layer: int | str | Literal["all"] = -1,
+    head: int | Literal["all"] = "all",
+    fusion: Fusion | None = None,
+    sinks: Sinks = "keep",
+    query: Query = "auto",
+    call: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:
+    """Attention of a query over the patches: `sum_i query_i A[i, patch]`, nothing else done to it.
+
+    Args:
+        recording: Any recording with attention of tokens on a grid.
+        layer: Position among the layers, dotted name, or `all`.
+        head: One head or `all`.
+        fusion: How heads are merged: `mean`, `max`, `min`; None keeps them apart.
+        sinks: `keep`; `drop`: sinks get nothing, and what is left is divided by its sum; `redistribute`: what goes to sinks goes to
+            all other patches alike. Sinks are found in all layers, so all must be captured.
+        query: See `visattn.methods.QUERY_SPELLINGS`; `auto` is what the model itself reads out.
+        call: Which call, of a layer that calls its attention several times.
+        dtype: float64 computes the softmax in double precision.
+
+    Returns:
+        Map with axes `batch`, `layer` (if `all`), `head` (unless fused or chosen); values in [0, 1], whose sum over the patches is 1
+        less what went to prefix tokens (stated in the notes).
+
+    Raises:
+        OptionError: If a layer, head, fusion, query or call does not exist, or the layers attend over different tokens.
+
+    Reference:
+        Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021, arXiv:2104.14294 (last layer, class
+        token, each head).
+    """
+    if fusion is not None:
+        one_of(fusion, ("mean", "max", "min"), "fusion")
+    one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
+    records = chosen_records(one_forward(recording), layer, query, call)
+    rows, chosen = zip(*(_row(record, query, recording.reads, dtype) for record in records), strict=True)
+    stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)
+    found = () if sinks == "keep" else find_sinks(recording)
+    if sinks != "keep":
+        stacked = _without(stacked, found, sinks, records[0].keys)
+    labels = {"layer": tuple(record.layer for record in records)}
+    axes = ["batch", "layer", "head"]
+    heads = stacked.shape[2]
+    if head != "all":
+        if not -heads <= head < heads:
+            raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")
+        stacked = stacked[:, :, [head]]
+    labels["head"] = tuple(str(i) for i in (range(heads) if head == "all" else [head % heads]))
+    if fusion is not None:
+        stacked = {"mean": stacked.mean(2), "max": stacked.amax(2), "min": stacked.amin(2)}[fusion]
+    elif head != "all":
+        stacked = stacked[:, :, 0]
+    if fusion is not None or head != "all":
+        axes.remove("head")
+        del labels["head"]
+    if layer != "all":
+        stacked = stacked[:, 0]
+        axes.remove("layer")
+        del labels["layer"]
+    layout = records[0].keys
+    patches = stacked[..., len(layout.prefix) :]
+    notes: tuple[str, ...] = ()
+    if layout.prefix:
+        share = 1 - float(patches.sum() / stacked.sum())
+        notes = (f"{share:.0%} of the attention goes to the prefix tokens ({', '.join(layout.prefix)}) and is not drawn",)
+    if any(record.operator.key_index is not None and bool((record.operator.key_index < 0).any()) for record in records):
+        share = 1 - float(stacked.sum() / stacked[..., 0].numel())
+        notes += (f"{share:.0%} of the attention goes to padding and is not drawn",)
+    calls = sum(record.layer == records[0].layer and record.forward == records[0].forward for record in recording)
+    if calls > 1:
+        notes += (f"{records[0].layer} calls its attention {calls} times; this is call {call}",)
+    names = "all" if layer == "all" else records[0].layer
+    provenance = described(
+        recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", sinks=sinks, query=chosen[0]
+    ).but(sinks=found)
+    return AttentionMap(layout.on_grid(patches), tuple(axes), layout, labels, "attention", provenance)
+
+
+def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout: TokenLayout) -> Tensor:
+    """Rows `(B, ..., K)` that give nothing to sinks."""
+    rows = rows.clone()
+    for image, entries in zip(rows, found, strict=True):
+        tokens = [layout.patch(sink.row, sink.column) for sink in entries]
+        others = [token for token in range(len(layout.prefix), len(layout)) if token not in tokens]
+        lost = image[..., tokens].sum(-1, keepdim=True)
+        image[..., tokens] = 0
+        if sinks == "drop":
+            image /= image.sum(-1, keepdim=True).clamp_min(torch.finfo(image.dtype).tiny)
+        else:
+            image[..., others] += lost / len(others)
+    return rows
+
+
+def chosen_records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:
+    """The records of one layer, or of all, whose keys lie on the image and one of which has the query.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    if reason := spatial_refusal(recording):
+        raise OptionError(f"{reason} Use inspect to see what the model has.")
+    spatial = replace(recording, records=[record for record in recording if record.keys.grid])
+    pooling = [record for record in spatial if record.kind == "pool"]
+    if pooling and layer == -1 and query == "auto":  # the model reads its image out there
+        return pooling[-1:]
+    if not isinstance(layer, str) or layer == "all":
+        rows = [record for record in spatial if record.kind != "pool"]
+        spatial = replace(spatial, records=rows or spatial.records)
+    chosen = list(spatial if layer == "all" else spatial.select(layer=layer))
+    found = [record for record in chosen if record.call == call]
+    if not found:
+        count = len(chosen)
+        raise OptionError(f"call must lie in [0, {count - 1}], got {call}: {chosen[0].layer} calls its attention {count} times.")
+    odd = next((record for record in found if record.keys != found[0].keys or record.queries != found[0].queries), None)
+    if odd is not None:
+        raise OptionError(
+            f"{found[0].layer} and {odd.layer} attend over different tokens, so they are not one page. Choose one layer."
+        )
+    return found
+
+
+def _row(record: AttentionRecord, query: Query, readout: str, dtype: torch.dtype) -> tuple[Tensor, str]:
+    """`(B, heads, K)` attention of the weighted queries."""
+    operator = record.operator.to(dtype)
+    weights, chosen = weights_of(query, record.queries, readout, operator.device)
+    used = weights.flatten(0, 2).any(0).nonzero().flatten()
+    if len(used) > 8:  # many queries: a product over all rows
+        return (weights.to(dtype) @ operator)[:, :, 0], chosen
+    rows = operator.rows(used)  # (B, heads, used, K)
+    return (weights[..., used].to(dtype) @ rows)[:, :, 0], chosen

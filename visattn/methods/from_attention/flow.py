@@ -1,0 +1,93 @@
+"""Attention flow: the maximum flow from a query to the patches through all layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from visattn._support.checks import between
+from visattn._support.extras import need
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.from_attention import recursion
+from visattn.methods.queries import Query
+from visattn.methods.selection import chain, chain_refusal, described
+from visattn.records import Recording
+
+LIMIT = 800  # tokens; edges grow with their square, and one flow is computed for each patch
+UNIT = 1e-6  # capacities are whole numbers of it
+
+
+def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: int = 0, query: Query = "auto") -> AttentionMap:
+    """Attention flow: the most that could flow from each patch to the query if attention weights were the width of pipes.
+
+    Tokens of each layer are nodes; between two layers lie edges of capacity `residual * I + (1 - residual) * A`, heads averaged. The
+    value of a patch is the maximum flow between it and the query, whose tokens give no more than their weight; values are divided
+    by their sum over all tokens.
+
+    Args:
+        recording: Self-attention of every layer over one token set of at most 800 tokens.
+        residual: Weight of the residual path in [0, 1].
+        start_layer: First layer that takes part.
+        query: The token that is explained; `auto` is what the model itself reads out.
+
+    Returns:
+        Map with the axis `batch`; non-negative; the sum over the patches is 1 less what comes from prefix tokens. Capacities are
+        rounded to 1e-6.
+
+    Raises:
+        OptionError: If there are too many tokens, an option is out of range, or the layers do not share one token set.
+        MissingExtra: If SciPy is not installed.
+
+    Reference:
+        Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928.
+    """
+    need("scipy", "flow", "attention_flow")
+    between(residual, 0, 1, "residual")
+    records = chain(recording)
+    recursion.check_start(start_layer, len(records))
+    if reason := refusal(recording):
+        raise OptionError(reason)
+    layout = records[0].keys
+    begin, chosen = recursion.beginning(recording, records, query, recursion.fused("mean"), torch.float64)
+    layers = [
+        residual * torch.eye(len(layout)) + (1 - residual) * record.operator.to(torch.float64).dense().mean(1).cpu()
+        for record in reversed(records[start_layer:])
+    ]
+    flows = np.stack(
+        [_flows(begin[image, 0].cpu().numpy(), [layer[image].numpy() for layer in layers]) for image in range(len(layers[0]))]
+    )
+    patches = layout.on_grid(torch.from_numpy(flows[:, len(layout.prefix) :]).float())
+    provenance = described(recording, "attention_flow", residual=residual, start_layer=start_layer, query=chosen)
+    return AttentionMap(patches, ("batch",), layout, {}, "attention flow", provenance)
+
+
+def refusal(recording: Recording) -> str | None:
+    """Why attention flow does not apply to a recording, or None."""
+    if reason := chain_refusal(recording):
+        return reason
+    tokens = next(len(record.keys) for record in recording if record.kind == "self")
+    if tokens > LIMIT:
+        return f"attention flow takes at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller img_size (--img-size)."
+    return None
+
+
+def _flows(query: NDArray[np.float64], layers: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Maximum flow from the query to each token of the lowest layer, over their sum; `layers` come from the highest down."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    tokens = len(query)
+    source, nodes = tokens * (len(layers) + 1), tokens * (len(layers) + 1) + 1
+    rows, columns, widths = [np.full(tokens, source)], [np.arange(tokens)], [query / query.sum()]
+    for number, layer in enumerate(layers):
+        i, j = np.nonzero(layer)
+        rows.append(i + number * tokens)
+        columns.append(j + (number + 1) * tokens)
+        widths.append(layer[i, j])
+    capacity = np.rint(np.concatenate(widths) / UNIT).astype(np.int32)
+    graph = coo_array((capacity, (np.concatenate(rows), np.concatenate(columns))), shape=(nodes, nodes)).tocsr()
+    ends = range(tokens * len(layers), tokens * (len(layers) + 1))
+    flows: NDArray[np.float64] = np.array([maximum_flow(graph, source, end).flow_value for end in ends], np.float64)
+    return flows / float(flows.sum())

@@ -1,0 +1,118 @@
+"""Single methods that multiply attention with its gradient."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from visattn._support.checks import between, one_of
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.from_attention import recursion
+from visattn.methods.from_attention.attention import chosen_records
+from visattn.methods.queries import Query, weights_of
+from visattn.methods.selection import chain, described, graded
+from visattn.records import Recording
+
+
+def attention_gradient(
+    recording: Recording,
+    *,
+    layer: int | str | Literal["all"] = "all",
+    head: int | Literal["all"] = "all",
+    signed: bool = False,
+    query: Query = "auto",
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:
+    """Attention times its gradient: how much the score would move, to first order, with each weight of the query's rows.
+
+    Args:
+        recording: Attention with the gradient of a score: `recording.gradients(score)`.
+        layer: `all` is the mean over layers of self-attention; else a position or a dotted name, which may be a pooling head's.
+        head: `all` is the mean over heads; else one.
+        signed: Keep what speaks against the target: `A * dA`. By default only what speaks for it counts, `(A * dA)^+`, before
+            heads and layers are averaged.
+        query: See `visattn.methods.QUERY_SPELLINGS`.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        Map with the axis `batch`; in units of the score.
+
+    Raises:
+        OptionError: If there is no gradient, or a layer, head or query does not exist.
+
+    Reference:
+        Barkan et al., "Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps", CIKM 2021, arXiv:2204.11073 (all
+        layers, not signed).
+    """
+    records = chosen_records(graded(recording), layer, query, 0)
+    heads = records[0].operator.shape[1]
+    if head != "all" and not -heads <= head < heads:
+        raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")
+    layout = records[0].keys
+    total = torch.zeros(records[0].operator.shape[0], 1, len(layout), dtype=dtype, device=records[0].operator.device)
+    for record in records:
+        weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)
+        weights = weights[:, 0].to(dtype)
+        for tile in record.operator.to(dtype).tiles(scratch=True):
+            mine = weights[..., tile.queries]
+            if tile.grad is not None and mine.any():
+                product = tile.weights * tile.grad
+                product = product if signed else product.clamp_(min=0)
+                total.index_add_(2, tile.keys, mine @ (product.mean(1) if head == "all" else product[:, head]))
+    patches = layout.on_grid((total / len(records))[:, 0, len(layout.prefix) :])
+    meaning = "signed attention x gradient" if signed else "attention x gradient"
+    provenance = described(recording, "attention_gradient", layer=layer, head=head, signed=signed, query=chosen)
+    return AttentionMap(patches, ("batch",), layout, {}, meaning, provenance, signed)
+
+
+def gradient_rollout(
+    recording: Recording,
+    *,
+    discard: float = 0.9,
+    discard_over: Literal["row", "layer"] = "layer",
+    start_layer: int = 0,
+    query: Query = "auto",
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:
+    """Rollout of attention times its gradient: `F = (mean_h A * dA)^+`, small weights dropped, then rows of `F + I` divided by their sum.
+
+    Args:
+        recording: Self-attention of every layer with the gradient of a score: `recording.gradients(score)`.
+        discard: Share of the smallest entries of `F` over patches that become 0, in [0, 1).
+        discard_over: Smallest of each `row`, or of the whole `layer`.
+        start_layer: First layer that takes part.
+        query: The token that is explained; `auto` is what the model itself reads out; of a pooling head its attention, heads averaged.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        Map with the axis `batch`; non-negative; the sum over the patches is 1 less what reaches prefix tokens.
+
+    Raises:
+        OptionError: If there is no gradient, an option is out of range, or the layers do not share one token set.
+
+    Reference:
+        Gildenblat, "Exploring Explainability for Vision Transformers", 2020. Differs from the published code, which pairs the
+        attention of layer `l` with the gradient of layer `L - 1 - l` and divides columns by row sums; prefix tokens are never
+        discarded.
+    """
+    one_of(discard_over, ("row", "layer"), "discard_over")
+    if between(discard, 0, 1, "discard") == 1:
+        raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
+    records = chain(recording, probability=False)
+    graded(recording)
+    recursion.check_start(start_layer, len(records))
+    layout = records[0].keys
+    row, chosen = recursion.beginning(recording, records, query, recursion.fused("mean"), dtype)
+    for record in reversed(records[start_layer:]):
+        operator = record.operator.to(dtype)
+        rows: recursion.Rows = recursion.net_evidence
+        if discard:
+            rows = recursion.discarding(rows, operator, layout, discard, discard_over)
+        row = recursion.step(operator, row, rows, recursion.added_and_normalised)
+    patches = layout.on_grid(row[:, 0, len(layout.prefix) :])
+    provenance = described(
+        recording, "gradient_rollout", discard=discard, discard_over=discard_over, start_layer=start_layer, query=chosen
+    )
+    return AttentionMap(patches, ("batch",), layout, {}, "gradient rollout", provenance)

@@ -1,0 +1,157 @@
+"""Relevance propagation for transformers (Chefer et al.)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.from_attention import recursion
+from visattn.methods.queries import Query, weights_of
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded, named, one_forward, set_refusal
+from visattn.records import AttentionRecord, Recording, TokenLayout
+
+
+def relevance(
+    recording: Recording, *, start_layer: int = 0, query: Query = "auto", dtype: torch.dtype = torch.float32
+) -> AttentionMap:
+    r"""How much each patch speaks for a target, through all layers: attention weighted by its gradient, where both agree.
+
+    `A' = mean_h (dA * A)^+` of each layer. Of a vision transformer the map is `query^T (I + A'_L) ... (I + A'_start)` less the
+    query's own identity, computed from the last layer down as a row vector: no matrix is built. A model with several sets of
+    tokens (a decoder of object queries, text beside an image) has one relevance matrix for each pair of sets, which every
+    attention updates in the order of the forward; those are built, one layer's heads fused.
+
+    Args:
+        recording: All attention of one forward, with the gradient of the target's score: `recording.gradients(score)`.
+        start_layer: First layer that takes part.
+        query: The token whose answer is explained; `auto` is what the model itself reads out. Of a model with several sets of
+            tokens it is a token of the last set that attends to the image: `query:N`, or a vector of weights.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        Map with the axis `batch`; non-negative, not normalised. All zero where nothing speaks for the target.
+
+    Raises:
+        OptionError: If there is no gradient, the layers do not compose, or the query does not exist.
+
+    Reference:
+        Chefer, Gur & Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers", ICCV
+        2021, arXiv:2103.15679, equations 5 to 11. Differs: a row of `R - I` that is all zero stays zero when it is normalised,
+        where the authors' code divides 0 by 0. A pooling head's own `A'` is the row that the image's layers start from.
+    """
+    if any(record.kind == "cross" for record in one_forward(recording)):
+        row, layout, chosen = _between_sets(recording, start_layer, query, dtype)
+    else:
+        records = chain(recording, probability=False)
+        graded(recording)
+        recursion.check_start(start_layer, len(records))
+        layout = records[0].keys
+        row, chosen = recursion.beginning(recording, records, query, recursion.evidence, dtype)
+        own = 0 if chosen.startswith("pool") else row
+        for record in reversed(records[start_layer:]):
+            row = recursion.step_of_evidence(record.operator.to(dtype), row)
+        row = row - own
+    patches = layout.on_grid(row[:, 0, len(layout.prefix) :])
+    provenance = described(recording, "relevance", start_layer=start_layer, query=chosen)
+    return AttentionMap(patches, ("batch",), layout, {}, "relevance", provenance)
+
+
+def refusal(recording: Recording) -> str | None:
+    """Why the layers of a recording do not compose, or None."""
+    if any(record.kind == "cross" for record in recording):
+        return _sets_refusal(recording)
+    return chain_refusal_of_any_rows(recording)
+
+
+def _sets_refusal(recording: Recording) -> str | None:
+    """Attention between sets of tokens is refused where a set comes from another by pooling or windows, or is not the image's."""
+    if reason := set_refusal(recording):
+        return reason
+    odd = next((record for record in recording if record.kind in ("unplaced", "channel")), None)
+    if odd is not None:
+        return f"{named(odd.layer)}: {odd.reason or 'channels attend to channels'}, so layers cannot be combined. Use method 'attention'."
+    images = {record.keys for record in recording if record.keys.grid} | {
+        record.queries for record in recording if record.queries.grid
+    }
+    if len(images) != 1:
+        sizes = ", ".join(sorted({" x ".join(map(str, layout.grid)) for layout in images})) or "none"
+        return f"attention is over several grids of the image ({sizes}), so layers cannot be combined. Use method 'attention'."
+    return None
+
+
+def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: torch.dtype) -> tuple[Tensor, TokenLayout, str]:
+    """The row of the relevance matrix from the last set of queries to the image."""
+    if reason := _sets_refusal(recording):
+        raise OptionError(reason)
+    records = list(graded(recording))
+    recursion.check_start(start_layer, len(records))
+    image = next(layout for record in records for layout in (record.queries, record.keys) if layout.grid)
+    asking = next((record.queries for record in reversed(records) if not record.queries.grid), image)
+    if query == "auto" and asking is not image and len(asking) > 1:
+        raise OptionError(f"the model answers for {len(asking)} queries. Choose one: query='query:0', or a vector of weights.")
+    weights, chosen = weights_of(query, asking, recording.reads, records[0].operator.device)
+    relevances = _Relevances(records, dtype)
+    waiting = records[start_layer:]
+    while waiting:
+        first, *waiting = waiting
+        partner = waiting[0] if waiting and _exchange(first, waiting[0]) else None
+        relevances.update([first] if partner is None else [first, partner])
+        waiting = waiting if partner is None else waiting[1:]
+    found = relevances.of(asking, image)
+    if asking is image:
+        found = found - torch.eye(len(image), dtype=dtype, device=found.device)
+    return weights[:, 0].to(dtype) @ found, image, chosen
+
+
+def _exchange(one: AttentionRecord, other: AttentionRecord) -> bool:
+    """Whether two sets attend to each other at the same time, neither seeing what the other has just made of it."""
+    crossed = one.kind == other.kind == "cross" and one.queries == other.keys and one.keys == other.queries
+    return crossed and other.follows != (one.layer, one.call)
+
+
+class _Relevances:
+    """`R` of each pair of token sets, `(B, queries, keys)`: the identity within a set and 0 between two at first."""
+
+    def __init__(self, records: list[AttentionRecord], dtype: torch.dtype) -> None:
+        self._batch, self._device, self._dtype = records[0].operator.shape[0], records[0].operator.device, dtype
+        self._sets = list(dict.fromkeys(layout for record in records for layout in (record.queries, record.keys)))
+        self._found = {(one, one): torch.eye(len(one), dtype=dtype, device=self._device)[None] for one in self._sets}
+
+    def of(self, queries: TokenLayout, keys: TokenLayout) -> Tensor:
+        zero = torch.zeros(1, len(queries), len(keys), dtype=self._dtype, device=self._device)
+        return self._found.get((queries, keys), zero).expand(self._batch, -1, -1)
+
+    def update(self, records: list[AttentionRecord]) -> None:
+        """What one attention adds, or two that exchange: both from what was there before."""
+        added = [item for record in records for item in (self._self(record) if record.kind == "self" else self._cross(record))]
+        for pair, value in added:
+            self._found[pair] = self.of(*pair) + value
+
+    def _self(self, record: AttentionRecord) -> list[tuple[tuple[TokenLayout, TokenLayout], Tensor]]:
+        own, evidence = record.queries, _whole(record, self._dtype)
+        return [((own, other), evidence @ self.of(own, other)) for other in self._sets if (own, other) in self._found]
+
+    def _cross(self, record: AttentionRecord) -> list[tuple[tuple[TokenLayout, TokenLayout], Tensor]]:
+        asking, asked, evidence = record.queries, record.keys, _whole(record, self._dtype)
+        between = _normalised(self.of(asking, asking)).mT @ evidence @ _normalised(self.of(asked, asked))
+        back = [((asking, asking), evidence @ self.of(asked, asking))] if (asked, asking) in self._found else []
+        return [((asking, asked), between), *back]
+
+
+def _normalised(relevance: Tensor) -> Tensor:
+    """Equations 8 and 9: `R - I` with rows of sum 1, plus `I`."""
+    identity = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
+    rest = relevance - identity
+    sums = rest.sum(-1, keepdim=True)
+    return torch.where(sums == 0, 0, rest / torch.where(sums == 0, 1, sums)) + identity
+
+
+def _whole(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
+    """`A'`, `(B, Q, K)`."""
+    batch, _, queries, keys = record.operator.shape
+    out = torch.zeros(batch, queries, keys, dtype=dtype, device=record.operator.device)
+    for tile in record.operator.to(dtype).pieces():
+        out[:, tile.queries[:, None], tile.keys] = recursion.evidence(tile)
+    return out

@@ -1,0 +1,141 @@
+"""Attention rollout: attention with its residual path, multiplied over the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from visattn._support.checks import between, one_of
+from visattn._support.types import Fusion, Sinks
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.from_attention import recursion
+from visattn.methods.from_attention.norm import mixing_ratio, norm_rows
+from visattn.methods.queries import Query
+from visattn.methods.selection import chain, described
+from visattn.methods.sinks import find_sinks, sinks_of_scores
+from visattn.provenance import Sink
+from visattn.records import AttentionRecord, Recording
+
+
+def rollout(
+    recording: Recording,
+    *,
+    fusion: Fusion = "mean",
+    weights_by: Literal["attention", "norm"] = "attention",
+    residual: float | Literal["measured"] = 0.5,
+    discard: float = 0.0,
+    discard_over: Literal["row", "layer"] = "row",
+    start_layer: int = 0,
+    sinks: Sinks = "keep",
+    query: Query = "auto",
+    implementation: Literal["tiles", "reversed"] = "tiles",
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:
+    r"""Attention rollout: how much of each patch reaches the query through all layers, if attention were all that mixes.
+
+    Heads are fused to one row-stochastic matrix `A` a layer and mixed with the residual path, `M = residual * I + (1 - residual) *
+    A`; the map is `query^T M_L ... M_start`, computed from the last layer down as a row vector, so no matrix is ever built.
+
+    Args:
+        recording: Self-attention of every layer over one token set.
+        fusion: How heads are merged; `max` and `min` are divided by their row sums.
+        weights_by: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`; rows are divided
+            by their sums last, after discarding. That and `measured` need values: `capture(model, values=True)`.
+        residual: Weight of the residual path in [0, 1]; 0.5 is the paper's. `measured`: each token keeps the share that its own
+            vector has of what attention and residual path give it, and takes the rest from the others by the weights that were
+            not discarded.
+        discard: Share of the smallest weights of patches that become 0 before rows are divided by their sums, in [0, 1).
+        discard_over: Smallest of each `row`, or of the whole `layer`. Prefix tokens are never discarded.
+        start_layer: First layer that takes part.
+        sinks: `keep`; `drop`: no token attends to a sink, rows are divided by what is left; `redistribute`: what a token gives to
+            sinks goes to all other patches alike. A row that nothing is left of becomes the token itself.
+        query: The token that is explained; `auto` is what the model itself reads out, also by attention pooling.
+        implementation: How `r @ A` is computed where rows stay as they are; see `visattn.operators.Operator.pull`.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        Map with the axis `batch`; non-negative; the sum over the patches is 1 less what reaches prefix tokens. Sinks are in the
+        provenance.
+
+    Raises:
+        OptionError: If an option is out of range, or the layers do not share one token set.
+
+    Reference:
+        Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928. Differs from the paper: the row
+        of one query instead of the matrix; discarding (Gildenblat's, there over all tokens of a layer), norms and measured mixing
+        (Kobayashi et al., arXiv:2004.10102, arXiv:2109.07152) and the treatment of sinks, which are off by default.
+    """
+    one_of(fusion, ("mean", "max", "min"), "fusion")
+    one_of(weights_by, ("attention", "norm"), "weights_by")
+    one_of(discard_over, ("row", "layer"), "discard_over")
+    one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
+    one_of(implementation, ("tiles", "reversed"), "implementation")
+    if residual != "measured":
+        between(residual, 0, 1, "residual")
+    if between(discard, 0, 1, "discard") == 1:
+        raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
+    if weights_by == "norm" and fusion != "mean":
+        raise OptionError(
+            f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out."
+        )
+    records = chain(recording)
+    recursion.check_start(start_layer, len(records))
+    plain = fusion == "mean" and weights_by == "attention" and not discard and sinks == "keep" and residual != "measured"
+    if implementation == "reversed" and not plain:
+        raise OptionError(
+            "implementation='reversed' computes fusion='mean' with sinks='keep' only, nothing discarded or measured. Use 'tiles'."
+        )
+    layout = records[0].keys
+    r, chosen = recursion.beginning(recording, records, query, recursion.fused("mean"), dtype)
+    if plain:
+        r, found = _mean(records, start_layer, r, float(residual), implementation, dtype)
+    else:
+        found = find_sinks(recording)
+        for record in reversed(records[start_layer:]):
+            operator = record.operator.to(dtype)
+            rows = recursion.fused(fusion) if weights_by == "attention" else norm_rows(record, dtype)
+            if discard:
+                rows = recursion.discarding(rows, operator, layout, discard, discard_over)
+            if residual == "measured":
+                rows = recursion.others(rows)
+            if sinks != "keep":
+                rows = recursion.without_sinks(rows, found, layout, sinks, operator)
+            keep = 1 - mixing_ratio(record, dtype) if residual == "measured" else float(residual)
+            r = recursion.step(operator, r, rows, recursion.mixed(keep))
+    patches = r[:, 0, len(layout.prefix) :]
+    provenance = described(
+        recording,
+        "rollout",
+        fusion=fusion,
+        weights_by=weights_by,
+        residual=residual,
+        discard=discard,
+        discard_over=discard_over,
+        start_layer=start_layer,
+        sinks=sinks,
+        query=chosen,
+    ).but(sinks=found)
+    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "rollout", provenance)
+
+
+def _mean(
+    records: Sequence[AttentionRecord],
+    start: int,
+    r: Tensor,
+    residual: float,
+    implementation: Literal["tiles", "reversed"],
+    dtype: torch.dtype,
+) -> tuple[Tensor, tuple[tuple[Sink, ...], ...]]:
+    """The recursion with a second row beside `r`: uniform weights, whose product is the column score, for the price of one."""
+    uniform = torch.full_like(r, 1 / r.shape[-1])
+    scores = []
+    for record in reversed(records):
+        pulled = record.operator.to(dtype).pull(torch.stack([r, uniform], dim=2), implementation).mean(1)
+        scores.append(pulled[:, 1] * r.shape[-1])
+        if record in records[start:]:
+            r = residual * r + (1 - residual) * pulled[:, :1]
+    return r, sinks_of_scores(torch.stack(scores[::-1], dim=1), records)

@@ -1,0 +1,89 @@
+"""Transition attention maps: rollout backward from the last layer, weighted by integrated gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import mul
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.from_attention import recursion
+from visattn.methods.queries import Query, weights_of
+from visattn.methods.selection import chain, described
+from visattn.records import AttentionRecord, Recording
+
+Replay = Callable[[Callable[[Tensor], Tensor]], Recording]
+
+
+def transition_attention(
+    recording: Recording,
+    *,
+    replay: Replay,
+    steps: int = 20,
+    start_layer: int = 4,
+    query: Query = "auto",
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:
+    """Transition attention map: how much reaches the query as attention passes down the layers, times integrated gradients.
+
+    The query's attention in the last layer is the first state; in each layer below it becomes `state A + state`. It is multiplied,
+    patch by patch, with the query's rows of `mean_h (mean_alpha dA)^+` of the last layer, over `steps` inputs from 0 (in normalised
+    values: the mean colour) to the image. A query of many tokens keeps as many rows of `dA`.
+
+    Args:
+        recording: Self-attention of every layer over one token set.
+        replay: Runs the model on edited pixels; gives a recording with the gradient of the target's score.
+        steps: Number of inputs `alpha * pixels`, alpha evenly from 0 to 1, both included.
+        start_layer: Lowest layer that takes part.
+        query: The token that is explained; `auto` is what the model itself reads out; of a pooling head the mean of the patches.
+        dtype: float64 computes in double precision.
+
+    Returns:
+        Map with the axis `batch`; non-negative, in units of the score.
+
+    Raises:
+        OptionError: If an option is out of range, or the layers do not share one token set.
+
+    Reference:
+        Yuan et al., "Explaining Information Flow Inside Vision Transformers Using Markov Chain", XAI4Debugging at NeurIPS 2021.
+    """
+    records = chain(recording)
+    recursion.check_start(start_layer, len(records))
+    if steps < 2:
+        raise OptionError(f"steps must be at least 2, got {steps}.")
+    layout = records[0].keys
+    weights, chosen = weights_of(query, layout, recording.reads, records[0].operator.device)
+    weights = weights[:, 0].to(dtype).expand(records[0].operator.shape[0], 1, -1)
+    state = _through(records[-1], weights, dtype)
+    for record in reversed(records[start_layer:-1]):
+        state = _through(record, state, dtype) + state
+    used = weights.flatten(0, 1).any(0).nonzero().flatten()
+    gradient: Tensor = torch.zeros(())
+    for step in range(steps):
+        scaled = replay(partial(mul, step / (steps - 1)))
+        gradient = gradient + _gradient_rows(chain(scaled, probability=False)[-1], used, dtype) / steps
+    values = (state * (weights[..., used] @ gradient.clamp(min=0).mean(1)))[:, 0]
+    patches = layout.on_grid(values[:, len(layout.prefix) :])
+    provenance = described(recording, "transition_attention", steps=steps, start_layer=start_layer, query=chosen)
+    return AttentionMap(patches, ("batch",), layout, {}, "transition attention", provenance)
+
+
+def _through(record: AttentionRecord, state: Tensor, dtype: torch.dtype) -> Tensor:
+    """`state A`, heads averaged: `(B, 1, N)`."""
+    return record.operator.to(dtype).pull(state[:, None]).mean(1)
+
+
+def _gradient_rows(record: AttentionRecord, queries: Tensor, dtype: torch.dtype) -> Tensor:
+    """`(B, heads, queries, K)` rows of `dA`."""
+    batch, heads, tokens, keys = record.operator.shape
+    out = torch.zeros(batch, heads, len(queries), keys, dtype=dtype, device=record.operator.device)
+    place = torch.full((tokens,), -1, device=queries.device)
+    place[queries] = torch.arange(len(queries), device=queries.device)
+    for rows, columns, grad in record.operator.to(dtype).gradient_pieces():
+        here = place[rows] >= 0
+        out[:, :, place[rows][here][:, None], columns] = grad[:, :, here]
+    return out

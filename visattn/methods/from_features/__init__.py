@@ -1,0 +1,1 @@
+"""Methods that read features of one layer."""

@@ -1,0 +1,48 @@
+"""Eigen-CAM: the first principal component of a layer."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import torch
+
+from visattn._support.extras import need
+from visattn.maps import AttentionMap
+from visattn.methods.selection import described
+from visattn.methods.taps import feature_of, over_positions, placed
+from visattn.records import Recording
+
+
+def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
+    """Eigen-CAM: the first principal component of one layer's features; it depends on no class and needs no gradient.
+
+    Features `(positions, C)` are centred and projected on their first right singular vector. A component's sign is arbitrary; it is
+    chosen so that the value that is farthest from 0 is positive, and the positive part is the map.
+
+    Args:
+        recording: Features of a layer, maps or tokens.
+        layer: See `gradcam`.
+
+    Returns:
+        Map with the axis `batch`; non-negative, not normalised.
+
+    Raises:
+        OptionError: If the features do not exist.
+        MissingExtra: If the package grad-cam is not installed.
+
+    Reference:
+        Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, arXiv:2008.00299. As the package grad-cam has it: features are centred. The sign is
+        that of Chung & Ying, "Seg-Eigen-CAM", Applied Sciences 2025.
+    """
+    need("pytorch_grad_cam", "cam", "eigencam")
+    from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
+
+    feature = feature_of(recording, layer)
+    layout = placed(feature)
+    features = over_positions(feature.value, layout).float().cpu()
+    found = torch.from_numpy(get_2d_projection(features.numpy()))
+    farthest = found.gather(1, found.abs().argmax(1, keepdim=True))
+    values = layout.on_grid((found * farthest.sign()).clamp_(min=0))
+    provenance = described(recording, "eigencam", layer=feature.layer)
+    provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
+    return AttentionMap(values, ("batch",), layout, {}, "Eigen-CAM", provenance)

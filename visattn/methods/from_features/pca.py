@@ -1,0 +1,50 @@
+"""Principal components of the features of patches."""
+
+from __future__ import annotations
+
+import torch
+
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.selection import described, tokens_of
+from visattn.records import Recording
+
+
+def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> AttentionMap:
+    """Principal components of the patch features, fitted jointly over all patches of all images of the batch.
+
+    Args:
+        recording: A recording with token features.
+        layer: Position or dotted name among the layers with token features.
+        components: How many.
+
+    Returns:
+        Map with axes `batch` and `component`; signed scores. The sign, which is arbitrary, is fixed: the loading that is largest in
+        size is positive. The share of the variance is in the notes.
+
+    Raises:
+        OptionError: If the features or so many components do not exist.
+
+    Reference:
+        Oquab et al., "DINOv2: Learning Robust Visual Features without Supervision", arXiv:2304.07193, figure 1. Differs: no
+        background is removed by thresholding the first component.
+    """
+    feature = tokens_of(recording, layer)
+    layout = feature.layout
+    assert layout is not None  # noqa: S101 - tokens always have one
+    patches = feature.value[:, len(layout.prefix) :].double()
+    batch, cells, width = patches.shape
+    if not 1 <= components <= min(width, batch * cells):
+        raise OptionError(f"components must lie in [1, {min(width, batch * cells)}], got {components}.")
+    rows = patches.reshape(-1, width)
+    centred = rows - rows.mean(0)
+    variances, vectors = torch.linalg.eigh(centred.T @ centred / len(rows))  # ascending
+    vectors = vectors.flip(1)[:, :components]
+    largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
+    scores = centred @ (vectors * largest.sign())
+    shares = (variances.flip(0)[:components] / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist()
+    notes = ("components hold " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features",)
+    values = layout.on_grid(scores.float().reshape(batch, cells, components).transpose(1, 2))
+    provenance = described(recording, "pca", notes=notes, layer=feature.layer, components=components)
+    labels = {"component": tuple(str(i) for i in range(components))}
+    return AttentionMap(values, ("batch", "component"), layout, labels, "principal component", provenance, signed=True)

@@ -1,0 +1,66 @@
+"""Cosine similarity of one patch with all others."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from visattn._support.checks import one_of
+from visattn.errors import OptionError
+from visattn.maps import AttentionMap
+from visattn.methods.queries import named, token_of
+from visattn.methods.selection import described, one_forward, tokens_of
+from visattn.operators import SoftmaxOperator
+from visattn.records import Recording, TokenLayout
+
+Of = Literal["tokens", "keys", "queries", "values"]
+
+
+def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: int | str = -1, image: int = 0) -> AttentionMap:
+    """How alike one token and every patch are: the cosine of their vectors, within its image and in the others of the batch.
+
+    Args:
+        recording: A recording with token features (`of="tokens"`), attention, or values (`capture(model, values=True)`).
+        query: The token that is compared: `patch:ROW,COL`, `cls`, `register:N`.
+        of: Which vectors: token features, or the keys, queries or values of an attention layer with its heads joined.
+        layer: Position or dotted name, among the layers with such vectors.
+        image: The image of the batch whose token it is.
+
+    Returns:
+        Map with the axis `batch`; values in [-1, 1], 1 at the patch itself.
+
+    Raises:
+        OptionError: If the token, the vectors or the image do not exist.
+    """
+    one_of(of, ("tokens", "keys", "queries", "values"), "kind of vector")
+    vectors, layout, name = _vectors(one_forward(recording), of, layer)
+    if not 0 <= image < len(vectors):
+        raise OptionError(f"image must lie in [0, {len(vectors) - 1}], got {image}.")
+    unit = F.normalize(vectors.double(), dim=-1)
+    chosen = "cls" if query == "auto" and "cls" in layout.prefix else named(query, layout)
+    cosine = unit @ unit[image, token_of(chosen, layout)]  # (B, N)
+    patches = cosine[:, len(layout.prefix) :].clamp(-1, 1).float()
+    provenance = described(recording, "similarity", query=chosen, of=of, layer=name, image=image)
+    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "cosine similarity", provenance, signed=True)
+
+
+def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, TokenLayout, str]:
+    """`(B, N, D)` vectors, their layout and the layer they come from."""
+    if of == "tokens":
+        feature = tokens_of(recording, layer)
+        assert feature.layout is not None  # noqa: S101 - tokens always have one
+        return feature.value, feature.layout, feature.layer
+    record = recording.select(kind="self", layer=layer)[0]
+    operator = record.operator
+    if of == "values":
+        if record.value is None:
+            raise OptionError("values were not recorded. Use capture(model, values=True).")
+        vectors, layout = record.value, record.keys
+    elif isinstance(operator, SoftmaxOperator) and operator.query_index is None:
+        vectors = (operator.key if of == "keys" else operator.query)[:, :, 0]
+        layout = record.keys if of == "keys" else record.queries
+    else:
+        raise OptionError(f"{record.layer} gives no {of} in token order. Use of='tokens'.")
+    return vectors.transpose(1, 2).flatten(2), layout, record.layer

@@ -1,0 +1,1 @@
+"""Methods that read the gradient of a score at features or at the pixels."""

@@ -1,0 +1,96 @@
+"""Where a recurrent model looked, glimpse by glimpse."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from visattn.errors import OptionError
+from visattn.geometry import Box
+from visattn.maps import AttentionMap
+from visattn.methods.gate_maps import layer_of
+from visattn.methods.selection import described, one_forward
+from visattn.records import FeatureRecord, Recording, TokenLayout
+
+NO_GLIMPSES = (
+    "the network takes no glimpses: no visattn.nn.Retina was called. Use method 'gradcam', or 'attention' of a transformer."
+)
+_DIGITS = 3  # of a pixel, in the provenance
+
+
+def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
+    """Where a recurrent attention model looked: the share of its glimpses whose finest patch covers a pixel.
+
+    A patch covers a pixel if the pixel's centre lies in `[top, bottom) x [left, right)`.
+
+    Args:
+        recording: A forward of a network with a `visattn.nn.Retina`; its calls are recorded without being asked for.
+        layer: Position or dotted name among the modules with glimpses.
+
+    Returns:
+        Map with the axis `batch`, on a grid of the input's pixels; in `[0, 1]`. The parameter `path` of its provenance holds the glimpses
+        of each image in order, `(x, y)` in input pixels, and `patches` the height and width of the patches of each, the finest first.
+
+    Raises:
+        OptionError: If there is no glimpse, or where it lies on the image is not known.
+
+    Reference:
+        Mnih et al., "Recurrent Models of Visual Attention", NeurIPS 2014, arXiv:1406.6247. Each glimpse counts alike, though the
+        class may rest on one of them.
+    """
+    looks = [feature for feature in one_forward(recording).features if feature.role == "glimpse"]
+    if not looks:
+        raise OptionError(NO_GLIMPSES)
+    name = layer_of(layer, [look.layer for look in looks], what="glimpses")
+    boxes = torch.stack([_on_input(look) for look in looks if look.layer == name], 1)  # (B, T, scales, 4)
+    height, width = recording.input_size
+    finest = boxes[:, :, 0]
+    covered = _within(finest[..., 0::2], height)[..., :, None] & _within(finest[..., 1::2], width)[..., None, :]  # (B, T, H, W)
+    corners, ends = boxes[..., :2], boxes[..., 2:]  # (B, T, scales, 2), (y, x)
+    provenance = described(
+        recording,
+        "glimpses",
+        layer=name,
+        path=_rounded(((corners + ends) / 2)[:, :, 0].flip(-1)),
+        patches=_rounded((ends - corners)[0, 0]),
+    )
+    layout = TokenLayout("pixels", (), (height, width), Box(0, 0, height, width))
+    return AttentionMap(covered.float().mean(1), ("batch",), layout, {}, "glimpses", provenance)
+
+
+def patches(attention_map: AttentionMap) -> list[list[Box]]:
+    """The patches of each glimpse, in order, in input pixels, the finest first; of a map of one image, and none of other methods."""
+    facts = attention_map.provenance.parameters
+    return [
+        [Box(y - height / 2, x - width / 2, y + height / 2, x + width / 2) for height, width in facts["patches"]]
+        for x, y in facts.get("path", ())
+    ]
+
+
+def refusal(recording: Recording) -> str | None:
+    """Why no path can be drawn on the image, or None."""
+    return None if any(feature.role == "glimpse" for feature in recording.features) else NO_GLIMPSES
+
+
+def _on_input(look: FeatureRecord) -> Tensor:
+    """The patches of one call in pixels of the model's input, `(B, scales, 4)`."""
+    layout = look.layout
+    if layout is None:
+        raise OptionError(
+            f"{look.layer}: where its glimpses lie on the image could not be followed. Give the retina the image, or maps of it."
+        )
+    box, (rows, columns) = layout.box, layout.grid
+    value = look.value.to("cpu", torch.float64)
+    scale = value.new_tensor([box.height / rows, box.width / columns] * 2)
+    return value * scale + value.new_tensor([box.top, box.left] * 2)
+
+
+def _within(ends: Tensor, side: int) -> Tensor:
+    """Of pixels in a row, which centres lie between two ends `(..., 2)`: `(..., side)`."""
+    centres = torch.arange(side, dtype=ends.dtype) + 0.5
+    return (centres >= ends[..., :1]) & (centres < ends[..., 1:])
+
+
+def _rounded(values: Tensor) -> list[list[float]]:
+    found: list[list[float]] = torch.round(values, decimals=_DIGITS).tolist()
+    return found

@@ -1,0 +1,101 @@
+"""Sinks: the few tokens that draw attention from every query, and may make a map mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from visattn.methods.selection import chain
+from visattn.provenance import Sink
+from visattn.records import AttentionRecord, Recording
+
+THRESHOLD = 20.0  # times the uniform share; DINOv2's lie at 23 to 225, its objects' patches below 19
+
+
+def column_scores(recording: Recording) -> Tensor:
+    """How much each token draws from all queries, head mean, as a multiple of the uniform share: `K * mean_i A[i, j]`.
+
+    Args:
+        recording: Self-attention over one token set.
+
+    Returns:
+        `(B, layers, K)`; 1 everywhere for uniform attention.
+
+    Raises:
+        OptionError: If there is no self-attention over one token set.
+    """
+    return torch.stack([_score(record) for record in chain(recording)], dim=1)
+
+
+def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tuple[Sink, ...], ...]:
+    """Patches whose column score exceeds `threshold` in some layer, highest first, for each image.
+
+    Prefix tokens are not counted: drawing attention is what class and register tokens are for.
+
+    Args:
+        recording: Self-attention over one token set.
+        threshold: Least score, as a multiple of the uniform share.
+
+    Returns:
+        An entry for each image of the batch.
+
+    Raises:
+        OptionError: If there is no self-attention over one token set.
+
+    Reference:
+        Gu et al., "When Attention Sink Emerges in Language Models", arXiv:2410.10781, scores keys by their column mean; the
+        threshold relative to the uniform share is ours. Token norms (Darcet et al., arXiv:2309.16588) do not reveal these
+        tokens in small models.
+    """
+    return sinks_of_scores(column_scores(recording), chain(recording), threshold)
+
+
+def sinks_of_scores(
+    scores: Tensor, records: Sequence[AttentionRecord], threshold: float = THRESHOLD
+) -> tuple[tuple[Sink, ...], ...]:
+    """Sinks from `(B, layers, K)` column scores of these records; see `find_sinks`."""
+    layout = records[0].keys
+    best, where = scores.max(dim=1)  # (B, K)
+    found = []
+    for image, layers in zip(best.cpu(), where.cpu(), strict=True):
+        tokens = [int(token) for token in (image > threshold).nonzero().flatten() if token >= len(layout.prefix)]
+        tokens.sort(key=lambda token: -float(image[token]))
+        cells = [(layout.cell(token), token) for token in tokens]
+        found.append(
+            tuple(Sink(*cell, round(float(image[token]), 2), records[int(layers[token])].layer) for cell, token in cells if cell)
+        )
+    return tuple(found)
+
+
+def sink_mass(recording: Recording, found: Sequence[Sequence[Sink]], scores: Tensor | None = None) -> Tensor:
+    """Share of each layer's attention that other tokens give to sinks, mean over heads and queries.
+
+    Args:
+        recording: Self-attention over one token set.
+        found: The sinks of each image, as `find_sinks` gives them.
+        scores: `column_scores(recording)`, where it is at hand.
+
+    Returns:
+        `(B, layers)` in [0, 1]; 0 for an image without sinks.
+
+    Raises:
+        OptionError: If there is no self-attention over one token set.
+    """
+    records = chain(recording)
+    scores = column_scores(recording) if scores is None else scores
+    layout, mass = records[0].keys, scores.new_zeros(scores.shape[:2])
+    for image, sinks_ in enumerate(found):
+        tokens = torch.tensor([layout.patch(sink.row, sink.column) for sink in sinks_], device=scores.device)
+        each = torch.arange(len(tokens), device=scores.device)
+        for number, record in enumerate(records if sinks_ else ()):
+            own = record.operator.rows(tokens)[image][:, each, tokens].mean(0)
+            mass[image, number] = (scores[image, number, tokens] - own).sum() / len(layout)
+    return mass
+
+
+def _score(record: AttentionRecord) -> Tensor:
+    queries, keys = record.operator.shape[2:]
+    uniform = torch.full((1, 1, 1, queries), 1 / queries, device=record.operator.device)
+    return (uniform @ record.operator).mean(1)[:, 0] * keys
