@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from visattn.data import Labelled, read
-from visattn.families import trained
-from visattn.families._weights import digest
-from visattn.families.trained import WEIGHTS, Blueprint
+from visattn.loading import folders
+from visattn.loading.blueprints import Blueprint
+from visattn.loading.folders import WEIGHTS
+from visattn.loading.weights import digest
 from visattn.models import ram
 from visattn.training._card import wilson
 
@@ -128,7 +129,7 @@ def main() -> None:
         write_section(DOCS, "glimpses", table)
     if options.output:
         facts = {"data": DATA, "test_accuracy": reached["recurrent attention"], "seed": options.seed, "epochs": options.epochs}
-        trained.save(glimpsing, blueprint, options.output, facts)
+        folders.save(glimpsing, blueprint, options.output, facts)
         (options.output / "README.md").write_text(card(options, sets, blueprint, table), encoding="utf-8")
         print(f"wrote {options.output}", file=sys.stderr)
 

@@ -21,8 +21,9 @@ import visattn
 from visattn import evaluation
 from visattn.data.scenes import CLASSES, Scenes
 from visattn.evaluation.intervals import mean_interval
-from visattn.families import trained
 from visattn.geometry import Box, Geometry
+from visattn.loading import folders
+from visattn.loading.blueprints import Blueprint
 from visattn.maps import AttentionMap
 from visattn.nn import CBAM
 from visattn.records import TokenLayout
@@ -44,10 +45,10 @@ def checkpoints(tmp_path: Path) -> Path:
     for seed, name in enumerate(("scenes_cnn", "scenes_cnn_shortcut")):
         torch.manual_seed(seed)
         statistics = (0.5,) * 3, (0.2,) * 3
-        blueprint = trained.Blueprint(
+        blueprint = Blueprint(
             "visattn_resnet14", CLASSES, 3, (64, 64), *statistics, attention="cbam", options={"widths": (4, 8, 16)}
         )
-        trained.save(blueprint.build(), blueprint, tmp_path / name)
+        folders.save(blueprint.build(), blueprint, tmp_path / name)
     return tmp_path
 
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from visattn.drawing.overlays import overlay
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
-from visattn.families import capture, input_spec
+from visattn.families import input_spec
 from visattn.geometry import Box
 from visattn.maps import AttentionMap
 from visattn.pipeline import inputs
+from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import prepare, prepare_batch
 
 CONFIG: dict[str, Any] = {

@@ -14,8 +14,8 @@ from visattn import load_model
 from visattn.captioning import load_captioner
 from visattn.data import read_captions
 from visattn.errors import VisattnError
-from visattn.families import trained
-from visattn.families._weights import read_checkpoint
+from visattn.loading.folders import FACTS, read_facts
+from visattn.loading.weights import read_checkpoint
 from visattn.maps import load_map
 from visattn.pipeline.targets import read_labels
 from visattn.training import _checkpoint, _compare, _config, _folder, _log
@@ -25,7 +25,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "map": ("map.npz", load_map),
     "weights": ("model.safetensors", read_checkpoint),
     "weights by load_model": ("model.safetensors", lambda path: load_model("test_vit", weights=path)),
-    "facts of a network": (trained.FACTS, lambda path: trained.read_facts(path.parent)),
+    "facts of a network": (FACTS, lambda path: read_facts(path.parent)),
     "configuration": ("run.toml", lambda path: _config.read_config(path)),
     "state": ("state.json", lambda path: _checkpoint.read(path.parent)),
     "comparison": ("told.json", lambda path: _compare._json(path)),
@@ -63,7 +63,7 @@ def test_the_result_of_a_run_that_is_a_pipe_is_none(tmp_path: Path) -> None:
 
 READERS_OF_JSON: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "captions of COCO": ("captions.json", lambda path: read_captions(str(path), "train")),
-    "facts of a captioner": (trained.FACTS, lambda path: load_captioner(path.parent)),
+    "facts of a captioner": (FACTS, lambda path: load_captioner(path.parent)),
     "log": (_folder.LOG, lambda path: _log.Log(path).check(None, "step")),
 }
 NESTED = {

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from visattn.drawing.overlays import colorize as colorize, overlay as overlay
     from visattn.drawing.sheets import contact_sheet as contact_sheet
     from visattn.errors import VisattnError as VisattnError
-    from visattn.families import capture as capture, intervene as intervene, load_model as load_model
     from visattn.images import load_image as load_image
+    from visattn.loading import load_model as load_model
     from visattn.maps import AttentionMap as AttentionMap, Heatmap as Heatmap, normalize as normalize
     from visattn.nn import attach as attach
+    from visattn.pipeline.captures import capture as capture, intervene as intervene
     from visattn.pipeline.explanation import Explanation as Explanation, explain as explain
     from visattn.pipeline.inputs import prepare as prepare, prepare_batch as prepare_batch
     from visattn.records import (
@@ -50,14 +51,14 @@ _NAMES = {
     "TokenLayout": "records",
     "VisattnError": "errors",
     "attach": "nn",
-    "capture": "families",
+    "capture": "pipeline.captures",
     "colorize": "drawing.overlays",
     "contact_sheet": "drawing.sheets",
     "explain": "pipeline.explanation",
     "filmstrip": "drawing.filmstrips",
-    "intervene": "families",
+    "intervene": "pipeline.captures",
     "load_image": "images",
-    "load_model": "families",
+    "load_model": "loading",
     "normalize": "maps",
     "overlay": "drawing.overlays",
     "prepare": "pipeline.inputs",

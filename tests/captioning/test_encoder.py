@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from visattn.captioning._encoder import FeatureMap, encoder, receptive_field
 from visattn.errors import OptionError, UnsupportedModel
-from visattn.families.trained import Blueprint
+from visattn.loading.blueprints import Blueprint
 from visattn.models import LocalFeatures
 
 OWN = """

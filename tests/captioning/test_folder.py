@@ -18,8 +18,8 @@ from visattn.captioning import Captioner, load_captioner
 from visattn.captioning._folder import CaptionerBlueprint, load, save
 from visattn.data.scenes import Scenes
 from visattn.errors import OptionError, OutputError, UnsupportedModel, WeightsError
-from visattn.families import trained
-from visattn.families.trained import Blueprint
+from visattn.loading import folders
+from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import ATTENTIONS, END, Attention
 from visattn.provenance import Provenance
 
@@ -263,8 +263,8 @@ def test_a_folder_is_written_once(folder: Path, tmp_path: Path) -> None:
 
 def test_a_classifier_is_told_apart(tmp_path: Path) -> None:
     blueprint = Blueprint("visattn_local_features", ("a", "b"), 3, (64, 64), (0.5,) * 3, (0.25,) * 3, options={"width": 8})
-    trained.save(blueprint.build(), blueprint, tmp_path / "final")
+    folders.save(blueprint.build(), blueprint, tmp_path / "final")
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(tmp_path / "final")
     with pytest.raises(WeightsError, match="holds a captioner, which has no classes; use visattn caption"):
-        trained.load(kept(tmp_path / "other"))
+        folders.load(kept(tmp_path / "other"))

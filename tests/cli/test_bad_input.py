@@ -559,5 +559,5 @@ def test_full_disk_on_the_way_is_not_called_one_of_print(
     def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("visattn.families.load_model", failing)
+    monkeypatch.setattr("visattn.loading.load_model", failing)
     assert run("overlay", photo) == (5, "", f"visattn: error: {line}\n")

@@ -259,7 +259,7 @@ def test_doctor_asks_the_network_only_where_it_is_told_to(run: Run, monkeypatch:
         asked.append(name)
         return name
 
-    monkeypatch.setattr("visattn.families.timm.reach_hub", reached)
+    monkeypatch.setattr("visattn.loading.timm_models.reach_hub", reached)
     code, out, _ = run("doctor")
     assert (code, asked) == (0, [])
     assert "model hub" in out

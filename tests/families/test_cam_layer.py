@@ -17,7 +17,7 @@ from tests import tiny, zoo
 from visattn import methods
 from visattn.errors import OptionError
 from visattn.families import cam_layer
-from visattn.families._feature_map import last_feature_map
+from visattn.families.feature_maps import last_feature_map
 
 SIZE = (64, 96)
 

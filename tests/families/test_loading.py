@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from visattn import capture, load_model, prepare
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
-from visattn.families import provenance_of, timm as family
-from visattn.families._checkpoint import fill
+from visattn.families import provenance_of
+from visattn.loading import timm_models
+from visattn.loading.translation import fill
 from visattn.pipeline.explanation import explain
 
 MODEL = "test_vit"  # 6 blocks of width 64, input 160, patch 16
@@ -159,7 +160,7 @@ def test_M04_what_timm_may_leave_out_is_told_and_what_is_missing_is_not_left_out
     own = weights(name, **small)
     pool = {"attn_pool.latent": torch.zeros(1, 1, 24)}
     model = timm.create_model(name, **small)
-    translate, lenient = family._outline(name)[1:]
+    translate, lenient = timm_models._outline(name)[1:]
     assert lenient
     told = fill(model, own | pool, "w.pth", translate, lenient)
     assert told == ("1 tensors of the checkpoint are not used by this model: attn_pool.latent",)
@@ -300,7 +301,7 @@ def test_older_names_are_translated_as_timm_does(save: Save) -> None:
     older = {re.sub(r"ls([12])\.gamma", r"gamma_\1", key): value for key, value in expected.items()}
     assert older.keys() != expected.keys()
     model = timm.create_model("deit3_small_patch16_224", embed_dim=24, depth=1, num_heads=2)
-    fill(model, older, "w.pth", family._outline("deit3_small_patch16_224")[1])
+    fill(model, older, "w.pth", timm_models._outline("deit3_small_patch16_224")[1])
     assert same(model, expected)
 
 

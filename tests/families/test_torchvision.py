@@ -21,10 +21,11 @@ from torchvision import models
 
 import visattn
 from tests import zoo
-from visattn import families, load_model, prepare
+from visattn import load_model, prepare
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
-from visattn.families import FAMILIES, head, input_spec, labels, provenance_of, torchvision as family
-from visattn.families._weights import url_file
+from visattn.families import FAMILIES, cam_layer, head, input_spec, labels, provenance_of, torchvision as family
+from visattn.loading import list_models, torchvision_models
+from visattn.loading.weights import url_file
 
 SMALL = "tv:shufflenet_v2_x0_5"
 Weights = dict[str, Tensor]
@@ -85,12 +86,12 @@ def test_unknown_names_get_the_nearest(name: str, message: str) -> None:
 
 
 def test_names_have_published_weights_and_fit_a_pattern() -> None:
-    every = family.names()
+    every = torchvision_models.names()
     assert {"tv:resnet50.IMAGENET1K_V1", "tv:resnet50.IMAGENET1K_V2", "tv:vit_b_16.IMAGENET1K_SWAG_E2E_V1"} <= set(every)
     assert all(models.get_weight(_weights_name(name)) for name in every)
-    assert family.names("swin_t*") == family.names("tv:swin_t*") == ["tv:swin_t.IMAGENET1K_V1"]
-    assert families.names("*shufflenet*") == family.names("*shufflenet*")
-    assert "vit_tiny_patch16_224.augreg_in21k_ft_in1k" in families.names("*vit_tiny*")
+    assert torchvision_models.names("swin_t*") == torchvision_models.names("tv:swin_t*") == ["tv:swin_t.IMAGENET1K_V1"]
+    assert list_models("*shufflenet*") == torchvision_models.names("*shufflenet*")
+    assert "vit_tiny_patch16_224.augreg_in21k_ft_in1k" in list_models("*vit_tiny*")
 
 
 def _weights_name(name: str) -> str:
@@ -156,7 +157,7 @@ def test_mnasnet_takes_tensors_without_its_version(save: Save) -> None:
 
 
 def test_position_embeddings_are_resampled_for_another_size(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "_build", lambda _, **options: little_vit(**options))
+    monkeypatch.setattr(torchvision_models, "_build", lambda _, **options: little_vit(**options))
     expected = {key: value.clone() for key, value in little_vit(num_classes=3).state_dict().items()}
     model: Any = load_model("tv:vit_b_16", weights=save(expected), img_size=96)
     assert model.image_size == 96
@@ -330,7 +331,7 @@ HEADS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_the_layer_of_the_classes_is_found(case: str) -> None:
     build, expected = HEADS[case]
     model = build().eval()
-    name, classes = family._head(model)
+    name, classes = family.head_of(model)
     assert name == expected
     assert classes == model(torch.zeros(2, 3, *((64, 96) if case == "head" else (224, 224)))).shape[1]
     assert input_spec(model).classifier
@@ -401,5 +402,5 @@ def test_methods_explain_a_vision_transformer_of_torchvision(name: str, vit: Any
 
 def test_a_copy_is_read_like_the_model(vit: Any) -> None:
     copied = copy.deepcopy(vit)
-    assert families.cam_layer(copied) == families.cam_layer(vit) == "encoder.layers.encoder_layer_1.ln_1"
+    assert cam_layer(copied) == cam_layer(vit) == "encoder.layers.encoder_layer_1.ln_1"
     assert input_spec(copied).size == input_spec(vit).size

@@ -20,8 +20,10 @@ from torch import nn
 import visattn
 from tests.cli.test_commands import Run, run
 from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsError
-from visattn.families import input_spec, load_model, trained
-from visattn.families.trained import Blueprint
+from visattn.families import input_spec, trained
+from visattn.families.trained import evaluation_transform
+from visattn.loading import folders, load_model
+from visattn.loading.blueprints import Blueprint
 
 __all__ = ["run"]
 
@@ -64,7 +66,7 @@ def lively(model: nn.Module) -> nn.Module:
 
 def saved(plan: Blueprint, folder: Path) -> nn.Module:
     model = lively(plan.build())
-    trained.save(model, plan, folder, {"test_accuracy": 0.5})
+    folders.save(model, plan, folder, {"test_accuracy": 0.5})
     return model
 
 
@@ -93,7 +95,7 @@ def test_pixels_are_prepared_as_in_training(case: Blueprint, tmp_path: Path) -> 
     if case.channels == 3:
         expected = [(level / 255 - mean) / std for level, mean, std in zip((51, 102, 204), case.mean, case.std, strict=True)]
         assert pixels.mean((1, 2)).tolist() == pytest.approx(expected, abs=1e-5)
-    gray = trained.evaluation_transform(case)(Image.open(path).convert("L" if case.channels == 1 else "RGB"))
+    gray = evaluation_transform(case)(Image.open(path).convert("L" if case.channels == 1 else "RGB"))
     assert torch.allclose(pixels, gray, atol=1e-5)
 
 

@@ -22,9 +22,9 @@ from tests import tiny
 from visattn import methods
 from visattn.drawing.marks import draw_glimpses
 from visattn.errors import OptionError
-from visattn.families import trained
-from visattn.families.trained import Blueprint
 from visattn.geometry import Box, Geometry
+from visattn.loading import folders
+from visattn.loading.blueprints import Blueprint
 from visattn.maps import load_map, save_map
 from visattn.methods.glimpse_paths import patches
 from visattn.models import RAM
@@ -320,7 +320,7 @@ def test_a_folder_is_drawn_by_the_command_line(tmp_path: Path, monkeypatch: pyte
 
     plan = Blueprint("visattn_ram", ("a", "b"), 1, (28, 28), (0.3,), (0.3,), options={"size": 8, "glimpses": 4, "hidden": 16})
     model = plan.build().eval()
-    trained.save(model, plan, tmp_path / "ram")
+    folders.save(model, plan, tmp_path / "ram")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (56, 90, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
     monkeypatch.chdir(tmp_path)
     assert _run(["overlay", "photo.png", "--model", "ram", "--method", "glimpses"], debug=True) == 0

@@ -12,7 +12,7 @@ from timm.models import _registry as timms
 
 from visattn import load_model, models
 from visattn.errors import OptionError, WeightsError
-from visattn.families import timm as family
+from visattn.loading import timm_models
 
 BUILT = {
     f"visattn_{attention}_{build}" if attention else f"visattn_{build}": (build, attention)
@@ -79,7 +79,7 @@ def test_features_only_gives_the_maps_on_the_way(name: str) -> None:
 
 
 def test_our_door_loads_them_by_name() -> None:
-    model, provenance = family.load("visattn_cbam_resnet20", "none", 0, None)
+    model, provenance = timm_models.load("visattn_cbam_resnet20", "none", 0, None)
     assert isinstance(model, models.ResNet)
     assert provenance.random
     assert not model.training

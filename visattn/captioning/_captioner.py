@@ -22,12 +22,13 @@ from visattn.captioning._vocabulary import SPECIAL, Vocabulary, split
 from visattn.drawing.filmstrips import animation, filmstrip
 from visattn.drawing.pictures import Picture
 from visattn.errors import LayoutError, OptionError
-from visattn.families import capture
-from visattn.families.trained import FACTS, remember
+from visattn.families.trained import remember
 from visattn.geometry import Geometry
 from visattn.images import facts
+from visattn.loading.folders import FACTS
 from visattn.maps import AttentionMap
 from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell, Told
+from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared, prepare_batch
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout

@@ -16,8 +16,8 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from visattn._support.checks import printable, whole_number
 from visattn.errors import OptionError, UnsupportedModel
-from visattn.families._feature_map import last_feature_map
-from visattn.families.trained import Blueprint
+from visattn.families.feature_maps import last_feature_map
+from visattn.loading.blueprints import Blueprint
 
 _MAP = "map"
 _PICTURES = 8

@@ -13,10 +13,10 @@ from visattn._support.checks import printable
 from visattn.captioning._encoder import Shape, encoder
 from visattn.captioning._vocabulary import SPECIAL
 from visattn.errors import UnsupportedModel, VisattnError, WeightsError
-from visattn.families import trained
-from visattn.families._building import no_larger_than
-from visattn.families._checkpoint import fill
-from visattn.families.trained import Blueprint
+from visattn.loading.blueprints import Blueprint, shared
+from visattn.loading.folders import FACTS, read_blueprint, read_facts, read_weights, write_folder
+from visattn.loading.limits import no_larger_than
+from visattn.loading.translation import fill
 from visattn.models.show_attend_tell import ATTENTIONS, Attention, ShowAttendTell
 from visattn.provenance import Provenance
 
@@ -123,8 +123,8 @@ def save(model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, fac
         OutputError: If the folder exists or cannot be written.
         ResourceError: If the disk is full.
     """
-    told = replace(blueprint, encoder=trained.shared(blueprint.encoder))
-    return trained.write_folder(model, folder, {"kind": KIND, **asdict(told), **(facts or {})})
+    told = replace(blueprint, encoder=shared(blueprint.encoder))
+    return write_folder(model, folder, {"kind": KIND, **asdict(told), **(facts or {})})
 
 
 def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
@@ -134,14 +134,14 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
         WeightsError: If the folder holds no captioner, or one that is damaged, of a newer version or built by a Python file.
         UnsupportedModel: If there is no such model here.
     """
-    name, shown = printable(str(folder)), printable(str(folder / trained.FACTS))
-    told = trained.read_facts(folder)
+    name, shown = printable(str(folder)), printable(str(folder / FACTS))
+    told = read_facts(folder)
     if told.get("kind") != KIND:
         raise WeightsError(f"{name}: holds a classifier, not a captioner; pass a folder that visattn train caption wrote.")
     blueprint = _read(told, shown)
     if blueprint.encoder.model.rpartition(":")[0].endswith(".py"):
         raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}, which loading would run.")
-    tensors = trained.read_weights(folder, told)
+    tensors = read_weights(folder, told)
     with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
         model = blueprint.build()
     fill(model, tensors, name)
@@ -168,4 +168,4 @@ def _read(told: dict[str, Any], shown: str) -> CaptionerBlueprint:
     own["words"] = tuple(words)
     if own["words"][:2] != SPECIAL:
         raise WeightsError(f"{shown}: its vocabulary does not begin with {' and '.join(SPECIAL)}; copy the folder again.")
-    return CaptionerBlueprint(trained.read_blueprint(told.get("encoder"), shown, classes=False), **own)
+    return CaptionerBlueprint(read_blueprint(told.get("encoder"), shown, classes=False), **own)

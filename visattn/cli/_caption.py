@@ -119,7 +119,7 @@ def _captions(images: Sequence[Path], checkpoint: Path, each: Each, options: dic
     import torch  # not before there is a photo: it takes seconds
 
     from visattn.captioning import load_captioner
-    from visattn.families import check_device
+    from visattn.loading import check_device
 
     with torch.random.fork_rng():
         torch.manual_seed(options["seed"])

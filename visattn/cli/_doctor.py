@@ -77,9 +77,9 @@ def _offline() -> str:
 
 def _hub() -> str:
     from visattn.cli._options import DEFAULT_MODEL
-    from visattn.families import timm
+    from visattn.loading import timm_models
 
-    return timm.reach_hub(DEFAULT_MODEL)
+    return timm_models.reach_hub(DEFAULT_MODEL)
 
 
 def _installed(name: str) -> bool:

@@ -64,8 +64,8 @@ def heads_command(
     from dataclasses import replace
 
     from visattn.drawing.pictures import to_png
-    from visattn.families import load_model
     from visattn.images import facts, load_image
+    from visattn.loading import load_model
     from visattn.pipeline.explanation import answer
     from visattn.pipeline.inputs import prepare
     from visattn.pipeline.run import look

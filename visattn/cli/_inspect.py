@@ -26,9 +26,11 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     """
     import torch
 
-    from visattn.families import cam_layer, capture, input_spec, load_model
+    from visattn.families import cam_layer, input_spec
+    from visattn.loading import load_model
     from visattn.methods import METHODS
     from visattn.methods.gate_maps import GATES
+    from visattn.pipeline.captures import capture
 
     net = load_model(model, weights="none", img_size=img_size)
     spec = input_spec(net, img_size)

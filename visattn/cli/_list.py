@@ -36,9 +36,9 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
 
         names = list(colormaps.NAMES)
     else:
-        from visattn import families
+        from visattn.loading import list_models
 
-        if not (names := families.names(pattern)):
+        if not (names := list_models(pattern)):
             raise OptionError(f"no model fits '{printable(pattern)}'. Put * around a part of its name.")
     click.echo(to_json(names) if as_json else "\n".join(names))
 

@@ -202,7 +202,7 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
 
 def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
     from visattn.drawing.pictures import to_png
-    from visattn.families import load_model
+    from visattn.loading import load_model
     from visattn.maps import save_map
     from visattn.pipeline.explanation import explain
 

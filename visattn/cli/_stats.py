@@ -95,7 +95,7 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
     from tqdm import tqdm
 
     from visattn.evaluation.survey import Survey
-    from visattn.families import load_model
+    from visattn.loading import load_model
 
     def beside_the_bar(text: str) -> None:
         with tqdm.external_write_mode():

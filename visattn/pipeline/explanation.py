@@ -28,10 +28,11 @@ from visattn.drawing.overlays import overlay, rgb_components
 from visattn.drawing.pictures import Picture, carrying, to_png
 from visattn.drawing.sheets import captioned
 from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
-from visattn.families import cam_layer, input_spec, labels as labels_of, load_model
+from visattn.families import cam_layer, input_spec, labels as labels_of
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
 from visattn.images.bands import Bands, bands_of
+from visattn.loading import load_model
 from visattn.maps import AttentionMap, Heatmap
 from visattn.methods import METHODS, method_of
 from visattn.methods.gate_maps import NO_GATES

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from visattn import capturing
 from visattn._support.checks import first_line
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
-from visattn.families import InputSpec, capture, head, input_spec, provenance_of
+from visattn.families import InputSpec, head, input_spec, provenance_of
 from visattn.methods.scored import Scored
+from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.targets import NoClasses, Target
 from visattn.records import Recording

@@ -29,15 +29,16 @@ from visattn.drawing.overlays import overlay
 from visattn.drawing.pictures import Picture, carrying, to_png
 from visattn.drawing.sheets import Bar, Cell, sheet
 from visattn.errors import OptionError, ShapeError, UnsupportedModel, VisattnWarning
-from visattn.families import cam_layer, capture, input_spec
-from visattn.families._feature_map import last_feature_map
-from visattn.families._spec import per_channel
+from visattn.families import cam_layer, input_spec
+from visattn.families.feature_maps import last_feature_map
+from visattn.families.spec import per_channel
 from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
 from visattn.maps import AttentionMap, value_range
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.table import Method, method_of
+from visattn.pipeline.captures import capture
 from visattn.pipeline.explanation import check_parameters
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.run import _evaluating

@@ -21,8 +21,8 @@ from visattn.data._caption_pictures import SCENES
 from visattn.data._captions import Captioned, read_captions
 from visattn.drawing.pictures import to_png
 from visattn.errors import DataError, ImageError, OptionError, VisattnWarning, WeightsError
-from visattn.families import load_model
-from visattn.families.trained import Blueprint
+from visattn.loading import load_model
+from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
 from visattn.provenance import Provenance
 from visattn.training._caption_config import CaptionConfig as CaptionConfig

@@ -13,7 +13,8 @@ from visattn._support.files import base_name, regular
 from visattn.data._caption_pictures import SCENES
 from visattn.data._readers import KNOWN
 from visattn.errors import OptionError
-from visattn.families.trained import LARGEST, check_attention, shared_model
+from visattn.loading.blueprints import check_attention, shared_model
+from visattn.loading.folders import LARGEST
 
 AUGMENTATIONS = ("none", "flip", "turn", "crop", "imagenet")
 PRECISIONS = ("none", "bfloat16", "float16")

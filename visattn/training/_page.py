@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from visattn._support.files import write_whole
-from visattn.families._weights import digest
-from visattn.families.trained import WEIGHTS
+from visattn.loading.folders import WEIGHTS
+from visattn.loading.weights import digest
 from visattn.provenance import Provenance
 from visattn.training._card import Reached
 from visattn.training._config import Recipe

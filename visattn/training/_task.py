@@ -26,8 +26,10 @@ from visattn.data._drawn import MARKS
 from visattn.data._pictures import Pictures
 from visattn.data._readers import PUBLISHED
 from visattn.errors import DataError, ImageError, OptionError, UnsupportedModel, WeightsError
-from visattn.families import input_spec, load_model, trained
-from visattn.families.trained import Blueprint, Seen
+from visattn.families import input_spec, trained
+from visattn.families.trained import Seen, evaluation_transform
+from visattn.loading import folders, load_model
+from visattn.loading.blueprints import Blueprint
 from visattn.models import ram
 from visattn.training._batches import Labels, Targets, moments
 from visattn.training._card import Data, Reached, card
@@ -194,7 +196,7 @@ class Classification(Task):
         """Sheets of an `AttentionLogger`."""
         from visattn.training._attention_logger import AttentionLogger
 
-        transform = trained.evaluation_transform(self.blueprint)
+        transform = evaluation_transform(self.blueprint)
         shown = [(transform(picture.convert(self.mode)), label) for picture, label in self.shown()]
         device = next(model.parameters()).device
         return AttentionLogger(
@@ -210,7 +212,7 @@ class Classification(Task):
 
     def keep(self, model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:
         """For `visattn.load_model`."""
-        trained.save(model, self.blueprint, folder, dict(facts))
+        folders.save(model, self.blueprint, folder, dict(facts))
 
     @property
     def title(self) -> str:

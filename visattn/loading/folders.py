@@ -1,0 +1,166 @@
+"""Networks that visattn trained as folders: `model.safetensors`, and `model.json` that says how the network is built.
+
+`save` writes the folder, `load` reads it, and nothing in it runs code. A model that was loaded so knows its classes and how its pixels
+are prepared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from visattn._support.checks import printable, told as brief
+from visattn._support.files import building_folder, regular
+from visattn.errors import WeightsError
+from visattn.families.trained import remember
+from visattn.loading.blueprints import Blueprint, shared
+from visattn.loading.limits import no_larger_than
+from visattn.loading.translation import fill
+from visattn.loading.weights import FACTS, WEIGHTS, check_finite, digest, read_checkpoint
+from visattn.provenance import Provenance
+
+FORMAT = 1
+LARGEST = 2048  # side of an input in pixels
+
+
+def save(model: nn.Module, blueprint: Blueprint, folder: Path, facts: dict[str, Any] | None = None) -> Path:
+    """Write a folder that `load` reads; it is there as a whole or not at all.
+
+    Args:
+        model: Built from the blueprint; not wrapped.
+        blueprint: What it was built from.
+        folder: A new folder.
+        facts: More that should stand in `model.json`, JSON values.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        OutputError: If the folder exists or cannot be written.
+        ResourceError: If the disk is full.
+    """
+    return write_folder(model, folder, asdict(shared(blueprint)) | (facts or {}))
+
+
+def write_folder(model: nn.Module, folder: Path, told: dict[str, Any]) -> Path:
+    """Write weights, and `told` of them, as a whole; see `save`."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    content = safetensors.torch.save(tensors, metadata={"made_by": f"visattn {version('visattn')}"})
+    made = {"format": FORMAT, "made_by": version("visattn"), "sha256": hashlib.sha256(content).hexdigest()}
+    with building_folder(folder) as place:
+        (place / WEIGHTS).write_bytes(content)
+        (place / FACTS).write_text(json.dumps(made | told, indent=2) + "\n")
+    return folder
+
+
+def load(folder: Path) -> tuple[nn.Module, Provenance]:
+    """Build the network of a folder and give it its weights, in evaluation mode.
+
+    Returns:
+        The model, and where its weights came from.
+
+    Raises:
+        WeightsError: If the folder holds no such network, or one that is damaged, of a newer version or built by a Python file.
+        UnsupportedModel: If there is no such model here.
+    """
+    name = printable(str(folder))
+    told = read_facts(folder)
+    if kind := told.get("kind"):
+        raise WeightsError(f"{name}: holds a {brief(kind)}, which has no classes; use visattn caption.")
+    blueprint = read_blueprint(told, printable(str(folder / FACTS)))
+    if blueprint.model.rpartition(":")[0].endswith(".py"):
+        raise WeightsError(
+            f"{name}: was built by {printable(blueprint.model)}, which loading would run. Build it yourself, with num_classes="
+            f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and give it safetensors.torch.load_file('{name}/{WEIGHTS}')."
+        )
+    tensors = read_weights(folder, told)
+    with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
+        model = blueprint.build()
+    fill(model, tensors, name)
+    remember(model.eval(), blueprint)
+    title = f"{blueprint.model}" + (f" with {blueprint.attention}" if blueprint.attention != "none" else "")
+    return model, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
+
+
+def read_weights(folder: Path, told: dict[str, Any]) -> dict[str, Tensor]:
+    """Load the weights of a folder.
+
+    Raises:
+        WeightsError: If they are not those that `told` tells of, or not finite.
+    """
+    name, file = printable(str(folder)), folder / WEIGHTS
+    tensors: dict[str, Tensor] = read_checkpoint(file)
+    if digest(file) != told.get("sha256"):
+        raise WeightsError(
+            f"{name}/{WEIGHTS}: is not the file that {FACTS} tells of (its sha256 differs); copy the folder again."
+        )
+    check_finite(tensors, name)
+    return tensors
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What a folder tells of its weights.
+
+    Raises:
+        WeightsError: If it cannot be read, or was made by a newer version.
+    """
+    shown = printable(str(folder / FACTS))
+    try:
+        told = json.loads(regular(folder / FACTS).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(
+            f"{shown}: cannot be read ({printable(str(error))}); pass a folder that visattn train wrote."
+        ) from error
+    if not isinstance(told, dict) or type(told.get("format")) is not int or told["format"] < 1:
+        raise WeightsError(f"{shown}: tells of no network of visattn; pass a folder that visattn train wrote.")
+    if told["format"] > FORMAT:
+        made = brief(told.get("made_by"))
+        raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
+    return told
+
+
+def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:  # noqa: ANN401 - of JSON
+    """A blueprint from the values of a file called `shown`; an encoder has no `classes`.
+
+    Raises:
+        WeightsError: If a value is missing or wrong.
+    """
+    try:
+        values: dict[str, Any] = {name: _frozen(told[name]) for name in Blueprint.__dataclass_fields__}
+        found = Blueprint(**values)
+    except (KeyError, TypeError) as error:
+        raise WeightsError(f"{shown}: is damaged, {error} is missing or wrong; copy the folder again.") from error
+    if wrong := _wrong(found, classes):
+        raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
+    return found
+
+
+def _wrong(made: Blueprint, classes: bool) -> str | None:
+    """The first value that no blueprint has: those of a file may be anything."""
+
+    def numbers(values: Any, low: float, high: float) -> bool:  # noqa: ANN401
+        return isinstance(values, tuple) and all(type(value) in (int, float) and low <= value <= high for value in values)
+
+    fits = {
+        "model": isinstance(made.model, str),
+        "classes": isinstance(made.classes, tuple) and {*map(type, made.classes)} == ({str} if classes else set()),
+        "channels": type(made.channels) is int and made.channels in (1, 3),
+        "size": numbers(made.size, 1, LARGEST) and [*map(type, made.size)] == [int, int],
+        "mean": numbers(made.mean, -1e3, 1e3) and len(made.mean) == made.channels,
+        "std": numbers(made.std, 1e-6, 1e3) and len(made.std) == made.channels,
+        "attention": isinstance(made.attention, str),
+        "options": isinstance(made.options, dict),
+    }
+    return next((name for name, fit in fits.items() if not fit), None)
+
+
+def _frozen(value: Any) -> Any:  # noqa: ANN401 - of JSON
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,150 @@
+"""Classifiers of torchvision, by name.
+
+A name is `tv:resnet50`, with torchvision's own default weights, or `tv:resnet50.IMAGENET1K_V1`. `tv:` may not be left out: timm has
+models of the same names.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+from visattn._support.checks import printable, suggest
+from visattn.errors import UnsupportedModel
+from visattn.families import torchvision as family
+from visattn.loading.translation import as_float32, classes_in, fill, shapes_of, unwrap
+from visattn.loading.weights import check_finite, digest, read_checkpoint, url_file
+from visattn.provenance import Provenance
+
+PREFIX = "tv:"
+
+
+_SIZED = {"vit": "image_size", "maxvit": "input_size"}  # what a builder calls its one size
+
+
+def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
+    """Build a classifier of torchvision in evaluation mode.
+
+    Args:
+        name: `tv:resnet50`, or with the name of its weights, `tv:resnet50.IMAGENET1K_V1`.
+        weights: `auto`, `none` or a checkpoint file.
+        seed: Seed of random weights.
+        img_size: Another input side.
+
+    Returns:
+        The model, and where its weights came from.
+
+    Raises:
+        UnsupportedModel: If torchvision has no such classifier or weights.
+        WeightsError: If weights are unreachable, damaged or of another model.
+    """
+    architecture, entry = _entry(name)
+    preset = _resized(entry.transforms(), img_size)
+    sized = _sized(architecture, preset.crop_size[0])
+    if weights == "none":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _build(architecture, **sized)
+        warning = "the weights are random; the picture shows nothing about a trained model"
+        provenance = Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
+    else:
+        tag = f"{PREFIX}{architecture}.{entry.name}"
+        file = url_file(tag, entry.url) if weights == "auto" else Path(weights)
+        shown = printable(str(file))
+        outline = _outline(architecture, **sized)
+        tensors, notes = unwrap(read_checkpoint(file), shapes_of(outline), shown)
+        tensors, cast = as_float32(tensors, shown)
+        check_finite(tensors, shown)
+        classes = classes_in(tensors, family.head_of(outline)[0])
+        auxiliary = {"aux_logits": any(key.lower().startswith("aux") for key in tensors)} if _inception(architecture) else {}
+        model = _build(architecture, **sized, **auxiliary, **({"num_classes": classes} if classes else {}))
+        changed = fill(model, tensors, shown, _translated)
+        source = tag if weights == "auto" else printable(file.name)
+        provenance = Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes + cast + changed)
+    family.remember(model, preset)
+    return model.eval(), provenance
+
+
+def built(name: str, size: int, **options: Any) -> nn.Module:  # noqa: ANN401
+    """A classifier with random weights, to be trained.
+
+    Raises:
+        UnsupportedModel: If torchvision has no such classifier.
+    """
+    architecture, _ = _entry(name)
+    plain = {"transform_input": False} if _inception(architecture) else {}
+    model: nn.Module = _build(architecture, **plain, **_sized(architecture, size), **options)
+    return model
+
+
+def _entry(name: str) -> tuple[str, Any]:
+    """The architecture and the weights that a name means."""
+    architecture, _, tag = name.removeprefix(PREFIX).partition(".")
+    known = models.list_models(module=models)
+    if architecture not in known:
+        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or "none is near; see visattn list 'tv:*'"
+        raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
+    entries: Any = models.get_model_weights(architecture)
+    if tag and tag not in entries.__members__:
+        tags = ", ".join(entry.name for entry in entries)
+        raise UnsupportedModel(f"unknown weights '{printable(tag)}' of {PREFIX}{architecture}; it has: {tags}.")
+    return architecture, entries[tag or "DEFAULT"]
+
+
+def _resized(preset: Any, img_size: int | None) -> Any:  # noqa: ANN401 - torchvision's ImageClassification
+    """The same for another side; what is cut off at the edges stays in proportion."""
+    if img_size is not None:
+        preset.resize_size = [round(preset.resize_size[0] * img_size / preset.crop_size[0])]
+        preset.crop_size = [img_size]
+    return preset
+
+
+def _sized(architecture: str, size: int) -> dict[str, Any]:
+    option = _SIZED.get(architecture.partition("_")[0])
+    return {} if option is None else {option: size if option == "image_size" else (size, size)}
+
+
+def _inception(architecture: str) -> bool:
+    return architecture in ("googlenet", "inception_v3")
+
+
+def _build(architecture: str, **options: Any) -> Any:  # noqa: ANN401 - its attributes differ
+    if _inception(architecture):  # what the builder sets for published weights
+        options = {"transform_input": True, "aux_logits": False, "init_weights": False} | options
+    return models.get_model(architecture, weights=None, **options)
+
+
+def _outline(architecture: str, **options: Any) -> nn.Module:  # noqa: ANN401
+    try:
+        with torch.device("meta"):
+            model: nn.Module = _build(architecture, **options)
+    except RuntimeError:  # RegNet computes with values while it is built
+        model = _build(architecture, **options)
+    return model
+
+
+def _translated(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    """Published checkpoints under today's names, position embeddings for the model's size."""
+    if isinstance(model, VisionTransformer):
+        return dict(interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(tensors)))
+    if isinstance(model, models.DenseNet):
+        for old in ("norm.1.", "norm.2.", "conv.1.", "conv.2."):
+            tensors = {key.replace(f".{old}", f".{old.replace('.', '', 1)}"): value for key, value in tensors.items()}
+    if isinstance(model, models.MNASNet):  # refuses tensors without a version
+        versioned = OrderedDict(tensors)
+        versioned._metadata = OrderedDict({"": {"version": 2}})  # type: ignore[attr-defined]
+        return versioned
+    return tensors
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Classifiers with published weights, by name pattern, with or without `tv:`."""
+    every = [f"{name}.{entry.name}" for name in models.list_models(module=models) for entry in models.get_model_weights(name)]
+    return [PREFIX + name for name in every if fnmatchcase(name, pattern) or fnmatchcase(PREFIX + name, pattern)]
