@@ -4,7 +4,7 @@ Residual networks take `attention="se"`, or another name of `visattn.nn.ATTENTIO
 `timm.create_model("visattn_cbam_resnet18", num_classes=10)`.
 """
 
-from visattn.models import _registry as _registry
+from visattn.models import registry as registry
 from visattn.models.local_features import LocalFeatures
 from visattn.models.ram import RAM
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56

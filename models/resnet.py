@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from visattn._support.checks import one_of
 
+from visattn._support.checks import one_of
 from visattn.errors import OptionError
 from visattn.nn import ATTENTION, BAM, CBAM
 

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from visattn._support.checks import one_of
 
+from visattn._support.checks import one_of
 from visattn.errors import OptionError, ShapeError
 from visattn.nn import HardAttention, SoftAttention, doubly_stochastic, reinforce
 

@@ -18,8 +18,8 @@ import torch
 from _bench_common import THREADS, ratio, series
 from torch import Tensor
 
-from visattn.captioning._search import search
-from visattn.captioning._vocabulary import Vocabulary
+from visattn.captioning.beam_search import search
+from visattn.captioning.vocabulary import Vocabulary
 from visattn.data.scenes import Scenes
 from visattn.models.local_features import LocalFeatures
 from visattn.models.show_attend_tell import END, Seen, ShowAttendTell, costs

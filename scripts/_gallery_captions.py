@@ -11,7 +11,7 @@ import visattn
 from visattn import data
 from visattn._support.files import write_whole
 from visattn.captioning import load_captioner
-from visattn.data._caption_pictures import CaptionedScenes
+from visattn.data.captions.pictures import CaptionedScenes
 from visattn.drawing.pictures import to_png
 from visattn.drawing.sheets import Cell, sheet
 from visattn.errors import VisattnError

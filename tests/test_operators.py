@@ -15,7 +15,7 @@ from tests import oracles
 from tests.conftest import Figures
 from visattn.errors import OptionError, ShapeError
 from visattn.operators import MatrixOperator, Operator, SoftmaxOperator, SumOperator
-from visattn.operators._operator import ROWS
+from visattn.operators.operator import ROWS
 
 INF = math.inf
 BATCH, HEADS, DIM = 2, 2, 8

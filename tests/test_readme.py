@@ -13,7 +13,7 @@ from torch import nn
 
 import visattn
 from visattn import data
-from visattn.cli._main import COMMANDS, _run
+from visattn.cli.commands import COMMANDS, _run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))

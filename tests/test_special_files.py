@@ -18,7 +18,9 @@ from visattn.loading.folders import FACTS, read_facts
 from visattn.loading.weights import read_checkpoint
 from visattn.maps import load_map
 from visattn.pipeline.targets import read_labels
-from visattn.training import _checkpoint, _compare, _config, _folder, _log
+from visattn.training import config
+from visattn.training.report import comparison
+from visattn.training.run import checkpoints, folder, log
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "labels": ("names.txt", read_labels),
@@ -26,9 +28,9 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "weights": ("model.safetensors", read_checkpoint),
     "weights by load_model": ("model.safetensors", lambda path: load_model("test_vit", weights=path)),
     "facts of a network": (FACTS, lambda path: read_facts(path.parent)),
-    "configuration": ("run.toml", lambda path: _config.read_config(path)),
-    "state": ("state.json", lambda path: _checkpoint.read(path.parent)),
-    "comparison": ("told.json", lambda path: _compare._json(path)),
+    "configuration": ("run.toml", lambda path: config.read_config(path)),
+    "state": ("state.json", lambda path: checkpoints.read(path.parent)),
+    "comparison": ("told.json", lambda path: comparison._json(path)),
     "captions": ("captions.jsonl", lambda path: read_captions(str(path), "train")),
 }
 
@@ -57,14 +59,14 @@ def test_a_pipe_is_refused_at_once(what: str, tmp_path: Path) -> None:
 
 
 def test_the_result_of_a_run_that_is_a_pipe_is_none(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / _folder.RESULT)
-    assert _folder.finished(tmp_path) is None
+    os.mkfifo(tmp_path / folder.RESULT)
+    assert folder.finished(tmp_path) is None
 
 
 READERS_OF_JSON: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "captions of COCO": ("captions.json", lambda path: read_captions(str(path), "train")),
     "facts of a captioner": (FACTS, lambda path: load_captioner(path.parent)),
-    "log": (_folder.LOG, lambda path: _log.Log(path).check(None, "step")),
+    "log": (folder.LOG, lambda path: log.Log(path).check(None, "step")),
 }
 NESTED = {
     name: READERS[name] for name in ("facts of a network", "configuration", "state", "comparison", "captions")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import visattn
 from tests.captioning.test_folder import LOCAL, WORDS, plan, tiny
 from visattn.captioning import Caption, Captioner, load_captioner, search
-from visattn.captioning._folder import save
+from visattn.captioning.folders import save
 from visattn.data.scenes import Scenes
 from visattn.errors import ImageError, LayoutError, OptionError, ShapeError
 from visattn.geometry import Box

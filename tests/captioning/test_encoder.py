@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from visattn.captioning._encoder import FeatureMap, encoder, receptive_field
+from visattn.captioning.encoders import FeatureMap, encoder, receptive_field
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.loading.blueprints import Blueprint
 from visattn.models import LocalFeatures

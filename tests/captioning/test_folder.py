@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from visattn.captioning import Captioner, load_captioner
-from visattn.captioning._folder import CaptionerBlueprint, load, save
+from visattn.captioning.folders import CaptionerBlueprint, load, save
 from visattn.data.scenes import Scenes
 from visattn.errors import OptionError, OutputError, UnsupportedModel, WeightsError
 from visattn.loading import folders

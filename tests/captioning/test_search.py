@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visattn.captioning._search import Found, search, search_all
+from visattn.captioning.beam_search import Found, search, search_all
 from visattn.errors import ModelError, OptionError
 from visattn.models.show_attend_tell import Attention, Seen, ShowAttendTell, State, costs
 

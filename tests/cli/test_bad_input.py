@@ -213,7 +213,7 @@ def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(run: Run, monkeyp
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("nobody thought\nof this")
 
-    monkeypatch.setattr("visattn.cli._main.import_module", fail)
+    monkeypatch.setattr("visattn.cli.commands.import_module", fail)
     code, out, err = run("list")
     assert (code, out) == (70, "")
     assert err == (

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visattn.cli._main import COMMANDS, _run
+from visattn.cli.commands import COMMANDS, _run
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")

@@ -16,7 +16,7 @@ from PIL import Image
 
 import visattn
 from tests.cli.test_commands import TINY, Run, python, run
-from visattn.cli._stats import FILES
+from visattn.cli.stats import FILES
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
 from visattn.pipeline.run import look
 
@@ -212,7 +212,7 @@ def test_without_matplotlib_there_are_tables_and_one_line(run: Run, photos: Path
 
 def test_the_user_keeps_the_backend_and_pyplot_is_not_imported(photos: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, matplotlib; matplotlib.use('svg'); from visattn.cli._main import _run\n"
+        "import sys, matplotlib; matplotlib.use('svg'); from visattn.cli.commands import _run\n"
         f"assert _run(['stats', {str(photos)!r}, *{TINY!r}, '--limit', '1', '-q', '-o', {str(tmp_path / 'out')!r}], False) == 0\n"
         "print(matplotlib.get_backend(), 'matplotlib.pyplot' in sys.modules)"
     )

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visattn.data import _drawn
-from visattn.data._captions import Captioned, read_captions
-from visattn.data.scenes import NEW, Scenes, write
+from visattn.data.captions.readers import Captioned, read_captions
+from visattn.data.scenes import NEW, Scenes, store, write
 from visattn.errors import DataError, ImageError, OptionError, VisattnWarning
 
 Split = Literal["train", "test"]
@@ -690,7 +689,7 @@ def test_scenes_are_those_of_their_seed_with_their_captions(name: str, options: 
 def test_scenes_are_drawn_once_and_apart_from_those_with_labels(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     read: Callable[[], Captioned] = partial(read_captions, "scenes", "train", count=5, size=(48, 48))
     first = read()
-    _drawn.drawn("scenes", "train", 5, (48, 48))
+    store.drawn("scenes", "train", 5, (48, 48))
     assert sorted(folder.name for folder in (cache / "scenes").iterdir()) == ["captions-scenes-1-48x48-1-5", "scenes-1-48x48-1-5"]
     monkeypatch.setattr(Scenes, "scene", None)
     again = pickle.loads(pickle.dumps(read()))
@@ -706,7 +705,7 @@ def test_scenes_drawn_in_parts_have_their_captions(monkeypatch: pytest.MonkeyPat
     read: Callable[[], Captioned] = partial(read_captions, "scenes", "train", count=7, size=(48, 48))
     whole = [read().captions(i) for i in range(7)]
     shutil.rmtree(cache)
-    monkeypatch.setattr(_drawn, "_PART", 2)
+    monkeypatch.setattr(store, "_PART", 2)
     assert [read().captions(i) for i in range(7)] == whole
     assert len({len(caption) for (caption,) in whole}) > 1
 

@@ -25,9 +25,10 @@ from PIL import Image
 from torchvision import datasets
 
 from visattn import data
-from visattn.data import ArrayPictures, _arrays, _drawn, _known
-from visattn.data._readers import Labelled, read
-from visattn.data.scenes import CLASSES, VERSION, Scenes, write
+from visattn.data import ArrayPictures
+from visattn.data.labelled import arrays, published
+from visattn.data.labelled.readers import Labelled, read
+from visattn.data.scenes import CLASSES, VERSION, Scenes, store, write
 from visattn.errors import DataError, ImageError, OptionError, OutputError, ResourceError
 
 Pixels = NDArray[np.uint8]
@@ -42,7 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and no package of Debian."""
     monkeypatch.setenv("VISATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(_known, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
     return tmp_path / "cache"
 
 
@@ -76,7 +77,7 @@ def test_an_arrays_pictures_are_its_pixels(shape: tuple[int, ...]) -> None:
 
 
 def test_the_fingerprint_of_an_array_tells_every_pixel_label_and_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_arrays, "_ROWS", 2)
+    monkeypatch.setattr(arrays, "_ROWS", 2)
     pixels, labels, classes = noise(5, 3, 4), [0, 1, 1, 0, 1], ["a", "b"]
     found = {ArrayPictures(pixels, labels, classes).fingerprint()}
     for index in np.ndindex(pixels.shape):
@@ -430,7 +431,7 @@ def test_a_count_is_a_random_part_whose_classes_are_even_and_that_grows(tmp_path
     assert all(70 <= count <= 130 for count in np.bincount(labels[kept]))  # 9 is the standard deviation of chance
     assert [chosen(count=100).name(i) for i in range(100)] == [part.name(i) for i in range(100)]
     assert chosen(count=100, seed=1).name(0) != part.name(0)
-    assert (part.classes, part.channels, part.size) == (_known.FASHION, 1, (28, 28))
+    assert (part.classes, part.channels, part.size) == (published.FASHION, 1, (28, 28))
     digests = {chosen(count=count, seed=seed).fingerprint() for count in (99, 100, None) for seed in (0, 1)}
     assert len(digests) == 5
     assert chosen(count=100).fingerprint() in digests
@@ -530,14 +531,14 @@ def test_fingerprints_of_scenes_tell_version_kind_seed_count_and_size(monkeypatc
         read("scenes", "test", count=12, size=(48, 48)),
         read("scenes-shortcut", "train", count=12, size=(48, 48)),
     ]
-    monkeypatch.setattr(_drawn, "VERSION", VERSION + 1)
+    monkeypatch.setattr(store, "VERSION", VERSION + 1)
     made.append(small())
     assert len(list((cache / "scenes").iterdir())) == len(made)
     assert len({pictures.fingerprint() for pictures in made}) == len(made)
 
 
 def test_processes_draw_what_one_alone_draws(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setattr(_drawn, "_PART", 7)
+    monkeypatch.setattr(store, "_PART", 7)
     alone = read("scenes", "train", count=24, size=(48, 48))
     pixels = np.array([np.asarray(alone[i][0]) for i in range(24)])
     shutil.rmtree(cache)
@@ -547,8 +548,8 @@ def test_processes_draw_what_one_alone_draws(monkeypatch: pytest.MonkeyPatch, ca
         asked.append(2)
         return 2
 
-    monkeypatch.setattr(_drawn, "_ALONE", 10)
-    monkeypatch.setattr(_drawn, "_cores", cores)
+    monkeypatch.setattr(store, "_ALONE", 10)
+    monkeypatch.setattr(store, "_cores", cores)
     many = read("scenes", "train", count=24, size=(48, 48))
     assert len(asked) == 2
     assert (np.array([np.asarray(many[i][0]) for i in range(24)]) == pixels).all()
@@ -556,8 +557,8 @@ def test_processes_draw_what_one_alone_draws(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_a_process_that_is_ended_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setattr(_drawn, "_ALONE", 10)
-    monkeypatch.setattr(_drawn, "_cores", lambda: 2)
+    monkeypatch.setattr(store, "_ALONE", 10)
+    monkeypatch.setattr(store, "_cores", lambda: 2)
     monkeypatch.setattr(Scenes, "scene", lambda scenes, index: os._exit(9))
     with pytest.raises(ResourceError, match="the processes that draw scenes ended early; free some memory"):
         read("scenes", "train", count=24, size=(48, 48))
@@ -573,20 +574,20 @@ def test_drawing_that_is_broken_off_leaves_nothing(monkeypatch: pytest.MonkeyPat
         return draw(scenes, index)
 
     monkeypatch.setattr(Scenes, "scene", interrupted)
-    monkeypatch.setattr(_drawn, "_PART", 2)
+    monkeypatch.setattr(store, "_PART", 2)
     with pytest.raises(KeyboardInterrupt):
         read("scenes", "train", count=12, size=(48, 48))
     assert not list((cache / "scenes").iterdir())
 
 
 def test_who_comes_second_takes_what_the_first_has_drawn(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    draw = _drawn._draw
+    draw = store._draw
 
     def overtaken(scenes: Scenes, folder: Path, *, ground: bool) -> None:
         draw(scenes, folder, ground=ground)
         draw(scenes, folder, ground=ground)
 
-    monkeypatch.setattr(_drawn, "_draw", overtaken)
+    monkeypatch.setattr(store, "_draw", overtaken)
     assert len(read("scenes", "train", count=12, size=(48, 48))) == 12
     assert len(list((cache / "scenes").iterdir())) == 1
 
@@ -656,7 +657,7 @@ def test_the_installed_fashion_mnist_is_the_published_one(monkeypatch: pytest.Mo
     package = Path("/usr/share/datasets/fashion-mnist")
     if not package.is_dir():
         pytest.skip("Debian's package dataset-fashion-mnist is not installed")
-    monkeypatch.setattr(_known, "PACKAGE", package)
+    monkeypatch.setattr(published, "PACKAGE", package)
     pictures = read("fashion-mnist", "test")
     assert isinstance(pictures, ArrayPictures)
     assert pictures.classes == tuple(datasets.FashionMNIST.classes)
@@ -774,7 +775,7 @@ def test_a_download_of_other_files_is_refused_and_leaves_nothing(server: Path, c
 
 
 def test_a_download_that_stalls_ends(server: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_known, "_SECONDS", 0.5)
+    monkeypatch.setattr(published, "_SECONDS", 0.5)
     (server / "stall").write_bytes(b"")
     monkeypatch.setattr(datasets.FashionMNIST, "resources", [("stall", "0" * 32)])
     with pytest.raises(
@@ -788,7 +789,7 @@ def test_a_download_that_stalls_ends(server: Path, cache: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("who", ["nobody listens", "nobody answers", "the name is not found"])
 def test_a_server_that_does_not_answer_ends_in_a_message(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    monkeypatch.setattr(_known, "_SECONDS", 0.3)
+    monkeypatch.setattr(published, "_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         if who == "nobody listens":
@@ -804,7 +805,7 @@ def test_a_server_that_does_not_answer_ends_in_a_message(monkeypatch: pytest.Mon
 
 def test_a_look_up_of_a_name_that_hangs_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
-    monkeypatch.setattr(_known, "_SECONDS", 0.1)
+    monkeypatch.setattr(published, "_SECONDS", 0.1)
 
     def hang(*args: Any, **options: Any) -> list[Any]:
         over.wait()

@@ -20,8 +20,8 @@ from scipy.stats import chi2_contingency, chisquare
 from torchvision.datasets import ImageFolder
 
 from visattn.data import scenes as module
-from visattn.data._shapes import AREAS, DISTRACTORS, LABELS
 from visattn.data.scenes import CLASSES, COLOURS, TEXTURES, VERSION, Scene, Scenes, Thing, write
+from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError, OutputError
 
 FROZEN = (

@@ -15,7 +15,7 @@ import torch
 import visattn.training  # noqa: F401 - all that a child needs is imported before it is forked
 from tests.hostile import commands, driver, folders, maps, models
 from visattn import captioning  # noqa: F401
-from visattn.cli import _caption, _heads, _inspect, _list, _overlay, _stats, _train  # noqa: F401
+from visattn.cli import caption, heads, inspect, list, overlay, stats, train  # noqa: F401
 
 KINDS = {"maps": maps.cases, "models": models.cases, "folders": folders.cases, "commands": commands.cases}
 

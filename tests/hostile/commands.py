@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.hostile.driver import Case
 from tests.hostile.models import FILE
-from visattn.cli._main import cli
+from visattn.cli.commands import cli
 
 CHECKPOINT = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
 NUMBERS = (

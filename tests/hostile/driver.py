@@ -151,12 +151,12 @@ def _command(arguments: list[str], work: Path, net: bool) -> int:
     code = 99
     try:
         os.chdir(work)
-        from visattn.cli import _each, _main
+        from visattn.cli import commands, each
 
         if not net:
-            _main._fault = _each.fault = _raised  # type: ignore[assignment, attr-defined]
+            commands._fault = each.fault = _raised  # type: ignore[assignment, attr-defined]
         try:
-            _main.main(arguments)
+            commands.main(arguments)
         except SystemExit as ended:
             code = int(ended.code or 0)
     except BaseException:

@@ -316,7 +316,7 @@ def test_a_saved_map_draws_the_same_path(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_drawn_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from visattn.cli._main import _run
+    from visattn.cli.commands import _run
 
     plan = Blueprint("visattn_ram", ("a", "b"), 1, (28, 28), (0.3,), (0.3,), options={"size": 8, "glimpses": 4, "hidden": 16})
     model = plan.build().eval()

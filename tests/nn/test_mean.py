@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from visattn.nn._mean import mean_over
+from visattn.nn.means import mean_over
 
 
 @pytest.mark.parametrize("axes", [(2, 3), (1,), (0, 1, 2, 3)], ids=str)

@@ -22,7 +22,7 @@ import torch
 
 from tests.training.small import EVERYTHING, content, different, ended, fork, kill, pictures, recipe, states
 from visattn.training import Checkpoints, Config, State, train
-from visattn.training._checkpoint import readable
+from visattn.training.run.checkpoints import readable
 
 _SIZES = {"model": (3000, 7), "optimizer": (20000,), "random0": (5000,)}
 

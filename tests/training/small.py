@@ -21,10 +21,10 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from visattn.cli import _main
+from visattn.cli import commands
 from visattn.errors import VisattnWarning
 from visattn.training import Config, train
-from visattn.training._learner import Learner
+from visattn.training.trainer import Learner
 
 TRAIN, TEST = 13, 5  # pictures: no multiple of a batch
 EVERYTHING: dict[str, Any] = {
@@ -175,9 +175,9 @@ def ended(child: int, log: Path) -> Ended:
 
 def command(*arguments: object) -> int:
     """The exit code of `visattn train classify`, run in this process."""
-    warnings.showwarning = _main._show_warning  # type: ignore[assignment]
+    warnings.showwarning = commands._show_warning  # type: ignore[assignment]
     warnings.simplefilter("always", VisattnWarning)
-    return _main._run(["train", "classify", "-q", *map(str, arguments)], debug=False)
+    return commands._run(["train", "classify", "-q", *map(str, arguments)], debug=False)
 
 
 def forked(*arguments: object) -> Ended:

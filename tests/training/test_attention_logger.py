@@ -28,8 +28,8 @@ from visattn import nn as ours
 from visattn._support.publish import publish
 from visattn.drawing.colormaps import table
 from visattn.errors import OptionError, OutputError, ShapeError, UnsupportedModel, VisattnWarning
-from visattn.training import _attention_logger
-from visattn.training._attention_logger import AttentionLogger
+from visattn.training import attention_logger
+from visattn.training.attention_logger import AttentionLogger
 
 HEIGHT, WIDTH = tiny.INPUT
 PANEL = 48
@@ -330,13 +330,13 @@ Sheets = list[tuple[Any, dict[str, Any]]]
 def sheets(monkeypatch: pytest.MonkeyPatch) -> Sheets:
     """What is put on each page: its cells, and the words around them."""
     found: Sheets = []
-    draw = _attention_logger.sheet  # type: ignore[attr-defined]
+    draw = attention_logger.sheet  # type: ignore[attr-defined]
 
     def sheet(cells: Any, **options: Any) -> Image.Image:
         found.append((cells, options))
         return draw(cells, **options)
 
-    monkeypatch.setattr(_attention_logger, "sheet", sheet)
+    monkeypatch.setattr(attention_logger, "sheet", sheet)
     return found
 
 

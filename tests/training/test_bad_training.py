@@ -47,7 +47,7 @@ from tests.training.test_checkpoint import Trap, cut_file, damage_file, signed
 from visattn.errors import ModelError, OptionError, ResourceError, TrainingError, VisattnWarning
 from visattn.loading import load_model
 from visattn.training import Config, train
-from visattn.training._folder import finished
+from visattn.training.run.folder import finished
 
 __all__ = ["run"]
 

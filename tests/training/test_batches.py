@@ -16,9 +16,9 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from visattn.errors import DataError, ImageError, ResourceError
 from visattn.loading.blueprints import Blueprint
-from visattn.training._batches import Batch, InOrder, Samples, Stream, Ticket, loader, moments, patient, training_transform
-from visattn.training._config import Config
-from visattn.training._randomness import random_state, seed_all, seed_of, seeded, set_random_state
+from visattn.training.batches import Batch, InOrder, Samples, Stream, Ticket, loader, moments, patient, training_transform
+from visattn.training.config import Config
+from visattn.training.run.randomness import random_state, seed_all, seed_of, seeded, set_random_state
 
 CPU = torch.device("cpu")
 

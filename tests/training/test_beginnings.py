@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from tests.training.small import pictures, recipe
 from visattn.errors import DataError, OptionError, WeightsError
 from visattn.training import train
-from visattn.training._config import Config
-from visattn.training._task import begin_with, blueprint_of
+from visattn.training.config import Config
+from visattn.training.tasks.classification import begin_with, blueprint_of
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.cli.test_commands import Run, run
 from visattn.captioning import load_captioner
 from visattn.errors import DataError, OptionError, VisattnWarning, WeightsError
 from visattn.training import CaptionConfig, Checkpoints, Config, train
-from visattn.training._captions import Captioning
+from visattn.training.tasks.captioning import Captioning
 
 __all__ = ["run"]
 
@@ -100,7 +100,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(attention: str, sto
 
 def train_until(config: CaptionConfig, folder: Path, step: int) -> Path:
     """A run that crashes after a number of steps."""
-    from visattn.training._learner import Learner
+    from visattn.training.trainer import Learner
 
     learn = Learner.learn
 
@@ -254,7 +254,7 @@ def test_ram_is_not_rewarded_for_mixed_pictures(tmp_path: Path) -> None:
 def test_published_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe(model="visattn_resnet14", model_kwargs={})
     other = timm.create_model("visattn_resnet18")
-    monkeypatch.setattr("visattn.training._captions.load_model", lambda *_, **__: other)
+    monkeypatch.setattr("visattn.training.tasks.captioning.load_model", lambda *_, **__: other)
     task = Captioning(config)
     task.config = replace(config, weights="auto")
     with pytest.raises(WeightsError, match=r"visattn_resnet14: \d+ tensors differ from the published ones"):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
-from visattn.training._card import Data, Reached, card, wilson
-from visattn.training._config import Config
-from visattn.training._cost import Cost
+from visattn.training.config import Config
+from visattn.training.report.card import Data, Reached, card, wilson
+from visattn.training.report.costs import Cost
 
 CONFIG = Config(data="scenes", model="visattn_resnet20", attention="cbam", seed=3, lr=0.05)
 DATA = Data("scenes", ("disc", "ring"), 6000, 1000, {"train": "ab12", "test": "cd34"}, "CC0")

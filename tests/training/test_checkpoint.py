@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.training.kills import state_of
 from visattn.errors import CheckpointError, VisattnWarning
 from visattn.training import Checkpoints, State
-from visattn.training._checkpoint import DamagedState, pack, read, unpack
+from visattn.training.run.checkpoints import DamagedState, pack, read, unpack
 
 TENSORS = st.builds(
     lambda size, kind: torch.arange(size).to(kind),
@@ -118,7 +118,7 @@ def test_a_state_that_is_half_removed_has_not_the_name_of_one(tmp_path: Path, mo
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(state_of(step))
-    monkeypatch.setattr("visattn.training._checkpoint.shutil.rmtree", lambda *_, **__: None)  # killed before anything is gone
+    monkeypatch.setattr("visattn.training.run.checkpoints.shutil.rmtree", lambda *_, **__: None)  # killed before anything is gone
     checkpoints.save(state_of(3))
     names = sorted(path.name for path in tmp_path.iterdir() if "step" in path.name)
     assert names == [".visattn-step_00000001", "step_00000002", "step_00000003"]

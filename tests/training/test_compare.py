@@ -20,10 +20,10 @@ from torch import nn
 
 from visattn import models
 from visattn.errors import CheckpointError, OptionError, OutputError
-from visattn.training._compare import Outcome, compare, rows, to_page
-from visattn.training._config import Config
-from visattn.training._cost import Cost, cost
-from visattn.training._paired import Estimate, estimate, paired, t_quantile, verdict
+from visattn.training.config import Config
+from visattn.training.report.comparison import Outcome, compare, rows, to_page
+from visattn.training.report.costs import Cost, cost
+from visattn.training.report.paired import Estimate, estimate, paired, t_quantile, verdict
 
 SHAPE = (3, 32, 32)
 CONFIG = Config(data="scenes", model="visattn_resnet20", epochs=2.0)
@@ -135,9 +135,9 @@ _counted = cache(cost)
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each network is counted once; pictures, which take a second each, are drawn where they are looked at."""
-    monkeypatch.setattr("visattn.training._compare.cost", _counted)
+    monkeypatch.setattr("visattn.training.report.comparison.cost", _counted)
     if "with_picture" not in request.fixturenames:
-        monkeypatch.setattr("visattn.training._compare.find_spec", lambda name: None)
+        monkeypatch.setattr("visattn.training.report.comparison.find_spec", lambda name: None)
 
 
 @pytest.fixture

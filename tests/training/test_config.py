@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from visattn.errors import OptionError
 from visattn.training import CaptionConfig, Config, checked, read_config
-from visattn.training._config import differences, override
+from visattn.training.config import differences, override
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 VALUES = st.integers(-(2**31), 2**31) | st.booleans() | TEXTS | st.floats(allow_nan=False, allow_infinity=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from visattn import models
 from visattn.errors import UnsupportedModel
 from visattn.nn import ATTENTION
-from visattn.training._cost import Cost, cost
+from visattn.training.report.costs import Cost, cost
 
 
 def test_resnet20_layer_by_layer() -> None:

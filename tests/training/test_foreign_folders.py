@@ -15,8 +15,8 @@ from tests.cli.test_commands import Run, run
 from tests.training.small import begun, pictures, recipe, states, written
 from visattn.errors import OutputError, VisattnError
 from visattn.training import Config, compare_runs, train
-from visattn.training._compare import RECIPE
-from visattn.training._folder import held
+from visattn.training.report.comparison import RECIPE
+from visattn.training.run.folder import held
 
 __all__ = ["run"]
 
@@ -125,7 +125,7 @@ def test_what_leads_out_of_a_comparison_is_refused(data: Path, tmp_path: Path, v
 @pytest.mark.parametrize("name", [".lock", "log.jsonl", "speed.jsonl"])
 def test_a_link_that_comes_after_the_check_is_not_followed(data: Path, tmp_path: Path, victim: Path, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("visattn.training._folder.check_own", lambda *_: None)
+        patch.setattr("visattn.training.run.folder.check_own", lambda *_: None)
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / name).symlink_to(victim)
         (tmp_path / "run" / "config.toml").write_text(recipe(data).toml())

@@ -25,12 +25,12 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, distributed, nn
 
 from visattn.errors import OutputError
-from visattn.training import Config, _loop, train
-from visattn.training._batches import Batch, Stream
-from visattn.training._folder import held
-from visattn.training._learner import Learner, _for_several
-from visattn.training._processes import Processes
-from visattn.training._signals import asked_to_stop
+from visattn.training import Config, loop, train
+from visattn.training.batches import Batch, Stream
+from visattn.training.run.folder import held
+from visattn.training.run.processes import Processes
+from visattn.training.run.signals import asked_to_stop
+from visattn.training.trainer import Learner, _for_several
 
 COUNT, SIDE, BATCH, STEPS = 300, 32, 32, 20
 BREAK, ASKED, LAST_SAVED = 13, 5, 8  # a run breaks in step 13 and goes on from step 8
@@ -121,7 +121,7 @@ def work(folder: Path) -> None:
     told["written"] = [path for path in written if path.startswith(str(folder)) and path != str(notes)]
     (folder / f"told{rank}.json").write_text(json.dumps(told))
     asked: list[list[int]] = []
-    with mock.patch.object(_loop, "asked_to_stop", _overheard(asked)), learning(lambda step: _ask(step, rank, asked)):
+    with mock.patch.object(loop, "asked_to_stop", _overheard(asked)), learning(lambda step: _ask(step, rank, asked)):
         train(recipe(folder, ALL), folder / "asked")
 
 

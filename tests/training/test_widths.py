@@ -14,7 +14,7 @@ from torch import nn
 from tests.conftest import Figures
 from visattn import models
 from visattn.errors import OptionError
-from visattn.training._widths import Widths, _counted, wide
+from visattn.training.tasks.widths import Widths, _counted, wide
 
 Build = Callable[..., models.ResNet]
 

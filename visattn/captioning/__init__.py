@@ -1,9 +1,9 @@
 """Captions, and where each of their words looked: captioners as folders, beam search, scores."""
 
-from visattn.captioning._captioner import Caption, Captioner, load_captioner
-from visattn.captioning._scores import caption_scores, exact_set, facts_of, slot_accuracy
-from visattn.captioning._search import Found, search, search_all
-from visattn.captioning._vocabulary import Vocabulary, split
+from visattn.captioning.beam_search import Found, search, search_all
+from visattn.captioning.captioner import Caption, Captioner, load_captioner
+from visattn.captioning.scores import caption_scores, exact_set, facts_of, slot_accuracy
+from visattn.captioning.vocabulary import Vocabulary, split
 
 __all__ = [
     "Caption",

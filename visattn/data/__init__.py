@@ -3,13 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from visattn.data._offline import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
-from visattn.data._photos import PHOTOS, photo_path
+from visattn.data.shipped import PHOTOS, photo_path
+from visattn.data.weights.offline import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
 
 if TYPE_CHECKING:
     from visattn.data import scenes as scenes
-    from visattn.data._captions import Captioned as Captioned, read_captions as read_captions
-    from visattn.data._readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
+    from visattn.data.captions.readers import Captioned as Captioned, read_captions as read_captions
+    from visattn.data.labelled.readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
 
 __all__ = [
     "OFFLINE_MODEL",
@@ -28,9 +28,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in ("ArrayPictures", "Labelled", "read"):  # on first use: they import torch
-        return getattr(import_module("visattn.data._readers"), name)
+        return getattr(import_module("visattn.data.labelled.readers"), name)
     if name in ("Captioned", "read_captions"):
-        return getattr(import_module("visattn.data._captions"), name)
+        return getattr(import_module("visattn.data.captions.readers"), name)
     if name == "scenes":
         return import_module("visattn.data.scenes")
     raise AttributeError(f"module 'visattn.data' has no attribute {name!r}")

@@ -10,7 +10,6 @@ import timm.data
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
-import visattn.models  # noqa: F401 - tells timm the names of ours
 from visattn.capturing import Anatomy, module_names
 from visattn.errors import OptionError
 from visattn.families.feature_maps import last_feature_map, takes

@@ -18,11 +18,10 @@ from visattn.errors import OptionError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families.feature_maps import last_feature_map
 from visattn.families.spec import InputSpec
-from visattn.loading.blueprints import Blueprint
 from visattn.provenance import Provenance
 
 
-class Seen(Protocol):
+class InputFacts(Protocol):
     """How a network sees pictures; see `Blueprint`."""
 
     @property
@@ -46,7 +45,16 @@ class Seen(Protocol):
         ...
 
 
-_known: WeakKeyDictionary[nn.Module, Blueprint] = WeakKeyDictionary()
+class NetworkFacts(InputFacts, Protocol):
+    """How a network sees pictures, and what its classes are called."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        ...
+
+
+_known: WeakKeyDictionary[nn.Module, NetworkFacts] = WeakKeyDictionary()
 
 
 def owns(model: nn.Module) -> bool:
@@ -54,7 +62,7 @@ def owns(model: nn.Module) -> bool:
     return model in _known
 
 
-def remember(model: nn.Module, blueprint: Blueprint) -> nn.Module:
+def remember(model: nn.Module, blueprint: NetworkFacts) -> nn.Module:
     """Let `prepare` and `labels` know what a model was built from."""
     _known[model] = blueprint
     return model
@@ -82,7 +90,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     )
 
 
-def evaluation_transform(blueprint: Seen) -> Any:  # noqa: ANN401 - torchvision's Compose
+def evaluation_transform(blueprint: InputFacts) -> Any:  # noqa: ANN401 - torchvision's Compose
     """From a picture to pixels: the shorter side scaled to the input's, the middle cut out."""
     return timm.data.create_transform(
         (blueprint.channels, *blueprint.size),

@@ -7,39 +7,39 @@ from the number of channels alone and keep the shape.
 from torch import nn
 
 from visattn._support.publish import publish
-from visattn.nn._attach import attach
-from visattn.nn._attached import Attached, Site
-from visattn.nn._attention_gate import AttentionGate
-from visattn.nn._augmented import AttentionAugmentedConv2d
-from visattn.nn._bam import BAM
-from visattn.nn._cbam import CBAM
-from visattn.nn._checkpoints import load_checkpoint, translate
-from visattn.nn._class_attention import ClassAttention
-from visattn.nn._coordinate import CoordinateAttention
-from visattn.nn._cross_covariance import CrossCovarianceAttention
-from visattn.nn._draw import DrawRead, DrawWrite
-from visattn.nn._eca import ECA
-from visattn.nn._external import ExternalAttention
-from visattn.nn._ge import GatherExcite
-from visattn.nn._global_context import GlobalContext
-from visattn.nn._local import LocalMonotonic, LocalPredictive
-from visattn.nn._multi_head import MultiHeadAttention
-from visattn.nn._non_local import NonLocal
-from visattn.nn._plugged import Plugged
-from visattn.nn._retina import Retina
-from visattn.nn._sagan import SelfAttention2d
-from visattn.nn._scores import AdditiveScore, CosineScore, DotScore, GeneralScore, LocationScore, ScaledDotScore, attend
-from visattn.nn._scse import SCSE
-from visattn.nn._se import SqueezeExcite
-from visattn.nn._simam import SimAM
-from visattn.nn._sk import SelectiveKernel
-from visattn.nn._sliding import SlidingWindowAttention
-from visattn.nn._soft_hard import Glimpse, HardAttention, SoftAttention, doubly_stochastic, reinforce
-from visattn.nn._stand_alone import StandAloneSelfAttention
-from visattn.nn._talking_heads import TalkingHeadsAttention
-from visattn.nn._transformer2d import SpatialTransformer
-from visattn.nn._triplet import TripletAttention
-from visattn.nn._window import WindowAttention
+from visattn.nn.attaching.attached import Attached, Site
+from visattn.nn.attaching.checkpoints import load_checkpoint, translate
+from visattn.nn.attaching.insertion import attach
+from visattn.nn.attaching.plugged import Plugged
+from visattn.nn.channel.eca import ECA
+from visattn.nn.channel.ge import GatherExcite
+from visattn.nn.channel.global_context import GlobalContext
+from visattn.nn.channel.se import SqueezeExcite
+from visattn.nn.channel.sk import SelectiveKernel
+from visattn.nn.decoder.draw import DrawRead, DrawWrite
+from visattn.nn.decoder.retina import Retina
+from visattn.nn.decoder.soft_hard import Glimpse, HardAttention, SoftAttention, doubly_stochastic, reinforce
+from visattn.nn.spatial.attention_gate import AttentionGate
+from visattn.nn.spatial.bam import BAM
+from visattn.nn.spatial.cbam import CBAM
+from visattn.nn.spatial.coordinate import CoordinateAttention
+from visattn.nn.spatial.scse import SCSE
+from visattn.nn.spatial.simam import SimAM
+from visattn.nn.spatial.spatial_transformer import SpatialTransformer
+from visattn.nn.spatial.triplet import TripletAttention
+from visattn.nn.tokens.augmented import AttentionAugmentedConv2d
+from visattn.nn.tokens.class_attention import ClassAttention
+from visattn.nn.tokens.cross_covariance import CrossCovarianceAttention
+from visattn.nn.tokens.external import ExternalAttention
+from visattn.nn.tokens.local import LocalMonotonic, LocalPredictive
+from visattn.nn.tokens.multi_head import MultiHeadAttention
+from visattn.nn.tokens.non_local import NonLocal
+from visattn.nn.tokens.sagan import SelfAttention2d
+from visattn.nn.tokens.scores import AdditiveScore, CosineScore, DotScore, GeneralScore, LocationScore, ScaledDotScore, attend
+from visattn.nn.tokens.sliding_window import SlidingWindowAttention
+from visattn.nn.tokens.stand_alone import StandAloneSelfAttention
+from visattn.nn.tokens.talking_heads import TalkingHeadsAttention
+from visattn.nn.tokens.window import WindowAttention
 
 ATTENTION: dict[str, type[nn.Module]] = {
     "bam": BAM,

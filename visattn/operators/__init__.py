@@ -6,10 +6,10 @@ made of *blocks* (one for global attention, one per window otherwise); the indic
 the canonical order each one is, and -1 marks padding.
 """
 
-from visattn.operators._explicit import MatrixOperator, SumOperator
-from visattn.operators._gradient import Gradient, MatrixGradient, OuterGradient
-from visattn.operators._operator import ROWS, Operator, Tile
-from visattn.operators._softmax import SoftmaxOperator
+from visattn.operators.explicit import MatrixOperator, SumOperator
+from visattn.operators.gradients import Gradient, MatrixGradient, OuterGradient
+from visattn.operators.operator import ROWS, Operator, Tile
+from visattn.operators.softmax import SoftmaxOperator
 
 __all__ = [
     "ROWS",

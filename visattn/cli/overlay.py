@@ -1,0 +1,259 @@
+"""`visattn overlay`: a map over each photo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from visattn._support.checks import between, whole_number
+from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
+from visattn.cli.each import Each
+from visattn.cli.options import (
+    files_read,
+    model_options,
+    output_options,
+    photo_options,
+    picture_options,
+    refuse_beside,
+    target_options,
+)
+from visattn.cli.talk import describe, result
+from visattn.errors import MapError, OptionError
+from visattn.provenance import Provenance
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, how it was made, the map as a file
+
+_PARAMETERS = [
+    "layer",
+    "head",
+    "fusion",
+    "query",
+    "sinks",
+    "of",
+    "start_layer",
+    "residual",
+    "weights_by",
+    "discard",
+    "discard_over",
+    "layers",
+    "steps",
+    "signed",
+    "segments",
+    "cells",
+    "count",
+    "baseline",
+    "evaluations",
+    "batch",
+    "noise",
+    "lasso",
+]  # of methods
+
+
+_TARGET = ("target", "versus", "target_space", "labels")
+_OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET, *_PARAMETERS)
+
+
+class _Residual(click.ParamType[float | str]):
+    """A number, or `measured`."""
+
+    name = "number|measured"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float | str:  # noqa: ANN401
+        """As click wants it."""
+        try:
+            return value if value == "measured" else float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor 'measured'", param, ctx)
+
+
+@click.command("overlay")
+@click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
+@model_options
+@click.option("--method", default="auto", show_default=True, help="See visattn list --methods.")
+@target_options
+@click.option("--layer", help="Position (negative from the end) or dotted name.")
+@click.option("--head", type=int, help="One head; all are averaged by default.")
+@click.option("--fusion", type=click.Choice(["mean", "max", "min"]), help="How heads are merged.")
+@click.option("--query", help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
+@click.option("--sinks", type=click.Choice(["keep", "drop", "redistribute"]), help="Rollout: what sinks do.")
+@click.option("--start-layer", type=int, help="First layer that takes part, where layers are multiplied.")
+@click.option("--residual", type=_Residual(), help="Rollout: weight of the residual path, or measured.")
+@click.option("--weights-by", type=click.Choice(["attention", "norm"]), help="Rollout: what counts as weight.")
+@click.option("--discard", type=float, help="Rollout: share of the smallest weights that is dropped, from 0 to less than 1.")
+@click.option("--discard-over", type=click.Choice(["row", "layer"]), help="Smallest of each row, or of the whole layer.")
+@click.option("--layers", type=int, help="LeGrad: how many of the last layers count.")
+@click.option("--steps", type=int, help="Transition attention: how many inputs are run.")
+@click.option("--signed", is_flag=True, default=None, help="Attention x gradient, saliency: keep what speaks against the class.")
+@click.option("--of", type=click.Choice(["tokens", "keys", "queries", "values"]), help="Similarity: of which vectors.")
+@click.option("--segments", type=click.Choice(["pixels", "grid", "slic"]), help="captum: the parts of the image.")
+@click.option("--cells", type=int, nargs=2, metavar="ROWS COLUMNS", help="captum: cells of --segments grid.")
+@click.option("--count", type=int, help="captum: about how many segments.")
+@click.option("--baseline", type=click.Choice(["mean", "black", "blur"]), help="captum: what stands in the place of a part.")
+@click.option("--evaluations", type=int, help="captum: how often the model is run.")
+@click.option("--batch-size", "batch", type=int, help="captum: how many images run at once.")
+@click.option("--noise", type=float, help="SmoothGrad: deviation of the noise, as a share of the image's range.")
+@click.option("--lasso", type=float, help="LIME: penalty of the weights, as a share of the score's rise.")
+@click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
+@click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
+@click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
+@picture_options
+@photo_options
+@click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
+@click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map (.npz).")
+@output_options
+def overlay_command(
+    images: tuple[Path, ...],
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - click's
+) -> int:
+    """Lay a model's attention over IMAGES and write one PNG for each.
+
+    \b
+    visattn overlay dog.jpg
+    visattn overlay dog.jpg --method rollout --opacity 0.7 -o dog_rollout.png
+    visattn overlay dog.jpg --method similarity --query pixel:120,80
+    visattn overlay dog.jpg --model vit_base_patch16_224 --target "Border collie"
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    between(options["opacity"], 0, 1, "opacity")
+    if options["map_file"]:
+        refuse_beside("--map", _OF_MODELS)
+    targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
+    extra = _map_target(images, options)
+    check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
+    parameters = {} if options["map_file"] else _parameters(options)
+    each, draw, done = Each(len(images) > 1, debug), None, 0
+    rows: list[tuple[Path, Provenance]] = []
+    for i, photo in each.readable(images, options):
+        if draw is None:  # a model is loaded when there is a photo for it
+            draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, parameters)
+        with each.photo(images[i]):
+            rows.append(_written(draw(photo), targets[i], options["save_map"]))
+            describe(quiet, rows[-1][1])
+            done += 1
+        del photo  # before the next is read
+        if not as_json:
+            result(False, rows)
+            rows.clear()
+    if as_json:
+        result(True, rows)
+    return each.exit_code(done)
+
+
+def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, Provenance]:
+    png, provenance, raw = drawn
+    if map_file:
+        write_whole(map_file, raw())
+    return write_whole(target, png), provenance
+
+
+def _parameters(options: dict[str, Any]) -> dict[str, Any]:
+    """The method's own parameters among the options, those that were given; refused early when the method has not got them."""
+    from visattn.pipeline.explanation import check_parameters
+
+    chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
+    if (number := whole_number(chosen.get("layer", ""))) is not None:
+        chosen["layer"] = number
+    method = options["method"]
+    check_parameters(method, chosen)
+    if method == "similarity" and "query" not in chosen:
+        raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
+    return chosen
+
+
+def _kind(method: str) -> str:
+    """What stands in the picture's name."""
+    return "overlay" if method == "auto" else method
+
+
+def _target(options: dict[str, Any]) -> dict[str, Any]:
+    from visattn.pipeline.targets import read_labels
+
+    labels = None if options["labels"] is None else read_labels(options["labels"])
+    return {"labels": labels, **{name: options[name] for name in ("target", "versus", "target_space")}}
+
+
+def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]:
+    if not options["save_map"]:
+        return []
+    if len(images) > 1 or options["map_file"]:
+        raise OptionError("--save-map saves the map of one image that a model looked at. Pass one image and no --map.")
+    return [options["save_map"]]
+
+
+def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
+    """A PNG for each image; in a folder where there are several; no two alike."""
+    names = [f"{name}.{kind}.png" for name in result_names(images)]
+    if output is None:
+        return [Path(name) for name in names]
+    if len(images) > 1 or is_folder(output):
+        return [output / name for name in names]
+    return [check_png(output)]
+
+
+def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
+    from visattn.drawing.pictures import to_png
+    from visattn.loading import load_model
+    from visattn.maps import save_map
+    from visattn.pipeline.explanation import explain
+
+    names = ("weights", "seed", "img_size", "device")
+    model = load_model(options["model"], **{name: options[name] for name in names})
+
+    def draw(photo: Image.Image) -> _Drawn:
+        found = explain(
+            model,
+            photo,
+            method=options["method"],
+            **_target(options),
+            resize=options["resize"],
+            img_size=options["img_size"],
+            seed=options["seed"],
+            **parameters,
+        )
+        picture, provenance = found.draw(**_colours(options), caption=options["caption"])
+        return to_png(picture), provenance, lambda: save_map(found.map, found.geometry)
+
+    return draw
+
+
+def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
+    from visattn.drawing.overlays import overlay
+    from visattn.drawing.pictures import to_png
+    from visattn.images import facts
+    from visattn.maps import load_map
+    from visattn.pipeline.explanation import Explanation
+
+    loaded = load_map(options["map_file"])
+
+    def draw(photo: Image.Image) -> _Drawn:
+        source = facts(photo)
+        if isinstance(loaded, tuple):
+            attention_map, geometry = loaded
+            if geometry.photo != (size := (photo.height, photo.width)):
+                if attention_map.provenance.image_sha256 == source.sha256:
+                    told = f"that it is of this photo, of {geometry.photo[0]} x {geometry.photo[1]} pixels"
+                    raise MapError(f"{source.name}: the map says {told}, got {size[0]} x {size[1]}. Make it anew.")
+                geometry = geometry.resized(size)
+            picture = Explanation(photo, geometry, attention_map).overlay(**_colours(options))
+        else:
+            refuse_beside("an array of --map", ("interpolation", "mass"))
+            colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}
+            picture = overlay(photo, loaded, **colours)
+        provenance = picture.provenance.but(image=source.name, image_sha256=source.sha256)
+        return to_png(picture, provenance), provenance, bytes
+
+    return draw
+
+
+def _colours(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("opacity", "blend", "colormap", "normalize", "interpolation", "mass")}

@@ -1,0 +1,130 @@
+"""`visattn stats`: what the heads of a model do over a folder of photos."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._support.checks import printable
+from visattn._support.files import base_name, check_folder, exists, is_folder, write_folder_whole
+from visattn._support.tables import to_csv, to_json
+from visattn.cli.commands import complain
+from visattn.cli.each import Each
+from visattn.cli.options import model_options, photo_options, talk_options
+from visattn.cli.talk import describe, note
+from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
+
+FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
+
+
+@click.command("stats")
+@click.argument("folder", type=click.Path(path_type=Path))
+@model_options
+@click.option("--limit", type=click.IntRange(1), help="This many photos, evenly spaced among the sorted names.")
+@photo_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("stats"), show_default=True, help="Folder.")
+@click.option("--overwrite", is_flag=True, help="Replace the folder of an earlier run.")
+@talk_options
+def stats_command(
+    folder: Path,
+    output: Path,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    limit: int | None,
+    **options: Any,  # noqa: ANN401 - click's
+) -> int:
+    """Measure every head of a model over the photos in FOLDER, and write tables and plots.
+
+    \b
+    visattn stats photos
+    visattn stats photos --limit 200 -o stats_dinov2
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    check_folder(output, FILES, overwrite=overwrite)
+    paths, failed = _photos(folder, output)
+    if limit is not None and limit < len(paths):
+        paths = [paths[i * len(paths) // limit] for i in range(limit)]
+    each = Each(True, debug, fatal=(UnsupportedModel, NoAttentionCaptured, OptionError))
+    survey = _survey(folder, paths, each, quiet, options)
+    if survey is None:
+        return each.exit_code(0)
+    provenance = survey.provenance(printable(base_name(str(folder))))
+    heads, layers, photos = survey.heads(), survey.layers(), survey.photos
+    whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
+    files = {"heads.csv": to_csv(heads), "layers.csv": to_csv(layers), "photos.csv": to_csv(photos), "stats.json": to_json(whole)}
+    content = {name: text.encode() for name, text in files.items()} | _plots(heads, layers, provenance, quiet)
+    written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
+    describe(quiet, provenance)
+    click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
+    return VisattnError.exit_code if failed else each.exit_code(len(photos))
+
+
+def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
+    """Every picture in a folder and below, by its ending, sorted; hidden ones and the output's apart. And how many folders failed."""
+    from PIL import Image
+
+    from visattn.images import FORMATS
+
+    name = printable(str(folder))
+    if not is_folder(folder):
+        cause = "a file, not a folder; pass the folder around it" if exists(folder) else "no such folder; check the path"
+        raise ImageError(f"{name}: {cause}")
+    refused: list[OSError] = []
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+    seen, found = {output.resolve()}, []
+    for place, folders, files in os.walk(folder, onerror=refused.append, followlinks=True):
+        if Path(place).resolve() in seen:
+            folders.clear()
+            continue
+        seen.add(Path(place).resolve())
+        folders[:] = sorted(child for child in folders if not child.startswith("."))
+        found += [Path(place, file) for file in files if Path(file).suffix.lower() in endings and not file.startswith(".")]
+    for error in refused:
+        complain(f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its mode")
+    if not found:
+        raise ImageError(f"{name}: no photos in it or below ({', '.join(FORMATS)}); nothing to do")
+    return sorted(found), len(refused)
+
+
+def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    """The statistics of all photos that can be used, None if there is none."""
+    from tqdm import tqdm
+
+    from visattn.evaluation.survey import Survey
+    from visattn.loading import load_model
+
+    def beside_the_bar(text: str) -> None:
+        with tqdm.external_write_mode():
+            complain(text)
+
+    each.tell, survey = beside_the_bar, None
+    for i, photo in each.readable(tqdm(paths, unit="photo", disable=True if quiet else None), options):
+        if survey is None:
+            model = load_model(options["model"], **{key: options[key] for key in ("weights", "seed", "img_size", "device")})
+            survey = Survey(model, **{key: options[key] for key in ("resize", "img_size", "seed")})
+        with each.photo(paths[i]):
+            survey.add(photo, printable(str(paths[i].relative_to(folder))))
+    return survey if survey and survey.photos else None
+
+
+def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
+    """The plots by file name; none without matplotlib."""
+    from visattn._support.extras import need
+
+    try:
+        need("matplotlib", "figures", "a plot")
+    except MissingExtra as missing:
+        note(quiet, f"tables only: {missing}")
+        return {}
+    from visattn.drawing.plots import head_statistics
+
+    drawn = {
+        "distance.png": head_statistics.distance(heads, layers, provenance),
+        "entropy.png": head_statistics.entropy(heads, layers, provenance),
+        "mass.png": head_statistics.mass(layers, provenance),
+    }
+    return {name: png for name, png in drawn.items() if png is not None}

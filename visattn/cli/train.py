@@ -1,0 +1,217 @@
+"""`visattn train`: a classifier or a captioner from pictures, in a folder that tells how it was made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import MISSING, Field, asdict, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from visattn._support.checks import printable
+from visattn.cli.commands import complain
+from visattn.cli.options import talk_options
+
+
+@click.group("train")
+def train_command() -> None:
+    """Train a network, with or without attention, or a captioner."""
+
+
+def _recipe_options(command: Callable[..., Any], kind: str) -> Callable[..., Any]:
+    """An option for every setting of a training."""
+    from visattn import training
+
+    for setting in reversed(fields(getattr(training, kind))):
+        command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Field[Any]) -> Callable[..., Any]:
+    default = setting.default if setting.default is not MISSING else None
+    flag = f"--{setting.name.replace('_', '-')}"
+    text = f"{setting.metadata['help']}  [default: {default}]" if default not in (None, "", ()) else setting.metadata["help"]
+    if isinstance(default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=text)
+    if setting.name in ("model_kwargs", "widths"):
+        kind = int if setting.name == "widths" else str
+        return click.option(flag, type=kind, multiple=True, metavar="N" if kind is int else "KEY=VALUE", help=text)
+    choices = setting.metadata["choices"]
+    return click.option(flag, type=click.Choice(choices) if choices else type(default), default=None, help=text)
+
+
+class _Recipe(click.Command):
+    """A command whose options are made when they are asked for: the settings lie in a module that imports torch."""
+
+    def __init__(self, *arguments: Any, recipe: str, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **options)
+        self._complete, self._recipe = False, recipe
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not self._complete:
+            made = _recipe_options(lambda: None, self._recipe)
+            self.params = [*reversed(getattr(made, "__click_params__", [])), *self.params]
+            self._complete = True
+        return super().get_params(ctx)
+
+
+def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every training takes beside its recipe."""
+    for option in reversed(
+        (
+            click.option(
+                "--config", type=click.Path(path_type=Path), help="Settings from a TOML file; options come before them."
+            ),
+            click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the run."),
+            click.option("--force", is_flag=True, help="Go on with a run though recipe or data differ."),
+            click.option("--overwrite", is_flag=True, help="Remove an earlier run first."),
+            click.option("--dry-run", is_flag=True, help="Print the whole recipe as TOML and stop."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@train_command.command("classify", cls=_Recipe, recipe="Config")
+@_run_options
+@click.option("--compare", help="Train several: names of attention with commas between them, and wide for a wider plain network.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How often each of them is trained.")
+@talk_options
+def classify_command(
+    config: Path | None,
+    output: Path,
+    compare: str | None,
+    seeds: int,
+    force: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - the recipe's
+) -> int:
+    """Train a classifier: any CNN or ViT of timm, torchvision or yours, with the attention you choose.
+
+    The same command goes on where it was interrupted, to the same result.
+
+    \b
+    visattn train classify --data fashion-mnist --attention cbam -o runs/cbam
+    visattn train classify --data photos --model resnet18 --weights auto --attention se -o runs/se
+    visattn train classify --data fashion-mnist --compare se,cbam,wide --seeds 5 -o runs/comparison
+    torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    from visattn._support.tables import to_json
+    from visattn.training import Config, compare_runs
+
+    recipe = _recipe(Config, config, options)
+    if dry_run:
+        click.echo(recipe.toml(), nl=False)
+        return 0
+    _check_together(compare, seeds, recipe.attention, beginning=force or overwrite)
+    if compare is not None:
+        table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
+        click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
+        return 0
+    return _trained(recipe, output, force=force, overwrite=overwrite, quiet=quiet, as_json=as_json)
+
+
+@train_command.command("caption", cls=_Recipe, recipe="CaptionConfig")
+@_run_options
+@talk_options
+def caption_command(
+    config: Path | None,
+    output: Path,
+    force: bool,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - the recipe's
+) -> int:
+    """Train a captioner with soft or hard attention: show, attend and tell.
+
+    The same command goes on where it was interrupted, to the same result. visattn caption then tells what photos show.
+
+    \b
+    visattn train caption --data scenes --attention soft -o runs/soft
+    visattn train caption --data dataset_flickr8k.json --root Flicker8k_Dataset --model resnet50 --weights auto --freeze -o runs/flickr
+    torchrun --nproc-per-node 2 -m visattn train caption --data coco --root coco -o runs/two
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    from visattn.training import CaptionConfig
+
+    recipe = _recipe(CaptionConfig, config, options)
+    if dry_run:
+        click.echo(recipe.toml(), nl=False)
+        return 0
+    return _trained(recipe, output, force=force, overwrite=overwrite, quiet=quiet, as_json=as_json)
+
+
+def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> Any:  # noqa: ANN401 - of that kind
+    """The recipe of a file and of options, which come before it."""
+    from visattn.training import checked, read_config
+
+    given = read_config(config, kind) if config else {}
+    return kind(**given | checked(_given(options), "options", kind))
+
+
+def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: bool, as_json: bool) -> int:  # noqa: ANN401
+    """Train, and tell what came of it."""
+    from visattn._support.tables import to_json
+    from visattn.errors import OptionError
+    from visattn.training import train
+
+    if force and overwrite:
+        raise OptionError("--overwrite begins anew, so there is nothing to --force. Leave one out.")
+    result = train(recipe, output, force=force, overwrite=overwrite, quiet=quiet)
+    for message in result.bad:
+        complain(message)
+    if result.stopped:
+        click.echo(
+            f"visattn: stopped at step {result.steps}; the same command{' without --overwrite' * overwrite} goes on from there",
+            err=True,
+        )
+        return 128 + result.stopped
+    if os.environ.get("RANK", "0") == "0":  # of several processes one talks
+        click.echo(to_json(asdict(result)) if as_json else f"{printable(str(output))}: test accuracy {result.accuracy:.4f}")
+    return 1 if result.bad else 0
+
+
+def _check_together(compare: str | None, seeds: int, attention: str, *, beginning: bool) -> None:
+    """Refuse options that do not go together."""
+    from visattn.errors import OptionError
+
+    if seeds > 1 and compare is None:
+        raise OptionError("--seeds is for --compare. Name what is compared.")
+    if compare is not None and attention != "none":
+        raise OptionError(f"--compare trains with each attention that it names, got --attention {attention} too. Leave one out.")
+    if compare is not None and (beginning or os.environ.get("WORLD_SIZE", "1") != "1"):
+        raise OptionError("--compare goes on where it was, in one process. Leave out --force, --overwrite and torchrun.")
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """What the user gave, by setting."""
+    from visattn.errors import OptionError
+
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
+    if "model_kwargs" in given:
+        pairs = {}
+        for text in given["model_kwargs"]:
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise OptionError(f"--model-kwargs must be KEY=VALUE, got '{text}'.")
+            pairs[key] = _value(value)
+        given["model_kwargs"] = pairs
+    return given
+
+
+def _value(text: str) -> Any:  # noqa: ANN401
+    """A text as the number, truth value or list that it reads as."""
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

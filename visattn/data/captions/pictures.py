@@ -1,0 +1,175 @@
+"""Pictures with captions: scenes from the cache, and files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from visattn._support.checks import printable
+from visattn.data.scenes import VERSION, Pairs, Scenes
+from visattn.data.scenes.store import kept, seed_of
+from visattn.errors import DataError
+from visattn.images import load_image
+
+
+class _Kind(NamedTuple):
+    """What is special about some scenes, see `Scenes`."""
+
+    pairs: Pairs
+    margin: float
+
+
+SCENES = {"scenes": _Kind("known", 0.03), "scenes-new": _Kind("new", 0.03), "scenes-any": _Kind("all", 0.0)}
+COUNTS = {"train": 20_000, "test": 1_000}
+_NAMED = 5  # folders that a message names
+
+
+class CaptionedScenes:
+    """Scenes with their captions, from the cache; see `Captioned`."""
+
+    channels = 3
+
+    def __init__(self, data: str, split: str, count: int, size: tuple[int, int], seed: int) -> None:
+        """Draw them, if that was not done before.
+
+        Args:
+            data: A key of `SCENES`.
+            split: A key of `COUNTS`.
+            count: How many.
+            size: `(height, width)`; see `Scenes`.
+            seed: See `read_captions`.
+
+        Raises:
+            OptionError: If `size` is out of range.
+            DataError: If the files in the cache are damaged.
+            OutputError: If the cache cannot be written.
+            ResourceError: If the disk is full, or the processes that draw were ended.
+        """
+        pairs, margin = SCENES[data]
+        scenes = Scenes(count, (size[0], size[1]), seed=seed_of(split, seed), distractors=(0, 2), pairs=pairs, margin=margin)
+        self.scenes, self.size = scenes, scenes.size
+        self._pixels, self._captions = kept(scenes, f"captions-{data}", "captions")
+        self._title, self._source = f"{data} {split}", json.dumps([VERSION, data, scenes.size, scenes.seed])
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._captions)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, tuple[str, ...]]:
+        """Picture and its one caption."""
+        return Image.fromarray(self._pixels[index]), self.captions(index)
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        """The caption alone."""
+        return (bytes(self._captions[index]).decode(),)
+
+    def name(self, index: int) -> str:
+        """The title and which."""
+        return f"{self._title} {index}"
+
+    def fingerprint(self) -> str:
+        """Digest of what was drawn, and of the captions."""
+        return hashlib.sha256(b"\n".join((self._source.encode(), *self._captions.tolist()))).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle of mapped pixels would hold them all: it names their file."""
+        return self.__dict__ | {"_pixels": str(self._pixels.filename)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map them again."""
+        self.__dict__.update(state | {"_pixels": np.load(state["_pixels"], mmap_mode="r")})
+
+
+class CaptionedFiles:
+    """Pictures in files with captions of another; each is decoded when it is asked for. See `Captioned`."""
+
+    channels = 3
+    size: tuple[int, int] | None = None
+
+    def __init__(self, names: Sequence[str], captions: Sequence[tuple[str, ...]], folders: Sequence[Path], title: str) -> None:
+        """Look for the pictures.
+
+        Args:
+            names: Of the pictures.
+            captions: Of each, one or more without line breaks.
+            folders: Where to look, the first that has a picture before the others; one or more.
+            title: Names the data in messages.
+
+        Raises:
+            DataError: If there is none of the pictures.
+        """
+        there = [_found(name, folders) for name in names]
+        gone = [name for name, (_, length) in zip(names, there, strict=True) if length < 0]
+        places = ", ".join(map(str, folders[:_NAMED])) + (", ..." if len(folders) > _NAMED else "")
+        lack = printable(f"no {gone[0]} in {places}") if gone else ""
+        if len(gone) == len(names):
+            raise DataError(
+                f"{title}: must find the pictures, got none of {len(names)}: {lack}. Pass as root (--root) where they lie."
+            )
+        self.missing = f"{len(gone)} of {len(names)} pictures are missing: {lack}." if gone else ""
+        self._folders, self._places = tuple(map(str, folders)), np.array([place for place, _ in there], np.int16)
+        self._lengths = np.array([length for _, length in there], np.int64)
+        self._names, self._captions = _Texts(names), _Texts(["\n".join(each) for each in captions])
+
+    def __len__(self) -> int:
+        """How many pictures."""
+        return len(self._lengths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, tuple[str, ...]]:
+        """Picture, upright and RGB, and its captions.
+
+        Raises:
+            ImageError: If the file cannot be used; the message names it.
+        """
+        return load_image(self._path(index)), self.captions(index)
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        """The captions alone."""
+        return tuple(self._captions[index].split("\n"))
+
+    def name(self, index: int) -> str:
+        """The file."""
+        return printable(str(self._path(index)))
+
+    def fingerprint(self) -> str:
+        """Digest of name, size and captions of each picture; the folders may lie anywhere."""
+        digest = hashlib.sha256()
+        for index, length in enumerate(self._lengths.tolist()):
+            digest.update(json.dumps([self._names[index], length, self.captions(index)]).encode())
+        return digest.hexdigest()
+
+    def _path(self, index: int) -> Path:
+        return Path(self._folders[self._places[index]], self._names[index])
+
+
+class _Texts:
+    """Texts in one piece: a list of them would be copied by every worker."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        parts = [text.encode() for text in texts]
+        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        self._whole, self._spans = b"".join(parts), np.stack((np.concatenate(([0], ends[:-1])), ends), 1)
+
+    def __getitem__(self, index: int) -> str:
+        start, end = self._spans[index]
+        return self._whole[start:end].decode()
+
+
+def _found(name: str, folders: Sequence[Path]) -> tuple[int, int]:
+    """Which folder has a picture, and the length of its file; the first and -1 where none has."""
+    for number, folder in enumerate(folders):
+        try:
+            facts = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - a Path takes several times as long, for each picture
+        except (OSError, ValueError):
+            continue
+        if stat.S_ISREG(facts.st_mode):
+            return number, facts.st_size
+    return 0, -1

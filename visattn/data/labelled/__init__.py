@@ -1,0 +1,1 @@
+"""Labelled pictures to train and test on."""

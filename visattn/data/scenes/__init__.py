@@ -1,0 +1,31 @@
+"""Scenes whose truth is known: which object decides the label, where it is, and what may not matter."""
+
+from visattn.data.scenes.generator import (
+    CLASSES,
+    COLOURS,
+    MARK_SIDE,
+    NEW,
+    TEXTURES,
+    VERSION,
+    Mark,
+    Pairs,
+    Scene,
+    Scenes,
+    Thing,
+    write,
+)
+
+__all__ = [
+    "CLASSES",
+    "COLOURS",
+    "MARK_SIDE",
+    "NEW",
+    "TEXTURES",
+    "VERSION",
+    "Mark",
+    "Pairs",
+    "Scene",
+    "Scenes",
+    "Thing",
+    "write",
+]

@@ -1,0 +1,1 @@
+"""Real weights where no model hub can be reached."""

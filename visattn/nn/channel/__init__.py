@@ -1,0 +1,1 @@
+"""Attention over channels: each channel has a gate."""

@@ -1,0 +1,1 @@
+"""Attention of decoders and recurrent models: where to look at each step."""

@@ -1,0 +1,1 @@
+"""Attention over positions of feature maps, alone or together with channels."""

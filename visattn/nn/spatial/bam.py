@@ -1,0 +1,77 @@
+"""Bottleneck attention module (BAM)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from visattn._support.checks import one_of
+from visattn._support.publish import publish
+from visattn.nn.shapes import at_least, bottleneck, check_maps, normed
+
+
+class BAM(nn.Module):
+    """Bottleneck attention: what a branch over channels and a branch over places agree on is amplified.
+
+    `M_c = W2 relu(BN(W1 mean(x)))`, `M_s = conv(f(f(r(x))))`, where `r` is a 1x1 and `f` a dilated 3x3 convolution, each with norm
+    and ReLU, and the last a 1x1 convolution to one plane; `M = sigmoid(M_c M_s)` and `y = x (1 + M)`. It belongs between the stages
+    of a network, three to a ResNet, and not into its blocks. Before training it multiplies by about 1.5.
+
+    Args:
+        channels: C.
+        reduction: Both bottlenecks have `C // reduction` channels, at least 1.
+        width: The bottlenecks' channels, in the place of `reduction`.
+        dilation: Of the 3x3 convolutions. On maps of fewer rows than it their outer rows see only padding, columns likewise.
+        variant: `official`: the authors' code, whose checkpoints `load_checkpoint` takes, multiplies the branches. `paper`:
+            `M = sigmoid(M_c + M_s)`.
+
+    Shape:
+        `(B, C, H, W)` to the same.
+
+    Publishes:
+        `gate`, `(B, C, H, W)`: what x is multiplied by, `1 + M`, in `(1, 2)`.
+
+    Raises:
+        OptionError: If a width or the dilation is below 1 or the variant unknown.
+        ShapeError: In the forward, if the input is not `(B, C, H, W)`, or a norm trains on a single value.
+
+    Reference:
+        Park et al., "BAM: Bottleneck Attention Module", BMVC 2018, arXiv:1807.06514. Differs from the authors' code, which averages
+        over a square of the map's height: the mean here is over the whole map, which is the same on square maps.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        reduction: int = 16,
+        *,
+        width: int | None = None,
+        dilation: int = 4,
+        variant: Literal["official", "paper"] = "official",
+    ) -> None:
+        """Build with PyTorch's initial values of a convolution."""
+        super().__init__()
+        one_of(variant, ("official", "paper"), "variant of BAM")
+        at_least("dilation", dilation)
+        hidden = bottleneck(channels, reduction, width)
+        self.channels, self.variant = channels, variant
+        self.fc1 = nn.Conv2d(channels, hidden, 1)
+        self.norm = nn.BatchNorm2d(hidden)
+        self.fc2 = nn.Conv2d(hidden, channels, 1)
+        dilated = [nn.Conv2d(hidden, hidden, 3, padding=dilation, dilation=dilation) for _ in range(2)]
+        self.convs = nn.ModuleList([nn.Conv2d(channels, hidden, 1), *dilated])
+        self.norms = nn.ModuleList(nn.BatchNorm2d(hidden) for _ in self.convs)
+        self.plane = nn.Conv2d(hidden, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Amplify."""
+        check_maps(self, x, self.channels)
+        channel = self.fc2(normed(self.norm, self.fc1(x.mean((2, 3), keepdim=True))).relu())  # (B, C, 1, 1)
+        features = x
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            features = normed(norm, conv(features)).relu()  # (B, width, H, W)
+        spatial = self.plane(features)  # (B, 1, H, W)
+        gate: Tensor = 1 + (channel * spatial if self.variant == "official" else channel + spatial).sigmoid()
+        publish(self, "gate", gate, x)
+        return x * gate

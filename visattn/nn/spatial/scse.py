@@ -1,0 +1,75 @@
+"""Concurrent spatial and channel squeeze-and-excitation (scSE)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from visattn._support.checks import one_of
+from visattn._support.publish import publish
+from visattn.nn.shapes import bottleneck, check_maps
+
+
+class SCSE(nn.Module):
+    """Concurrent squeeze-and-excitation of channels and places: one gate for each, combined.
+
+    `g_c = sigmoid(W2 relu(W1 mean(x) + b1) + b2)`, `g_s = sigmoid(w x + b)` at each place; with `max`, `y = max(x g_c, x g_s)`;
+    with `add`, `y = x (g_c + g_s)`; with `multiply`, `y = x g_c g_s`. It belongs after each block of the encoder and decoder of a
+    segmentation network.
+
+    Args:
+        channels: C.
+        reduction: The bottleneck of the channel gate has `C // reduction` channels, at least 1.
+        width: The bottleneck's channels, in the place of `reduction`.
+        combine: `max`: the authors' code. `add`: the conference paper. `multiply`: one gate after the other.
+
+    Shape:
+        `(B, C, H, W)` to the same.
+
+    Publishes:
+        `channel_gate`, `(B, C)`, and `spatial_gate`, `(B, 1, H, W)`, both in `(0, 1)`; then `gate`, `(B, C, H, W)`, what x is
+        multiplied by, in `(0, 2)`. With `max` it is the greater gate where x is positive, and the smaller one where x is negative.
+
+    Raises:
+        OptionError: If a width is below 1 or `combine` is unknown.
+        ShapeError: In the forward, if the input is not `(B, C, H, W)`.
+
+    Reference:
+        Roy, Navab & Wachinger, "Concurrent Spatial and Channel Squeeze & Excitation in Fully Convolutional Networks", MICCAI 2018,
+        arXiv:1803.02579. Differs: `max` by default, as in the authors' code, where the paper adds; `multiply` multiplies the gates,
+        since the product of the two scaled maps would square x.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        reduction: int = 2,
+        *,
+        width: int | None = None,
+        combine: Literal["max", "add", "multiply"] = "max",
+    ) -> None:
+        """Build with PyTorch's initial values of a convolution."""
+        super().__init__()
+        one_of(combine, ("max", "add", "multiply"), "combination of SCSE")
+        hidden = bottleneck(channels, reduction, width)
+        self.channels, self.combine = channels, combine
+        self.fc1 = nn.Conv2d(channels, hidden, 1)
+        self.act = nn.ReLU()
+        self.fc2 = nn.Conv2d(hidden, channels, 1)
+        self.conv = nn.Conv2d(channels, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale channels and places."""
+        check_maps(self, x, self.channels)
+        channel = self.fc2(self.act(self.fc1(x.mean((2, 3), keepdim=True)))).sigmoid()  # (B, C, 1, 1)
+        spatial = self.conv(x).sigmoid()  # (B, 1, H, W)
+        publish(self, "channel_gate", channel)
+        publish(self, "spatial_gate", spatial, x)
+        if self.combine == "max":
+            publish(self, "gate", lambda: torch.where(x > 0, torch.maximum(channel, spatial), torch.minimum(channel, spatial)), x)
+            return torch.maximum(x * channel, x * spatial)
+        gate: Tensor = channel + spatial if self.combine == "add" else channel * spatial
+        publish(self, "gate", gate, x)
+        return x * gate

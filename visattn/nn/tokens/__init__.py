@@ -1,0 +1,1 @@
+"""Attention among tokens, and among positions of feature maps as tokens."""

@@ -1,0 +1,111 @@
+"""Attention whose weights are given, or composed of others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from visattn.errors import ShapeError
+from visattn.operators.operator import Operator, computing, token_counts
+
+
+class MatrixOperator(Operator):
+    """Explicit weights, where a model gives nothing else. Rows need not sum to 1."""
+
+    def __init__(
+        self,
+        weights: Tensor,
+        query_index: Tensor | None = None,
+        key_index: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Keep the weights.
+
+        Args:
+            weights: `(B, heads, q, k)`, or `(B, heads, blocks, q, k)` with indices.
+            query_index: `(blocks, q)` token of each row; -1 is padding.
+            key_index: `(blocks, k)` token of each column; -1 is padding.
+            dtype: Type in which products are computed, float32 or float64.
+
+        Raises:
+            ShapeError: If the shapes do not fit.
+        """
+        if weights.ndim not in (4, 5) or (weights.ndim == 5 and query_index is None):
+            raise ShapeError(f"weights must be (B, heads, Q, K), got {tuple(weights.shape)}. Add a batch axis: weights[None].")
+        self.weights = weights[:, :, None] if weights.ndim == 4 else weights
+        self.dtype = computing(dtype)
+        rows, columns = self.weights.shape[3:]
+        self.query_index, self.key_index = query_index, key_index
+        sizes = token_counts(query_index, key_index, (self.weights.shape[2], rows), (self.weights.shape[2], columns))
+        self.shape = weights.shape[0], weights.shape[1], *sizes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the operator computes."""
+        return self.weights.device
+
+    @cached_property
+    def probability(self) -> bool:
+        """Whether rows are distributions; talking heads and gates give signed mixtures."""
+        slack = max(1e-4, 4 * torch.finfo(self.weights.dtype).eps)
+        sums = self.weights.sum(-1, dtype=torch.float32)
+        return bool((self.weights >= 0).all()) and bool((((sums - 1).abs() < slack) | (sums == 0)).all())
+
+    def to(self, dtype: torch.dtype) -> MatrixOperator:
+        """The same operator computing in `dtype`."""
+        changed = copy.copy(self)
+        changed.dtype = computing(dtype)
+        return changed
+
+    def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
+        return lambda rows: self.weights[:, :, block, rows].to(self.dtype)
+
+
+class SumOperator(Operator):
+    """`A = sum_i c_i A_i`: differential attention is `A_1 - lambda A_2`."""
+
+    def __init__(self, terms: Sequence[tuple[float | Tensor, Operator]]) -> None:
+        """Keep the terms.
+
+        Args:
+            terms: Pairs of a coefficient (a number, or a tensor that broadcasts to `(B, heads, q, k)`) and an operator.
+
+        Raises:
+            ShapeError: If there are none, or they differ in shape or in the order of their tokens.
+        """
+        if not terms:
+            raise ShapeError("a SumOperator must have at least one term, got none.")
+        first = terms[0][1]
+        for _, operator in terms:
+            same = all(
+                (a is None) == (b is None) and (a is None or torch.equal(a, b))  # type: ignore[arg-type]
+                for a, b in ((operator.query_index, first.query_index), (operator.key_index, first.key_index))
+            )
+            if operator.shape != first.shape or not same:
+                raise ShapeError(f"terms must share one shape and token order, got {[o.shape for _, o in terms]}.")
+        self.terms = tuple(terms)
+        self.shape, self.dtype = first.shape, first.dtype
+        self.query_index, self.key_index = first.query_index, first.key_index
+
+    @property
+    def device(self) -> torch.device:
+        """Where the operator computes."""
+        return self.terms[0][1].device
+
+    @property
+    def probability(self) -> bool:
+        """Never assumed: terms may be subtracted."""
+        return False
+
+    def to(self, dtype: torch.dtype) -> SumOperator:
+        """The same operator computing in `dtype`."""
+        return SumOperator([(coefficient, operator.to(dtype)) for coefficient, operator in self.terms])
+
+    def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
+        parts = [(coefficient, operator._block(block, scratch)) for coefficient, operator in self.terms]
+        return lambda rows: sum((c * weights(rows) for c, weights in parts[1:]), parts[0][0] * parts[0][1](rows))

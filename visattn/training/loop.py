@@ -1,0 +1,406 @@
+"""The training loop, to read from top to bottom: batches in, steps of the optimizer, tests, checkpoints, a log; then what is kept.
+
+`train` may be killed at any moment and called again: it goes on from the last checkpoint, and what comes out is the same to the last
+bit (on the CPU) as without the interruption. What a step is stands in `trainer.py`, in which order pictures come in `batches.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from visattn._support.checks import printable
+from visattn._support.files import discard
+from visattn.errors import CheckpointError, DataError, TrainingError, VisattnError
+from visattn.families.trained import evaluation_transform
+from visattn.training.batches import Batch, InOrder, Samples, Stream, check_batch, loader, patient, training_transform
+from visattn.training.config import Recipe, differences
+from visattn.training.report.page import write_page
+from visattn.training.run.checkpoints import Checkpoints, State
+from visattn.training.run.folder import (
+    FINAL,
+    LOG,
+    MAPS,
+    SPEED,
+    STATES,
+    TABLE,
+    Result,
+    check_clear,
+    check_recipe,
+    check_same,
+    claim,
+    clear,
+    finish,
+    finished,
+    held,
+)
+from visattn.training.run.log import Log
+from visattn.training.run.processes import Processes, processes
+from visattn.training.run.progress import Progress, count
+from visattn.training.run.randomness import random_state, set_random_state
+from visattn.training.run.signals import asked_to_stop
+from visattn.training.tasks.classification import Draw, task_of
+from visattn.training.trainer import Learner
+
+_LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
+_UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, AssertionError)
+_SKIPPED = 10  # steps in a row without a finite loss: more will not help
+
+
+def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = False, quiet: bool = True) -> Result:
+    """Train a classifier or a captioner into a folder, or go on with what was begun there.
+
+    The folder holds `config.toml`, `log.jsonl` and `log.csv`, `speed.jsonl`, `checkpoints/`, `maps/`, and, at the end, `final/` (for
+    `visattn.load_model`), `README.md` (a model card), `curves.png` and `result.json`. Under `torchrun` every process calls this.
+
+    Args:
+        config: The recipe.
+        run: The folder.
+        force: Go on though recipe or data differ from those the run was begun with.
+        overwrite: Remove an earlier run first.
+        quiet: Whether to show no progress bar.
+
+    Returns:
+        What was reached; `stopped` is the signal that asked to stop early, after which a checkpoint was saved.
+
+    Raises:
+        OptionError: If the recipe is not the one of the run, or its values do not go together.
+        DataError: If the data cannot be learned from.
+        OutputError: If the folder cannot be used.
+        ModelError: If the model cannot be built, no state of the run is whole, or the training diverges.
+        ResourceError: If the disk is full, or a worker was killed.
+    """
+    run = Path(run)
+    with processes(config.device) as group, ExitStack() as stack:
+
+        def begin() -> Result | None:
+            stack.enter_context(held(run))
+            if overwrite:
+                check_clear(run)
+                return None
+            done = finished(run)
+            if done is not None or not force:  # what a run is of cannot change when it is over
+                check_recipe(run, config)
+            return done
+
+        done = group.by_first(begin)
+        if done is not None:
+            return done
+        with asked_to_stop() as asked, patient():
+            prepared = _Run(config, run, group, force=force, anew=overwrite)
+
+            def start() -> None:
+                if overwrite:
+                    clear(run, but=(MAPS,) if config.maps_every else ())
+                claim(run, config)
+
+            group.by_first(start)  # from here on the run is begun: what could be refused was checked
+            return prepared.go(asked, quiet)
+
+
+class _Run:
+    """One call of `train`."""
+
+    def __init__(self, config: Recipe, run: Path, group: Processes, *, force: bool, anew: bool) -> None:
+        """Read the data, build what learns, and go to where the run was left, unless it begins `anew`; nothing is written."""
+        self.config, self.run, self.group = config, run, group
+        self.task = task_of(config)
+        self.pictures, self.tests = self.task.pictures, self.task.tests
+        check_batch(config, len(self.pictures), group.world, in_pairs=self.task.in_pairs)
+        each = len(self.pictures) / config.batch_size
+        self.steps = max(1, math.floor(config.epochs * each))
+        self.learner = Learner(self.task, self.steps, each, group)
+        self.progress = Progress()
+        self.resumed: int | None = None  # the step of the state that the run went on from, until it has taken one more
+        self.checkpoints = Checkpoints(run / STATES)
+        self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
+        self.recent: list[tuple[Tensor, list[int]]] = []  # losses on the device, and what they are of
+        length = 0 if anew else self._resume(force)
+        self.log, self.speed = Log(run / LOG), Log(run / SPEED)
+        self.draw: Draw | None = None
+
+        def prepare() -> tuple[int, int]:
+            if config.maps_every:
+                self.draw = self.task.maps(self.learner.model, run)
+            if anew:
+                return 0, 0
+            return self.log.check(length, "step", "epoch"), self.speed.check(None, "step", "images_per_second", "seconds")
+
+        self.lengths = group.by_first(prepare)
+
+    def _resume(self, force: bool) -> int:
+        """Go to the last state, if there is one; the log's length at that time."""
+
+        def last() -> State | None:
+            self.checkpoints.tidy()
+            return self.checkpoints.latest()
+
+        state = self.group.by_first(last)
+        if state is None:
+            return 0
+        self.resumed = state.step
+        with self._of_this_model():
+            return self._take(state, force)
+
+    @contextmanager
+    def _of_this_model(self) -> Iterator[None]:
+        """What the state that the run goes on from makes fail is told as that.
+
+        Raises:
+            CheckpointError: If anything fails for that.
+        """
+        try:
+            yield
+        except _UNFIT as error:
+            if isinstance(error, VisattnError) or self.resumed is None or "memory" in str(error):
+                raise
+            cause = printable((str(error) or type(error).__name__).splitlines()[0])
+            raise CheckpointError(
+                f"{printable(str(self.run))}: the state of step {self.resumed} is not of this model ({cause}); choose another "
+                "folder (-o/--output)."
+            ) from error
+
+    def _take(self, state: State, force: bool) -> int:
+        """Go to a state."""
+        facts = state.facts
+        if not force:
+            different = differences(facts["config"], self.config)
+            different += ["the data changed"] if facts["data"] != self.data else []
+            check_same(self.run, different)
+        self.learner.restore(facts, state.tensors)
+        self.progress = Progress.of(state.step, facts, self.group.rank, self.group.world)
+        mine = state.tensors.get(f"random{self.group.rank}")
+        if mine is not None:  # a process more than before keeps the stream that its rank began with
+            set_random_state(mine, self.group.device)
+        return count(facts, "log")
+
+    def go(self, asked: list[int], quiet: bool) -> Result:
+        """Train to the end, or until asked to stop."""
+        config, progress = self.config, self.progress
+        if self.group.first:
+            for log, length in zip((self.log, self.speed), self.lengths, strict=True):
+                log.cut(length)
+        task = self.task
+        samples = Samples(
+            task.pictures,
+            training_transform(config, task.blueprint),
+            mode=task.mode,
+            seed=config.seed,
+            replace=True,
+            targets=task.targets,
+        )
+        order = Stream(
+            len(self.pictures),
+            config.batch_size,
+            progress.seen,
+            self.steps - progress.step,
+            seed=config.seed,
+            rank=self.group.rank,
+            world=self.group.world,
+            parts=config.accumulate,
+        )
+        batches = iter(loader(samples, order, config.workers, self.group.device))
+        bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
+        clock, timed = time.perf_counter(), progress.step
+        while progress.step < self.steps:
+            parts = [next(batches) for _ in range(config.accumulate)]
+            self._note_bad(parts)
+            with self._of_this_model():  # the first step is the first that reads the optimizer's state
+                loss = self.learner.learn(parts, progress.step)
+            self.resumed = None
+            self.recent.append((loss, [number for part in parts for number in part.numbers]))
+            epoch = progress.seen // len(self.pictures)
+            progress.step += 1
+            progress.seen += config.batch_size
+            bar.update()
+            if self.group.device.type == "cpu" or config.nonfinite == "skip" or len(self.recent) >= _LOOK:
+                self._settle()
+            last = progress.step == self.steps
+            if last or progress.step % config.log_every == 0:
+                self._settle()
+                self._row(bar, (progress.step - timed) * config.batch_size, time.perf_counter() - clock)
+                clock, timed = time.perf_counter(), progress.step
+            if last or progress.seen // len(self.pictures) > epoch:
+                began = time.perf_counter()
+                self._test(bar)
+                self.save()
+                clock += time.perf_counter() - began
+            elif progress.step % config.save_every == 0:
+                began = time.perf_counter()
+                self.save()
+                clock += time.perf_counter() - began
+            if self.draw is not None:
+                self.draw(progress.step)
+            if self._stop(asked) and not last:
+                self.save()
+                bar.close()
+                return self._result(math.nan, math.nan, stopped=asked[0] if asked else signal.SIGTERM)
+        bar.close()
+        return self._finish()
+
+    def _stop(self, asked: list[int]) -> bool:
+        """Whether to stop here: all processes do, or none."""
+        if self.group.world == 1:
+            return bool(asked)
+        each = 1 if self.group.device.type == "cpu" else _LOOK  # steps on a CPU are long
+        return self.progress.step % each == 0 and self.group.sum(len(asked))[0] > 0
+
+    def _settle(self) -> None:
+        """Fetch the losses of the last steps; one that is no number stops the run or is counted."""
+        for loss, numbers in self.recent:
+            value = float(loss)
+            self.progress.losses.append(value)
+            if math.isfinite(value):
+                self.progress.skipped = 0
+                continue
+            self.progress.skipped += 1
+            names = [self.pictures.name(number) for number in numbers]
+            step = self.progress.step
+            listed = f"nonfinite{self.group.rank or ''}.jsonl"
+            Log(self.run / listed).add(step=step, loss=str(value), numbers=numbers, pictures=names)
+            if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
+                raise TrainingError(
+                    f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in {listed}, and "
+                    "the last checkpoint is whole. Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' "
+                    "(--nonfinite skip)."
+                )
+        self.recent.clear()
+
+    def _note_bad(self, parts: Sequence[Batch]) -> None:
+        """Remember pictures that could not be read.
+
+        Raises:
+            DataError: If they are too many.
+        """
+        self.progress.bad.update((text, None) for part in parts for text in part.bad)
+        count = len(self.pictures) + len(self.tests)
+        if len(self.progress.bad) > self.config.max_bad * count:
+            raise DataError(
+                f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} pictures cannot be read, at most "
+                f"{self.config.max_bad:.2%} may); mend them or raise max_bad (--max-bad)."
+            )
+
+    def _row(self, bar: Any, pictures: int, seconds: float) -> None:  # noqa: ANN401 - tqdm's types are partial
+        """One more row of the log: the mean loss since the last, and how long these pictures took."""
+        finite = [loss for loss in self.progress.losses if math.isfinite(loss)]
+        loss, count = self.group.sum(sum(finite), len(finite))
+        self.progress.losses.clear()
+        if not self.group.first:
+            return
+        mean = loss / count if count else None
+        step, epoch = self.progress.step, self.progress.seen / len(self.pictures)
+        self.log.add(step=step, epoch=round(epoch, 4), loss=mean, lr=self.learner.rate)
+        pace = pictures / seconds
+        self.speed.add(step=step, images_per_second=round(pace, 1), seconds=round(seconds, 3))
+        bar.set_postfix(
+            {"epoch": f"{epoch:.1f}", "loss": f"{mean:.3f}" if count else "none", "img/s": f"{pace:.0f}"}, refresh=False
+        )
+
+    def _test(self, bar: Any) -> None:  # noqa: ANN401
+        """Test, and write it down."""
+        accuracy, loss = self.test()
+        if self.group.first:
+            epoch = round(self.progress.seen / len(self.pictures), 4)
+            self.log.add(step=self.progress.step, epoch=epoch, test_loss=loss, test_accuracy=accuracy)
+            bar.write(f"epoch {epoch:.1f}: test accuracy {accuracy:.4f}, loss {loss:.4f}") if not bar.disable else None
+
+    @torch.no_grad()
+    def test(self) -> tuple[float, float]:
+        """Share of right answers and mean loss over the test pictures, those of all processes."""
+        model, device, task = self.learner.tested, self.group.device, self.task
+        samples = Samples(
+            task.tests,
+            evaluation_transform(task.blueprint),
+            mode=task.mode,
+            seed=self.config.seed,
+            replace=False,
+            targets=task.targets,
+        )
+        size = max(1, self.config.batch_size // (self.group.world * self.config.accumulate))
+        order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
+        self.group.share(model.buffers())  # batch norms of processes on CPUs have seen different pictures
+        model.eval()
+        right = loss = count = 0.0
+        for batch in loader(samples, order, self.config.workers, device):
+            self._note_bad([batch])
+            if not len(batch.pixels):
+                continue
+            pixels = batch.pixels.to(device, memory_format=self.learner.layout)
+            with self.learner.autocast():
+                told = task.measure(model, pixels, tuple(target.to(device) for target in batch.targets))
+            right, loss, count = (old + new for old, new in zip((right, loss, count), told, strict=True))
+        right, loss, count = self.group.sum(right, loss, count)
+        if not count:
+            raise DataError(f"{self.config.data}: no test picture can be read.")
+        return right / count, loss / count
+
+    def save(self) -> None:
+        """Save a checkpoint."""
+        self._settle()
+        facts, tensors = self.learner.state()
+        progress = self.progress
+        streams, losses, bad = zip(
+            *self.group.gather((random_state(self.group.device), progress.losses, list(progress.bad))), strict=True
+        )
+        progress.bad = dict.fromkeys(text for texts in bad for text in texts)
+        if not self.group.first:
+            return
+        facts |= {
+            "config": self.config.digest(),
+            "data": self.data,
+            "seen": progress.seen,
+            "losses_of_each": losses,
+            "skipped": progress.skipped,
+            "bad": list(progress.bad),
+            "log": self.log.length,
+            "processes": self.group.world,
+        }
+        tensors |= {f"random{rank}": stream for rank, stream in enumerate(streams)}
+        self.checkpoints.save(State(progress.step, facts, tensors))
+
+    def _result(self, accuracy: float, loss: float, stopped: int = 0) -> Result:
+        paces = [row["images_per_second"] for row in self.speed.rows()]
+        return Result(
+            accuracy=accuracy,
+            loss=loss,
+            images_per_second=statistics.median(paces) if paces else 0.0,
+            parameters=sum(parameter.numel() for parameter in self.learner.model.parameters()),
+            steps=self.progress.step,
+            bad=tuple(self.progress.bad),
+            stopped=stopped,
+        )
+
+    def _finish(self) -> Result:
+        """Write what is kept of a finished run."""
+        last = next((row for row in reversed(self.log.rows()) if "test_accuracy" in row), None) if self.group.first else None
+        last = self.group.from_first(last)
+        accuracy, loss = (last["test_accuracy"], last["test_loss"]) if last else self.test()
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"{printable(str(self.run))}: the loss on the test pictures is {loss}; the checkpoints are whole. Lower lr (--lr), "
+                "set clip_grad (--clip-grad), and begin in another folder (-o/--output)."
+            )
+        result = self._result(accuracy, loss)
+        if not self.group.first:
+            return result
+        facts = {
+            "data": self.config.shared().data,
+            "test_accuracy": result.accuracy,
+            "seed": self.config.seed,
+            "steps": result.steps,
+        }
+        discard(self.run / FINAL)
+        self.task.keep(self.learner.tested, self.run / FINAL, facts)
+        self.log.to_csv(self.run / TABLE)
+        write_page(self.run, self.task, self.learner.tested, result)
+        return finish(self.run, result)

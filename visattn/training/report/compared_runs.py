@@ -1,0 +1,46 @@
+"""A comparison of trainings that are run here."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from visattn._support.tables import Row
+from visattn.errors import VisattnWarning
+from visattn.training.config import Config
+from visattn.training.loop import train
+from visattn.training.report.comparison import compare
+from visattn.training.report.page import machine
+from visattn.training.tasks.classification import blueprint_of
+
+
+def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int, *, quiet: bool = True) -> list[Row]:
+    """Train all variants from all seeds into one folder, or go on with that; see `compare`.
+
+    Returns:
+        The rows of the table.
+
+    Raises:
+        VisattnError: As `compare` and `train` do.
+    """
+    blueprint = blueprint_of(config)
+
+    def trained(recipe: Config, folder: Path) -> None:
+        result = train(recipe, folder, quiet=quiet)
+        for message in result.bad:
+            warnings.warn(message, VisattnWarning, stacklevel=2)
+        if result.stopped:
+            signal.raise_signal(result.stopped)  # whoever asked for it meant the whole comparison
+
+    return compare(
+        config,
+        run,
+        variants,
+        seeds,
+        train=trained,
+        build=lambda recipe: blueprint_of(recipe, like=blueprint).build(),
+        shape=(blueprint.channels, *blueprint.size),
+        machine=machine(),
+    )

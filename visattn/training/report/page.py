@@ -1,0 +1,92 @@
+"""What a finished run shows to people: a model card, and curves where matplotlib is installed."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+from dataclasses import fields
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from visattn._support.files import write_whole
+from visattn.loading.folders import WEIGHTS
+from visattn.loading.weights import digest
+from visattn.provenance import Provenance
+from visattn.training.config import Recipe
+from visattn.training.report.card import Reached
+from visattn.training.run.folder import CARD, CURVES, FINAL, LOG, SPEED, Result
+from visattn.training.run.log import Log
+from visattn.training.tasks.classification import Task
+
+
+def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
+    """Write `README.md`, and `curves.png`, into the folder of a finished run.
+
+    Args:
+        run: The folder; its log and its weights are there.
+        task: That was learned.
+        model: The network.
+        result: What was reached.
+    """
+    config = task.config.shared()
+    rows = Log(run / LOG).rows()
+    seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
+    reached = Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine())
+    page = task.card(
+        model,
+        reached,
+        command=command(config),
+        versions={name: version(name) for name in ("visattn", "torch", "torchvision", "timm")},
+        sha256=digest(run / FINAL / WEIGHTS),
+        licence=config.licence,
+    )
+    write_whole(run / CARD, page.encode())
+    if find_spec("matplotlib"):
+        from visattn.drawing.plots import learning_curves
+
+        told: list[dict[str, Any]] = [{"accuracy" if key == "test_accuracy" else key: row[key] for key in row} for row in rows]
+        provenance = Provenance(model=config.model, method="training", parameters=config.digest())
+        write_whole(run / CURVES, learning_curves.curves(told, task.title, provenance))
+
+
+def command(config: Recipe) -> str:
+    """The line that trains with this configuration, which names files and folders without where they lie."""
+    config = config.shared()
+    words = ["visattn", "train", config.command]
+    usual = type(config)()
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        told = setting.name in ("data", "model")
+        if (setting.metadata["free"] and setting.name != "root") or (value == getattr(usual, setting.name) and not told):
+            continue
+        flag = f"--{setting.name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, dict):
+            words += [word for key, one in value.items() for word in (flag, f"{key}={json.dumps(one)}")]
+        elif isinstance(value, tuple):
+            words += [word for one in value for word in (flag, str(one))]
+        else:
+            words += [flag, str(int(value)) if isinstance(value, float) and value == int(value) else str(value)]
+    return shlex.join([*words, "-o", "RUN"])
+
+
+def machine() -> str:
+    """What trains here, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,1 @@
+"""What can be learned: classification and captioning."""

@@ -1,0 +1,207 @@
+"""What learns: a network with its optimizer, schedule and averages, built from a configuration, and its state as values and tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from timm.layers import convert_sync_batchnorm
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.scheduler import CosineLRScheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from visattn._support.checks import printable, suggest
+from visattn.errors import OptionError, TrainingError, VisattnWarning
+from visattn.training.batches import Batch
+from visattn.training.config import Recipe
+from visattn.training.run.checkpoints import Tensors, pack, unpack
+from visattn.training.run.processes import Processes
+from visattn.training.run.randomness import seed_all, seed_of
+from visattn.training.tasks.classification import Task
+
+_PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_FIRST = 0.01  # learning rate of the first step, in that of the highest
+_NORMS = nn.modules.batchnorm._BatchNorm
+
+
+class Learner:
+    """A network in training: `learn` takes one step, `tested` is what should be tested and kept."""
+
+    def __init__(self, task: Task, steps: int, steps_an_epoch: float, group: Processes) -> None:
+        """Build everything for a training of `steps` steps.
+
+        Raises:
+            OptionError: If options do not go together.
+            UnsupportedModel: If the network cannot be built.
+            WeightsError: If published weights are asked for and cannot be had.
+        """
+        config = task.config
+        if config.amp == "float16" and group.device.type != "cuda":
+            raise OptionError(
+                "float16 needs a GPU: its gradients are scaled there. Choose amp='bfloat16' (--amp bfloat16), or none."
+            )
+        self.task, self.config, self.group = task, config, group
+        seed_all(seed_of(config.seed))
+        model = task.build()
+        self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
+        self.model = _for_several(model, group).to(device=group.device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.forward = self._wrapped()
+        self.optimizer = _optimizer(self.model, config)
+        warm = min(round(config.warmup_epochs * steps_an_epoch), steps - 1)
+        self.schedule = CosineLRScheduler(
+            self.optimizer,
+            t_initial=max(steps, 2),
+            lr_min=config.min_lr,
+            warmup_t=warm,
+            warmup_lr_init=config.lr * _FIRST,
+            t_in_epochs=False,
+        )
+        self.average = ModelEmaV3(self.model, decay=config.ema, use_warmup=True) if config.ema else None
+        self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.amp == "float16")
+        seed_all(seed_of(config.seed, group.rank))  # from here on processes differ
+
+    def _wrapped(self) -> Any:  # noqa: ANN401 - a module, or what torch.compile makes of it
+        forward: nn.Module = self.model
+        if self.group.world > 1:
+            devices = [self.group.device.index] if self.group.device.type == "cuda" else None
+            forward = DistributedDataParallel(forward, device_ids=devices)
+        self._parallel = forward
+        return torch.compile(forward) if self.config.compile else forward
+
+    @property
+    def tested(self) -> nn.Module:
+        """The network, or its average."""
+        module: nn.Module = self.average.module if self.average is not None else self.model
+        return module
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the step that was taken last."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the forward."""
+        kind = _PRECISION.get(self.config.amp)
+        return torch.autocast(self.group.device.type, dtype=kind, enabled=kind is not None)
+
+    def learn(self, parts: Sequence[Batch], step: int) -> Tensor:
+        """Step number `step` over this process's share of a batch; its mean loss, not yet fetched from the device.
+
+        A step is left out where gradients are not finite, if that is the policy.
+        """
+        self.model.train()
+        self.schedule.step_update(step)
+        total = torch.zeros((), device=self.group.device)
+        kept = [buffer.clone() for buffer in self.model.buffers()] if self.config.nonfinite == "skip" else []
+        for number, batch in enumerate(parts, start=1):
+            pixels = batch.pixels.to(self.group.device, non_blocking=True, memory_format=self.layout)
+            targets = tuple(target.to(self.group.device, non_blocking=True) for target in batch.targets)
+            with self._waiting(number < len(parts)):
+                with self.autocast():
+                    loss = self.task.loss(self.forward, pixels, targets) / len(parts)
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        if self._usable():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.average is not None:
+                self.average.update(self.model, step)
+        else:
+            self.scaler.update()
+            for buffer, before in zip(self.model.buffers(), kept, strict=True):
+                buffer.copy_(before)  # batch norms have seen what is left out
+        self.optimizer.zero_grad()
+        return total
+
+    def _usable(self) -> bool:
+        """Clip gradients; False if they are not finite and such steps are to be left out."""
+        skip = self.config.nonfinite == "skip"
+        if not self.config.clip_grad and not skip:
+            return True
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad or torch.inf)
+        return not skip or bool(norm.isfinite())
+
+    def _waiting(self, more: bool) -> AbstractContextManager[object]:
+        """Gradients of all but the last part stay in their process."""
+        if more and isinstance(self._parallel, DistributedDataParallel):
+            return self._parallel.no_sync()
+        return nullcontext()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
+        """All that changes in training.
+
+        Raises:
+            TrainingError: If a weight is no number, as after gradients that were none: earlier states are better.
+        """
+        broken = next((name for name, tensor in self.model.state_dict().items() if not tensor.isfinite().all()), None)
+        if broken:
+            raise TrainingError(
+                f"{broken}: must hold finite numbers, got others after a step whose loss was one; the last checkpoint is whole. Lower "
+                "lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' (--nonfinite skip)."
+            )
+        optimizer, tensors = pack(self.optimizer.state_dict())
+        groups = {"model": self.model.state_dict(), "optimizer": tensors}
+        if self.average is not None:
+            groups["ema"] = self.average.module.state_dict()
+        return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}, groups
+
+    def restore(self, facts: dict[str, Any], groups: dict[str, Tensors]) -> None:
+        """Be what `state` told of."""
+        self.model.load_state_dict(groups["model"])
+        options = [{key: value for key, value in part.items() if key != "params"} for part in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(unpack(facts["optimizer"], groups["optimizer"]))
+        for part, own in zip(self.optimizer.param_groups, options, strict=True):
+            part.update(own)  # the recipe's, which may be another by force; the schedule sets the learning rate
+        self.scaler.load_state_dict(facts["scaler"])
+        if self.average is not None:
+            self.average.module.load_state_dict(groups.get("ema", groups["model"]))
+
+
+def _optimizer(model: nn.Module, config: Recipe) -> torch.optim.Optimizer:
+    """Build the optimizer of a recipe.
+
+    Raises:
+        OptionError: If there is none of that name, it cannot be had here, or it has no momentum and one is asked for.
+    """
+    name = config.opt.lower().removeprefix("lookahead_")
+    known = list_optimizers()
+    if name not in known:
+        near = suggest(name, known, 1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise OptionError(f"unknown opt '{printable(config.opt)}'{hint} Known: {', '.join(known)}.")
+    facts = get_optimizer_info(name)
+    if facts.second_order:
+        raise OptionError(f"opt must need gradients alone, got {name}, which needs second ones. Choose another.")
+    if not facts.has_momentum and config.momentum != type(config)().momentum:
+        raise OptionError(f"momentum is for optimizers that have one, got {config.momentum:g} for {name}. Leave one out.")
+    try:
+        made: torch.optim.Optimizer = create_optimizer_v2(
+            model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum
+        )
+    except Exception as error:  # of the optimizer's own package
+        cause = printable((str(error) or type(error).__name__).splitlines()[0])
+        raise OptionError(f"opt {name} cannot be built with this recipe ({cause}). Choose another.") from error
+    return made
+
+
+def _for_several(model: nn.Module, group: Processes) -> nn.Module:
+    """Batch norms that see the whole batch, where there are several processes on GPUs."""
+    if group.world == 1 or not any(isinstance(part, _NORMS) for part in model.modules()):
+        return model
+    if group.device.type == "cuda":
+        synchronised: nn.Module = convert_sync_batchnorm(model)  # torch's own loses activations inside of timm's norms
+        return synchronised
+    if group.first:
+        warnings.warn(
+            "batch norms see the share of one process only: torch synchronises them on GPUs alone; results depend on the number of "
+            "processes",
+            VisattnWarning,
+            stacklevel=2,
+        )
+    return model
