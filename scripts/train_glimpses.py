@@ -26,8 +26,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from visattn.data import Labelled, read
 from visattn.loading import folders
 from visattn.loading.blueprints import Blueprint
-from visattn.loading.folders import WEIGHTS
-from visattn.loading.weights import digest
+from visattn.loading.weights import WEIGHTS, digest
 from visattn.models import ram
 from visattn.training.report.card import wilson
 

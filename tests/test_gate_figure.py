@@ -100,9 +100,7 @@ def test_window_of_a_spatial_transformer_is_framed_on_the_photo() -> None:
     (top, bottom), (left, right) = (y * side for y in rows), (50 + x * side for x in columns)
     assert corners == [pytest.approx(point, abs=0.7) for point in ((top, left), (top, right), (bottom, right), (bottom, left))]
     page = page_of(recording, prepared, panel=PANEL)
-    assert (
-        page.tobytes() != gate_figure(seen(nn.Sequential(ours.SpatialTransformer(3)).eval())[0], prepared, panel=PANEL).tobytes()
-    )
+    assert page.tobytes() != page_of(seen(nn.Sequential(ours.SpatialTransformer(3)).eval())[0], prepared, panel=PANEL).tobytes()
 
 
 def test_strip_is_as_high_as_the_gates_are_large() -> None:

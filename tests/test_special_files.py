@@ -14,8 +14,8 @@ from visattn import load_model
 from visattn.captioning import load_captioner
 from visattn.data import read_captions
 from visattn.errors import VisattnError
-from visattn.loading.folders import FACTS, read_facts
-from visattn.loading.weights import read_checkpoint
+from visattn.loading.folders import read_facts
+from visattn.loading.weights import FACTS, read_checkpoint
 from visattn.maps import load_map
 from visattn.pipeline.targets import read_labels
 from visattn.training import config

@@ -19,8 +19,7 @@ from scipy.ndimage import binary_dilation
 from scipy.stats import chi2_contingency, chisquare
 from torchvision.datasets import ImageFolder
 
-from visattn.data import scenes as module
-from visattn.data.scenes import CLASSES, COLOURS, TEXTURES, VERSION, Scene, Scenes, Thing, write
+from visattn.data.scenes import CLASSES, COLOURS, TEXTURES, VERSION, Scene, Scenes, Thing, generator as module, write
 from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError, OutputError
 

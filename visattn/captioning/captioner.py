@@ -25,7 +25,7 @@ from visattn.errors import LayoutError, OptionError
 from visattn.families.trained import remember
 from visattn.geometry import Geometry
 from visattn.images import facts
-from visattn.loading.folders import FACTS
+from visattn.loading.weights import FACTS
 from visattn.maps import AttentionMap
 from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell, Told
 from visattn.pipeline.captures import capture

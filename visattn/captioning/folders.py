@@ -14,9 +14,10 @@ from visattn.captioning.encoders import Shape, encoder
 from visattn.captioning.vocabulary import SPECIAL
 from visattn.errors import UnsupportedModel, VisattnError, WeightsError
 from visattn.loading.blueprints import Blueprint, shared
-from visattn.loading.folders import FACTS, read_blueprint, read_facts, read_weights, write_folder
+from visattn.loading.folders import read_blueprint, read_facts, read_weights, write_folder
 from visattn.loading.limits import no_larger_than
 from visattn.loading.translation import fill
+from visattn.loading.weights import FACTS
 from visattn.models.show_attend_tell import ATTENTIONS, Attention, ShowAttendTell
 from visattn.provenance import Provenance
 

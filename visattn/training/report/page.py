@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from visattn._support.files import write_whole
-from visattn.loading.folders import WEIGHTS
-from visattn.loading.weights import digest
+from visattn.loading.weights import WEIGHTS, digest
 from visattn.provenance import Provenance
 from visattn.training.config import Recipe
 from visattn.training.report.card import Reached

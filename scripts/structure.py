@@ -1,0 +1,158 @@
+"""The shape of the package, read off its imports: rooms, arrows between them, and what the shape must not have.
+
+A room is a file or folder at the top of the package. Part of `make lint`; exits 1 if one of these is found: a circle of imports, an
+import inside of a function where nothing excuses it, a private name that is taken from another module, or a module that bears the name
+of a function that is public in its folder (importing the module would replace the function).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "visattn"
+MOST_ROOMS = 26
+LATE = {  # who may import inside of a function, and why
+    "visattn": "its names are loaded on first use",
+    "visattn.cli": "a command imports what it runs, so that --help is quick",
+    "visattn.data": "names that need torch are loaded on first use",
+    "visattn.drawing.plots": "matplotlib is an extra",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that a module takes from another."""
+
+    by: str
+    of: str
+    name: str
+    line: int
+    late: bool
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package by its dotted name, parsed."""
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")) + sorted((ROOT / PACKAGE / "models").resolve().rglob("*.py")):
+        within = path.relative_to(ROOT / PACKAGE if path.is_relative_to(ROOT / PACKAGE) else ROOT)
+        parts = (PACKAGE, *within.with_suffix("").parts)
+        found[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text())
+    return found
+
+
+def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[Import]:
+    """What a module takes from others of the package; what only type checkers see is left out."""
+
+    def visit(node: ast.AST, late: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == PACKAGE:
+                home = str(child.module)
+                for alias in child.names:
+                    whole = f"{home}.{alias.name}"
+                    yield Import(name, whole if whole in known else home, alias.name, child.lineno, late)
+            elif isinstance(child, ast.Import):
+                yield from (
+                    Import(name, alias.name, "", child.lineno, late)
+                    for alias in child.names
+                    if alias.name.split(".")[0] == PACKAGE
+                )
+            elif isinstance(child, ast.Call) and ast.unparse(child.func) == "import_module" and child.args:
+                target = child.args[0]
+                if isinstance(target, ast.Constant) and str(target.value) in known:
+                    yield Import(name, str(target.value), "", child.lineno, True)
+            yield from visit(child, late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+    yield from visit(tree, late=False)
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other in a circle (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(arrows.get(node, ())):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            group = [stack.pop()]
+            while group[-1] != node:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(arrows):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def room(module: str) -> str:
+    """The room of a module."""
+    return ".".join(module.split(".")[:2])
+
+
+def excused(module: str) -> bool:
+    """Whether a module may import inside of functions."""
+    return any(module == name or (name != PACKAGE and module.startswith(f"{name}.")) for name in LATE)
+
+
+def shadowing(known: dict[str, ast.Module]) -> list[str]:
+    """Modules with the name of a function that their folder makes public."""
+    functions = {
+        f"{module}.{node.name}" for module, tree in known.items() for node in tree.body if isinstance(node, ast.FunctionDef)
+    }
+    found = []
+    for package, tree in known.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+                public = {alias.asname or alias.name for alias in node.names if f"{node.module}.{alias.name}" in functions}
+                found += [f"{package}.{name}" for name in sorted(public) if f"{package}.{name}" in known]
+    return found
+
+
+def main() -> int:
+    """Print rooms, arrows, late imports and faults."""
+    known = modules()
+    every = [one for name, tree in known.items() for one in imports(name, tree, known)]
+    rooms = sorted({room(name) for name in known} - {PACKAGE})
+    arrows: dict[str, set[str]] = {name: set() for name in known}
+    between = set()
+    for one in every:
+        if one.by != PACKAGE and one.of != one.by:
+            arrows[one.by].add(one.of)
+        if PACKAGE not in (one.by, one.of) and room(one.by) != room(one.of):
+            between.add((room(one.by), room(one.of)))
+    late = [one for one in every if one.late]
+    faults = [f"circle: {' - '.join(group)}" for group in circles(arrows)]
+    faults += [f"{one.by}, line {one.line}: imports {one.of} inside of a function" for one in late if not excused(one.by)]
+    faults += [
+        f"{one.by}, line {one.line}: takes {one.name}, which is private, from {one.of}"
+        for one in every
+        if one.name.startswith("_") and not one.name.startswith("__") and f"{one.of}" not in (f"{PACKAGE}.{one.name}",)
+    ]
+    faults += [f"{name}: bears the name of a function that is public in its folder" for name in shadowing(known)]
+    if len(rooms) > MOST_ROOMS:
+        faults.append(f"{len(rooms)} rooms, at most {MOST_ROOMS}")
+    print(f"{len(known)} modules in {len(rooms)} rooms, {len(between)} arrows between rooms")
+    print(f"{len(late)} late imports: " + ", ".join(f"{sum(one.by.startswith(name) for one in late)} in {name}" for name in LATE if name != PACKAGE))
+    print("\n".join(faults) or "no fault", file=sys.stderr if faults else sys.stdout)
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
