@@ -18,11 +18,12 @@ $(READY): pyproject.toml
 demo: $(READY)  ## look at four photos through DINOv2; pictures in out/demo
 	$(BIN)/visattn demo --output out/demo --overwrite
 
-lint: $(READY)  ## style, types, import contract
+lint: $(READY)  ## style, types, import contract, shape of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/structure.py
 
 test: lint  ## everything: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights(), offline_weights('tf_efficientnet_lite0'))"

@@ -5,12 +5,12 @@ Residual networks take `attention="se"`, or another name of `visattn.nn.ATTENTIO
 """
 
 from visattn.models import registry as registry
+from visattn.models.conv_stem_vit import vit_c
 from visattn.models.local_features import LocalFeatures
 from visattn.models.ram import RAM
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
 from visattn.models.show_attend_tell import ShowAttendTell
 from visattn.models.vit import VisionTransformer
-from visattn.models.vit_c import vit_c
 
 __all__ = [
     "RAM",

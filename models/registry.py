@@ -13,9 +13,9 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from torch import Tensor, nn
 
 from visattn.errors import OptionError
+from visattn.models.conv_stem_vit import vit_c
 from visattn.models.local_features import LocalFeatures
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
-from visattn.models.vit_c import vit_c
 from visattn.nn import translate
 
 _CIFAR = {  # mean and deviation of the training pixels of CIFAR-10

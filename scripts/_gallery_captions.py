@@ -12,8 +12,8 @@ from visattn import data
 from visattn._support.files import write_whole
 from visattn.captioning import load_captioner
 from visattn.data.captions.pictures import CaptionedScenes
+from visattn.drawing.pages import Cell, sheet
 from visattn.drawing.pictures import to_png
-from visattn.drawing.sheets import Cell, sheet
 from visattn.errors import VisattnError
 from visattn.provenance import Provenance
 

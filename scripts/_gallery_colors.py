@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # tests write the same profi
 
 from tests import profiles
 from visattn import data
-from visattn.drawing.sheets import Cell, sheet
+from visattn.drawing.pages import Cell, sheet
 
 PHOTOS = ("astronaut", "coffee", "rocket")
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import visattn
 from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
-from visattn.drawing.sheets import Cell, sheet
+from visattn.drawing.pages import Cell, sheet
 from visattn.training import Config, train
 
 CHECKPOINTS = Path(__file__).parents[1] / "assets" / "checkpoints"

@@ -21,8 +21,9 @@ from visattn.cli.demo import PROBES, demo_page
 from visattn.drawing.gate_pages import gate_figure
 from visattn.drawing.marks import ring, spotlight
 from visattn.drawing.matrices import matrix_figure
+from visattn.drawing.pages import Cell, sheet
 from visattn.drawing.plots import head_statistics
-from visattn.drawing.sheets import Cell, contact_sheet, sheet
+from visattn.drawing.sheets import contact_sheet
 from visattn.evaluation.survey import Survey
 from visattn.methods.sinks import find_sinks
 from visattn.pipeline.explanation import Explanation, answer

@@ -17,10 +17,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "visattn"
 MOST_ROOMS = 26
 LATE = {  # who may import inside of a function, and why
-    "visattn": "its names are loaded on first use",
+    "visattn": "names are loaded on first use",
     "visattn.cli": "a command imports what it runs, so that --help is quick",
     "visattn.data": "names that need torch are loaded on first use",
-    "visattn.drawing.plots": "matplotlib is an extra",
+    "visattn.drawing.colormaps": "names are listed without OpenCV",
+    "visattn.loading": "networks of our own are imported where one is asked for",
+    "visattn.training.report": "matplotlib is an extra",
 }
 
 
@@ -149,7 +151,10 @@ def main() -> int:
     if len(rooms) > MOST_ROOMS:
         faults.append(f"{len(rooms)} rooms, at most {MOST_ROOMS}")
     print(f"{len(known)} modules in {len(rooms)} rooms, {len(between)} arrows between rooms")
-    print(f"{len(late)} late imports: " + ", ".join(f"{sum(one.by.startswith(name) for one in late)} in {name}" for name in LATE if name != PACKAGE))
+    print(
+        f"{len(late)} late imports: "
+        + ", ".join(f"{sum(one.by.startswith(name) for one in late)} in {name}" for name in LATE if name != PACKAGE)
+    )
     print("\n".join(faults) or "no fault", file=sys.stderr if faults else sys.stdout)
     return int(bool(faults))
 

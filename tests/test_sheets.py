@@ -16,7 +16,8 @@ from visattn.drawing.colormaps import table
 from visattn.drawing.marks import outline
 from visattn.drawing.matrices import matrix_figure
 from visattn.drawing.overlays import overlay
-from visattn.drawing.sheets import Bar, Cell, contact_sheet, sheet, side_by_side
+from visattn.drawing.pages import Bar, Cell, sheet, side_by_side
+from visattn.drawing.sheets import contact_sheet
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap

@@ -7,12 +7,12 @@ All hypotheses of all pictures take their next word in one step. What words mean
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from visattn._support.modes import evaluating
 from visattn.errors import ModelError
 from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell
 from visattn.nn import HardAttention
@@ -181,15 +181,3 @@ def _ahead(live: _Live, over: Tensor, lead: Tensor) -> Tensor:
     lead.scatter_reduce_(0, live.picture[over], live.score[over], "amax")
     best = torch.full_like(lead, -torch.inf).scatter_reduce(0, live.picture[~over], live.score[~over], "amax")
     return ~over & (best > lead)[live.picture]
-
-
-@contextmanager
-def evaluating(model: ShowAttendTell) -> Iterator[None]:
-    """Evaluation mode for the while; each part is put back as it was."""
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True

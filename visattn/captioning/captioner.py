@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from visattn._support.files import exists, is_file
-from visattn.captioning.beam_search import evaluating, search
+from visattn._support.modes import evaluating
+from visattn.captioning.beam_search import search
 from visattn.captioning.encoders import receptive_field
 from visattn.captioning.folders import CaptionerBlueprint, load
 from visattn.captioning.vocabulary import SPECIAL, Vocabulary, split

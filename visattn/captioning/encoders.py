@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from visattn._support.checks import printable, whole_number
+from visattn._support.modes import evaluating
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.families.feature_maps import last_feature_map
 from visattn.loading.blueprints import Blueprint
@@ -133,21 +134,15 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
     """
     like = next(made.parameters())
     generator = torch.Generator().manual_seed(0)
-    training = [part for part in made.modules() if part.training]
     touched = torch.zeros(size, dtype=torch.bool, device=like.device)
-    made.eval()
-    try:
+    with evaluating(made), torch.enable_grad():
         for _ in range(_PICTURES):
             images = torch.randn(1, channels, *size, generator=generator).to(like).requires_grad_()
-            with torch.enable_grad():
-                maps = made(images)[0]
-                middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
-                weights = torch.randn(middle.shape, generator=generator).to(middle)  # a plain sum of normalised features is 0
-                (reach,) = torch.autograd.grad((middle * weights).sum(), images)
+            maps = made(images)[0]
+            middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
+            weights = torch.randn(middle.shape, generator=generator).to(middle)  # a plain sum of normalised features is 0
+            (reach,) = torch.autograd.grad((middle * weights).sum(), images)
             touched |= (reach[0] != 0).any(0)
-    finally:
-        for part in training:
-            part.training = True
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
     return (down[-1] - down[0] + 1, across[-1] - across[0] + 1) if down else (0, 0)
 

@@ -51,8 +51,8 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
     """The page of one photo: the last layer's heads with their mass masks, then features, similarity and rollout."""
     from visattn.drawing.marks import ring, spotlight
+    from visattn.drawing.pages import Bar, Cell, sheet
     from visattn.drawing.pictures import carrying
-    from visattn.drawing.sheets import Bar, Cell, sheet
     from visattn.images import load_image
     from visattn.pipeline.explanation import answer
     from visattn.pipeline.inputs import prepare

@@ -16,24 +16,26 @@ from PIL import Image, ImageDraw
 from visattn._support.checks import between, printable
 from visattn._support.types import Interpolation, Normalization
 from visattn.drawing.marks import outline
-from visattn.drawing.pictures import Picture, carrying
-from visattn.drawing.sheets import (
-    _FAINT,
-    _GAP,
-    _INK,
-    _MARGIN,
-    _PAPER,
+from visattn.drawing.pages import (
+    FAINT,
+    GAP,
+    INK,
+    MARGIN,
+    PAPER,
     Bar,
     Cell,
-    Panels,
-    _clipped,
-    _draw_bar,
-    _font,
-    _height,
-    _lines,
-    _width,
-    _wrapped,
+    draw_bar,
     sheet,
+)
+from visattn.drawing.pictures import Picture, carrying
+from visattn.drawing.sheets import Panels
+from visattn.drawing.text import (
+    clip_text,
+    font_of,
+    line_height,
+    lines_of,
+    text_width,
+    wrap_text,
 )
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
@@ -174,7 +176,7 @@ def animation(
         interpolation=interpolation,
     )
     bar = replace(panels.bar(), label=panels.heat.meaning)
-    lines = max(len(_lines(cell.caption)) for cell in strip)
+    lines = max(len(lines_of(cell.caption)) for cell in strip)
     first = _frame(Cell(panels.photo, heading=printable(title)), "", lines, bar, foot)
     rest = [_frame(cell, f"{number} / {len(strip)}", lines, bar, foot) for number, cell in enumerate(strip, start=1)]
     stream = io.BytesIO()
@@ -293,20 +295,20 @@ def _box(panels: Panels, attention_map: AttentionMap, place: tuple[int, int], na
 def _frame(cell: Cell, number: str, lines: int, bar: Bar, notes: Sequence[str]) -> Image.Image:
     """A panel with a white band below: the word and its number, the lines of its caption, the colour bar and notes."""
     width, height = cell.picture.size
-    large, small = _font(max(16, width // 16)), _font(max(11, width // 26))
-    word, line, inner = _height(large) + 6, _height(small) + 4, width - 2 * _MARGIN
-    feet = [part for note in notes for part in _wrapped(note, small, inner)]
-    above = height + _GAP + word + lines * line + _GAP
-    foot = above + 18 + 2 * line + _GAP
-    page = Image.new("RGB", (width, foot + len(feet) * line + _GAP), _PAPER)
+    large, small = font_of(max(16, width // 16)), font_of(max(11, width // 26))
+    word, line, inner = line_height(large) + 6, line_height(small) + 4, width - 2 * MARGIN
+    feet = [part for note in notes for part in wrap_text(note, small, inner)]
+    above = height + GAP + word + lines * line + GAP
+    foot = above + 18 + 2 * line + GAP
+    page = Image.new("RGB", (width, foot + len(feet) * line + GAP), PAPER)
     page.paste(cell.picture)
     draw = ImageDraw.Draw(page)
-    room = max(0, inner - _width(number, small) - _GAP)
-    draw.text((_MARGIN, height + _GAP), _clipped(cell.heading, large, room), _INK, large)
-    draw.text((width - _MARGIN, height + _GAP + 2), number, _FAINT, small, anchor="ra")
-    for i, text in enumerate(_lines(cell.caption)):
-        draw.text((_MARGIN, height + _GAP + word + i * line), _clipped(text, small, inner), _FAINT, small)
-    _draw_bar(page, draw, bar, _MARGIN, above, small)
+    room = max(0, inner - text_width(number, small) - GAP)
+    draw.text((MARGIN, height + GAP), clip_text(cell.heading, large, room), INK, large)
+    draw.text((width - MARGIN, height + GAP + 2), number, FAINT, small, anchor="ra")
+    for i, text in enumerate(lines_of(cell.caption)):
+        draw.text((MARGIN, height + GAP + word + i * line), clip_text(text, small, inner), FAINT, small)
+    draw_bar(page, draw, bar, MARGIN, above, small)
     for i, text in enumerate(feet):
-        draw.text((_MARGIN, foot + i * line), text, _FAINT, small)
+        draw.text((MARGIN, foot + i * line), text, FAINT, small)
     return page

@@ -14,8 +14,8 @@ from visattn._support.types import Role
 from visattn.drawing import colormaps
 from visattn.drawing.marks import draw_window
 from visattn.drawing.overlays import overlay
+from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
-from visattn.drawing.sheets import Bar, Cell, sheet
 from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import Heatmap, value_range

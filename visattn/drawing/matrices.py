@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from visattn.drawing.overlays import colorize
-from visattn.drawing.sheets import Bar, Cell, sheet
+from visattn.drawing.pages import Bar, Cell, sheet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,20 +1,18 @@
-"""Pages of many panels: labels, the range of each panel, one colour bar with numbers. Drawn by Pillow, no figure library."""
+"""Contact sheets: many panels of one map, with the range of each and one color bar."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from visattn._support.checks import between, one_of
 from visattn._support.types import Interpolation, Normalization
-from visattn.drawing import colormaps
 from visattn.drawing.marks import outline, ring
 from visattn.drawing.overlays import overlay
+from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
@@ -22,104 +20,10 @@ from visattn.images import as_photo
 from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.provenance import Provenance
 
-if TYPE_CHECKING:
-    Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-
-_INK, _PAPER, _FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
-_GAP, _MARGIN = 8, 18
 _TALLEST = 10  # panel heights in panel widths
+
+
 _ROUNDING = 1e-6  # of a softmax in float32, relative
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One panel of a sheet, its heading above and its caption, of one line or more, below."""
-
-    picture: Image.Image
-    caption: str = ""
-    heading: str = ""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A colour bar: the map's name and what is written at its two ends, or numbers in between."""
-
-    colormap: str
-    ticks: tuple[str, ...]
-    label: str
-
-
-def sheet(
-    rows: Sequence[Sequence[Cell | None]],
-    *,
-    panel: int = 224,
-    title: str = "",
-    notes: Sequence[str] = (),
-    row_labels: Sequence[str] = (),
-    column_labels: Sequence[str] = (),
-    bar: Bar | None = None,
-) -> Image.Image:
-    """Panels in rows and columns on white.
-
-    Args:
-        rows: Cells; None leaves a place empty. Rows may differ in length.
-        panel: Width of a panel in pixels; pictures are scaled to it.
-        title: One line above.
-        notes: Lines below, wrapped to the page.
-        row_labels: A text left of each row.
-        column_labels: A text above each column.
-        bar: A colour bar below the panels.
-
-    Returns:
-        The page.
-    """
-    size = min(panel, 320)
-    title_font, label_font, caption_font = _font(max(15, size // 14)), _font(max(12, size // 17)), _font(max(11, size // 20))
-    scaled = [[cell and replace(cell, picture=_to_width(cell.picture, panel)) for cell in row] for row in rows]
-    left = _MARGIN + (max((_width(text, label_font) for text in row_labels), default=0) + _GAP if row_labels else 0)
-    columns = max((len(row) for row in rows), default=0)
-    page_width = max(left + columns * (panel + _GAP) - _GAP + _MARGIN, 420)
-    lines = [line for note in notes for line in _wrapped(note, caption_font, page_width - 2 * _MARGIN)]
-    title_lines = _wrapped(title, title_font, page_width - 2 * _MARGIN) if title else []
-    caption_height = _height(caption_font) + 4
-    above = [_height(label_font) + 4 if any(cell and cell.heading for cell in row) else 0 for row in scaled]
-    heights = [
-        heading
-        + max((cell.picture.height for cell in row if cell), default=0)
-        + caption_height * max((len(_lines(cell.caption)) for cell in row if cell), default=0)
-        for row, heading in zip(scaled, above, strict=True)
-    ]
-    top = _MARGIN + len(title_lines) * (_height(title_font) + 4) + (_GAP if title else 0)
-    top += _height(label_font) + 6 if column_labels else 0
-    bar_height = 18 + _height(caption_font) * 2 + 14 if bar else 0
-    bottom = sum(heights) + _GAP * len(heights) + bar_height + len(lines) * (_height(caption_font) + 3)
-    page = Image.new("RGB", (page_width, top + bottom + _MARGIN), _PAPER)
-    draw = ImageDraw.Draw(page)
-    for i, line in enumerate(title_lines):
-        draw.text((_MARGIN, _MARGIN + i * (_height(title_font) + 4)), line, _INK, title_font)
-    for i, text in enumerate(column_labels):
-        draw.text((left + i * (panel + _GAP) + panel / 2, top - 6), text, _INK, label_font, anchor="ms")
-    y = top
-    for r, (row, height) in enumerate(zip(scaled, heights, strict=True)):
-        if row_labels:
-            draw.text((_MARGIN, y + height / 2), row_labels[r], _INK, label_font, anchor="lm")
-        for c, cell in enumerate(row):
-            if cell:
-                x, under = left + c * (panel + _GAP), y + above[r]
-                page.paste(cell.picture, (x, under))
-                if cell.heading:
-                    draw.text((x, y), _clipped(cell.heading, label_font, panel), _INK, label_font)
-                for i, line in enumerate(_lines(cell.caption)):
-                    place = x, under + cell.picture.height + 2 + i * caption_height
-                    draw.text(place, _clipped(line, caption_font, panel), _FAINT, caption_font)
-        y += height + _GAP
-    if bar:
-        _draw_bar(page, draw, bar, left, y, caption_font)
-        y += bar_height
-    for line in lines:
-        draw.text((_MARGIN, y), line, _FAINT, caption_font)
-        y += _height(caption_font) + 3
-    return page
 
 
 class Panels:
@@ -292,26 +196,6 @@ def contact_sheet(
     return carrying(page, panels.provenance(mass=mass, points=[list(point) for point in points]))
 
 
-def side_by_side(
-    pictures: Sequence[Image.Image], labels: Sequence[str] = (), *, panel: int = 320, title: str = ""
-) -> Image.Image:
-    """Pictures in one row with a label above each."""
-    return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
-
-
-def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """The picture with lines of text on a white band below it; its own pixels stay as they are."""
-    font = _font(max(12, min(picture.size) // 28))
-    wrapped = [part for line in lines for part in _wrapped(line, font, picture.width - 2 * _GAP)]
-    step = _height(font) + 4
-    page = Image.new("RGB", (picture.width, picture.height + _GAP + step * len(wrapped) + _GAP), _PAPER)
-    page.paste(picture)
-    draw = ImageDraw.Draw(page)
-    for number, line in enumerate(wrapped):
-        draw.text((_GAP, picture.height + _GAP + number * step), line, _INK, font)
-    return page
-
-
 def _scales(heat: Heatmap, how: Normalization, shared: Sequence[str]) -> dict[tuple[int, ...], tuple[float, float]]:
     """The raw range of each panel."""
     sizes = heat.grid.shape[: len(heat.axes)]
@@ -343,57 +227,3 @@ def _wrap(count: int) -> int:
     if count <= 4:
         return count
     return min(range(3, 9), key=lambda across: (-count % across, abs(across - count**0.5)))
-
-
-def _draw_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, x: int, y: int, font: Font) -> None:
-    width = min(page.width - x - _MARGIN, 420)
-    colours = colormaps.table(bar.colormap)
-    ramp = np.repeat(colours[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)
-    page.paste(Image.fromarray(ramp), (x, y))
-    for i, text in enumerate(bar.ticks):
-        share = i / max(1, len(bar.ticks) - 1)
-        anchor = "la" if i == 0 else "ra" if i == len(bar.ticks) - 1 else "ma"
-        draw.text((x + share * (width - 1), y + 17), text, _INK, font, anchor=anchor)
-    draw.text((x, y + 20 + _height(font)), bar.label, _FAINT, font)
-
-
-@cache
-def _font(size: int) -> Font:
-    return ImageFont.load_default(size)
-
-
-def _width(text: str, font: Font) -> int:
-    return int(font.getlength(text)) + 1
-
-
-def _height(font: Font) -> int:
-    box = font.getbbox("Ag|")
-    return int(box[3] - box[1]) + 2
-
-
-def _wrapped(text: str, font: Font, width: int) -> list[str]:
-    lines, line = [], ""
-    for word in text.split():
-        if line and _width(f"{line} {word}", font) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}".strip()
-    return [*lines, line] if line else lines
-
-
-def _lines(text: str) -> list[str]:
-    return text.split("\n") if text else []
-
-
-def _clipped(text: str, font: Font, width: int) -> str:
-    text = text if len(text) <= width else text[:width] + "…"  # hardly a character is narrower than a pixel
-    while len(text) > 1 and _width(text, font) > width:
-        text = text[:-2].rstrip() + "…"
-    return text
-
-
-def _to_width(picture: Image.Image, width: int) -> Image.Image:
-    if picture.width == width:
-        return picture
-    return picture.resize((width, max(1, round(picture.height * width / picture.width))), Image.Resampling.LANCZOS)

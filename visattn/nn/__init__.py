@@ -4,8 +4,6 @@ Those for CNNs take and give `(B, C, H, W)`, channels first. `ATTENTION` holds, 
 from the number of channels alone and keep the shape.
 """
 
-from torch import nn
-
 from visattn._support.publish import publish
 from visattn.nn.attaching.attached import Attached, Site
 from visattn.nn.attaching.checkpoints import load_checkpoint, translate
@@ -27,6 +25,7 @@ from visattn.nn.spatial.scse import SCSE
 from visattn.nn.spatial.simam import SimAM
 from visattn.nn.spatial.spatial_transformer import SpatialTransformer
 from visattn.nn.spatial.triplet import TripletAttention
+from visattn.nn.table import ATTENTION
 from visattn.nn.tokens.augmented import AttentionAugmentedConv2d
 from visattn.nn.tokens.class_attention import ClassAttention
 from visattn.nn.tokens.cross_covariance import CrossCovarianceAttention
@@ -40,22 +39,6 @@ from visattn.nn.tokens.sliding_window import SlidingWindowAttention
 from visattn.nn.tokens.stand_alone import StandAloneSelfAttention
 from visattn.nn.tokens.talking_heads import TalkingHeadsAttention
 from visattn.nn.tokens.window import WindowAttention
-
-ATTENTION: dict[str, type[nn.Module]] = {
-    "bam": BAM,
-    "cbam": CBAM,
-    "coord": CoordinateAttention,
-    "eca": ECA,
-    "gc": GlobalContext,
-    "ge": GatherExcite,
-    "nl": NonLocal,
-    "sagan": SelfAttention2d,
-    "scse": SCSE,
-    "se": SqueezeExcite,
-    "simam": SimAM,
-    "sk": SelectiveKernel,
-    "triplet": TripletAttention,
-}
 
 __all__ = [
     "ATTENTION",

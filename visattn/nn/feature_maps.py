@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visattn.errors import ShapeError
-from visattn.nn.shapes import _traced
+from visattn.nn.shapes import is_traced
 
 
 def tokens(x: Tensor, heads: int = 1) -> Tensor:
@@ -24,7 +24,7 @@ def grid(x: Tensor, maps: Tensor) -> Tensor:
 
 def laid_out_as(x: Tensor, maps: Tensor) -> Tensor:
     """`x` with its channels last in memory if those of `maps` are, else in PyTorch's order."""
-    if _traced(maps):
+    if is_traced(maps):
         return x
     last = maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -68,7 +68,7 @@ def halved(module: object, x: Tensor) -> Tensor:
     Raises:
         ShapeError: If a side has a single place.
     """
-    if not _traced(x) and min(x.shape[-2:]) < 2:
+    if not is_traced(x) and min(x.shape[-2:]) < 2:
         raise ShapeError(
             f"{type(module).__name__} must be given 2 x 2 places or more to pool its keys, got {x.shape[-2]} x {x.shape[-1]}. "
             "Build it without pooling."
@@ -88,9 +88,9 @@ def sample(x: Tensor, positions: Tensor) -> Tensor:
 
 def exact(x: Tensor) -> AbstractContextManager[object]:
     """Autocast off on the device of `x`; under `fx` tracing, where nobody knows the device, as it is."""
-    return nullcontext() if _traced(x) else torch.autocast(x.device.type, enabled=False)
+    return nullcontext() if is_traced(x) else torch.autocast(x.device.type, enabled=False)
 
 
 def wide(x: Tensor) -> Tensor:
     """`x` in float32 at least; under `fx` tracing, where nobody knows the type, as it is."""
-    return x if _traced(x) else x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if is_traced(x) else x.to(torch.promote_types(x.dtype, torch.float32))

@@ -52,14 +52,14 @@ def check_maps(module: object, x: Tensor, channels: int | None) -> None:
     Raises:
         ShapeError: If it is not.
     """
-    if _traced(x):
+    if is_traced(x):
         return
     if x.ndim != 4 or (channels is not None and x.shape[1] != channels):
         last = x.ndim == 4 and x.shape[-1] == channels
         hint = "Channels come last here: pass x.permute(0, 3, 1, 2)." if last else "Build it for the channels that it is given."
         hint = hint if x.ndim == 4 else "Pass a batch of feature maps, channels first."
         wanted = "C" if channels is None else channels
-        raise ShapeError(f"{type(module).__name__} must be given (B, {wanted}, H, W), got {_shape(x)}. {hint}")
+        raise ShapeError(f"{type(module).__name__} must be given (B, {wanted}, H, W), got {shape_text(x)}. {hint}")
 
 
 def check_tokens(module: object, x: Tensor, width: int) -> None:
@@ -68,13 +68,13 @@ def check_tokens(module: object, x: Tensor, width: int) -> None:
     Raises:
         ShapeError: If it is not.
     """
-    if _traced(x):
+    if is_traced(x):
         return
     if x.ndim != 3 or x.shape[-1] != width:
         hint = (
             "Pass x.flatten(2).transpose(1, 2) of a feature map." if x.ndim == 4 else "Build it for the width that it is given."
         )
-        raise ShapeError(f"{type(module).__name__} must be given (B, N, {width}), got {_shape(x)}. {hint}")
+        raise ShapeError(f"{type(module).__name__} must be given (B, N, {width}), got {shape_text(x)}. {hint}")
 
 
 def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
@@ -83,11 +83,11 @@ def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
     Raises:
         ShapeError: If the norm trains on such a batch.
     """
-    if _traced(values) or not norm.training:
+    if is_traced(values) or not norm.training:
         return
     if values.shape[0] * math.prod(values.shape[2:]) == 1:
         raise ShapeError(
-            f"{type(norm).__name__} cannot train on one value per channel, got {_shape(values)}. "
+            f"{type(norm).__name__} cannot train on one value per channel, got {shape_text(values)}. "
             "Use a batch of 2 or more, or put this module into eval mode."
         )
 
@@ -105,16 +105,18 @@ def check_size(module: object, x: Tensor, size: tuple[int, int]) -> None:
     Raises:
         ShapeError: If they have one.
     """
-    if not _traced(x) and tuple(x.shape[2:]) != size:
+    if not is_traced(x) and tuple(x.shape[2:]) != size:
         raise ShapeError(
-            f"{type(module).__name__} must be given (B, C, {size[0]}, {size[1]}), got {_shape(x)}. Build it for the size that it is given."
+            f"{type(module).__name__} must be given (B, C, {size[0]}, {size[1]}), got {shape_text(x)}. "
+            "Build it for the size that it is given."
         )
 
 
-def _traced(x: object) -> bool:
+def is_traced(x: object) -> bool:
     """Whether a graph is traced: there is no shape yet."""
     return isinstance(x, fx.Proxy)
 
 
-def _shape(x: Tensor) -> str:
+def shape_text(x: Tensor) -> str:
+    """A shape as messages show it."""
     return f"({', '.join(map(str, x.shape))})"

@@ -25,8 +25,8 @@ from visattn._support.typed import check_types, typed
 from visattn._support.types import ColorProfile, Interpolation, Normalization, Resize
 from visattn.drawing.marks import draw_glimpses, outline
 from visattn.drawing.overlays import overlay, rgb_components
+from visattn.drawing.pages import captioned
 from visattn.drawing.pictures import Picture, carrying, to_png
-from visattn.drawing.sheets import captioned
 from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of
 from visattn.geometry import Geometry

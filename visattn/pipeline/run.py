@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from visattn import capturing
 from visattn._support.checks import first_line
+from visattn._support.modes import evaluating
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, head, input_spec, provenance_of
 from visattn.methods.scored import Scored
@@ -58,7 +59,7 @@ def look(
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:
         _check_classes(model, spec, target)
-    with _evaluating(model):
+    with evaluating(model, frozen=True):
         if target is None:
             with torch.inference_mode(), capture(model, values=values, features=features) as recording:
                 answer_of(model, pixels)
@@ -105,7 +106,7 @@ def scoring(
         raise ShapeError(f"a score is asked of one photo, the batch has {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)
     _check_size(spec, pixels)
-    with _evaluating(model):
+    with evaluating(model, frozen=True):
         with torch.no_grad():
             resolved = target.resolve(answer_of(model, pixels))
 
@@ -179,24 +180,6 @@ def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
 def _check_size(spec: InputSpec, pixels: Tensor) -> None:
     if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
         raise UnsupportedModel(f"the model takes {spec.size}, got {tuple(pixels.shape[-2:])}.")
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, and no graph kept for the gradients of parameters, which nobody asks for."""
-    modes = {module: module.training for module in model.modules() if module.training}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if modes:
-        model.eval()
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        for module, training in modes.items():
-            module.training = training
 
 
 def _layer_scores(model: nn.Module, recording: Recording, output: Tensor, score: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

@@ -25,9 +25,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
+from visattn._support.modes import evaluating
 from visattn.drawing.overlays import overlay
+from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
-from visattn.drawing.sheets import Bar, Cell, sheet
 from visattn.errors import OptionError, ShapeError, UnsupportedModel, VisattnWarning
 from visattn.families import cam_layer, input_spec
 from visattn.families.feature_maps import last_feature_map
@@ -41,7 +42,6 @@ from visattn.methods.table import Method, method_of
 from visattn.pipeline.captures import capture
 from visattn.pipeline.explanation import check_parameters
 from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.run import _evaluating
 from visattn.pipeline.targets import Target
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -307,7 +307,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         for kind in {device.type for device in devices}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(_evaluating(model))
+        stack.enter_context(evaluating(model, frozen=True))
         try:
             yield
         finally:

@@ -49,7 +49,8 @@ from visattn.training.run.processes import Processes, processes
 from visattn.training.run.progress import Progress, count
 from visattn.training.run.randomness import random_state, set_random_state
 from visattn.training.run.signals import asked_to_stop
-from visattn.training.tasks.classification import Draw, task_of
+from visattn.training.tasks.table import task_of
+from visattn.training.tasks.task import Draw
 from visattn.training.trainer import Learner
 
 _LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop

@@ -22,7 +22,7 @@ from visattn.training.config import Recipe
 from visattn.training.run.checkpoints import Tensors, pack, unpack
 from visattn.training.run.processes import Processes
 from visattn.training.run.randomness import seed_all, seed_of
-from visattn.training.tasks.classification import Task
+from visattn.training.tasks.task import Task
 
 _PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _FIRST = 0.01  # learning rate of the first step, in that of the highest

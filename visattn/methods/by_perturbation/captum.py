@@ -59,7 +59,7 @@ def integrated_gradients(
     Reference:
         Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017, arXiv:1703.01365.
     """
-    attr = _captum("integrated_gradients", evaluations, batch)
+    attr = captum_of("integrated_gradients", evaluations, batch)
 
     def kernel(asked: Asked) -> Found:
         options = {"n_steps": evaluations, "internal_batch_size": batch}
@@ -101,7 +101,7 @@ def smoothgrad(
     Reference:
         Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017, arXiv:1706.03825. Differs: the sign is kept.
     """
-    attr = _captum("smoothgrad", evaluations, batch)
+    attr = captum_of("smoothgrad", evaluations, batch)
     if noise <= 0:
         raise OptionError(
             f"noise must be a positive share of the range of the image's values, got {noise:g}. Without noise it is captum.saliency."
@@ -158,7 +158,7 @@ def occlusion(
         Zeiler & Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014, arXiv:1311.2901. Differs: parts do not
         overlap.
     """
-    attr = _captum("occlusion", 1, batch)
+    attr = captum_of("occlusion", 1, batch)
 
     def kernel(asked: Asked) -> Found:
         options = {"feature_mask": asked.parts.labels[None, None], "perturbations_per_eval": batch}
@@ -205,7 +205,7 @@ def kernel_shap(
         Lundberg & Lee, "A Unified Approach to Interpreting Model Predictions", NIPS 2017, arXiv:1705.07874. As captum has it: the
         sizes of subsets are drawn by the Shapley kernel, and all count alike.
     """
-    attr = _captum("kernel_shap", evaluations, batch, "sklearn")
+    attr = captum_of("kernel_shap", evaluations, batch, "sklearn")
 
     def kernel(asked: Asked) -> Found:
         return _regressed(attr.KernelShap(asked.score), asked, evaluations, batch, seed)
@@ -262,7 +262,7 @@ def lime(
         Ribeiro et al., "Why Should I Trust You?", KDD 2016, arXiv:1602.04938. As captum has it: a Lasso (there of 0.01,
         whatever the score), and copies count by `exp(-d * d / 2)`, where d is the cosine distance of their pixels from the photo's.
     """
-    attr = _captum("lime", evaluations, batch, "sklearn")
+    attr = captum_of("lime", evaluations, batch, "sklearn")
     if lasso < 0:
         raise OptionError(f"lasso must be 0 or more, as a share of the score's rise, got {lasso:g}.")
     from captum._utils.models.linear_model import SkLearnLasso, SkLearnLinearRegression
@@ -287,7 +287,12 @@ def lime(
     )
 
 
-def _captum(method: str, evaluations: int, batch: int, *also: str) -> Any:  # noqa: ANN401 - the module
+def captum_of(method: str, evaluations: int, batch: int, *also: str) -> Any:  # noqa: ANN401 - the module
+    """`captum.attr`, once it is known to be installed and the numbers to make sense.
+
+    Raises:
+        OptionError: If a package is missing, or a number is below 1.
+    """
     for module in ("captum", *also):
         need(module, "attribution", f"captum.{method}")
     if evaluations < 1 or batch < 1:

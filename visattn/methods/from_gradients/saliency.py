@@ -1,6 +1,6 @@
 """Attributions of one gradient: the oldest pictures of what a score depends on. The algorithms are captum's.
 
-In and out: see `_captum`. One way forward and one back, and nothing is drawn by chance.
+In and out: see `visattn.methods.by_perturbation.captum`. One way forward and one back, and nothing is drawn by chance.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from visattn.maps import AttentionMap
-from visattn.methods.by_perturbation.captum import _captum
+from visattn.methods.by_perturbation.captum import captum_of
 from visattn.methods.scored import Asked, Found, Scored, attributed
 from visattn.methods.segments import Parts
 from visattn.records import Recording
@@ -33,7 +33,7 @@ def saliency(recording: Recording, *, scored: Scored, signed: bool = False) -> A
         Simonyan et al., "Deep Inside Convolutional Networks: Visualising Image Classification Models and Saliency Maps", 2013,
         arXiv:1312.6034.
     """
-    attr = _captum("saliency", 1, 1)
+    attr = captum_of("saliency", 1, 1)
 
     def kernel(asked: Asked) -> Found:
         slope = attr.Saliency(asked.score).attribute(_leaf(asked.image), abs=not signed)[0]
@@ -75,7 +75,7 @@ def input_x_gradient(
         arXiv:1605.01713; Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural
         Networks", ICLR 2018, arXiv:1711.06104.
     """
-    attr = _captum("input_x_gradient", 1, 1)
+    attr = captum_of("input_x_gradient", 1, 1)
 
     def kernel(asked: Asked) -> Found:
         found = attr.InputXGradient(asked.score).attribute(_leaf(asked.image))

@@ -20,6 +20,7 @@ from visattn.nn.attaching.attached import Attached, Site
 from visattn.nn.attaching.plugged import Company, Plugged, plug
 from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_of
 from visattn.nn.shapes import at_least
+from visattn.nn.table import ATTENTION
 
 Attention = str | type[nn.Module] | Callable[..., nn.Module]
 Init = Literal["identity", "paper", "zero_last", "two_sigmoid"]
@@ -159,8 +160,6 @@ def _check_options(model: nn.Module, init: str, gate: float, layout: str, optimi
 
 def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str) -> nn.Module:
     """The attention for one place."""
-    from visattn.nn import ATTENTION  # which imports this module
-
     if isinstance(attention, nn.Module) or not (isinstance(attention, str) or callable(attention)):
         raise OptionError(
             f"attention must be a name, a class or a function of the channels, got {type(attention).__name__}. "

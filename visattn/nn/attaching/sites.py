@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from visattn._support.checks import printable, suggest
+from visattn._support.modes import evaluating
 from visattn.errors import OptionError, ShapeError, VisattnWarning
 from visattn.nn.attaching.forwards import Flow
 from visattn.nn.attaching.plugged import Plugged
@@ -92,7 +92,7 @@ def follow(model: nn.Module, example: object) -> Flow | Exception:
         args = given if isinstance(given, tuple) else () if isinstance(given, dict) else (given,)
         kwargs = given if isinstance(given, dict) else {}
         try:
-            with _evaluating(model):
+            with evaluating(model), torch.no_grad():
                 flow.follow(model, *_moved((args, kwargs), model))
         except Exception as problem:  # whatever a user's model raises
             if example is not None:
@@ -289,18 +289,6 @@ def _size(model: nn.Module) -> tuple[int, int]:
     fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)
     size = fixed or (config["input_size"][1:] if isinstance(config, Mapping) and "input_size" in config else (224, 224))
     return int(size[0]), int(size[1])
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 def _moved(value: Any, model: nn.Module) -> Any:  # noqa: ANN401 - as nested as the user's example

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from visattn.errors import ShapeError
 from visattn.nn.feature_maps import exact, wide
-from visattn.nn.shapes import _shape, _traced, at_least, check_maps
+from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 
 
 class DrawRead(nn.Module):
@@ -96,8 +96,8 @@ class DrawWrite(nn.Module):
 
 
 def _check_state(state: Tensor, width: int) -> None:
-    if not _traced(state) and (state.ndim != 2 or state.shape[1] != width):
-        raise ShapeError(f"the state must be (B, {width}), got {_shape(state)}. Pass the decoder's hidden state.")
+    if not is_traced(state) and (state.ndim != 2 or state.shape[1] != width):
+        raise ShapeError(f"the state must be (B, {width}), got {shape_text(state)}. Pass the decoder's hidden state.")
 
 
 def _filters(window: nn.Linear, state: Tensor, height: int, width: int, count: int) -> tuple[Tensor, Tensor, Tensor]:

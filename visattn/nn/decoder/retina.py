@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from visattn._support.publish import publish
 from visattn.errors import ShapeError
 from visattn.nn.feature_maps import exact, sample, wide
-from visattn.nn.shapes import _shape, _traced, at_least, check_maps
+from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 
 
 class Retina(nn.Module):
@@ -45,8 +45,8 @@ class Retina(nn.Module):
     def forward(self, images: Tensor, locations: Tensor) -> Tensor:
         """Look at each image at its location."""
         check_maps(self, images, None)
-        if not _traced(images) and (locations.shape[0] != images.shape[0] or locations.shape[1:] != (2,)):
-            raise ShapeError(f"locations must be ({images.shape[0]}, 2), one (x, y) for each image, got {_shape(locations)}.")
+        if not is_traced(images) and (locations.shape[0] != images.shape[0] or locations.shape[1:] != (2,)):
+            raise ShapeError(f"locations must be ({images.shape[0]}, 2), one (x, y) for each image, got {shape_text(locations)}.")
         publish(self, "glimpse", lambda: self.boxes(locations, (images.shape[2], images.shape[3])), images)
         with exact(images):
             patches = [self._patch(images, locations, self.factor**scale) for scale in range(self.scales)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shapes import _shape, _traced, at_least, check_tokens
+from visattn.nn.shapes import at_least, check_tokens, is_traced, shape_text
 
 
 class _Alignment(nn.Module):
@@ -36,10 +36,12 @@ class _Alignment(nn.Module):
 
     def _log_alpha(self, features: Tensor, state: Tensor, keys: Tensor | None) -> Tensor:
         check_tokens(self, features, self.channels)
-        if not _traced(state) and (state.ndim != 2 or state.shape[1] != self.state_width or state.shape[0] != features.shape[0]):
+        if not is_traced(state) and (
+            state.ndim != 2 or state.shape[1] != self.state_width or state.shape[0] != features.shape[0]
+        ):
             wanted = f"({features.shape[0]}, {self.state_width})"
             raise ShapeError(
-                f"the state of {type(self).__name__} must be {wanted}, got {_shape(state)}. One step is given at a time."
+                f"the state of {type(self).__name__} must be {wanted}, got {shape_text(state)}. One step is given at a time."
             )
         keys = self.keys(features) if keys is None else keys
         scores: Tensor = self.score((keys + self.state(state)[:, None]).tanh()).squeeze(-1)  # (B, L)
@@ -207,10 +209,10 @@ def reinforce(
     """
     shape = log_probability.shape
     if log_probability.ndim != 2 or entropy.shape != shape or cost.shape != shape[:1]:
-        got = f"{_shape(cost)}, {_shape(log_probability)} and {_shape(entropy)}"
+        got = f"{shape_text(cost)}, {shape_text(log_probability)} and {shape_text(entropy)}"
         raise ShapeError(f"costs must be (B,), log-probabilities and entropies (B, T), got {got}. Stack steps in axis 1.")
     if isinstance(baseline, Tensor) and baseline.shape not in ((), shape[:1], shape):
-        raise ShapeError(f"the baseline must be a number, (B,) or (B, T) = {tuple(shape)}, got {_shape(baseline)}.")
+        raise ShapeError(f"the baseline must be a number, (B,) or (B, T) = {tuple(shape)}, got {shape_text(baseline)}.")
     _check_steps(steps, shape)
     expected = baseline[:, None] if isinstance(baseline, Tensor) and baseline.ndim == 1 else baseline
     advantage = (cost[:, None] - expected).detach()  # (B, 1) or (B, T)
@@ -243,7 +245,7 @@ def doubly_stochastic(
     """
     one_of(reduction, ("paper", "arctic", "mean"), "reduction of doubly_stochastic")
     if alphas.ndim != 3:
-        raise ShapeError(f"alphas must be (B, T, L), got {_shape(alphas)}. Stack the weights of each step in axis 1.")
+        raise ShapeError(f"alphas must be (B, T, L), got {shape_text(alphas)}. Stack the weights of each step in axis 1.")
     _check_steps(steps, alphas.shape[:2])
     if steps is not None:
         alphas = alphas.masked_fill(~steps[..., None], 0)
@@ -268,5 +270,5 @@ def _check_steps(steps: Tensor | None, shape: torch.Size) -> None:
         raise OptionError(f"steps must be boolean, True where a step counts, got {steps.dtype}. Use steps.bool().")
     if steps.shape != shape:
         raise ShapeError(
-            f"steps must be (B, T) = {tuple(shape)}, got {_shape(steps)}. One number is for each step of a sequence."
+            f"steps must be (B, T) = {tuple(shape)}, got {shape_text(steps)}. One number is for each step of a sequence."
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from visattn._support.publish import publish
 from visattn.errors import ShapeError
 from visattn.nn.feature_maps import exact, sample, wide
-from visattn.nn.shapes import _shape, _traced, at_least, check_maps
+from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 
 
 class SpatialTransformer(nn.Module):
@@ -66,9 +66,9 @@ class SpatialTransformer(nn.Module):
         """Show the window that was chosen."""
         check_maps(self, x, self.channels)
         seen = self.localisation(x)
-        if not _traced(x) and (seen.ndim != 2 or seen.shape[1] != self.theta.in_features):
+        if not is_traced(x) and (seen.ndim != 2 or seen.shape[1] != self.theta.in_features):
             raise ShapeError(
-                f"localisation must give (B, {self.theta.in_features}), got {_shape(seen)}. "
+                f"localisation must give (B, {self.theta.in_features}), got {shape_text(seen)}. "
                 "Tell SpatialTransformer how many features it gives."
             )
         with exact(x):
@@ -97,7 +97,7 @@ class SpatialTransformer(nn.Module):
             ShapeError: If `theta` is not `(B, 2, 3)`.
         """
         if theta.shape[1:] != (2, 3):
-            raise ShapeError(f"theta must be (B, 2, 3), got {_shape(theta)}. Pass what SpatialTransformer publishes.")
+            raise ShapeError(f"theta must be (B, 2, 3), got {shape_text(theta)}. Pass what SpatialTransformer publishes.")
         output = theta.new_tensor([[-1, 1, 1, -1], [-1, -1, 1, 1], [1, 1, 1, 1]])  # x, y, 1
         return ((theta @ output).transpose(1, 2).flip(2) + 1) / 2
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from visattn.errors import OptionError, ShapeError
 from visattn.nn.feature_maps import attend, grid, tokens
-from visattn.nn.shapes import _traced, at_least, check_maps
+from visattn.nn.shapes import at_least, check_maps, is_traced
 
 
 class AttentionAugmentedConv2d(nn.Module):
@@ -93,7 +93,7 @@ class AttentionAugmentedConv2d(nn.Module):
     def _offsets(self, x: Tensor, query: Tensor, rows: int, columns: int) -> Tensor:
         """What the offsets add to the scores, `(B, heads, H * W, H * W)`."""
         height, width = x.shape[2], x.shape[3]
-        if not _traced(x) and (height > rows or width > columns):
+        if not is_traced(x) and (height > rows or width > columns):
             raise ShapeError(f"maps must be at most {rows} x {columns}, got {height} x {width}. Build it for the largest one.")
         query = torch.unflatten(query, 2, (height, width))  # (B, heads, H, W, d)
         by_row = torch.einsum("bhrcd,rdk->bhrck", query, _between(self.rows, rows, height))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shapes import _shape, _traced, at_least
+from visattn.nn.shapes import at_least, is_traced, shape_text
 
 
 def check_heads(channels: int, heads: int) -> None:
@@ -31,7 +31,7 @@ def check_grid(module: object, x: Tensor, grid: tuple[int, int], prefix: int = 0
     Raises:
         ShapeError: If it does not.
     """
-    if _traced(x):
+    if is_traced(x):
         return
     rows, columns = grid
     if prefix + rows * columns != x.shape[1]:
@@ -49,7 +49,7 @@ def check_mask(mask: Tensor | None, scores: Sequence[int]) -> None:
         OptionError: If it is not boolean.
         ShapeError: If it does not broadcast.
     """
-    if mask is None or _traced(mask):
+    if mask is None or is_traced(mask):
         return
     if mask.dtype != torch.bool:
         raise OptionError(
@@ -58,7 +58,7 @@ def check_mask(mask: Tensor | None, scores: Sequence[int]) -> None:
     fits = all(have in (1, want) for have, want in zip(mask.shape[::-1], scores[::-1], strict=False))
     if mask.ndim > len(scores) or not fits:
         wanted = f"({', '.join(map(str, scores))})"
-        raise ShapeError(f"mask must broadcast to {wanted}, got {_shape(mask)}. Add axes of length 1 where it is shared.")
+        raise ShapeError(f"mask must broadcast to {wanted}, got {shape_text(mask)}. Add axes of length 1 where it is shared.")
 
 
 def split(x: Tensor, heads: int) -> Tensor:

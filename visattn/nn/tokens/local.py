@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shapes import _traced, at_least, check_tokens
+from visattn.nn.shapes import at_least, check_tokens, is_traced
 from visattn.nn.tokens.heads import check_mask, softmax
 from visattn.nn.tokens.scores import check_value
 
@@ -140,7 +140,7 @@ def _places(grid: Sequence[int], scores: Tensor) -> Tensor:
     """Rows and columns of all places: `(N, axes)`."""
     axes = [torch.arange(size, device=scores.device) for size in grid]
     places = torch.stack([part.flatten() for part in torch.meshgrid(axes, indexing="ij")], -1)
-    if not _traced(scores) and len(places) != scores.shape[2]:
+    if not is_traced(scores) and len(places) != scores.shape[2]:
         raise ShapeError(
             f"the grid must count the {scores.shape[2]} places of the scores, got {tuple(grid)}. Pass (rows, columns)."
         )

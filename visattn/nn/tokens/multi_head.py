@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.errors import ShapeError
-from visattn.nn.shapes import _shape, _traced, check_tokens
+from visattn.nn.shapes import check_tokens, is_traced, shape_text
 from visattn.nn.tokens.heads import check_heads, check_mask, join, mix, split, split_qkv
 
 
@@ -71,8 +71,8 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         for tokens in (key, value):
             check_tokens(self, tokens, self.channels)
-        if not _traced(key) and not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
-            got = f"{_shape(query)}, {_shape(key)} and {_shape(value)}"
+        if not is_traced(key) and not (query.shape[0] == key.shape[0] and key.shape[:2] == value.shape[:2]):
+            got = f"{shape_text(query)}, {shape_text(key)} and {shape_text(value)}"
             raise ShapeError(f"query, key and value must be one batch, with a value for each key, got {got}. Expand them first.")
         rows = [slice(i * self.channels, (i + 1) * self.channels) for i in range(3)]
         weight, bias = self.qkv.weight, self.qkv.bias

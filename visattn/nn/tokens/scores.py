@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn.errors import OptionError, ShapeError
-from visattn.nn.shapes import _shape, _traced, at_least, check_tokens
+from visattn.nn.shapes import at_least, check_tokens, is_traced, shape_text
 from visattn.nn.tokens.heads import check_mask, softmax
 
 
@@ -213,7 +213,7 @@ class LocationScore(nn.Module):
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
         """Score each place."""
         _check(self, query, keys, self.query_width, None)
-        if not _traced(keys) and keys.shape[1] != self.places:
+        if not is_traced(keys) and keys.shape[1] != self.places:
             raise ShapeError(f"LocationScore must be given {self.places} keys, got {keys.shape[1]}. Build it for their number.")
         scores: Tensor = self.place(query)
         return scores
@@ -225,16 +225,16 @@ def check_value(scores: Tensor, value: Tensor) -> None:
     Raises:
         ShapeError: If they are not.
     """
-    if _traced(scores):
+    if is_traced(scores):
         return
     if scores.ndim != 3 or value.ndim != 3 or (scores.shape[0], scores.shape[2]) != value.shape[:2]:
-        got = f"{_shape(scores)} and {_shape(value)}"
+        got = f"{shape_text(scores)} and {shape_text(value)}"
         raise ShapeError(f"scores must be (B, T, N) and values (B, N, dv), got {got}. One query is x[:, None].")
 
 
 def _check(module: nn.Module, query: Tensor, keys: Tensor, query_width: int | None = None, key_width: int | None = None) -> None:
     """Refuse what is not `(B, T, dq)` and `(B, N, dk)`; without widths, where both must have the same, or any will do."""
-    if _traced(query):
+    if is_traced(query):
         return
     for x, width in ((query, query_width), (keys, key_width)):
         check_tokens(module, x, x.shape[-1] if width is None else width)
@@ -242,6 +242,6 @@ def _check(module: nn.Module, query: Tensor, keys: Tensor, query_width: int | No
     if unlike or query.shape[0] != keys.shape[0]:
         what = f"queries and keys of one {'width' if unlike else 'batch'}"
         raise ShapeError(
-            f"{type(module).__name__} must be given {what}, got {_shape(query)} and {_shape(keys)}. "
+            f"{type(module).__name__} must be given {what}, got {shape_text(query)} and {shape_text(keys)}. "
             + ("GeneralScore takes two widths." if unlike else "Expand one of them to the other's batch.")
         )

@@ -21,7 +21,7 @@ from visattn.training.config import Recipe
 from visattn.training.report.card import Reached
 from visattn.training.run.folder import CARD, CURVES, FINAL, LOG, SPEED, Result
 from visattn.training.run.log import Log
-from visattn.training.tasks.classification import Task
+from visattn.training.tasks.task import Task
 
 
 def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:

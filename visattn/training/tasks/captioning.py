@@ -26,8 +26,8 @@ from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
 from visattn.provenance import Provenance
 from visattn.training.report.card import Reached, code, page, percent
-from visattn.training.tasks.caption_config import CaptionConfig as CaptionConfig
-from visattn.training.tasks.classification import Draw, Targeted, Task, input_size, moments_of, scenes_size
+from visattn.training.tasks.caption_config import CaptionConfig
+from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
 
 _SHOWN = 4  # test pictures whose filmstrips are drawn
 _TOLD = 500  # test pictures whose captions are scored for the card

@@ -1,0 +1,151 @@
+"""Pages of many panels: labels, captions, one color bar with numbers. Drawn by Pillow, no figure library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from visattn.drawing import colormaps
+from visattn.drawing.text import Font, clip_text, font_of, line_height, lines_of, text_width, wrap_text
+
+INK, PAPER, FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
+
+
+GAP, MARGIN = 8, 18
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One panel of a sheet, its heading above and its caption, of one line or more, below."""
+
+    picture: Image.Image
+    caption: str = ""
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A colour bar: the map's name and what is written at its two ends, or numbers in between."""
+
+    colormap: str
+    ticks: tuple[str, ...]
+    label: str
+
+
+def sheet(
+    rows: Sequence[Sequence[Cell | None]],
+    *,
+    panel: int = 224,
+    title: str = "",
+    notes: Sequence[str] = (),
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+    bar: Bar | None = None,
+) -> Image.Image:
+    """Panels in rows and columns on white.
+
+    Args:
+        rows: Cells; None leaves a place empty. Rows may differ in length.
+        panel: Width of a panel in pixels; pictures are scaled to it.
+        title: One line above.
+        notes: Lines below, wrapped to the page.
+        row_labels: A text left of each row.
+        column_labels: A text above each column.
+        bar: A colour bar below the panels.
+
+    Returns:
+        The page.
+    """
+    size = min(panel, 320)
+    title_font, label_font, caption_font = (
+        font_of(max(15, size // 14)),
+        font_of(max(12, size // 17)),
+        font_of(max(11, size // 20)),
+    )
+    scaled = [[cell and replace(cell, picture=_to_width(cell.picture, panel)) for cell in row] for row in rows]
+    left = MARGIN + (max((text_width(text, label_font) for text in row_labels), default=0) + GAP if row_labels else 0)
+    columns = max((len(row) for row in rows), default=0)
+    page_width = max(left + columns * (panel + GAP) - GAP + MARGIN, 420)
+    lines = [line for note in notes for line in wrap_text(note, caption_font, page_width - 2 * MARGIN)]
+    title_lines = wrap_text(title, title_font, page_width - 2 * MARGIN) if title else []
+    caption_height = line_height(caption_font) + 4
+    above = [line_height(label_font) + 4 if any(cell and cell.heading for cell in row) else 0 for row in scaled]
+    heights = [
+        heading
+        + max((cell.picture.height for cell in row if cell), default=0)
+        + caption_height * max((len(lines_of(cell.caption)) for cell in row if cell), default=0)
+        for row, heading in zip(scaled, above, strict=True)
+    ]
+    top = MARGIN + len(title_lines) * (line_height(title_font) + 4) + (GAP if title else 0)
+    top += line_height(label_font) + 6 if column_labels else 0
+    bar_height = 18 + line_height(caption_font) * 2 + 14 if bar else 0
+    bottom = sum(heights) + GAP * len(heights) + bar_height + len(lines) * (line_height(caption_font) + 3)
+    page = Image.new("RGB", (page_width, top + bottom + MARGIN), PAPER)
+    draw = ImageDraw.Draw(page)
+    for i, line in enumerate(title_lines):
+        draw.text((MARGIN, MARGIN + i * (line_height(title_font) + 4)), line, INK, title_font)
+    for i, text in enumerate(column_labels):
+        draw.text((left + i * (panel + GAP) + panel / 2, top - 6), text, INK, label_font, anchor="ms")
+    y = top
+    for r, (row, height) in enumerate(zip(scaled, heights, strict=True)):
+        if row_labels:
+            draw.text((MARGIN, y + height / 2), row_labels[r], INK, label_font, anchor="lm")
+        for c, cell in enumerate(row):
+            if cell:
+                x, under = left + c * (panel + GAP), y + above[r]
+                page.paste(cell.picture, (x, under))
+                if cell.heading:
+                    draw.text((x, y), clip_text(cell.heading, label_font, panel), INK, label_font)
+                for i, line in enumerate(lines_of(cell.caption)):
+                    place = x, under + cell.picture.height + 2 + i * caption_height
+                    draw.text(place, clip_text(line, caption_font, panel), FAINT, caption_font)
+        y += height + GAP
+    if bar:
+        draw_bar(page, draw, bar, left, y, caption_font)
+        y += bar_height
+    for line in lines:
+        draw.text((MARGIN, y), line, FAINT, caption_font)
+        y += line_height(caption_font) + 3
+    return page
+
+
+def side_by_side(
+    pictures: Sequence[Image.Image], labels: Sequence[str] = (), *, panel: int = 320, title: str = ""
+) -> Image.Image:
+    """Pictures in one row with a label above each."""
+    return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
+
+
+def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
+    """The picture with lines of text on a white band below it; its own pixels stay as they are."""
+    font = font_of(max(12, min(picture.size) // 28))
+    wrapped = [part for line in lines for part in wrap_text(line, font, picture.width - 2 * GAP)]
+    step = line_height(font) + 4
+    page = Image.new("RGB", (picture.width, picture.height + GAP + step * len(wrapped) + GAP), PAPER)
+    page.paste(picture)
+    draw = ImageDraw.Draw(page)
+    for number, line in enumerate(wrapped):
+        draw.text((GAP, picture.height + GAP + number * step), line, INK, font)
+    return page
+
+
+def draw_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, x: int, y: int, font: Font) -> None:
+    """Draw a color bar with its numbers and its label at a place of a page."""
+    width = min(page.width - x - MARGIN, 420)
+    colours = colormaps.table(bar.colormap)
+    ramp = np.repeat(colours[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)
+    page.paste(Image.fromarray(ramp), (x, y))
+    for i, text in enumerate(bar.ticks):
+        share = i / max(1, len(bar.ticks) - 1)
+        anchor = "la" if i == 0 else "ra" if i == len(bar.ticks) - 1 else "ma"
+        draw.text((x + share * (width - 1), y + 17), text, INK, font, anchor=anchor)
+    draw.text((x, y + 20 + line_height(font)), bar.label, FAINT, font)
+
+
+def _to_width(picture: Image.Image, width: int) -> Image.Image:
+    if picture.width == width:
+        return picture
+    return picture.resize((width, max(1, round(picture.height * width / picture.width))), Image.Resampling.LANCZOS)
