@@ -53,8 +53,6 @@ _PARAMETERS = [
     "noise",
     "lasso",
 ]  # of methods
-
-
 _TARGET = ("target", "versus", "target_space", "labels")
 _OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET, *_PARAMETERS)
 

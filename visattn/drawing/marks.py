@@ -19,17 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-
-
 _MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
-
-
 _FAINT = 0.4  # opacity of what stands behind
-
-
 _LEGIBLE = 9  # pixels, of a digit
-
-
 _SHIFT = 4  # bits of a fraction of a pixel
 
 

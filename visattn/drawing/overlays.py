@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
-
-
 _NEARLY = 1e-3  # span of a map, as a share of its values, below which it is shifted to zero first
-
-
 _LINE = 190  # grey of a hatch
 
 

@@ -12,8 +12,6 @@ from visattn.drawing import colormaps
 from visattn.drawing.text import Font, clip_text, font_of, line_height, lines_of, text_width, wrap_text
 
 INK, PAPER, FAINT = (24, 24, 27), (255, 255, 255), (110, 110, 118)
-
-
 GAP, MARGIN = 8, 18
 
 

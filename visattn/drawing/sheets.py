@@ -21,8 +21,6 @@ from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.provenance import Provenance
 
 _TALLEST = 10  # panel heights in panel widths
-
-
 _ROUNDING = 1e-6  # of a softmax in float32, relative
 
 

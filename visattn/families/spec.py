@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 Source = Literal["model", "given", "assumed"]  # stated by the model, by the caller, by nobody
 STATED = ("size", "mean", "std")
-
-
 LARGEST = 2**14  # side of an input in pixels
 _MOST = 1e6  # a mean or a deviation
 

@@ -20,11 +20,7 @@ from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
 _IMAGENET = 1000  # classes; then their names are known
-
-
 _HEADS = ("fc", "classifier", "head", "heads")
-
-
 _presets: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # how the weights of loaded models want their pixels
 
 

@@ -28,8 +28,6 @@ REFERENCES: dict[str, Callable[..., nn.Module]] = {
     f"visattn_{make.__name__}": make
     for make in (models.resnet14, models.resnet18, models.resnet20, models.resnet50, models.resnet56)
 } | {"visattn_ram": _ram}
-
-
 _ELSEWHERE = {  # options of timm and torchvision that read files or the network
     "pretrained",
     "pretrained_cfg",

@@ -24,8 +24,6 @@ from visattn.loading.weights import check_finite, digest, read_checkpoint, url_f
 from visattn.provenance import Provenance
 
 PREFIX = "tv:"
-
-
 _SIZED = {"vit": "image_size", "maxvit": "input_size"}  # what a builder calls its one size
 
 

@@ -28,14 +28,8 @@ from visattn.training.report.card import Data, Reached
 _LICENCES = {"fashion-mnist": "MIT (Zalando SE)"}
 _SHOWN = 8  # test pictures whose maps are drawn
 _USUAL = 224  # pixels, of pictures of many sizes
-
-
 _SCENES = 64
-
-
 Targeted = tuple[Tensor, ...]
-
-
 Draw = Callable[[int], object]  # of a step
 
 
