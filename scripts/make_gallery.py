@@ -18,9 +18,9 @@ from train_gates import gated
 import visattn
 from visattn import data
 from visattn.cli.demo import PROBES, demo_page
-from visattn.drawing.gate_pages import gate_figure
+from visattn.drawing.gate_pages import gate_page
 from visattn.drawing.marks import ring, spotlight
-from visattn.drawing.matrices import matrix_figure
+from visattn.drawing.matrices import matrix_page
 from visattn.drawing.pages import Cell, sheet
 from visattn.drawing.plots import head_statistics
 from visattn.drawing.sheets import contact_sheet
@@ -63,7 +63,7 @@ def main() -> None:
             _save("wall", contact_sheet(prepared.photo, wall.map, prepared.geometry, rows="layer", columns="head", panel=150))
             record = recording.select(kind="self", layer=5)[0]
             weights = record.operator.dense()[0, 2].numpy()
-            _save("matrix", matrix_figure(weights, record.keys.prefix, title="coffee.png, blocks.5.attn, head 2"))
+            _save("matrix", matrix_page(weights, record.keys.prefix, title="coffee.png, blocks.5.attn, head 2"))
             query = answer(recording, prepared, "attention", {"layer": "all", "query": f"pixel:{x},{y}"})
             layers = query.map.mean("head")
             _save(
@@ -313,7 +313,7 @@ def _gates(name: str = "rocket") -> Image.Image:
     prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
     recording = look(model, prepared, features="none")
     facts = recording.provenance.but(model="EfficientNet-Lite0 and CBAM", weights="gates trained on other photos", image=name)
-    return gate_figure(replace(recording, provenance=facts), prepared.photo, prepared.geometry, panel=280)
+    return gate_page(replace(recording, provenance=facts), prepared.photo, prepared.geometry, panel=280)
 
 
 def _mask(heads: Explanation, head: int) -> Image.Image:

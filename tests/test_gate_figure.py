@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import visattn
 from visattn import nn as ours
 from visattn.drawing import gate_pages
-from visattn.drawing.gate_pages import gate_figure
+from visattn.drawing.gate_pages import gate_page
 from visattn.drawing.pictures import Picture
 from visattn.errors import OptionError
 from visattn.methods import gates
@@ -39,7 +39,7 @@ def seen(model: nn.Module) -> tuple[Recording, Prepared]:
 
 
 def page_of(recording: Recording, prepared: Prepared, **options: Any) -> Picture:
-    return gate_figure(recording, prepared.photo, prepared.geometry, **options)
+    return gate_page(recording, prepared.photo, prepared.geometry, **options)
 
 
 def layers(model: nn.Module) -> list[str]:

@@ -160,7 +160,7 @@ def test_demo() -> None:
 
 
 def test_maps_of_a_training(tmp_path: Path) -> None:
-    logger = AttentionLogger(tiny.vit(), torch.rand(2, 3, *tiny.INPUT), to=tmp_path, method="attention", opacity=0.25)
+    logger = AttentionLogger(tiny.vit(), torch.rand(2, 3, *tiny.INPUT), to=tmp_path, method="attention", style={"opacity": 0.25})
     logger(0)
     made = facts(tmp_path / "step_00000000.png")
     assert {name: made["drawing"][name] for name in COLORED} == {"opacity": 0.25, "blend": "constant", "colormap": "inferno"}

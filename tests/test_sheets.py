@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from visattn._support.opencv import cv2
 from visattn.drawing.colormaps import table
 from visattn.drawing.marks import outline
-from visattn.drawing.matrices import matrix_figure
+from visattn.drawing.matrices import matrix_page
 from visattn.drawing.overlays import overlay
 from visattn.drawing.pages import Bar, Cell, sheet, side_by_side
 from visattn.drawing.sheets import contact_sheet
@@ -382,7 +382,7 @@ def matrix(side: int) -> NDArray[np.float32]:
 
 
 def test_small_matrix_is_enlarged_by_whole_factors(written: Written) -> None:
-    page = matrix_figure(np.eye(4, dtype=np.float32) + matrix(4), ("cls",), side=101, title="a head")
+    page = matrix_page(np.eye(4, dtype=np.float32) + matrix(4), ("cls",), side=101, title="a head")
     assert "both cls, then patches in raster order" in " ".join(written.texts)
     cells = np.asarray(page)
     hottest = table("viridis")[255]
@@ -394,7 +394,7 @@ def test_large_matrix_is_averaged_over_blocks(written: Written) -> None:
     weights = np.zeros((6, 6), np.float32)
     weights[0, 1] = 1.0  # a quarter of the first block
     weights[4:, 4:] = 1.0  # the whole last block
-    page = np.asarray(matrix_figure(weights, (), side=3))
+    page = np.asarray(matrix_page(weights, (), side=3))
     assert "each pixel is the mean of 2 x 2 weights" in " ".join(written.texts)
     levels = {tuple(colour): level for level, colour in enumerate(table("viridis").tolist())}
     found = [levels.get(tuple(pixel), -1) for pixel in page[18 : 18 + 3, 18 : 18 + 3].reshape(-1, 3).tolist()]
@@ -404,14 +404,14 @@ def test_large_matrix_is_averaged_over_blocks(written: Written) -> None:
 
 
 def test_matrix_of_another_shape_than_square_is_drawn() -> None:
-    assert matrix_figure(matrix(40)[:1], ("query0",), side=80).width >= 80
+    assert matrix_page(matrix(40)[:1], ("query0",), side=80).width >= 80
 
 
 def test_uniform_matrix_is_drawn() -> None:
-    assert matrix_figure(np.full((5, 5), 0.2, np.float32), (), side=50).height >= 50
+    assert matrix_page(np.full((5, 5), 0.2, np.float32), (), side=50).height >= 50
 
 
 def test_bare_diagonal_of_a_large_matrix_is_not_lost() -> None:
     """One in 300 weights is not zero: less than the share of peaks that is cut off."""
-    page = np.asarray(matrix_figure(np.eye(300, dtype=np.float32), (), side=300))
+    page = np.asarray(matrix_page(np.eye(300, dtype=np.float32), (), side=300))
     assert (page[18 : 18 + 300, 18 : 18 + 300] != page[19, 18]).any()

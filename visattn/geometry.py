@@ -8,6 +8,7 @@ photo (a crop), reach outside it (padding) or be squashed (its sides scale apart
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -139,3 +140,16 @@ class Geometry:
         height, width = box.height / grid[0], box.width / grid[1]
         top, left = box.top + row * height, box.left + column * width
         return self.box_to_photo(Box(top, left, top + height, left + width))
+
+
+def affine_corners(theta: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Where an affine transform from [-1, 1] to [-1, 1] takes the corners of its output on its input.
+
+    Args:
+        theta: `(2, 3)`, rows for x and y.
+
+    Returns:
+        Four `(y, x)`, of which the input covers `[0, 1]`; in the order top left, top right, bottom right, bottom left of the output.
+    """
+    (a, b, c), (d, e, f) = theta
+    return [((d * x + e * y + f + 1) / 2, (a * x + b * y + c + 1) / 2) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]

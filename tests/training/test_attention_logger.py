@@ -407,7 +407,7 @@ def lit(*places: tuple[int, int, int]) -> Tensor:
 
 def test_map_lies_where_the_evidence_is(sheets: Sheets) -> None:
     places = [(0, 0, 0), (1, 1, 2), (2, 0, 1)]
-    logger_of(Lamps(), images=lit(*places), opacity=1.0)
+    logger_of(Lamps(), images=lit(*places), style={"opacity": 1.0})
     photos, maps = sheets[-1][0]
     for (colour, row, column), photo, panel in zip(places, photos, maps, strict=True):
         expected = np.zeros((2, 3), bool)
@@ -426,7 +426,7 @@ def test_target_is_explained_instead_of_the_top_class(sheets: Sheets) -> None:
     shares = model(two).softmax(1)
     assert [cell.caption for cell in sheets[-1][0][0]] == [f"red, {shares[0, 0]:.0%}", f"green, {shares[1, 1]:.0%}"]
     for target in (2, [2, 2], torch.tensor([2, 2])):
-        logger_of(model, images=two, target=target, opacity=1.0)
+        logger_of(model, images=two, target=target, style={"opacity": 1.0})
         assert [cell.caption for cell in sheets[-1][0][0]] == [f"class 2, {share:.0%}" for share in shares[:, 2]]
         for panel in sheets[-1][0][1]:
             hot = np.argwhere((np.asarray(panel.picture) == table("inferno")[-1]).all(-1))
@@ -513,7 +513,7 @@ def test_grey_images_are_shown_grey(sheets: Sheets) -> None:
 def test_photos_are_shown_whole_in_the_place_of_the_images(sheets: Sheets) -> None:
     photos = [Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), colour) for colour in ("red", "blue")]
     photos[1] = photos[1].resize((90, 90))
-    logger_of(Lamps(), images=lit((0, 1, 2), (1, 0, 0)) * 5 - 1, photos=photos, opacity=1.0)
+    logger_of(Lamps(), images=lit((0, 1, 2), (1, 0, 0)) * 5 - 1, photos=photos, style={"opacity": 1.0})
     assert [cell.picture.getpixel((5, 5)) for cell in sheets[-1][0][0]] == [(255, 0, 0), (0, 0, 255)]
     hot = [np.argwhere((np.asarray(cell.picture) == table("inferno")[-1]).all(-1)) for cell in sheets[-1][0][1]]
     assert [each.min(0).tolist() + each.max(0).tolist() for each in hot] == [[16, 32, 31, 47], [0, 0, 23, 15]]
@@ -683,7 +683,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         "1 or 3 channels",
     ),
     "to": (plain, {"to": 3}, OptionError, "to must be a folder, a SummaryWriter or a function, got int"),
-    "opacity": (plain, {"opacity": 2}, OptionError, "opacity must be a number from 0 to 1, got 2"),
+    "style": (plain, {"style": {"opacity": 2}}, OptionError, "opacity must be a number from 0 to 1, got 2"),
 }
 
 

@@ -134,9 +134,9 @@ def _with_gates(model: Any, prepared: Any) -> Any:  # noqa: ANN401
 
 
 def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn.drawing.gate_pages import gate_figure
+    from visattn.drawing.gate_pages import gate_page
 
-    return gate_figure(
+    return gate_page(
         recording,
         prepared.photo,
         prepared.geometry,
@@ -211,7 +211,7 @@ def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an 
 
 
 def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    from visattn.drawing.matrices import matrix_figure
+    from visattn.drawing.matrices import matrix_page
     from visattn.drawing.pictures import carrying
 
     record = recording.select(kind="self", layer=layer)[0]
@@ -224,7 +224,7 @@ def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any
             raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {options['head']}.")
         weights = heads[head]
     title = f"{recording.provenance.model}: {record.layer}, head {options['head']}"
-    page = matrix_figure(weights.numpy(), record.keys.prefix, title=title)
+    page = matrix_page(weights.numpy(), record.keys.prefix, title=title)
     drawing = {"opacity": 1.0, "blend": "constant", "colormap": "viridis", "interpolation": "nearest"}
     shown = found.provenance.parameters | {"head": options["head"], "query": "all"}
     return carrying(page, found.provenance.but(parameters=shown, normalization="lowest to 99.5th percentile", drawing=drawing))

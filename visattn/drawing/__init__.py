@@ -1,1 +1,56 @@
-"""Pictures: heatmaps over photos, pages of panels, filmstrips. Only `plots` uses matplotlib."""
+"""Pictures: heatmaps over photos, pages of panels, filmstrips. Only `plots` uses matplotlib.
+
+Names are loaded on first use, so that commands can ask `style` and `colormaps` for their choices without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from visattn.drawing.filmstrips import animation as animation, entropies as entropies, filmstrip as filmstrip
+    from visattn.drawing.gate_pages import gate_page as gate_page
+    from visattn.drawing.marks import (
+        draw_glimpses as draw_glimpses,
+        draw_window as draw_window,
+        outline as outline,
+        ring as ring,
+        spotlight as spotlight,
+    )
+    from visattn.drawing.matrices import matrix_page as matrix_page
+    from visattn.drawing.overlays import colorize as colorize, overlay as overlay, rgb_components as rgb_components
+    from visattn.drawing.pages import captioned as captioned, side_by_side as side_by_side
+    from visattn.drawing.pictures import Picture as Picture
+    from visattn.drawing.sheets import contact_sheet as contact_sheet
+    from visattn.drawing.style import Style as Style, StyleOptions as StyleOptions
+
+_NAMES = {
+    "Picture": "pictures",
+    "Style": "style",
+    "StyleOptions": "style",
+    "animation": "filmstrips",
+    "captioned": "pages",
+    "colorize": "overlays",
+    "contact_sheet": "sheets",
+    "draw_glimpses": "marks",
+    "draw_window": "marks",
+    "entropies": "filmstrips",
+    "filmstrip": "filmstrips",
+    "gate_page": "gate_pages",
+    "matrix_page": "matrices",
+    "outline": "marks",
+    "overlay": "overlays",
+    "rgb_components": "overlays",
+    "ring": "marks",
+    "side_by_side": "pages",
+    "spotlight": "marks",
+}
+
+__all__ = sorted(_NAMES)
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    if name in _NAMES:
+        return getattr(import_module(f"visattn.drawing.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'visattn.drawing' has no attribute {name!r}")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
 from visattn._support.checks import between, printable
-from visattn._support.types import Interpolation, Normalization
 from visattn.drawing.marks import outline
 from visattn.drawing.pages import (
     FAINT,
@@ -29,6 +29,7 @@ from visattn.drawing.pages import (
 )
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.sheets import Panels
+from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.drawing.text import (
     clip_text,
     font_of,
@@ -53,13 +54,10 @@ def filmstrip(
     facts: Sequence[str] = (),
     panel: int = 160,
     columns: int | None = None,
-    normalize: Normalization = "auto",
     shared: bool = False,
-    opacity: float = 0.6,
-    colormap: str | None = None,
-    interpolation: Interpolation = "nearest",
     title: str = "",
     notes: Sequence[str] = (),
+    **style: Unpack[StyleOptions],
 ) -> Picture:
     """The photo, then one panel for each word: the photo with that word's attention over it.
 
@@ -71,14 +69,11 @@ def filmstrip(
         facts: For each word a line to write under it, for example its entropy, see `entropies`.
         panel: Width of a panel in pixels, 64 to 1024.
         columns: Panels in a row; chosen for few empty places by default.
-        normalize: See `visattn.maps.value_range`.
         shared: Whether all words share one scale; each has its own by default, and its range is written under it.
-        opacity: See `visattn.overlay`.
-        colormap: See `visattn.overlay`.
-        interpolation: `nearest` shows the places as they are; any other is stated on the page. A map whose mass is in one place is
-            never smoothed.
         title: One line above.
         notes: Lines below.
+        style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the places as they
+            are; any other is stated on the page. A map whose mass is in one place is never smoothed.
 
     Returns:
         The page; a PNG of it carries how it was made. A word whose map is constant shows the untouched photo and says so; on a shared
@@ -102,11 +97,8 @@ def filmstrip(
         facts,
         notes,
         panel=panel,
-        normalize=normalize,
         shared=shared,
-        opacity=opacity,
-        colormap=colormap,
-        interpolation=interpolation,
+        style=Style(**PAGE | style),
     )
     strip = [Cell(panels.photo), *strip]
     across = min(range(4, 8), key=lambda count: (-len(strip) % count, -count)) if columns is None else columns
@@ -114,7 +106,7 @@ def filmstrip(
         raise OptionError(f"columns must be 1 or more, got {columns}. Leave it out to have them chosen.")
     rows: list[list[Cell | None]] = [list(strip[i : i + across]) for i in range(0, len(strip), across)]
     page = sheet(rows, panel=panel, title=printable(title), notes=foot, bar=panels.bar())
-    return carrying(page, panels.provenance(interpolation=interpolation))
+    return carrying(page, panels.provenance())
 
 
 def animation(
@@ -125,14 +117,11 @@ def animation(
     cells: Sequence[tuple[int, int] | None] = (),
     facts: Sequence[str] = (),
     panel: int = 320,
-    normalize: Normalization = "auto",
     shared: bool = False,
-    opacity: float = 0.6,
-    colormap: str | None = None,
-    interpolation: Interpolation = "nearest",
     title: str = "",
     notes: Sequence[str] = (),
     milliseconds: int = 800,
+    **style: Unpack[StyleOptions],
 ) -> bytes:
     """The panels of `filmstrip` one after the other, each with its word on a white band below, as an animated WebP without loss.
 
@@ -143,14 +132,11 @@ def animation(
         cells: Places that words took.
         facts: A line for each word.
         panel: Width of the picture.
-        normalize: How values are scaled.
         shared: Whether all words share one scale.
-        opacity: Of the colours.
-        colormap: Their name.
-        interpolation: Between places.
         title: Written under the photo, which is the first frame.
         notes: Lines at the foot of every frame.
         milliseconds: How long each frame is shown, 20 to 60000.
+        style: See `filmstrip`.
 
     Returns:
         The content of a file; it plays for ever.
@@ -169,11 +155,8 @@ def animation(
         facts,
         notes,
         panel=panel,
-        normalize=normalize,
         shared=shared,
-        opacity=opacity,
-        colormap=colormap,
-        interpolation=interpolation,
+        style=Style(**PAGE | style),
     )
     bar = replace(panels.bar(), label=panels.heat.meaning)
     lines = max(len(lines_of(cell.caption)) for cell in strip)
@@ -234,30 +217,17 @@ def _drawn(
     notes: Sequence[str],
     *,
     panel: int,
-    normalize: Normalization,
     shared: bool,
-    opacity: float,
-    colormap: str | None,
-    interpolation: Interpolation,
+    style: Style,
 ) -> tuple[Panels, list[Cell], list[str]]:
     """The panels, those of the words as they are shown, and what must be said of them below."""
     words = _words(attention_map)
     between(panel, 64, _WIDEST, "panel")
-    between(opacity, 0, 1, "opacity")
     for name, given in (("facts", facts), ("cells", cells)):
         if given and len(given) != len(words):
             raise OptionError(f"{name} must be one for each of the {len(words)} words, got {len(given)}.")
-    panels = Panels(
-        photo,
-        attention_map,
-        geometry,
-        panel=panel,
-        normalize=normalize,
-        shared=("word",) if shared else (),
-        opacity=opacity,
-        colormap=colormap,
-        interpolation=interpolation,
-    )
+    panels = Panels(photo, attention_map, geometry, panel=panel, shared=("word",) if shared else (), style=style)
+    interpolation = style.interpolation
     single = np.count_nonzero(panels.heat.grid, axis=(-2, -1)) == 1
     if interpolation != "nearest" and single.any():
         raw = attention_map.to_heatmap(panels.geometry, "nearest").values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -13,15 +13,15 @@ from torch import Tensor
 from visattn._support.types import Role
 from visattn.drawing import colormaps
 from visattn.drawing.marks import draw_window
-from visattn.drawing.overlays import overlay
+from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
+from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError
-from visattn.geometry import Box, Geometry
+from visattn.geometry import Box, Geometry, affine_corners
 from visattn.maps import Heatmap, value_range
 from visattn.methods import gates
 from visattn.methods.gate_maps import GATES, NO_GATES, PLACES, layer_of, mixed
-from visattn.nn import SpatialTransformer
 from visattn.records import FeatureRecord, Recording
 
 if TYPE_CHECKING:
@@ -44,16 +44,15 @@ class _Module:
     roles: set[Role] = field(default_factory=set)
 
 
-def gate_figure(
+def gate_page(
     recording: Recording,
     photo: Image.Image,
     geometry: Geometry,
     *,
     layer: int | str = "all",
     panel: int = 240,
-    opacity: float = 0.6,
-    colormap: str | None = None,
     shared: bool = False,
+    **style: Unpack[StyleOptions],
 ) -> Picture:
     """Draw the gates of one photo, a panel for each module.
 
@@ -63,9 +62,8 @@ def gate_figure(
         geometry: Where the model's input lies on it.
         layer: `all`, or position or dotted name of one module.
         panel: Width of a panel in pixels.
-        opacity: See `overlay`.
-        colormap: See `overlay`.
         shared: Whether all maps share one colour scale.
+        style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`.
 
     Returns:
         The page: over the photo what the features of each place are multiplied by, and below it the gates of all channels, sorted.
@@ -75,25 +73,25 @@ def gate_figure(
         OptionError: If the network has no gates, or not in that layer.
     """
     modules = _chosen(_modules(recording), layer)
-    colours = colormap or "inferno"
+    chosen = Style(**PAGE | style)
     height = max(1, round(photo.height * panel / photo.width))
     small = photo.resize((panel, height), Image.Resampling.BOX if photo.width > panel else Image.Resampling.BICUBIC)
     place = geometry.resized((height, panel))
     heats = {
-        number: gates(replace(recording, features=[module.place])).at(batch=0).to_heatmap(place, "nearest")
+        number: gates(replace(recording, features=[module.place])).at(batch=0).to_heatmap(place, chosen.interpolation)
         for number, module in enumerate(modules)
         if module.place is not None and module.place.layout is not None
     }
     signed = any(heat.signed for heat in heats.values())
-    heated = colormap or ("blue-white-red" if signed else "inferno")
-    ends = [value_range(heat.grid, "auto", signed) for heat in heats.values()]
+    painting = replace(chosen, normalize="none", colormap=chosen.colors(signed))
+    ends = [value_range(heat.grid, chosen.normalize, signed) for heat in heats.values()]
     scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared else None
 
     def cell(number: int, module: _Module) -> Cell:
         pictures, words = [], []
         if (heat := heats.get(number)) is not None:
-            low, high = scale or value_range(heat.grid, "auto", signed)
-            pictures.append(_overlaid(small, heat, low, high, opacity, heated))
+            low, high = scale or value_range(heat.grid, chosen.normalize, signed)
+            pictures.append(_overlaid(small, heat, low, high, painting))
             words.append(_range(heat.grid))
         elif module.place is not None or (module.window is not None and module.window.layout is None):
             pictures.append(Image.new("RGB", (panel, height), _FAINT))
@@ -102,7 +100,7 @@ def gate_figure(
             pictures.append(draw_window(small, _corners(module.window.value, module.window.layout.box, place)))
             words.append("the window that is sampled; the dot is its top left")
         for values in module.channels:
-            pictures.append(_strip(values, panel, colours))
+            pictures.append(_strip(values, panel, chosen.colormap or "inferno"))
             words.append(f"{len(values)} channels {_range(values)}")
         share = mixed(recording, module.layer)
         acts = "" if share is None else f", acts by a share of {share:.2g}"
@@ -124,14 +122,15 @@ def gate_figure(
         panel=panel,
         title=f"{facts.model}, {facts.weights}: {facts.image}, gates",
         notes=(*notes, *facts.notes, *(f"warning: {text}" for text in facts.warnings)),
-        bar=Bar(heated, ticks, "one scale for all maps" if scale else "each map on its own scale, written under it")
+        bar=Bar(
+            chosen.colors(signed), ticks, "one scale for all maps" if scale else "each map on its own scale, written under it"
+        )
         if heats
         else None,
     )
-    drawing = {"opacity": opacity, "blend": "constant", "colormap": heated, "panel": panel, "interpolation": "nearest"}
-    how = "symmetric" if signed else "minmax"
+    drawing = chosen.facts(signed) | {"panel": panel, "interpolation": chosen.interpolation}
     scope = "one scale for all maps" if scale else "each map on its own scale"
-    made = facts.but(geometry=geometry, normalization=f"{how}, {scope}", drawing=drawing)
+    made = facts.but(geometry=geometry, normalization=f"{chosen.scale(signed)}, {scope}", drawing=drawing)
     return carrying(
         page, made if not ends else made.but(value_range=(min(low for low, _ in ends), max(high for _, high in ends)))
     )
@@ -181,17 +180,17 @@ def _chosen(modules: list[_Module], layer: int | str) -> list[_Module]:
     return [module for module in modules if name in ("all", module.layer)]
 
 
-def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, opacity: float, colormap: str) -> Image.Image:
+def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, style: Style) -> Image.Image:
     """The photo under a map on a given scale; untouched under a constant one."""
     if high <= low:
         return photo
     values, grid = (((x - low) / (high - low)).clip(0, 1) for x in (heat.values, heat.grid))
-    return overlay(photo, replace(heat, values=values, grid=grid), normalize="none", opacity=opacity, colormap=colormap)
+    return painted(photo, replace(heat, values=values, grid=grid), style)
 
 
 def _corners(theta: Tensor, box: Box, place: Geometry) -> list[tuple[float, float]]:
     """The corners of a transform's window on the photo."""
-    shares = SpatialTransformer.corners(theta[:1])[0].tolist()
+    shares = affine_corners(theta[0].tolist())
     return [place.to_photo(box.top + y * box.height, box.left + x * box.width) for y, x in shares]
 
 

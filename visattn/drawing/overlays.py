@@ -9,17 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from PIL import Image
 
-from visattn._support.checks import between, one_of
 from visattn._support.opencv import cv2
-from visattn._support.types import Blend, Normalization
+from visattn._support.types import Normalization
 from visattn.drawing import colormaps
 from visattn.drawing.marks import inside_only, outline, ring
 from visattn.drawing.pictures import Picture, carrying
+from visattn.drawing.style import ColorOptions, Style
 from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
 from visattn.images import as_photo
@@ -34,30 +34,15 @@ _NEARLY = 1e-3  # span of a map, as a share of its values, below which it is shi
 _LINE = 190  # grey of a hatch
 
 
-def overlay(
-    photo: Any,  # noqa: ANN401 - anything `as_photo` takes
-    heat: Heatmap | Any,  # noqa: ANN401
-    *,
-    normalize: Normalization = "auto",
-    opacity: float = 0.5,
-    blend: Blend = "constant",
-    colormap: str | None = None,
-    contours: Sequence[float] | float = (),
-    marks: bool = True,
-) -> Picture:
+def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> Picture:  # noqa: ANN401 - anything `as_photo` takes
     """Lay a coloured heatmap over a photo.
 
     Args:
         photo: The photo, as `as_photo` takes it.
-        heat: A `Heatmap` of one panel, or an `(height, width)` array of the photo's size, of any numeric dtype.
-        normalize: How values become 0 to 1, see `visattn.maps.value_range`; `auto` leaves a heatmap that `normalize` has scaled.
-            A heatmap's scale is taken from its grid.
-        opacity: 0 gives the photo's bytes, 1 the colour map.
-        blend: `constant` mixes every pixel alike; `value` lets high values cover and low ones show the photo.
-        colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed or normalized symmetrically, by
-            default. An array does not say what its zero means: pass `normalize="symmetric"` where it is a value of its own.
-        contours: Levels in [0, 1] at which lines are drawn, or one.
-        marks: Whether to ring the sinks of a heatmap (never at opacity 0 or 1, whose pixels are exact).
+        heat: A `Heatmap` of one panel, or an `(height, width)` array of the photo's size, of any numeric dtype. A heatmap's scale is
+            taken from its grid. An array does not say what its zero means: pass `normalize="symmetric"` where it is a value of its
+            own.
+        style: `normalize`, `opacity`, `blend`, `colormap`, `contours`, `marks`; see `visattn.drawing.Style`.
 
     Returns:
         An RGB picture of the photo's size, hatched where the model dropped the token; a PNG that it is saved to carries how it was
@@ -68,9 +53,12 @@ def overlay(
         MapError: If values are not finite, or lie outside [0, 1] under `none`.
         OptionError: If an option is unknown or out of range.
     """
-    opacity = between(opacity, 0, 1, "opacity")
-    one_of(blend, ("constant", "value"), "blend")
-    lines = [between(level, 0, 1, "contour level") for level in np.ravel(contours).tolist()]
+    return painted(photo, heat, Style(**style))
+
+
+def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: ANN401
+    """A photo under a heatmap in one style; see `overlay`."""
+    normalize, opacity, lines = style.normalize, style.opacity, np.ravel(style.contours).tolist()
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
@@ -79,22 +67,19 @@ def overlay(
     if normalize == "auto" and scaled and np.nanmin(grid) < np.nanmax(grid):
         normalize = "none"
     low, high = value_range(grid, normalize, signed, holes=holed)
-    colormap = colormap or ("blue-white-red" if signed or normalize == "symmetric" else "inferno")
     made = heat.provenance if isinstance(heat, Heatmap) else Provenance(method="a map given as an array")
     if not (scaled and normalize == "none"):
-        how = normalize if normalize != "auto" else "symmetric" if signed else "minmax"
-        made = made.but(normalization=how, value_range=(low, high))
-    drawing = {"opacity": opacity, "blend": blend, "colormap": colormap, "contours": lines, "marks": marks}
-    made = made.but(drawing=made.drawing | drawing)
+        made = made.but(normalization=style.scale(signed), value_range=(low, high))
+    made = made.but(drawing=made.drawing | style.facts(signed))
     if seen.height == 0 or seen.width == 0:
-        warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=2)
+        warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=3)
         return carrying(picture.copy(), made)
     if high - low < _FLAT:
-        warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=2)
+        warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=3)
         return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)
-    colours = _packed(colormap)
+    colours = _packed(style.colors(signed))
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
     inner, values = base[rows, columns], values[rows, columns]
@@ -107,7 +92,7 @@ def overlay(
     clipped = np.maximum(values, np.float32(low)) if below else values  # convertScaleAbs folds what is below
     levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
     colour = cv2.LUT(levels, colours).view(np.uint8).reshape(inner.shape)
-    if blend == "constant":
+    if style.blend == "constant":
         mixed = cv2.addWeighted(colour, opacity, inner, 1 - opacity, 0, colour)  # in place: fresh pages cost more than the sum
     else:
         share = levels.astype(np.float32) / 255
@@ -126,7 +111,7 @@ def overlay(
         if holes is not None:
             mask[rows, columns] &= ~holes
         drawn = outline(drawn, mask)
-    if marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
+    if style.marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
         drawn = ring(drawn, heat.marks)
     return carrying(inside_only(seen, drawn, picture), made)
 
@@ -135,7 +120,7 @@ def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap
     """The colours of a heatmap alone, black where the model did not see; see `overlay`."""
     values = heat.values if isinstance(heat, Heatmap) else heat
     shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
-    return overlay(Image.new("RGB", shape[:-3:-1]), heat, normalize=normalize, opacity=1, colormap=colormap)
+    return painted(Image.new("RGB", shape[:-3:-1]), heat, Style(normalize=normalize, opacity=1, colormap=colormap))
 
 
 def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Picture:  # noqa: ANN401

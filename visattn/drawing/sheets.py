@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of
-from visattn._support.types import Interpolation, Normalization
+from visattn._support.types import Normalization
 from visattn.drawing.marks import outline, ring
-from visattn.drawing.overlays import overlay
+from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
+from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.images import as_photo
@@ -34,11 +36,8 @@ class Panels:
         geometry: Geometry,
         *,
         panel: int,
-        normalize: Normalization,
         shared: Sequence[str],
-        opacity: float,
-        colormap: str | None,
-        interpolation: Interpolation,
+        style: Style,
     ) -> None:
         """Bring the map to the panels' pixels; see `contact_sheet`."""
         whole = as_photo(photo)
@@ -50,23 +49,19 @@ class Panels:
         height = max(1, round(whole.height * panel / whole.width))
         if height > _TALLEST * panel:
             raise OptionError(f"a photo of {whole.width} x {whole.height} pixels is too narrow for a sheet. Use visattn overlay.")
-        self.geometry, self.opacity = geometry.resized((height, panel)), opacity
+        self.geometry = geometry.resized((height, panel))
         self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
-        self.heat = attention_map.to_heatmap(self.geometry, interpolation)
-        self._how = normalize if normalize != "auto" else "symmetric" if self.heat.signed else "minmax"
-        self._shared, self._whole = tuple(shared), geometry
-        self.colormap = colormap or ("blue-white-red" if self._how == "symmetric" or self.heat.signed else "inferno")
-        self._scales = _scales(self.heat, normalize, shared)
+        self.heat = attention_map.to_heatmap(self.geometry, style.interpolation)
+        self._asked, self._shared, self._whole = style, tuple(shared), geometry
+        self._scales = _scales(self.heat, style.normalize, shared)
+        self._painted = replace(style, normalize="none", colormap=style.colors(self.heat.signed))
         self._one_scale = len(set(self._scales.values())) == 1
 
     def cell(self, **index: int) -> Cell:
         """One panel, with its own range below; the untouched photo where there is nothing to colour."""
         one = self.heat.at(**index)
         low, high = self._scales[tuple(index[name] for name in self.heat.axes)]
-        if _flat(low, high):
-            picture = self.photo
-        else:
-            picture = overlay(self.photo, _scaled(one, low, high), normalize="none", opacity=self.opacity, colormap=self.colormap)
+        picture = self.photo if _flat(low, high) else painted(self.photo, _scaled(one, low, high), self._painted)
         lowest, highest = float(np.nanmin(one.grid)), float(np.nanmax(one.grid))
         if _flat(lowest, highest):
             return Cell(picture, f"constant {lowest:.3g}")
@@ -76,23 +71,26 @@ class Panels:
         """Return how a page of these panels was made, with what else was asked for."""
         scope = f"one scale over {' and '.join(self._shared)}" if self._shared else "each panel on its own scale"
         scales = self._scales.values()
-        known = {"opacity": self.opacity, "blend": "constant", "colormap": self.colormap, "panel": self.photo.width}
+        known = self._asked.facts(self.heat.signed) | {
+            "interpolation": self._asked.interpolation,
+            "panel": self.photo.width,
+        }
         return self.heat.provenance.but(
             geometry=self._whole,  # of the photo, not of its panel
-            normalization=f"{self._how}, {scope}",
+            normalization=f"{self._asked.scale(self.heat.signed)}, {scope}",
             value_range=(min(low for low, _ in scales), max(high for _, high in scales)),
             drawing=known | drawing,
         )
 
     def bar(self) -> Bar:
         """The colours, with numbers where all panels have one scale."""
-        what = self.heat.meaning
+        what, colors = self.heat.meaning, str(self._painted.colormap)
         if not self._one_scale:
             ends = "panel's lowest", "panel's highest"
-            return Bar(self.colormap, ends, f"{what}, each panel on its own scale (written under it)")
+            return Bar(colors, ends, f"{what}, each panel on its own scale (written under it)")
         low, high = next(iter(self._scales.values()))
         ticks = tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5))
-        return Bar(self.colormap, ticks, f"{what}, one scale for all panels")
+        return Bar(colors, ticks, f"{what}, one scale for all panels")
 
 
 def contact_sheet(
@@ -103,15 +101,12 @@ def contact_sheet(
     rows: str | None = None,
     columns: str | None = None,
     panel: int = 224,
-    normalize: Normalization = "auto",
     shared: Sequence[str] = (),
-    opacity: float = 0.6,
-    colormap: str | None = None,
-    interpolation: Interpolation = "nearest",
     mass: float | None = None,
     points: Sequence[tuple[float, float]] = (),
     title: str = "",
     notes: Sequence[str] = (),
+    **style: Unpack[StyleOptions],
 ) -> Picture:
     """All panels of a map over its photo, by its axes, each with its range, and one colour bar.
 
@@ -122,15 +117,13 @@ def contact_sheet(
         rows: Axis that goes down. With one axis left and neither named, panels are wrapped.
         columns: Axis that goes across.
         panel: Width of a panel in pixels; panels are drawn at this size.
-        normalize: See `visattn.maps.value_range`.
         shared: Axes whose panels share one scale; each panel has its own by default, and says so.
-        opacity: See `overlay`.
-        colormap: See `overlay`.
-        interpolation: `nearest` shows the patches as they are.
         mass: Draw the outline of the mass mask of this share.
         points: Points `(y, x)` of the photo to mark in white on every panel, for example the query.
         title: One line above.
         notes: Lines below.
+        style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the patches as
+            they are.
 
     Returns:
         The page; a PNG that it is saved to carries how it was made.
@@ -149,17 +142,7 @@ def contact_sheet(
         raise OptionError(
             f"a contact sheet shows every axis: {attention_map.axes} must be named as rows and columns, got {named}."
         )
-    panels = Panels(
-        photo,
-        attention_map,
-        geometry,
-        panel=panel,
-        normalize=normalize,
-        shared=shared,
-        opacity=opacity,
-        colormap=colormap,
-        interpolation=interpolation,
-    )
+    panels = Panels(photo, attention_map, geometry, panel=panel, shared=shared, style=Style(**PAGE | style))
     heat, place = panels.heat, panels.geometry
     masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
     ringed = [(y * place.photo[0] / geometry.photo[0], x * place.photo[1] / geometry.photo[1]) for y, x in points]

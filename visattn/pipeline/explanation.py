@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.typed import check_types, typed
-from visattn._support.types import ColorProfile, Interpolation, Normalization, Resize
+from visattn._support.types import ColorProfile, Interpolation, Resize
 from visattn.drawing.marks import draw_glimpses, outline
-from visattn.drawing.overlays import overlay, rgb_components
+from visattn.drawing.overlays import painted, rgb_components
 from visattn.drawing.pages import captioned
 from visattn.drawing.pictures import Picture, carrying, to_png
+from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
 from visattn.families import cam_layer, input_spec, labels as labels_of
 from visattn.geometry import Geometry
@@ -82,23 +83,15 @@ class Explanation:
         return self.panel.to_heatmap(self.geometry, interpolation)
 
     def draw(
-        self,
-        *,
-        interpolation: Interpolation = "bilinear",
-        normalize: Normalization = "auto",
-        mass: float | None = None,
-        caption: bool = False,
-        **options: Any,  # noqa: ANN401 - of visattn.overlay
+        self, *, mass: float | None = None, caption: bool = False, **style: Unpack[StyleOptions]
     ) -> tuple[Picture, Provenance]:
         """The photo under its heatmap, and how the picture was made.
 
         Args:
-            interpolation: See `AttentionMap.to_heatmap`.
-            normalize: See `visattn.maps.value_range`; `auto` is percentile for attributions of single pixels, else symmetric for
-                signed maps and minmax for others.
             mass: Also draw the outline of the patches that hold this share. The path of glimpses is drawn without being asked for.
             caption: Write the predicted class with its probability, and what was explained, on a band below the picture.
-            options: Others of `visattn.overlay`. Components of a PCA take none: they become red, green and blue.
+            style: See `visattn.drawing.Style`; here `normalize="auto"` is percentile for attributions of single pixels. Components of a
+                PCA become red, green and blue, and take no style.
 
         Returns:
             The picture and its provenance, with the range of values behind the colours.
@@ -113,11 +106,11 @@ class Explanation:
                 )
             parts = rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
-        heat = self.heatmap(interpolation)
-        if normalize == "auto":  # of single pixels a few would leave all others white
-            finest = self.map.provenance.parameters.get("segments") == "pixels"
-            normalize = "percentile" if finest else "symmetric" if heat.signed else "minmax"
-        colored = overlay(self.photo, heat, normalize=normalize, **options)
+        chosen = Style(**style)
+        if chosen.normalize == "auto" and self.map.provenance.parameters.get("segments") == "pixels":
+            chosen = replace(chosen, normalize="percentile")  # of single pixels a few would leave all others white
+        heat = self.heatmap(chosen.interpolation)
+        colored = painted(self.photo, heat, replace(chosen, normalize=chosen.scale(heat.signed)))
         picture: Image.Image = colored
         if mass is not None:
             picture = outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
@@ -127,7 +120,7 @@ class Explanation:
         if caption:
             picture = captioned(picture, self._caption())
         made = colored.provenance
-        asked = {"interpolation": interpolation, "mass": mass, "caption": caption}
+        asked = {"interpolation": chosen.interpolation, "mass": mass, "caption": caption}
         made = made.but(drawing=made.drawing | asked)
         return carrying(picture, made), made
 

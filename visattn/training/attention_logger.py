@@ -26,9 +26,10 @@ from torch.optim.swa_utils import AveragedModel
 from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
-from visattn.drawing.overlays import overlay
+from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
+from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError, ShapeError, UnsupportedModel, VisattnWarning
 from visattn.families import cam_layer, input_spec
 from visattn.families.feature_maps import last_feature_map
@@ -95,7 +96,7 @@ class AttentionLogger:
         classes: Sequence[str] | None = None,
         tag: str = "attention",
         panel: int = 160,
-        opacity: float = 0.6,
+        style: StyleOptions | None = None,
         **parameters: Any,  # noqa: ANN401 - the method's own
     ) -> None:
         """Draw one page for trial, which goes nowhere, so that what does not apply is told before the training.
@@ -117,7 +118,7 @@ class AttentionLogger:
             classes: Names of the classes.
             tag: What a board calls the page.
             panel: Width of a panel in pixels.
-            opacity: See `visattn.overlay`.
+            style: Options of `visattn.drawing.Style`, as a dictionary; by default `opacity` is 0.6 and `interpolation` is `nearest`.
             parameters: Parameters of the method, such as `layer`.
 
         Raises:
@@ -133,7 +134,7 @@ class AttentionLogger:
         self._model = _unwrapped(model)
         self._seen = _prepared(images, photos, mean, std, self._model)
         self._target, self._classes = _targets(target, len(self._seen.pixels)), classes
-        self._panel, self._opacity = round(between(panel, 32, 2000, "panel")), between(opacity, 0, 1, "opacity")
+        self._panel, self._style = round(between(panel, 32, 2000, "panel")), Style(**PAGE | (style or {}))
         self._parameters = parameters
         check_parameters(method, parameters)
         if method != "auto" and not _drawable(method_of(method)):
@@ -182,17 +183,23 @@ class AttentionLogger:
             cells += [[self._cell(found, image) for image in images] for _, found in rows]
         notes = ["a map explains the class under its photo, whose probability at this step is beside it"] if any(texts) else []
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
-        colours, how = ("blue-white-red", "symmetric") if rows[0][1].signed else ("inferno", "minmax")
+        signed = rows[0][1].signed
         page = sheet(
             cells,
             panel=self._panel,
             title=f"{facts.model}, step {step}: {meaning}",
             notes=[*dict.fromkeys(notes)],
             row_labels=labels,
-            bar=Bar(colours, ("panel's lowest", "panel's highest"), f"{meaning}, each panel on its own scale (written under it)"),
+            bar=Bar(
+                self._style.colors(signed),
+                ("panel's lowest", "panel's highest"),
+                f"{meaning}, each panel on its own scale (written under it)",
+            ),
         )
-        drawing = {"opacity": self._opacity, "blend": "constant", "colormap": colours, "interpolation": "nearest"}
-        return carrying(page, facts.but(normalization=f"{how}, each panel on its own scale", drawing=drawing))
+        drawing = self._style.facts(signed) | {"interpolation": self._style.interpolation}
+        return carrying(
+            page, facts.but(normalization=f"{self._style.scale(signed)}, each panel on its own scale", drawing=drawing)
+        )
 
     def _small(self, image: int) -> tuple[Image.Image, Geometry]:
         """A photo at the size of a panel, and where the model's input lies on it."""
@@ -204,12 +211,12 @@ class AttentionLogger:
     def _cell(self, found: AttentionMap, image: int) -> Cell:
         """A map over its photo; the photo as it is under a constant one."""
         photo, place = self._small(image)
-        heat = found.at(batch=image).to_heatmap(place, "nearest")
-        low, high = value_range(heat.grid, "auto", heat.signed, holes=True)
+        heat = found.at(batch=image).to_heatmap(place, self._style.interpolation)
+        low, high = value_range(heat.grid, self._style.normalize, heat.signed, holes=True)
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
         digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)  # early maps are nearly constant
-        return Cell(overlay(photo, heat, opacity=self._opacity), f"{low:.{digits}g} to {high:.{digits}g}")
+        return Cell(painted(photo, heat, self._style), f"{low:.{digits}g} to {high:.{digits}g}")
 
     def _chosen(self) -> str:
         """The first method of `auto` that applies to the model and has the parameters."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from visattn._support.publish import publish
 from visattn.errors import ShapeError
+from visattn.geometry import affine_corners
 from visattn.nn.feature_maps import exact, sample, wide
 from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 
@@ -98,8 +99,7 @@ class SpatialTransformer(nn.Module):
         """
         if theta.shape[1:] != (2, 3):
             raise ShapeError(f"theta must be (B, 2, 3), got {shape_text(theta)}. Pass what SpatialTransformer publishes.")
-        output = theta.new_tensor([[-1, 1, 1, -1], [-1, -1, 1, 1], [1, 1, 1, 1]])  # x, y, 1
-        return ((theta @ output).transpose(1, 2).flip(2) + 1) / 2
+        return theta.new_tensor([affine_corners(one) for one in theta.tolist()])
 
 
 def _localisation(channels: int, features: int) -> nn.Sequential:
