@@ -156,7 +156,7 @@ def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, 
 
 def _parameters(options: dict[str, Any]) -> dict[str, Any]:
     """The method's own parameters among the options, those that were given; refused early when the method has not got them."""
-    from visattn.pipeline.explanation import check_parameters
+    from visattn.pipeline.choice import check_parameters
 
     chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
     if (number := whole_number(chosen.get("layer", ""))) is not None:

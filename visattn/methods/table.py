@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from inspect import Parameter, signature
+from typing import Any, Literal
 
 from visattn._support.checks import one_of
 from visattn.maps import AttentionMap
@@ -25,8 +26,8 @@ from visattn.methods.from_features.similarity import similarity
 from visattn.methods.from_gradients.gradcam import gradcam, gradcam_plus_plus, xgradcam
 from visattn.methods.from_gradients.hirescam import hirescam, layercam
 from visattn.methods.from_gradients.saliency import input_x_gradient, saliency
-from visattn.methods.gate_maps import gates, refusal as gates_refusal
-from visattn.methods.glimpse_paths import glimpses, refusal as glimpses_refusal
+from visattn.methods.gate_maps import NO_GATES, gates, refusal as gates_refusal
+from visattn.methods.glimpse_paths import NO_GLIMPSES, glimpses, refusal as glimpses_refusal
 from visattn.methods.selection import chain_refusal, chain_refusal_of_any_rows, spatial_refusal
 from visattn.methods.taps import refusal as tap_refusal
 from visattn.records import Recording
@@ -36,26 +37,52 @@ Need = Literal[
 ]
 
 
-@dataclass(frozen=True)
+_RUN_AGAIN = "replay", "scored"  # arguments that the pipeline gives
+
+
+def _nothing_more(_parameters: Mapping[str, Any]) -> frozenset[Need]:
+    return frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """One method: how to call it, and when it applies.
 
     Attributes:
         function: From a recording and its own parameters to a map.
-        needs: What the recording must hold; `cam layer`: features of one layer, by default of that which `families.cam_layer` names;
-            `replay` and `score` are arguments of their own, see `visattn.methods`.
-        targeted: Whether it explains a class.
+        needs: What the recording must hold, whatever the parameters; `cam layer`: features of one layer, by default of that which
+            `families.cam_layer` names; `replay` and `score` are arguments of their own, see `visattn.methods`.
         accepts: Why it does not apply to a recording, or None.
+        targeted: Whether it explains a class.
         sinks: Whether sinks can show in its map as bright spots.
+        more: What the recording must hold beside that, given the parameters.
+        lacking: What is said where a model has nothing of what is needed.
         aliases: Other names it is known by.
     """
 
     function: Callable[..., AttentionMap]
     needs: frozenset[Need]
-    targeted: bool
     accepts: Callable[[Recording], str | None]
+    targeted: bool = False
     sinks: bool = False
+    more: Callable[[Mapping[str, Any]], frozenset[Need]] = _nothing_more
+    lacking: str | None = None
     aliases: tuple[str, ...] = ()
+
+    def wants(self, parameters: Mapping[str, Any]) -> frozenset[Need]:
+        """What the recording must hold, given the parameters."""
+        return self.needs | self.more(parameters)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of its own parameters."""
+        return tuple(name for name in list(signature(self.function).parameters)[1:] if name not in _RUN_AGAIN)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Those of them that have no default."""
+        own = signature(self.function).parameters
+        return tuple(name for name in self.parameters if own[name].default is Parameter.empty)
 
 
 def _features_refusal(recording: Recording) -> str | None:
@@ -77,40 +104,78 @@ def _needs(*names: Need) -> frozenset[Need]:
     return frozenset(names)
 
 
-_SLOPES = _needs("features", "cam layer", "gradients")
+def _values_of(parameters: Mapping[str, Any]) -> frozenset[Need]:
+    """Value vectors are compared, or weigh what is attended to."""
+    asked = parameters.get("of") == "values" or parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
+    return _needs("values") if asked else frozenset()
+
+
+def _attends(function: Callable[..., AttentionMap], accepts: Callable[[Recording], str | None], **facts: Any) -> Method:  # noqa: ANN401
+    """A method that reads attention alone."""
+    return Method(function=function, needs=_needs("attention"), accepts=accepts, **facts)
+
+
+def _graded(function: Callable[..., AttentionMap], accepts: Callable[[Recording], str | None], **facts: Any) -> Method:  # noqa: ANN401
+    """A method that reads attention and the gradient of a score."""
+    return Method(function=function, needs=_needs("attention", "gradients"), accepts=accepts, targeted=True, sinks=True, **facts)
+
+
+def _cam(function: Callable[..., AttentionMap], *aliases: str) -> Method:
+    """A class activation map: features of one layer and their gradient."""
+    needs = _needs("features", "cam layer", "gradients")
+    return Method(function=function, needs=needs, accepts=tap_refusal, targeted=True, aliases=aliases)
+
+
+def _measured_cam(function: Callable[..., AttentionMap], *aliases: str) -> Method:
+    """A class activation map whose weights are measured."""
+    needs = _needs("features", "cam layer", "score")
+    return Method(function=function, needs=needs, accepts=tap_refusal, targeted=True, aliases=aliases)
+
+
+def _attribution(function: Callable[..., AttentionMap], *aliases: str) -> Method:
+    """An attribution of the pixels."""
+    return Method(function=function, needs=_needs("score"), accepts=_never, targeted=True, aliases=aliases)
+
 
 METHODS: dict[str, Method] = {
-    "attention": Method(attention, _needs("attention"), False, spatial_refusal, True, ("raw",)),
-    "similarity": Method(similarity, _needs("features"), False, _features_refusal),
-    "pca": Method(pca, _needs("features"), False, _features_refusal),
-    "rollout": Method(rollout, _needs("attention"), False, chain_refusal, True),
-    "norm_attention": Method(norm_attention, _needs("attention", "values"), False, _norm_refusal),
-    "attention_flow": Method(attention_flow, _needs("attention"), False, flow_refusal, True),
-    "relevance": Method(relevance, _needs("attention", "gradients"), True, relevance_refusal, True, ("chefer",)),
-    "legrad": Method(legrad, _needs("attention", "layer gradients"), True, chain_refusal_of_any_rows),
-    "gradient_rollout": Method(gradient_rollout, _needs("attention", "gradients"), True, chain_refusal_of_any_rows, True),
-    "attention_gradient": Method(attention_gradient, _needs("attention", "gradients"), True, spatial_refusal, True, ("gradsam",)),
-    "transition_attention": Method(
-        transition_attention, _needs("attention", "gradients", "replay"), True, chain_refusal, True, ("tam",)
+    "attention": _attends(attention, spatial_refusal, sinks=True, aliases=("raw",)),
+    "similarity": Method(function=similarity, needs=_needs("features"), accepts=_features_refusal, more=_values_of),
+    "pca": Method(function=pca, needs=_needs("features"), accepts=_features_refusal),
+    "rollout": _attends(rollout, chain_refusal, sinks=True, more=_values_of),
+    "norm_attention": Method(function=norm_attention, needs=_needs("attention", "values"), accepts=_norm_refusal),
+    "attention_flow": _attends(attention_flow, flow_refusal, sinks=True),
+    "relevance": _graded(relevance, relevance_refusal, aliases=("chefer",)),
+    "legrad": Method(
+        function=legrad, needs=_needs("attention", "layer gradients"), accepts=chain_refusal_of_any_rows, targeted=True
     ),
-    "gradcam": Method(gradcam, _SLOPES, True, tap_refusal, aliases=("grad-cam",)),
-    "gradcam_plus_plus": Method(gradcam_plus_plus, _SLOPES, True, tap_refusal, aliases=("gradcam++", "grad-cam++")),
-    "xgradcam": Method(xgradcam, _SLOPES, True, tap_refusal, aliases=("xgrad-cam",)),
-    "hirescam": Method(hirescam, _SLOPES, True, tap_refusal, aliases=("hires-cam",)),
-    "layercam": Method(layercam, _SLOPES, True, tap_refusal, aliases=("layer-cam",)),
-    "cam": Method(cam, _SLOPES, True, tap_refusal),
-    "eigencam": Method(eigencam, _needs("features", "cam layer"), False, tap_refusal, aliases=("eigen-cam",)),
-    "scorecam": Method(scorecam, _needs("features", "cam layer", "score"), True, tap_refusal, aliases=("score-cam",)),
-    "ablationcam": Method(ablationcam, _needs("features", "cam layer", "score"), True, tap_refusal, aliases=("ablation-cam",)),
-    "gates": Method(gates, _needs("gates"), False, gates_refusal),
-    "glimpses": Method(glimpses, _needs("glimpses"), False, glimpses_refusal),
-    "captum.saliency": Method(saliency, _needs("score"), True, _never, aliases=("saliency",)),
-    "captum.input_x_gradient": Method(input_x_gradient, _needs("score"), True, _never, aliases=("input_x_gradient",)),
-    "captum.integrated_gradients": Method(integrated_gradients, _needs("score"), True, _never, aliases=("ig",)),
-    "captum.smoothgrad": Method(smoothgrad, _needs("score"), True, _never, aliases=("smoothgrad",)),
-    "captum.occlusion": Method(occlusion, _needs("score"), True, _never, aliases=("occlusion",)),
-    "captum.kernel_shap": Method(kernel_shap, _needs("score"), True, _never, aliases=("shap",)),
-    "captum.lime": Method(lime, _needs("score"), True, _never, aliases=("lime",)),
+    "gradient_rollout": _graded(gradient_rollout, chain_refusal_of_any_rows),
+    "attention_gradient": _graded(attention_gradient, spatial_refusal, aliases=("gradsam",)),
+    "transition_attention": Method(
+        function=transition_attention,
+        needs=_needs("attention", "gradients", "replay"),
+        accepts=chain_refusal,
+        targeted=True,
+        sinks=True,
+        aliases=("tam",),
+    ),
+    "gradcam": _cam(gradcam, "grad-cam"),
+    "gradcam_plus_plus": _cam(gradcam_plus_plus, "gradcam++", "grad-cam++"),
+    "xgradcam": _cam(xgradcam, "xgrad-cam"),
+    "hirescam": _cam(hirescam, "hires-cam"),
+    "layercam": _cam(layercam, "layer-cam"),
+    "cam": _cam(cam),
+    "eigencam": Method(function=eigencam, needs=_needs("features", "cam layer"), accepts=tap_refusal, aliases=("eigen-cam",)),
+    "scorecam": _measured_cam(scorecam, "score-cam"),
+    "ablationcam": _measured_cam(ablationcam, "ablation-cam"),
+    "gates": Method(function=gates, needs=_needs("gates"), accepts=gates_refusal, lacking=NO_GATES),
+    "glimpses": Method(function=glimpses, needs=_needs("glimpses"), accepts=glimpses_refusal, lacking=NO_GLIMPSES),
+    "captum.saliency": _attribution(saliency, "saliency"),
+    "captum.input_x_gradient": _attribution(input_x_gradient, "input_x_gradient"),
+    "captum.integrated_gradients": _attribution(integrated_gradients, "ig"),
+    "captum.smoothgrad": _attribution(smoothgrad, "smoothgrad"),
+    "captum.occlusion": _attribution(occlusion, "occlusion"),
+    "captum.kernel_shap": _attribution(kernel_shap, "shap"),
+    "captum.lime": _attribution(lime, "lime"),
 }
 
 

@@ -5,10 +5,9 @@ A photo is prepared, the model runs under a capture, a method turns the recordin
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,31 +17,32 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from visattn._support.files import check_output, check_png, write_whole
-from visattn._support.typed import check_types, typed
+from visattn._support.typed import typed
 from visattn._support.types import ColorProfile, Interpolation, Resize
 from visattn.drawing.marks import draw_glimpses, outline
 from visattn.drawing.overlays import painted, rgb_components
 from visattn.drawing.pages import captioned
 from visattn.drawing.pictures import Picture, carrying, to_png
 from visattn.drawing.style import Style, StyleOptions
-from visattn.errors import NoAttentionCaptured, OptionError, ShapeError
-from visattn.families import cam_layer, input_spec, labels as labels_of
+from visattn.errors import OptionError, ShapeError
+from visattn.families import input_spec, labels as labels_of
 from visattn.geometry import Geometry
 from visattn.images import as_photo, facts, load_image
 from visattn.images.bands import Bands, bands_of
 from visattn.loading import load_model
 from visattn.maps import AttentionMap, Heatmap
-from visattn.methods import METHODS, method_of
-from visattn.methods.gate_maps import NO_GATES
-from visattn.methods.glimpse_paths import NO_GLIMPSES, patches
+from visattn.methods import method_of
+from visattn.methods.glimpse_paths import patches
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
+from visattn.pipeline.choice import check_parameters
 from visattn.pipeline.inputs import Prepared, prepare
-from visattn.pipeline.run import look, scoring
-from visattn.pipeline.targets import NoClasses, Of, Space, Target
+from visattn.pipeline.recordings import layer_of_cam, replayed, seen_by
+from visattn.pipeline.run import scoring
+from visattn.pipeline.targets import Of, Space, Target
 from visattn.provenance import Provenance
 from visattn.records import Recording
 
@@ -205,12 +205,12 @@ def explain(
     prepared = prepare(_as_the_model_takes(image, model, rgb), model, resize=resize, img_size=img_size)
     explained = Target(target, versus, target_space, labels_of(model) if labels is None else labels)
     if method != "auto" and "score" in method_of(method).needs:
-        parameters |= {"seed": seed} if "seed" in _parameters_of(method) else {}
-        features = [_cam_layer(model, parameters)] if "cam layer" in method_of(method).needs else "none"
+        parameters |= {"seed": seed} if "seed" in method_of(method).parameters else {}
+        features = [layer_of_cam(model, parameters)] if "cam layer" in method_of(method).needs else "none"
         with scoring(model, prepared, explained, features=features) as (recording, scored):
             return answer(recording, prepared, method, parameters, given={"scored": scored})
-    name, recording = _seen_by(method, model, prepared, explained, asked, parameters)
-    given = {"replay": partial(_replayed, model, prepared, explained)} if "replay" in method_of(name).needs else {}
+    name, recording = seen_by(method, model, prepared, explained, asked, parameters)
+    given = {"replay": partial(replayed, model, prepared, explained)} if "replay" in method_of(name).needs else {}
     return answer(recording, prepared, name, parameters, given=given, auto=method == "auto")
 
 
@@ -218,115 +218,6 @@ def _as_the_model_takes(image: Any, model: nn.Module, rgb: Sequence[int] | None)
     """The photo, or the channels of an array for a model that takes more than three."""
     channels = input_spec(model).channels
     return as_photo(image) if channels in (1, 3) else bands_of(image, channels, rgb)
-
-
-def _seen_by(
-    method: str, model: nn.Module, prepared: Prepared, target: Target, asked: bool, parameters: dict[str, Any]
-) -> tuple[str, Recording]:
-    """The method that `auto` stands for, and a recording of all that it needs; `asked` is whether a target was."""
-    if method != "auto":
-        return method, _looked_for(method, model, prepared, target, parameters)
-    candidates = _candidates(parameters)
-    if asked or (set(candidates) != {"attention"} and input_spec(model).classifier):
-        layer = parameters.get("layer")
-        known = layer if isinstance(layer, str) else cam_layer(model)
-        try:
-            recording = look(model, prepared, target=target, features="none" if known is None else [known])
-        except NoClasses:
-            if asked:
-                raise
-        else:
-            return _chosen(recording, candidates, asked), recording
-    return candidates[-1], look(model, prepared)
-
-
-def _chosen(recording: Recording, candidates: list[str], asked: bool) -> str:
-    """The first method that applies: relevance where layers compose; for what has no self-attention Grad-CAM; else attention."""
-    if "relevance" in candidates and METHODS["relevance"].accepts(recording) is None:
-        return "relevance"
-    attends = any(record.kind == "self" for record in recording)
-    if "gradcam" in candidates and (asked or not attends) and METHODS["gradcam"].accepts(recording) is None:
-        return "gradcam"
-    return candidates[0] if asked else candidates[-1]
-
-
-def check_parameters(method: str, parameters: dict[str, Any]) -> None:
-    """Refuse a parameter that a method does not have, of `auto` one that none of its methods has, and the lack of one that it needs.
-
-    Raises:
-        OptionError: If the method or a parameter is unknown, or one is missing.
-    """
-    if method == "auto" and not _candidates(parameters):
-        raise OptionError(f"method 'auto' has no parameters {', '.join(parameters)}. Name the method.")
-    known = _parameters_of(method) if method != "auto" else set(parameters)
-    for name in parameters:
-        if name not in known:
-            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known)}.")
-    if method != "auto":
-        check_types(method_of(method).function, parameters)
-    lacking = [name for name in _needed(method) if name not in parameters] if method != "auto" else []
-    if lacking:
-        raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")
-
-
-def _parameters_of(method: str) -> list[str]:
-    known = list(inspect.signature(method_of(method).function).parameters)[1:]
-    return [name for name in known if name not in ("replay", "scored")]
-
-
-def _needed(method: str) -> list[str]:
-    """Parameters without a default."""
-    own = inspect.signature(method_of(method).function).parameters
-    return [name for name in _parameters_of(method) if own[name].default is inspect.Parameter.empty]
-
-
-def _candidates(parameters: dict[str, Any]) -> list[str]:
-    """The methods that `auto` may stand for."""
-    return [name for name in ("relevance", "gradcam", "attention") if set(parameters) <= set(_parameters_of(name))]
-
-
-def _looked_for(method: str, model: nn.Module, prepared: Prepared, target: Target, parameters: dict[str, Any]) -> Recording:
-    """What a method needs, recorded."""
-    needs, targeted, layer = method_of(method).needs, method_of(method).targeted, parameters.get("layer", -1)
-    values = "values" in needs or parameters.get("of") == "values"
-    values = values or parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
-    features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
-    if "cam layer" in needs:
-        features = [_cam_layer(model, parameters)] if layer == -1 or isinstance(layer, str) else "all"
-    elif "features" in needs:
-        features = "last" if layer == -1 else "all"
-    try:
-        return look(
-            model,
-            prepared,
-            target=target if targeted else None,
-            each_layer="layer gradients" in needs,
-            values=values,
-            features="all" if "layer gradients" in needs else features,
-        )
-    except NoAttentionCaptured as nothing:
-        if "cam layer" in needs:
-            raise OptionError(
-                f"layer {layer} counts layers of tokens, and the model has none. Name the layer: layer='...'."
-            ) from nothing
-        if "gates" in needs:
-            raise OptionError(NO_GATES) from nothing
-        if "glimpses" in needs:
-            raise OptionError(NO_GLIMPSES) from nothing
-        raise
-
-
-def _replayed(model: nn.Module, prepared: Prepared, target: Target, edit: Callable[[Tensor], Tensor]) -> Recording:
-    return look(model, prepared, target=target, edit=edit, features="none")
-
-
-def _cam_layer(model: nn.Module, parameters: dict[str, Any]) -> str:
-    """The layer that class activation maps read: the one that was named, else that of the family."""
-    layer = parameters.get("layer", -1)
-    known = layer if isinstance(layer, str) else cam_layer(model) if layer == -1 else None
-    if known is None:
-        raise OptionError(f"{type(model).__name__}: which layer Grad-CAM should read is not known. Name it: layer='...'.")
-    return known
 
 
 def answer(

@@ -41,7 +41,7 @@ from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.table import Method, method_of
 from visattn.pipeline.captures import capture
-from visattn.pipeline.explanation import check_parameters
+from visattn.pipeline.choice import check_parameters
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.targets import Target
 from visattn.provenance import Provenance
