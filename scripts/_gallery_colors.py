@@ -14,7 +14,7 @@ import visattn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests write the same profiles
 
-from tests import profiles
+from tests.images import icc
 from visattn import data
 from visattn.drawing.pages import Cell, sheet
 
@@ -36,9 +36,9 @@ def profiles_sheet(model: nn.Module) -> Image.Image:
 
 def _in_prophoto(photo: Image.Image) -> bytes:
     """A PNG of the same colors, in the numbers of ProPhoto RGB, with that profile."""
-    light = profiles.srgb_decoded(np.asarray(photo) / 255)
-    wide = light @ np.array(profiles.PRIMARIES["sRGB"]) @ np.linalg.inv(np.array(profiles.PRIMARIES["ProPhoto RGB"]))
+    light = icc.srgb_decoded(np.asarray(photo) / 255)
+    wide = light @ np.array(icc.PRIMARIES["sRGB"]) @ np.linalg.inv(np.array(icc.PRIMARIES["ProPhoto RGB"]))
     numbers = (255 * wide.clip(0, 1) ** (1 / 1.796875)).round().astype(np.uint8)
     stream = io.BytesIO()
-    Image.fromarray(numbers).save(stream, "PNG", icc_profile=profiles.matrix_profile("ProPhoto RGB", profiles.curve(1.796875)))
+    Image.fromarray(numbers).save(stream, "PNG", icc_profile=icc.matrix_profile("ProPhoto RGB", icc.curve(1.796875)))
     return stream.getvalue()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import visattn
 from tests import oracles, tiny
-from tests.test_maps import mix_nearest, slow_heat
+from tests.maps.test_maps import mix_nearest, slow_heat
 from visattn import evaluation, methods
 from visattn.drawing.marks import spotlight
 from visattn.drawing.overlays import overlay, rgb_components

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests import profiles
+from tests.images import icc
 
 
 def rgb_table() -> NDArray[np.float64]:
@@ -34,7 +34,7 @@ def cmyk_table() -> NDArray[np.float64]:
 
 def table_profiles() -> dict[str, bytes]:
     """The profiles, by their space."""
-    return {"RGB": profiles.table_profile("RGB ", rgb_table()), "CMYK": profiles.table_profile("CMYK", cmyk_table())}
+    return {"RGB": icc.table_profile("RGB ", rgb_table()), "CMYK": icc.table_profile("CMYK", cmyk_table())}
 
 
 def _lookup(profile: Path, direction: str, colors: NDArray[np.float64], columns: int) -> NDArray[np.float64]:
@@ -47,10 +47,10 @@ def _lookup(profile: Path, direction: str, colors: NDArray[np.float64], columns:
 def main() -> None:
     """Look every color up twice and write the levels."""
     found = {}
-    tone = profiles.srgb_decoded(np.linspace(0, 1, 4096))
+    tone = icc.srgb_decoded(np.linspace(0, 1, 4096))
     with tempfile.TemporaryDirectory() as folder:
         srgb, table = Path(folder) / "srgb.icc", Path(folder) / "table.icc"
-        srgb.write_bytes(profiles.matrix_profile("sRGB", profiles.curve(list(tone))))
+        srgb.write_bytes(icc.matrix_profile("sRGB", icc.curve(list(tone))))
         for space, profile in table_profiles().items():
             table.write_bytes(profile)
             colors = np.random.default_rng(7).integers(0, 256, (200, len(space)))

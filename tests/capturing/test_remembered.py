@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from tests.capture import own
+from tests.capturing import own
 from visattn.capturing.following.follower import Follower
 from visattn.records import Recording
 

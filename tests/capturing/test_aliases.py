@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
-from tests.capture.moving import GRID, Moving, image, keys_of
+from tests.capturing.moving import GRID, Moving, image, keys_of
 from tests.conftest import Figures
 
 Step = Callable[[list[Tensor], int], list[Tensor]]  # tensors by their names, a number that may differ between forwards

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import visattn
 from tests import tiny
-from tests.capture import own
+from tests.capturing import own
 from visattn.errors import OptionError
 from visattn.methods.queries import weights_of
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
-from tests.capture.moving import Moving, image, see
+from tests.capturing.moving import Moving, image, see
 from visattn.errors import NoAttentionCaptured, OptionError
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value (B, heads, N, d)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.capture.moving import GRID, WIDTH, Moving, image, judged
+from tests.capturing.moving import GRID, WIDTH, Moving, image, judged
 
 Change = Callable[[Any, Tensor], Tensor]
 ROWS, COLUMNS = GRID

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import visattn
 from tests import tiny
-from tests.capture import own, small
+from tests.capturing import own, small
 from visattn.errors import CaptureError, OptionError, UnsupportedModel
 from visattn.records import Recording
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 import visattn
 from tests import tiny
-from tests.capture import own
+from tests.capturing import own
 from tests.zoo import FAMILIES
 from visattn.capturing.following.follower import Follower
 from visattn.errors import CaptureError, NoAttentionCaptured

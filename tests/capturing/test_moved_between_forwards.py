@@ -25,7 +25,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.capture.moving import GRID, WIDTH, Moving, image, right
+from tests.capturing.moving import GRID, WIDTH, Moving, image, right
 
 FORWARDS = 10
 SHIFTS = [1, 1, 3, 3, 5, 1, 0, 7, 1, 3][:FORWARDS]

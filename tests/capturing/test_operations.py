@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.capture.moving import GRID, Moving, image, judged
-from tests.capture.operations import Arguments, functions, listed, made
+from tests.capturing.moving import GRID, Moving, image, judged
+from tests.capturing.operations import Arguments, functions, listed, made
 from tests.conftest import Figures
 
 
@@ -67,6 +67,6 @@ def test_every_operation_has_a_call_or_a_reason() -> None:
     assert all(without.values())
 
 
-if __name__ == "__main__":  # python -m tests.capture.test_operations
+if __name__ == "__main__":  # python -m tests.capturing.test_operations
     for name, reason in sorted(listed().without.items(), key=lambda item: item[::-1]):
         print(f"{reason}: {name}")  # noqa: T201

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import get_overridable_functions, resolve_name
 
-from tests.capture.moving import GRID, WIDTH
+from tests.capturing.moving import GRID, WIDTH
 
 Arguments = Callable[[Tensor], tuple[Any, ...]]
 Call = tuple[Callable[..., Any], Arguments]

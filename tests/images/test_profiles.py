@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import visattn
-from tests import profiles
 from tests.golden.color import table_profiles
+from tests.images import icc
 from visattn.cli import main
 from visattn.errors import OptionError
 from visattn.images import as_photo, facts, load_image
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "color.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "color.json").read_text())
 LOSSLESS: dict[str, dict[str, Any]] = {"PNG": {}, "TIFF": {}, "WEBP": {"lossless": True}}
 CONVERTED = ("colors converted from made for a test to sRGB",)
 
@@ -53,14 +53,14 @@ def encoded(light: NDArray[np.float64]) -> NDArray[np.float64]:
 def by_matrix(colors: NDArray[np.uint8], primaries: str, gamma: float) -> NDArray[np.float64]:
     """ICC.1, annex F.3: linear light, device to XYZ, and back through sRGB's own matrix."""
     light = (colors / 255) ** gamma
-    xyz = light @ np.array(profiles.PRIMARIES[primaries])
-    return encoded(xyz @ np.linalg.inv(np.array(profiles.PRIMARIES["sRGB"])))
+    xyz = light @ np.array(icc.PRIMARIES[primaries])
+    return encoded(xyz @ np.linalg.inv(np.array(icc.PRIMARIES["sRGB"])))
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
 @pytest.mark.parametrize(("primaries", "gamma"), [("Adobe RGB", 2.19921875), ("ProPhoto RGB", 1.8), ("sRGB", 1.0), ("sRGB", 2.5)])
 def test_matrix_profile_equals_the_specification(kind: str, primaries: str, gamma: float, colors: NDArray[np.uint8]) -> None:
-    profile = profiles.matrix_profile(primaries, profiles.curve(round(gamma * 256) / 256))
+    profile = icc.matrix_profile(primaries, icc.curve(round(gamma * 256) / 256))
     photo = load_image(file_of(colors, profile, kind, **LOSSLESS[kind]))
     expected = by_matrix(colors, primaries, round(gamma * 256) / 256)
     assert np.abs(np.asarray(photo) - expected).max() <= 2
@@ -70,14 +70,14 @@ def test_matrix_profile_equals_the_specification(kind: str, primaries: str, gamm
 @pytest.mark.parametrize("gamma", [1.0, 1.796875, 2.19921875])
 def test_gray_profile_equals_the_specification(gamma: float) -> None:
     levels = np.arange(256, dtype=np.uint8)[None]
-    photo = load_image(file_of(levels, profiles.gray_profile(profiles.curve(gamma))))
+    photo = load_image(file_of(levels, icc.gray_profile(icc.curve(gamma))))
     assert np.abs(np.asarray(photo)[0] - encoded((levels[0, :, None] / 255) ** gamma)).max() <= 2
 
 
 def test_gray_profile_of_16_bits_keeps_dark_steps() -> None:
     """Linear gray rounded to 8 bits first would be up to 6 levels off."""
     levels = np.arange(0, 65536, 16, dtype=np.uint16)[None]
-    photo = load_image(file_of(levels, profiles.gray_profile(profiles.curve(1.0)), "TIFF"))
+    photo = load_image(file_of(levels, icc.gray_profile(icc.curve(1.0)), "TIFF"))
     assert np.abs(np.asarray(photo)[0] - encoded(levels[0, :, None] / 65535)).max() <= 2
 
 
@@ -90,16 +90,16 @@ def test_table_profile_equals_another_engine(space: str) -> None:
     assert np.abs(plain - np.array(GOLDEN[space]["srgb"])).mean() > 10  # the profile matters
 
 
-@pytest.mark.parametrize("tone", [profiles.SRGB_CURVE, profiles.curve(list(profiles.srgb_decoded(np.linspace(0, 1, 1024))))])
+@pytest.mark.parametrize("tone", [icc.SRGB_CURVE, icc.curve(list(icc.srgb_decoded(np.linspace(0, 1, 1024))))])
 def test_profile_of_srgb_leaves_every_pixel_as_it_is(tone: bytes, colors: NDArray[np.uint8]) -> None:
-    photo = load_image(file_of(colors, profiles.matrix_profile("sRGB", tone)))
+    photo = load_image(file_of(colors, icc.matrix_profile("sRGB", tone)))
     assert np.array_equal(np.asarray(photo), colors)
     assert facts(photo).notes == ()
 
 
 def test_alpha_is_kept_while_colors_are_converted(colors: NDArray[np.uint8]) -> None:
     alpha = np.random.default_rng(2).integers(0, 256, (*colors.shape[:2], 1), dtype=np.uint8)
-    profile = profiles.matrix_profile("Adobe RGB", profiles.curve(2.2))
+    profile = icc.matrix_profile("Adobe RGB", icc.curve(2.2))
     photo = load_image(file_of(np.concatenate([colors, alpha], -1), profile))
     opaque = np.asarray(load_image(file_of(colors, profile))).astype(float)
     share = alpha / 255
@@ -109,14 +109,14 @@ def test_alpha_is_kept_while_colors_are_converted(colors: NDArray[np.uint8]) -> 
 
 def test_palette_is_converted(colors: NDArray[np.uint8]) -> None:
     palette = Image.fromarray(colors[:, :200]).quantize(200, dither=Image.Dither.NONE)
-    profile = profiles.matrix_profile("ProPhoto RGB", profiles.curve(1.8))
+    profile = icc.matrix_profile("ProPhoto RGB", icc.curve(1.8))
     expected = np.asarray(load_image(file_of(palette.convert("RGB"), profile)))
     assert np.array_equal(np.asarray(load_image(file_of(palette, profile))), expected)
 
 
 def test_gray_with_a_profile_of_rgb_is_neutral() -> None:
     levels = np.arange(256, dtype=np.uint8)[None]
-    photo = np.asarray(load_image(file_of(levels, profiles.matrix_profile("Adobe RGB", profiles.curve(1.0)), "TIFF")))[0]
+    photo = np.asarray(load_image(file_of(levels, icc.matrix_profile("Adobe RGB", icc.curve(1.0)), "TIFF")))[0]
     assert np.abs(photo - encoded(levels[0, :, None] / 255)).max() <= 2
 
 
@@ -124,14 +124,14 @@ def test_gray_with_a_profile_of_rgb_is_neutral() -> None:
     ("mode", "profile", "note"),
     [
         ("RGB", b"not a profile at all", "its color profile is for all, its pixels are RGB; taken as sRGB"),
-        ("RGB", profiles.gray_profile(profiles.curve(1.0)), "its color profile is for GRAY, its pixels are RGB; taken as sRGB"),
+        ("RGB", icc.gray_profile(icc.curve(1.0)), "its color profile is for GRAY, its pixels are RGB; taken as sRGB"),
         (
             "CMYK",
-            profiles.matrix_profile("sRGB", profiles.curve(1.0)),
+            icc.matrix_profile("sRGB", icc.curve(1.0)),
             "its color profile is for RGB, its pixels are CMYK; taken as sRGB",
         ),
         ("L", table_profiles()["CMYK"], "its color profile is for CMYK, its pixels are GRAY; taken as sRGB"),
-        ("RGB", profiles.matrix_profile("sRGB", profiles.curve(1.0))[:150], "its color profile cannot be read; taken as sRGB"),
+        ("RGB", icc.matrix_profile("sRGB", icc.curve(1.0))[:150], "its color profile cannot be read; taken as sRGB"),
     ],
     ids=["text", "gray for RGB", "RGB for CMYK", "CMYK for gray", "cut"],
 )
@@ -145,7 +145,7 @@ def test_profile_that_does_not_fit_is_noted(mode: str, profile: bytes, note: str
 @pytest.mark.parametrize("seed", range(40))
 def test_damaged_profile_is_never_fatal(seed: int, colors: NDArray[np.uint8]) -> None:
     random = np.random.default_rng(seed)
-    whole = [*table_profiles().values(), profiles.matrix_profile("Adobe RGB", profiles.curve(2.2))][seed % 3]
+    whole = [*table_profiles().values(), icc.matrix_profile("Adobe RGB", icc.curve(2.2))][seed % 3]
     damaged = np.frombuffer(whole, np.uint8).copy()
     where = random.integers(0, min(len(damaged), 400), random.integers(1, 30))
     damaged[where] = random.integers(0, 256, len(where))
@@ -156,7 +156,7 @@ def test_damaged_profile_is_never_fatal(seed: int, colors: NDArray[np.uint8]) ->
 
 
 def test_profile_can_be_ignored(colors: NDArray[np.uint8]) -> None:
-    photo = load_image(file_of(colors, profiles.matrix_profile("Adobe RGB", profiles.curve(2.2))), color_profile="ignore")
+    photo = load_image(file_of(colors, icc.matrix_profile("Adobe RGB", icc.curve(2.2))), color_profile="ignore")
     assert np.array_equal(np.asarray(photo), colors)
     assert facts(photo).notes == ("its color profile is ignored",)
     with pytest.raises(OptionError, match="unknown color_profile 'srgb'"):
@@ -164,7 +164,7 @@ def test_profile_can_be_ignored(colors: NDArray[np.uint8]) -> None:
 
 
 def test_picture_of_pillow_is_converted_and_says_so(colors: NDArray[np.uint8]) -> None:
-    data = file_of(colors, profiles.matrix_profile("Adobe RGB", profiles.curve(2.2)))
+    data = file_of(colors, icc.matrix_profile("Adobe RGB", icc.curve(2.2)))
     with Image.open(io.BytesIO(data)) as image:
         photo = as_photo(image)
         assert np.array_equal(np.asarray(photo), np.asarray(load_image(data)))
@@ -174,7 +174,7 @@ def test_picture_of_pillow_is_converted_and_says_so(colors: NDArray[np.uint8]) -
 
 
 def test_picture_of_pillow_in_srgb_hands_no_profile_on(colors: NDArray[np.uint8]) -> None:
-    with Image.open(io.BytesIO(file_of(colors, profiles.matrix_profile("sRGB", profiles.SRGB_CURVE)))) as image:
+    with Image.open(io.BytesIO(file_of(colors, icc.matrix_profile("sRGB", icc.SRGB_CURVE)))) as image:
         photo = as_photo(image)
         assert np.array_equal(np.asarray(photo), colors)
         assert "icc_profile" not in photo.info
@@ -185,7 +185,7 @@ def test_picture_of_pillow_in_srgb_hands_no_profile_on(colors: NDArray[np.uint8]
 def wide_gamut(tmp_path: Path) -> Path:
     pixels = np.random.default_rng(3).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     path = tmp_path / "wide.png"
-    path.write_bytes(file_of(pixels, profiles.matrix_profile("ProPhoto RGB", profiles.curve(1.8))))
+    path.write_bytes(file_of(pixels, icc.matrix_profile("ProPhoto RGB", icc.curve(1.8))))
     return path
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.TiffImagePlugin import OPEN_INFO
 
-from tests import tiff
+from tests.images import tiff
 from visattn.errors import ImageError
 from visattn.images import facts, load_image
 

@@ -100,7 +100,7 @@ def test_size_of_a_photo_that_is_seen_whole_is_that_of_the_input() -> None:
 
 
 def test_command_line_says_what_is_assumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "own.py").write_text("from tests.test_preprocessing import Plain\n\ndef make():\n    return Plain()\n")
+    (tmp_path / "own.py").write_text("from tests.pipeline.test_preprocessing import Plain\n\ndef make():\n    return Plain()\n")
     Image.new("RGB", (50, 40), "teal").save(tmp_path / "p.png")
     options = [
         "--model",

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from tests.capture import own
-from tests.capture.moving import Moving, image, keys_of, see
+from tests.capturing import own
+from tests.capturing.moving import Moving, image, keys_of, see
 from visattn.errors import CaptureError, NoAttentionCaptured
 
 

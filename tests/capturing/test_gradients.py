@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import visattn
 from tests import tiny
-from tests.capture import own, small
+from tests.capturing import own, small
 from tests.conftest import Figures
 from visattn.errors import CaptureError, OptionError
 from visattn.operators import SoftmaxOperator

@@ -14,7 +14,7 @@ from torchvision.models import VisionTransformer
 
 import visattn
 from tests import tiny
-from tests.capture import own
+from tests.capturing import own
 from visattn.errors import UnsupportedModel
 from visattn.records import Recording
 
