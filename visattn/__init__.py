@@ -13,24 +13,39 @@ if TYPE_CHECKING:
     from visattn import (
         captioning as captioning,
         data as data,
+        drawing as drawing,
         evaluation as evaluation,
         families as families,
+        images as images,
+        loading as loading,
+        maps as maps,
         methods as methods,
         models as models,
         nn as nn,
         training as training,
     )
-    from visattn.drawing.filmstrips import filmstrip as filmstrip
+    from visattn.drawing.filmstrips import animation as animation, filmstrip as filmstrip
+    from visattn.drawing.gate_pages import gate_page as gate_page
+    from visattn.drawing.matrices import matrix_page as matrix_page
     from visattn.drawing.overlays import colorize as colorize, overlay as overlay
     from visattn.drawing.sheets import contact_sheet as contact_sheet
     from visattn.errors import VisattnError as VisattnError
+    from visattn.evaluation.survey import Survey as Survey
+    from visattn.geometry import Geometry as Geometry
     from visattn.images import load_image as load_image
     from visattn.loading import load_model as load_model
-    from visattn.maps import AttentionMap as AttentionMap, Heatmap as Heatmap, normalize as normalize
+    from visattn.maps import (
+        AttentionMap as AttentionMap,
+        Heatmap as Heatmap,
+        load_map as load_map,
+        normalize as normalize,
+        save_map as save_map,
+    )
     from visattn.nn import attach as attach
     from visattn.pipeline.captures import capture as capture, intervene as intervene
     from visattn.pipeline.explanation import Explanation as Explanation, explain as explain
-    from visattn.pipeline.inputs import prepare as prepare, prepare_batch as prepare_batch
+    from visattn.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
+    from visattn.provenance import Provenance as Provenance
     from visattn.records import (
         AttentionRecord as AttentionRecord,
         FeatureRecord as FeatureRecord,
@@ -46,25 +61,47 @@ _NAMES = {
     "AttentionRecord": "records",
     "Explanation": "pipeline.explanation",
     "FeatureRecord": "records",
+    "Geometry": "geometry",
     "Heatmap": "maps",
+    "Prepared": "pipeline.inputs",
+    "Provenance": "provenance",
     "Recording": "records",
+    "Survey": "evaluation.survey",
     "TokenLayout": "records",
     "VisattnError": "errors",
+    "animation": "drawing.filmstrips",
     "attach": "nn",
     "capture": "pipeline.captures",
     "colorize": "drawing.overlays",
     "contact_sheet": "drawing.sheets",
     "explain": "pipeline.explanation",
     "filmstrip": "drawing.filmstrips",
+    "gate_page": "drawing.gate_pages",
     "intervene": "pipeline.captures",
     "load_image": "images",
+    "load_map": "maps",
     "load_model": "loading",
+    "matrix_page": "drawing.matrices",
     "normalize": "maps",
     "overlay": "drawing.overlays",
     "prepare": "pipeline.inputs",
     "prepare_batch": "pipeline.inputs",
+    "save_map": "maps",
 }
-_PACKAGES = ("captioning", "data", "evaluation", "families", "methods", "models", "nn", "training")
+_PACKAGES = (
+    "captioning",
+    "data",
+    "drawing",
+    "evaluation",
+    "families",
+    "images",
+    "loading",
+    "maps",
+    "methods",
+    "models",
+    "nn",
+    "training",
+)
 
 __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 
