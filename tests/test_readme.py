@@ -57,6 +57,12 @@ def test_python_of_the_modules_page_runs() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    named = set(re.findall(r"`([A-Za-z_./]+\.py)`", page.read_text()))
+    assert not [name for name in sorted(named) if not any((ROOT / base / name).exists() for base in (".", "visattn"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()) if not link.startswith("https:")]
     assert not [link for link in links if not (page.parent / link).exists()]
