@@ -26,7 +26,9 @@ from visattn.drawing.plots import head_statistics
 from visattn.drawing.sheets import contact_sheet
 from visattn.evaluation.survey import Survey
 from visattn.methods.sinks import find_sinks
-from visattn.pipeline.explanation import Explanation, answer
+from visattn.pipeline.explaining import answer
+from visattn.pipeline.explanation import Explanation
+from visattn.pipeline.question import ask
 from visattn.pipeline.run import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -42,9 +44,9 @@ def main() -> None:
     for name, head in HEADS.items():
         prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
         recording = look(model, prepared)
-        heads = answer(recording, prepared, "attention", {})
+        heads = answer(recording, prepared, ask("attention"))
         x, y = PROBES[name]
-        alike = answer(recording, prepared, "similarity", {"query": f"pixel:{x},{y}"}).overlay()
+        alike = answer(recording, prepared, ask("similarity", {"query": f"pixel:{x},{y}"})).overlay()
         rows.append(
             [
                 Cell(_landscape(picture))
@@ -52,19 +54,19 @@ def main() -> None:
                     prepared.photo,
                     heads.at(head=head).overlay(marks=False, opacity=0.6),
                     _mask(heads, head),
-                    answer(recording, prepared, "pca", {}).overlay(),
+                    answer(recording, prepared, ask("pca")).overlay(),
                     ring(alike, [(y, x)]),
-                    answer(recording, prepared, "rollout", {}).overlay(opacity=0.6),
+                    answer(recording, prepared, ask("rollout")).overlay(opacity=0.6),
                 )
             ]
         )
         if name == "coffee":
-            wall = answer(recording, prepared, "attention", {"layer": "all"})
+            wall = answer(recording, prepared, ask("attention", {"layer": "all"}))
             _save("wall", contact_sheet(prepared.photo, wall.map, prepared.geometry, rows="layer", columns="head", panel=150))
             record = recording.select(kind="self", layer=5)[0]
             weights = record.operator.dense()[0, 2].numpy()
             _save("matrix", matrix_page(weights, record.keys.prefix, title="coffee.png, blocks.5.attn, head 2"))
-            query = answer(recording, prepared, "attention", {"layer": "all", "query": f"pixel:{x},{y}"})
+            query = answer(recording, prepared, ask("attention", {"layer": "all", "query": f"pixel:{x},{y}"}))
             layers = query.map.mean("head")
             _save(
                 "layers",
@@ -103,7 +105,7 @@ def _masked(model: nn.Module) -> Image.Image:
         cells = [prepared.photo]
         for recording in (before, after):
             for method, options in (("attention", {"fusion": "mean"}), ("rollout", {})):
-                cells.append(answer(recording, prepared, method, options).overlay(opacity=0.6))
+                cells.append(answer(recording, prepared, ask(method, options)).overlay(opacity=0.6))
         rows.append([Cell(_landscape(cell)) for cell in cells])
     titles = ["photo", "last layer", "rollout, sinks ringed", "last layer, sinks masked", "rollout, sinks masked"]
     return sheet(rows, panel=240, column_labels=titles)
@@ -119,11 +121,11 @@ def _holes(model: nn.Module) -> Image.Image:
         seen = whole.select(kind="self", layer=2)[0].operator.dense()[0, :, 0, prefix:].mean(0)
         generator = torch.Generator().manual_seed(0)
         kept = {"pos_drop": torch.randperm(count, generator=generator)[: count // 2], "blocks.2": seen.topk(count // 2).indices}
-        cells = [prepared.photo, answer(whole, prepared, "attention", {"fusion": "mean"}).overlay(opacity=0.6, marks=False)]
+        cells = [prepared.photo, answer(whole, prepared, ask("attention", {"fusion": "mean"})).overlay(opacity=0.6, marks=False)]
         for layer, patches in kept.items():
             tokens = torch.cat([torch.arange(prefix), prefix + patches.sort().values])
             handle = model.get_submodule(layer).register_forward_hook(lambda _, __, out, tokens=tokens: out[:, tokens])
-            found = answer(look(model, prepared), prepared, "attention", {"fusion": "mean"})
+            found = answer(look(model, prepared), prepared, ask("attention", {"fusion": "mean"}))
             handle.remove()
             cells.append(found.overlay(interpolation="nearest", opacity=0.6, marks=False))
         rows.append([Cell(_landscape(cell)) for cell in cells])
@@ -192,7 +194,7 @@ def _remedies(model: nn.Module) -> Image.Image:
         prepared = visattn.prepare(visattn.load_image(path), model)
         recording = look(model, prepared, values=True)
         cells = [prepared.photo]
-        cells += [answer(recording, prepared, "rollout", options).overlay(opacity=0.6) for options in REMEDIES.values()]
+        cells += [answer(recording, prepared, ask("rollout", options)).overlay(opacity=0.6) for options in REMEDIES.values()]
         rows.append([Cell(_landscape(cell)) for cell in cells])
     return sheet(rows, panel=240, column_labels=["photo", *REMEDIES])
 
@@ -213,9 +215,8 @@ def _windows() -> Image.Image:
     for name, layer in WINDOWS.values():
         model = visattn.load_model(name, weights="none")
         prepared = visattn.prepare(visattn.load_image(data.photo_path("astronaut")), model)
-        found = answer(
-            look(model, prepared), prepared, "attention", {"layer": layer, "fusion": "mean", "query": f"pixel:{x},{y}"}
-        )
+        question = ask("attention", {"layer": layer, "fusion": "mean", "query": f"pixel:{x},{y}"})
+        found = answer(look(model, prepared), prepared, question)
         seen = replace(found.map, values=(found.map.values > 0).float())
         picture = spotlight(prepared.photo, seen.to_heatmap(found.geometry, "nearest"))
         cells.append(Cell(ring(picture, [(y, x)])))

@@ -32,7 +32,7 @@ def offline(dinov2: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return made
 
     monkeypatch.setattr(visattn, "load_model", at_hand, raising=False)
-    monkeypatch.setattr("visattn.pipeline.explanation.load_model", at_hand)
+    monkeypatch.setattr("visattn.pipeline.explaining.load_model", at_hand)
 
 
 @pytest.mark.real

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     )
     from visattn.nn import attach as attach
     from visattn.pipeline.captures import capture as capture, intervene as intervene
-    from visattn.pipeline.explanation import Explanation as Explanation, explain as explain
+    from visattn.pipeline.explaining import explain as explain
+    from visattn.pipeline.explanation import Explanation as Explanation
     from visattn.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
     from visattn.provenance import Provenance as Provenance
     from visattn.records import (
@@ -74,7 +75,7 @@ _NAMES = {
     "capture": "pipeline.captures",
     "colorize": "drawing.overlays",
     "contact_sheet": "drawing.sheets",
-    "explain": "pipeline.explanation",
+    "explain": "pipeline.explaining",
     "filmstrip": "drawing.filmstrips",
     "gate_page": "drawing.gate_pages",
     "intervene": "pipeline.captures",

@@ -17,7 +17,8 @@ from tests.cli.test_commands import TINY, Run, run
 from visattn import captioning
 from visattn.errors import MapError
 from visattn.evaluation import survey
-from visattn.pipeline import explanation
+from visattn.pipeline import explaining
+from visattn.pipeline.inputs import Prepared
 
 __all__ = ["run"]  # a fixture
 
@@ -39,14 +40,14 @@ def test_query_outside_of_one_photo_stops_no_other(run: Run, photos: list[str], 
 
 
 def test_fault_of_ours_with_one_photo_stops_no_other(run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = explanation.explain
+    whole = explaining.explain_prepared
 
-    def faulty(model: Any, photo: Image.Image, **options: Any) -> Any:
-        if photo.width == 40:
+    def faulty(model: Any, prepared: Prepared, question: Any, **options: Any) -> Any:
+        if prepared.photo.width == 40:
             raise KeyError("nobody thought of it")
-        return whole(model, photo, **options)
+        return whole(model, prepared, question, **options)
 
-    monkeypatch.setattr(explanation, "explain", faulty)
+    monkeypatch.setattr(explaining, "explain_prepared", faulty)
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet", "--json")
     assert code == 70
     assert [Path(row["output"]).name for row in json.loads(out)] == ["a.overlay.png", "c.overlay.png"]

@@ -21,7 +21,7 @@ from visattn.errors import ModelError, OptionError, UnsupportedModel, WeightsErr
 from visattn.families import provenance_of
 from visattn.loading import timm_models
 from visattn.loading.translation import fill
-from visattn.pipeline.explanation import explain
+from visattn.pipeline.explaining import explain
 
 MODEL = "test_vit"  # 6 blocks of width 64, input 160, patch 16
 Weights = dict[str, Tensor]

@@ -54,18 +54,19 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # n
     from visattn.drawing.pages import Bar, Cell, sheet
     from visattn.drawing.pictures import carrying
     from visattn.images import load_image
-    from visattn.pipeline.explanation import answer
+    from visattn.pipeline.explaining import answer
     from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.question import ask
     from visattn.pipeline.run import look
 
     prepared = prepare(load_image(photo_file), model)
     photo = prepared.photo
     recording = look(model, prepared)
-    heads = answer(recording, prepared, "attention", {})
-    rolled = answer(recording, prepared, "rollout", {})
-    dropped = answer(recording, prepared, "rollout", {"sinks": "drop"})
-    alike = answer(recording, prepared, "similarity", {"query": f"pixel:{probe[0]},{probe[1]}"})
-    features = answer(recording, prepared, "pca", {})
+    heads = answer(recording, prepared, ask("attention"))
+    rolled = answer(recording, prepared, ask("rollout"))
+    dropped = answer(recording, prepared, ask("rollout", {"sinks": "drop"}))
+    alike = answer(recording, prepared, ask("similarity", {"query": f"pixel:{probe[0]},{probe[1]}"}))
+    features = answer(recording, prepared, ask("pca"))
     last, summed = heads.overlay(marks=False, opacity=0.6), rolled.overlay(opacity=0.6)
     masks = heads.map.mass(0.6)
     first = [

@@ -66,8 +66,9 @@ def heads_command(
     from visattn.drawing.pictures import to_png
     from visattn.images import facts, load_image
     from visattn.loading import load_model
-    from visattn.pipeline.explanation import answer
+    from visattn.pipeline.explaining import answer
     from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.question import ask
     from visattn.pipeline.run import look
 
     photo = load_image(image, **reading(options))
@@ -91,7 +92,7 @@ def heads_command(
         result(as_json, [(written, page.provenance)])
         return
     layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
-    found = answer(recording, prepared, "attention", {"layer": layer, "query": options["query"]})
+    found = answer(recording, prepared, ask("attention", {"layer": layer, "query": options["query"]}))
     page = _matrix(recording, found, layer, options) if kind == "matrix" else _page(found, kind, options)
     written = write_whole(target, to_png(page))
     describe(quiet, found.provenance)

@@ -27,6 +27,8 @@ from visattn.provenance import Provenance
 if TYPE_CHECKING:
     from PIL import Image
 
+    from visattn.pipeline.question import Question
+
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, how it was made, the map as a file
 
 _PARAMETERS = [
@@ -128,12 +130,12 @@ def overlay_command(
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
-    parameters = {} if options["map_file"] else _parameters(options)
+    question = None if options["map_file"] else _question(options)
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
     for i, photo in each.readable(images, options):
         if draw is None:  # a model is loaded when there is a photo for it
-            draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, parameters)
+            draw = _drawing_saved(options) if question is None else _drawing_model(options, question)
         with each.photo(images[i]):
             rows.append(_written(draw(photo), targets[i], options["save_map"]))
             describe(quiet, rows[-1][1])
@@ -154,30 +156,23 @@ def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, 
     return write_whole(target, png), provenance
 
 
-def _parameters(options: dict[str, Any]) -> dict[str, Any]:
-    """The method's own parameters among the options, those that were given; refused early when the method has not got them."""
-    from visattn.pipeline.choice import check_parameters
+def _question(options: dict[str, Any]) -> Question:
+    """The method with those of the options that are its own, and the target; refused early where they do not go together."""
+    from visattn.pipeline.question import ask
+    from visattn.pipeline.targets import Target, read_labels
 
-    chosen = {name: options[name] for name in _PARAMETERS if options[name] is not None}
-    if (number := whole_number(chosen.get("layer", ""))) is not None:
-        chosen["layer"] = number
-    method = options["method"]
-    check_parameters(method, chosen)
-    if method == "similarity" and "query" not in chosen:
+    given = {name: options[name] for name in _PARAMETERS if options[name] is not None}
+    if (number := whole_number(given.get("layer", ""))) is not None:
+        given["layer"] = number
+    if options["method"] == "similarity" and "query" not in given:
         raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
-    return chosen
+    labels = None if options["labels"] is None else read_labels(options["labels"])
+    return ask(options["method"], given, Target(options["target"], options["versus"], options["target_space"], labels))
 
 
 def _kind(method: str) -> str:
     """What stands in the picture's name."""
     return "overlay" if method == "auto" else method
-
-
-def _target(options: dict[str, Any]) -> dict[str, Any]:
-    from visattn.pipeline.targets import read_labels
-
-    labels = None if options["labels"] is None else read_labels(options["labels"])
-    return {"labels": labels, **{name: options[name] for name in ("target", "versus", "target_space")}}
 
 
 def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]:
@@ -198,28 +193,20 @@ def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[P
     return [check_png(output)]
 
 
-def _drawing_model(options: dict[str, Any], parameters: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
+def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Image.Image], _Drawn]:
     from visattn.drawing.pictures import to_png
     from visattn.loading import load_model
     from visattn.maps import save_map
-    from visattn.pipeline.explanation import explain
+    from visattn.pipeline.explaining import explain_prepared
+    from visattn.pipeline.inputs import prepare
 
-    names = ("weights", "seed", "img_size", "device")
-    model = load_model(options["model"], **{name: options[name] for name in names})
+    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
-        found = explain(
-            model,
-            photo,
-            method=options["method"],
-            **_target(options),
-            resize=options["resize"],
-            img_size=options["img_size"],
-            seed=options["seed"],
-            **parameters,
-        )
+        prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
+        found = explain_prepared(model, prepared, question, seed=options["seed"])
         picture, provenance = found.draw(**_colours(options), caption=options["caption"])
-        return to_png(picture), provenance, lambda: save_map(found.map, found.geometry)
+        return to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
 
     return draw
 

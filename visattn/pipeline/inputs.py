@@ -47,6 +47,7 @@ class Prepared:
         preprocessing: Size, mean and standard deviation, each with its `value` and its `source`: stated by the `model`, `given` by
             the caller, or `assumed`.
         warnings: What was assumed, in a sentence.
+        spec: What is known of the model's input.
     """
 
     pixels: Tensor
@@ -55,6 +56,11 @@ class Prepared:
     notes: tuple[str, ...] = ()
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    spec: InputSpec | None = None
+
+    def spec_of(self, model: nn.Module) -> InputSpec:
+        """What is known of the model's input; asked of the model where the photos were prepared elsewhere."""
+        return self.spec or input_spec(model)
 
     @property
     def photo(self) -> Image.Image:
@@ -128,10 +134,27 @@ def prepare_batch(
         ImageError: If a photo is too narrow, or there is none.
         UnsupportedModel: If the model's transform has a step whose geometry is not known, or it takes more channels than a photo has.
     """
+    return _prepared(photos, model, input_spec(model, img_size), resize)
+
+
+def prepare_any(
+    image: Any,  # noqa: ANN401 - a picture or an array
+    model: nn.Module,
+    *,
+    resize: Resize = "auto",
+    img_size: int | None = None,
+    rgb: Sequence[int] | None = None,
+) -> Prepared:
+    """A picture or an array as the model wants it; `rgb` are the channels of an array that are drawn."""
+    spec = input_spec(model, img_size)
+    picture = as_photo(image) if spec.channels in (1, 3) else bands_of(image, spec.channels, rgb)
+    return _prepared([picture], model, spec, resize)
+
+
+def _prepared(photos: Sequence[Image.Image | Bands], model: nn.Module, spec: InputSpec, resize: Resize) -> Prepared:
     one_of(resize, ("auto", "fit", "model"), "resize")
     if not photos:
         raise ImageError("no photos were given; nothing to do")
-    spec = input_spec(model, img_size)
     if spec.channels in (1, 3):
         pictures: list[Image.Image | Bands] = [as_photo(photo) for photo in photos]
     else:
@@ -148,7 +171,7 @@ def prepare_batch(
     stated = spec.stated()
     stated["size"]["value"] = list(pixels.shape[-2:])
     shown = tuple(picture.photo if isinstance(picture, Bands) else picture for picture in pictures)
-    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec))
+    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec)
 
 
 _Seen = tuple[Image.Image, Geometry]

@@ -17,7 +17,7 @@ from visattn import capturing
 from visattn._support.checks import first_line
 from visattn._support.modes import evaluating
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
-from visattn.families import InputSpec, head, input_spec, provenance_of
+from visattn.families import InputSpec, head, provenance_of
 from visattn.methods.scored import Scored
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
@@ -54,7 +54,7 @@ def look(
         OptionError: If the target, or a score of each layer, does not go with the model.
         UnsupportedModel: If the model takes another size.
     """
-    spec = input_spec(model)
+    spec = prepared.spec_of(model)
     pixels = _as_the_model(model, prepared.pixels)
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:
@@ -101,7 +101,7 @@ def scoring(
         ShapeError: If there are several photos.
         UnsupportedModel: If the model takes another size.
     """
-    spec, pixels = input_spec(model), _as_the_model(model, prepared.pixels)
+    spec, pixels = prepared.spec_of(model), _as_the_model(model, prepared.pixels)
     if len(pixels) != 1:
         raise ShapeError(f"a score is asked of one photo, the batch has {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)

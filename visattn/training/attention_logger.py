@@ -41,8 +41,8 @@ from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.table import Method, method_of
 from visattn.pipeline.captures import capture
-from visattn.pipeline.choice import check_parameters
 from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.question import ask
 from visattn.pipeline.targets import Target
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -136,7 +136,7 @@ class AttentionLogger:
         self._target, self._classes = _targets(target, len(self._seen.pixels)), classes
         self._panel, self._style = round(between(panel, 32, 2000, "panel")), Style(**PAGE | (style or {}))
         self._parameters = parameters
-        check_parameters(method, parameters)
+        ask(method, parameters)
         if method != "auto" and not _drawable(method_of(method)):
             known = ", ".join(name for name, each in METHODS.items() if _drawable(each))
             raise OptionError(f"method '{method}' is not drawn during a training. Choose auto or one of: {known}.")

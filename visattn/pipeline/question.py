@@ -1,0 +1,91 @@
+"""What is asked of a model: a method with its parameters, and what is explained. Bound once, answered for any number of photos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from visattn._support.typed import check_types
+from visattn.errors import OptionError
+from visattn.methods import METHODS, Method, method_of
+from visattn.pipeline.targets import Target
+from visattn.records import Recording
+
+_AUTO = ("relevance", "gradcam", "attention")
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked; made by `ask`.
+
+    Attributes:
+        name: Name of the method, or `auto`.
+        method: The method; None for `auto`.
+        parameters: Its parameters.
+        target: What is explained, of methods that explain something.
+        among: The methods that `auto` may stand for.
+    """
+
+    name: str
+    method: Method | None
+    parameters: Mapping[str, Any]
+    target: Target = field(default_factory=Target)
+    among: tuple[str, ...] = ()
+
+    @property
+    def of_a_class(self) -> bool:
+        """Whether a target was asked for."""
+        return self.target.of is not None or self.target.versus is not None or self.target.space != "logit"
+
+    def settled(self, recording: Recording) -> Question:
+        """The question with the method that `auto` stands for, of a forward that was recorded.
+
+        It is the first that applies: relevance where layers compose; Grad-CAM for what has no self-attention; else attention.
+        """
+        if self.method is not None:
+            return self
+        name = self.among[0] if self.of_a_class else self.among[-1]
+        attends = any(record.kind == "self" for record in recording)
+        if "relevance" in self.among and METHODS["relevance"].accepts(recording) is None:
+            name = "relevance"
+        elif "gradcam" in self.among and (self.of_a_class or not attends) and METHODS["gradcam"].accepts(recording) is None:
+            name = "gradcam"
+        return Question(name, METHODS[name], self.parameters, self.target, self.among)
+
+
+def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, target: Target | None = None) -> Question:
+    """Bind a method, its parameters and a target.
+
+    Args:
+        method: A name of `visattn.methods.METHODS`, or `auto`.
+        parameters: The method's own; for `auto` those of one that it may stand for.
+        target: What is explained; by default the top class, of methods that explain one.
+
+    Returns:
+        The question.
+
+    Raises:
+        OptionError: If the method or a parameter is unknown, one is missing or of another type, or a target is asked of a method that
+            does not depend on one.
+    """
+    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in (parameters or {}).items()}
+    target = target or Target()
+    if method == "auto":
+        among = tuple(name for name in _AUTO if set(given) <= set(METHODS[name].parameters))
+        if not among:
+            raise OptionError(f"method 'auto' has no parameters {', '.join(given)}. Name the method.")
+        return Question(method, None, given, target, among)
+    known = method_of(method)
+    for name in given:
+        if name not in known.parameters:
+            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known.parameters)}.")
+    check_types(known.function, given)
+    if lacking := [name for name in known.required if name not in given]:
+        raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")
+    question = Question(method, known, given, target)
+    if question.of_a_class and not known.targeted:
+        raise OptionError(f"method '{method}' does not depend on a class. Leave the target out, or use method 'relevance'.")
+    return question
