@@ -1,0 +1,85 @@
+"""A photo's way through `overlay`: each step once, nothing that nobody asked for, no room that is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import Figures
+from visattn.cli import main
+from visattn.families import spec
+from visattn.images import loading
+from visattn.pipeline import inputs, question
+
+MODEL = "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each step is done."""
+    count: Counter[str] = Counter()
+
+    def counting(home: Any, name: str, step: str) -> None:
+        whole: Callable[..., Any] = getattr(home, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            count[step] += 1
+            return whole(*args, **kwargs)
+
+        monkeypatch.setattr(home, name, counted)
+
+    counting(loading, "_read", "photo read")
+    counting(loading, "_split", "photo converted")
+    counting(question, "check_types", "parameters bound")
+    counting(spec.InputSpec, "checked", "input specification built")
+    counting(inputs, "_prepared", "photo prepared")
+    counting(np, "savez_compressed", "map compressed")
+    return count
+
+
+def photos(folder: Path, count: int) -> list[str]:
+    names = []
+    for number in range(count):
+        noise = np.random.default_rng(number).integers(0, 256, (40, 60, 4), np.uint8)
+        noise[..., 3] = 255
+        names.append(str(folder / f"{number}.png"))
+        Image.fromarray(noise).save(names[-1])  # of a mode that must be converted
+    return names
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_step_is_done_once_for_a_photo_and_binding_once_for_all(tmp_path: Path, calls: Counter[str], count: int) -> None:
+    target = tmp_path / ("out.png" if count == 1 else "out")
+    options = ["--model", MODEL, "--weights", "none", "--method", "rollout", "-o", str(target)]
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["overlay", *photos(tmp_path, count), *options])
+    assert calls == {
+        "photo read": count,
+        "photo converted": count,
+        "parameters bound": 1,
+        "input specification built": count,
+        "photo prepared": count,
+    }
+
+
+def test_explaining_a_vit_of_timm_loads_no_room_that_it_does_not_need(tmp_path: Path, figures: Figures) -> None:
+    (photo,) = photos(tmp_path, 1)
+    code = f"""
+import sys, visattn
+visattn.explain({MODEL!r}, {photo!r}, weights="none").save({str(tmp_path / "out.png")!r})
+print(*sorted(name for name in sys.modules if name.split(".")[0] == "visattn"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    rooms = {".".join(name.split(".")[:2]) for name in loaded}
+    assert not rooms & {f"visattn.{name}" for name in ("nn", "models", "training", "captioning", "cli", "evaluation", "data")}
+    assert "visattn.pipeline" in rooms
+    figures("modules of visattn that explaining a ViT of timm loads", len(loaded), "")
