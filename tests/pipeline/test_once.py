@@ -59,7 +59,7 @@ def photos(folder: Path, count: int) -> list[str]:
 def test_every_step_is_done_once_for_a_photo_and_binding_once_for_all(tmp_path: Path, calls: Counter[str], count: int) -> None:
     target = tmp_path / ("out.png" if count == 1 else "out")
     options = ["--model", MODEL, "--weights", "none", "--method", "rollout", "-o", str(target)]
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["overlay", *photos(tmp_path, count), *options])
     assert calls == {
         "photo read": count,

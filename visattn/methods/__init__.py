@@ -6,64 +6,56 @@ score. `scored` is a `Scored`: the pixels, and the target's score of any others;
 a layer.
 """
 
-from visattn.methods import compat
-from visattn.methods.by_perturbation.cams import ablationcam, scorecam
-from visattn.methods.by_perturbation.captum import integrated_gradients, kernel_shap, lime, occlusion, smoothgrad
-from visattn.methods.from_attention.attention import attention
-from visattn.methods.from_attention.flow import attention_flow
-from visattn.methods.from_attention.gradients import attention_gradient, gradient_rollout
-from visattn.methods.from_attention.legrad import legrad
-from visattn.methods.from_attention.norm import norm_attention
-from visattn.methods.from_attention.relevance import relevance
-from visattn.methods.from_attention.rollout import rollout
-from visattn.methods.from_attention.transition import transition_attention
-from visattn.methods.from_features.cam import cam
-from visattn.methods.from_features.eigencam import eigencam
-from visattn.methods.from_features.pca import pca
-from visattn.methods.from_features.similarity import similarity
-from visattn.methods.from_gradients.gradcam import gradcam, gradcam_plus_plus, xgradcam
-from visattn.methods.from_gradients.hirescam import hirescam, layercam
-from visattn.methods.from_gradients.saliency import input_x_gradient, saliency
-from visattn.methods.gate_maps import gates
-from visattn.methods.glimpse_paths import glimpses
-from visattn.methods.queries import SPELLINGS as QUERY_SPELLINGS
-from visattn.methods.scored import Scored
-from visattn.methods.table import METHODS, Method, method_of
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "METHODS",
-    "QUERY_SPELLINGS",
-    "Method",
-    "Scored",
-    "ablationcam",
-    "attention",
-    "attention_flow",
-    "attention_gradient",
-    "cam",
-    "compat",
-    "eigencam",
-    "gates",
-    "glimpses",
-    "gradcam",
-    "gradcam_plus_plus",
-    "gradient_rollout",
-    "hirescam",
-    "input_x_gradient",
-    "integrated_gradients",
-    "kernel_shap",
-    "layercam",
-    "legrad",
-    "lime",
-    "method_of",
-    "norm_attention",
-    "occlusion",
-    "pca",
-    "relevance",
-    "rollout",
-    "saliency",
-    "scorecam",
-    "similarity",
-    "smoothgrad",
-    "transition_attention",
-    "xgradcam",
-]
+from visattn.methods import compat as compat
+from visattn.methods.method import Method as Method
+from visattn.methods.queries import SPELLINGS
+from visattn.methods.scored import Scored as Scored
+from visattn.methods.table import METHODS, method_of as method_of
+
+if TYPE_CHECKING:
+    from visattn.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
+    from visattn.methods.by_perturbation.captum import (
+        integrated_gradients as integrated_gradients,
+        kernel_shap as kernel_shap,
+        lime as lime,
+        occlusion as occlusion,
+        smoothgrad as smoothgrad,
+    )
+    from visattn.methods.from_attention.attention import attention as attention
+    from visattn.methods.from_attention.flow import attention_flow as attention_flow
+    from visattn.methods.from_attention.gradients import (
+        attention_gradient as attention_gradient,
+        gradient_rollout as gradient_rollout,
+    )
+    from visattn.methods.from_attention.legrad import legrad as legrad
+    from visattn.methods.from_attention.norm import norm_attention as norm_attention
+    from visattn.methods.from_attention.relevance import relevance as relevance
+    from visattn.methods.from_attention.rollout import rollout as rollout
+    from visattn.methods.from_attention.transition import transition_attention as transition_attention
+    from visattn.methods.from_features.cam import cam as cam
+    from visattn.methods.from_features.eigencam import eigencam as eigencam
+    from visattn.methods.from_features.pca import pca as pca
+    from visattn.methods.from_features.similarity import similarity as similarity
+    from visattn.methods.from_gradients.gradcam import (
+        gradcam as gradcam,
+        gradcam_plus_plus as gradcam_plus_plus,
+        xgradcam as xgradcam,
+    )
+    from visattn.methods.from_gradients.hirescam import hirescam as hirescam, layercam as layercam
+    from visattn.methods.from_gradients.saliency import input_x_gradient as input_x_gradient, saliency as saliency
+    from visattn.methods.gate_maps import gates as gates
+    from visattn.methods.glimpse_paths import glimpses as glimpses
+
+QUERY_SPELLINGS = SPELLINGS
+
+_FUNCTIONS = {method.function.__name__: method.function for method in METHODS.values()}
+
+__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "Scored", "compat", "method_of"])
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the function of a method
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    raise AttributeError(f"module 'visattn.methods' has no attribute {name!r}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from visattn._support.types import Role
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
+from visattn.methods.method import Method, needs
 from visattn.methods.selection import described, one_forward
 from visattn.records import FeatureRecord, Recording
 
@@ -88,3 +89,8 @@ def refusal(recording: Recording) -> str | None:
             "(visattn heads --method gates)."
         )
     return NO_GATES
+
+
+METHODS = {
+    "gates": Method(function=gates, needs=needs("gates"), accepts=refusal, lacking=NO_GATES),
+}

@@ -9,6 +9,7 @@ from visattn.errors import OptionError
 from visattn.geometry import Box
 from visattn.maps import AttentionMap
 from visattn.methods.gate_maps import layer_of
+from visattn.methods.method import Method, needs
 from visattn.methods.selection import described, one_forward
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
@@ -94,3 +95,8 @@ def _within(ends: Tensor, side: int) -> Tensor:
 def _rounded(values: Tensor) -> list[list[float]]:
     found: list[list[float]] = torch.round(values, decimals=_DIGITS).tolist()
     return found
+
+
+METHODS = {
+    "glimpses": Method(function=glimpses, needs=needs("glimpses"), accepts=refusal, lacking=NO_GLIMPSES),
+}

@@ -169,3 +169,8 @@ def described(
     """The recording's provenance with the method and its parameters, and a warning of attention that it does not hold."""
     warnings += tuple(f"{named(unseen.layer)} {unseen.how}, which was not recorded" for unseen in recording.unseen)
     return recording.provenance.but(method=method, parameters=parameters, notes=notes, warnings=warnings)
+
+
+def features_refusal(recording: Recording) -> str | None:
+    """Why there are no features of tokens, or None."""
+    return None if any(feature.role == "tokens" for feature in recording.features) else "no token features were recorded."

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
+from visattn.methods.method import Method, needs
 from visattn.methods.selection import described, one_forward
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
@@ -103,3 +105,12 @@ def over_positions(values: Tensor, layout: TokenLayout) -> Tensor:
 def refusal(recording: Recording) -> str | None:
     """Why no class activation map can be made of a recording, or None."""
     return None if any(feature.role in _ROLES for feature in recording.features) else "no features of a layer were recorded."
+
+
+def cam_method(
+    function: Callable[..., AttentionMap], *aliases: str, weights: Literal["gradients", "score"] = "gradients"
+) -> Method:
+    """A class activation map: features of one layer, weighted by their gradient or by what is measured of the score."""
+    return Method(
+        function=function, needs=needs("features", "cam layer", weights), accepts=refusal, targeted=True, aliases=aliases
+    )

@@ -19,7 +19,7 @@ from visattn.errors import OptionError, ShapeError
 from visattn.maps import AttentionMap
 from visattn.methods.scored import Counted, Score, Scored
 from visattn.methods.selection import described
-from visattn.methods.taps import feature_of, over_positions, placed
+from visattn.methods.taps import cam_method, feature_of, over_positions, placed
 from visattn.records import Recording, TokenLayout
 
 
@@ -163,3 +163,9 @@ class _Made:
         provenance = described(self._recording, self._method, notes=notes, layer=self.layer)
         provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
         return AttentionMap(values.clamp(min=0), ("batch",), self.layout, {}, meaning, provenance)
+
+
+METHODS = {
+    "scorecam": cam_method(scorecam, "score-cam", weights="score"),
+    "ablationcam": cam_method(ablationcam, "ablation-cam", weights="score"),
+}

@@ -17,6 +17,7 @@ import torch
 from visattn._support.extras import need
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
+from visattn.methods.method import attribution_method
 from visattn.methods.scored import Asked, Baseline, Found, Scored, attributed
 from visattn.methods.segments import Parts, Segments
 from visattn.records import Recording
@@ -365,3 +366,12 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         if cuda:
             torch.cuda.default_generators[device.index].manual_seed(seed)
         yield
+
+
+METHODS = {
+    "captum.integrated_gradients": attribution_method(integrated_gradients, "ig"),
+    "captum.smoothgrad": attribution_method(smoothgrad, "smoothgrad"),
+    "captum.occlusion": attribution_method(occlusion, "occlusion"),
+    "captum.kernel_shap": attribution_method(kernel_shap, "shap"),
+    "captum.lime": attribution_method(lime, "lime"),
+}

@@ -13,6 +13,7 @@ from visattn._support.checks import one_of
 from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
+from visattn.methods.method import attention_method
 from visattn.methods.queries import Query, weights_of
 from visattn.methods.selection import described, one_forward, spatial_refusal
 from visattn.methods.sinks import find_sinks
@@ -154,3 +155,8 @@ def _row(record: AttentionRecord, query: Query, readout: str, dtype: torch.dtype
         return (weights.to(dtype) @ operator)[:, :, 0], chosen
     rows = operator.rows(used)  # (B, heads, used, K)
     return (weights[..., used].to(dtype) @ rows)[:, :, 0], chosen
+
+
+METHODS = {
+    "attention": attention_method(attention, spatial_refusal, sinks=True, aliases=("raw",)),
+}

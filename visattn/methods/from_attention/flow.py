@@ -11,6 +11,7 @@ from visattn._support.extras import need
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
+from visattn.methods.method import attention_method
 from visattn.methods.queries import Query
 from visattn.methods.selection import chain, chain_refusal, described
 from visattn.records import Recording
@@ -91,3 +92,8 @@ def _flows(query: NDArray[np.float64], layers: list[NDArray[np.float64]]) -> NDA
     ends = range(tokens * len(layers), tokens * (len(layers) + 1))
     flows: NDArray[np.float64] = np.array([maximum_flow(graph, source, end).flow_value for end in ends], np.float64)
     return flows / float(flows.sum())
+
+
+METHODS = {
+    "attention_flow": attention_method(attention_flow, refusal, sinks=True),
+}

@@ -11,8 +11,9 @@ from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
 from visattn.methods.from_attention.attention import chosen_records
+from visattn.methods.method import gradient_method
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import chain, described, graded
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded, spatial_refusal
 from visattn.records import Recording
 
 
@@ -116,3 +117,9 @@ def gradient_rollout(
         recording, "gradient_rollout", discard=discard, discard_over=discard_over, start_layer=start_layer, query=chosen
     )
     return AttentionMap(patches, ("batch",), layout, {}, "gradient rollout", provenance)
+
+
+METHODS = {
+    "gradient_rollout": gradient_method(gradient_rollout, chain_refusal_of_any_rows),
+    "attention_gradient": gradient_method(attention_gradient, spatial_refusal, aliases=("gradsam",)),
+}

@@ -6,7 +6,8 @@ import torch
 
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
-from visattn.methods.selection import chain, described, graded
+from visattn.methods.method import Method, needs
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded
 from visattn.records import Recording
 
 
@@ -45,3 +46,10 @@ def legrad(recording: Recording, *, layers: int | None = None, dtype: torch.dtyp
             total.index_add_(1, keys, grad.clamp(min=0).sum((1, 2)))
     patches = layout.on_grid((total / (count * heads * tokens))[:, len(layout.prefix) :])
     return AttentionMap(patches, ("batch",), layout, {}, "LeGrad", described(recording, "legrad", layers=count))
+
+
+METHODS = {
+    "legrad": Method(
+        function=legrad, needs=needs("attention", "layer gradients"), accepts=chain_refusal_of_any_rows, targeted=True
+    ),
+}

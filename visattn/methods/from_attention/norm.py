@@ -11,8 +11,9 @@ from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention.attention import chosen_records
 from visattn.methods.from_attention.recursion import Rows, own_entries
+from visattn.methods.method import Method, needs
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import described
+from visattn.methods.selection import described, spatial_refusal
 from visattn.operators import Tile
 from visattn.records import AttentionRecord, Recording
 
@@ -155,3 +156,15 @@ def _residual_of(record: AttentionRecord) -> Tensor:
     if record.residual is None:
         raise OptionError(f"{record.layer}: what its result is added to is not known. Use capture(model, values=True).")
     return record.residual
+
+
+def _refusal(recording: Recording) -> str | None:
+    if reason := spatial_refusal(recording):
+        return reason
+    known = any(record.output_weight is not None for record in recording if record.keys.grid)
+    return None if known else "the projection behind the heads is not known. Use method 'attention'."
+
+
+METHODS = {
+    "norm_attention": Method(function=norm_attention, needs=needs("attention", "values"), accepts=_refusal),
+}

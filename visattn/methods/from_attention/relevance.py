@@ -8,6 +8,7 @@ from torch import Tensor
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
+from visattn.methods.method import gradient_method
 from visattn.methods.queries import Query, weights_of
 from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded, named, one_forward, set_refusal
 from visattn.records import AttentionRecord, Recording, TokenLayout
@@ -155,3 +156,8 @@ def _whole(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
     for tile in record.operator.to(dtype).pieces():
         out[:, tile.queries[:, None], tile.keys] = recursion.evidence(tile)
     return out
+
+
+METHODS = {
+    "relevance": gradient_method(relevance, refusal, aliases=("chefer",)),
+}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
 from visattn.methods.from_attention.norm import mixing_ratio, norm_rows
+from visattn.methods.method import Need, attention_method, needs
 from visattn.methods.queries import Query
-from visattn.methods.selection import chain, described
+from visattn.methods.selection import chain, chain_refusal, described
 from visattn.methods.sinks import find_sinks, sinks_of_scores
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
@@ -139,3 +140,14 @@ def _mean(
         if record in records[start:]:
             r = residual * r + (1 - residual) * pulled[:, :1]
     return r, sinks_of_scores(torch.stack(scores[::-1], dim=1), records)
+
+
+def _values(parameters: Mapping[str, Any]) -> frozenset[Need]:
+    """Norms are of values."""
+    asked = parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
+    return needs("values") if asked else needs()
+
+
+METHODS = {
+    "rollout": attention_method(rollout, chain_refusal, sinks=True, more=_values),
+}

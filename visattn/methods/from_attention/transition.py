@@ -12,8 +12,9 @@ from torch import Tensor
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
+from visattn.methods.method import Method, needs
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import chain, described
+from visattn.methods.selection import chain, chain_refusal, described
 from visattn.records import AttentionRecord, Recording
 
 Replay = Callable[[Callable[[Tensor], Tensor]], Recording]
@@ -87,3 +88,15 @@ def _gradient_rows(record: AttentionRecord, queries: Tensor, dtype: torch.dtype)
         here = place[rows] >= 0
         out[:, :, place[rows][here][:, None], columns] = grad[:, :, here]
     return out
+
+
+METHODS = {
+    "transition_attention": Method(
+        function=transition_attention,
+        needs=needs("attention", "gradients", "replay"),
+        accepts=chain_refusal,
+        targeted=True,
+        sinks=True,
+        aliases=("tam",),
+    ),
+}

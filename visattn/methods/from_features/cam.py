@@ -6,7 +6,7 @@ import torch
 
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
-from visattn.methods.taps import tap
+from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
 
 _EVEN = 1e-4  # how far a gradient may differ between positions, as a share of the largest
@@ -43,3 +43,8 @@ def cam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = tor
         )
     values = (weights * tapped.features).sum(1) * tapped.layout.cells
     return tapped.map(values, "class activation", "cam", signed=True)
+
+
+METHODS = {
+    "cam": cam_method(cam),
+}

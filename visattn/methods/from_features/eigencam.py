@@ -8,8 +8,9 @@ import torch
 
 from visattn._support.extras import need
 from visattn.maps import AttentionMap
+from visattn.methods.method import Method, needs
 from visattn.methods.selection import described
-from visattn.methods.taps import feature_of, over_positions, placed
+from visattn.methods.taps import feature_of, over_positions, placed, refusal
 from visattn.records import Recording
 
 
@@ -46,3 +47,8 @@ def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     provenance = described(recording, "eigencam", layer=feature.layer)
     provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
     return AttentionMap(values, ("batch",), layout, {}, "Eigen-CAM", provenance)
+
+
+METHODS = {
+    "eigencam": Method(function=eigencam, needs=needs("features", "cam layer"), accepts=refusal, aliases=("eigen-cam",)),
+}

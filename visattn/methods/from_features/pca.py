@@ -6,7 +6,8 @@ import torch
 
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
-from visattn.methods.selection import described, tokens_of
+from visattn.methods.method import Method, needs
+from visattn.methods.selection import described, features_refusal, tokens_of
 from visattn.records import Recording
 
 
@@ -48,3 +49,8 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     provenance = described(recording, "pca", notes=notes, layer=feature.layer, components=components)
     labels = {"component": tuple(str(i) for i in range(components))}
     return AttentionMap(values, ("batch", "component"), layout, labels, "principal component", provenance, signed=True)
+
+
+METHODS = {
+    "pca": Method(function=pca, needs=needs("features"), accepts=features_refusal),
+}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,8 +11,9 @@ from torch import Tensor
 from visattn._support.checks import one_of
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
+from visattn.methods.method import Method, Need, needs
 from visattn.methods.queries import named, token_of
-from visattn.methods.selection import described, one_forward, tokens_of
+from visattn.methods.selection import described, features_refusal, one_forward, tokens_of
 from visattn.operators import SoftmaxOperator
 from visattn.records import Recording, TokenLayout
 
@@ -64,3 +66,12 @@ def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, To
     else:
         raise OptionError(f"{record.layer} gives no {of} in token order. Use of='tokens'.")
     return vectors.transpose(1, 2).flatten(2), layout, record.layer
+
+
+def _values(parameters: Mapping[str, Any]) -> frozenset[Need]:
+    return needs("values") if parameters.get("of") == "values" else needs()
+
+
+METHODS = {
+    "similarity": Method(function=similarity, needs=needs("features"), accepts=features_refusal, more=_values),
+}

@@ -6,7 +6,7 @@ import torch
 
 from visattn._support.checks import between
 from visattn.maps import AttentionMap
-from visattn.methods.taps import tap
+from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
 
 _XGRAD = 1e-7  # the authors' own; it keeps an empty channel from dividing by 0
@@ -98,3 +98,10 @@ def xgradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
     active = (tapped.gradient * tapped.features).sum(-1, keepdim=True)
     weights = active / (tapped.features.sum(-1, keepdim=True) + _XGRAD)
     return tapped.map((weights * tapped.features).sum(1).clamp_(min=0), "XGrad-CAM", "xgradcam")
+
+
+METHODS = {
+    "gradcam": cam_method(gradcam, "grad-cam"),
+    "gradcam_plus_plus": cam_method(gradcam_plus_plus, "gradcam++", "grad-cam++"),
+    "xgradcam": cam_method(xgradcam, "xgrad-cam"),
+}

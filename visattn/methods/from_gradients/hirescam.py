@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from visattn.maps import AttentionMap
-from visattn.methods.taps import tap
+from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
 
 
@@ -56,3 +56,9 @@ def layercam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
     """
     tapped = tap(recording, layer, dtype)
     return tapped.map((tapped.gradient.clamp(min=0) * tapped.features).sum(1).clamp_(min=0), "Layer-CAM", "layercam")
+
+
+METHODS = {
+    "hirescam": cam_method(hirescam, "hires-cam"),
+    "layercam": cam_method(layercam, "layer-cam"),
+}

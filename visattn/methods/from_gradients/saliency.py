@@ -9,6 +9,7 @@ from torch import Tensor
 
 from visattn.maps import AttentionMap
 from visattn.methods.by_perturbation.captum import captum_of
+from visattn.methods.method import attribution_method
 from visattn.methods.scored import Asked, Found, Scored, attributed
 from visattn.methods.segments import Parts
 from visattn.records import Recording
@@ -95,3 +96,9 @@ def input_x_gradient(
 def _leaf(image: Tensor) -> Tensor:
     """A copy that asks for its gradient, so that captum need not change the caller's."""
     return image.detach().clone().requires_grad_()
+
+
+METHODS = {
+    "captum.saliency": attribution_method(saliency, "saliency"),
+    "captum.input_x_gradient": attribution_method(input_x_gradient, "input_x_gradient"),
+}
