@@ -10,8 +10,18 @@ import click
 from visattn._support.checks import printable, whole_number
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.tables import Row, to_csv, to_json, to_text
-from visattn.cli.options import files_read, model_options, output_options, photo_options, reading
+from visattn.cli.options import (
+    files_read,
+    model_options,
+    output_options,
+    photo_options,
+    reading,
+    refuse_beside,
+    style_of,
+    style_options,
+)
 from visattn.cli.talk import describe, note, result
+from visattn.drawing.style import PAGE, Style
 from visattn.errors import NoAttentionCaptured, OptionError
 
 
@@ -29,8 +39,7 @@ from visattn.errors import NoAttentionCaptured, OptionError
 @click.option("--stats", is_flag=True, help="A table instead: how wide each head looks, how far, and at what; CSV with -o.")
 @click.option("--mass", type=float, help="Outline the patches that hold this share; 0.6 for one layer by default.")
 @click.option("--shared", is_flag=True, help="One colour scale for all panels.")
-@click.option("--opacity", type=float, default=0.6, show_default=True)
-@click.option("--colormap")
+@style_options(PAGE)
 @click.option("--panel", type=click.IntRange(48, 2000), help="Width of a panel in pixels.")
 @photo_options
 @output_options
@@ -56,6 +65,9 @@ def heads_command(
     gated = options["method"] == "gates"
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
+    Style(**style_of(options))  # refuses what is out of range before anything is read
+    if kind in ("matrix", "stats"):
+        refuse_beside(f"--{kind}", tuple(style_of(options)))
     target = output or Path(f"{image.stem}.{kind}.png")
     if not options["stats"]:
         check_png(target)
@@ -143,9 +155,8 @@ def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # no
         prepared.geometry,
         layer=_number(options["layer"]),
         panel=options["panel"] or 240,
-        opacity=options["opacity"],
-        colormap=options["colormap"],
         shared=options["shared"],
+        **style_of(options),
     )
 
 
@@ -192,8 +203,7 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
         columns="head" if wall else None,
         panel=options["panel"] or (150 if wall else 300),
         shared=shown.axes if options["shared"] else (),
-        opacity=options["opacity"],
-        colormap=options["colormap"],
+        **style_of(options),
         mass=mass,
         points=_query_point(found),
         title=title,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import click
 
+from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import OptionError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,26 +95,29 @@ def target_options(command: F) -> F:
     )
 
 
-def picture_options(command: F) -> F:
-    """How a map is coloured."""
-    return _all(
-        command,
-        click.option("--opacity", type=float, default=0.5, show_default=True, help="0: the photo, 1: the colours."),
-        click.option(
-            "--blend",
-            type=click.Choice(["constant", "value"]),
-            default="constant",
-            show_default=True,
-            help="value: high values cover, low ones show the photo.",
-        ),
-        click.option("--colormap", help="A name of 'visattn list --colormaps'; inferno, or blue-white-red for signed values."),
-        click.option(
-            "--normalize",
-            type=click.Choice(["auto", "minmax", "none", "percentile", "symmetric"]),
-            default="auto",
-            show_default=True,
-        ),
-    )
+def style_options(defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
+    """How maps are drawn: an option for each field of `Style`, with other defaults where a command has its own."""
+    kinds, own = get_type_hints(Style), defaults or {}
+
+    def made(field: Field[Any]) -> Callable[[F], F]:
+        kind, flag = kinds[field.name], f"--{field.name}"
+        facts: dict[str, Any] = {"default": own.get(field.name, field.default), "help": field.metadata["help"]}
+        if get_origin(kind) is Literal:
+            return click.option(flag, type=click.Choice(get_args(kind)), show_default=True, **facts)
+        if kind is bool:
+            return click.option(f"{flag}/--no-{field.name}", **facts)
+        if kind is float:
+            return click.option(flag, type=float, show_default=True, **facts)
+        several = field.default == ()
+        numbers = float in get_args(kind)
+        return click.option(flag, type=float if numbers else str, multiple=several, metavar=field.metadata["metavar"], **facts)
+
+    return lambda command: _all(command, *(made(field) for field in fields(Style)))
+
+
+def style_of(options: Mapping[str, Any]) -> StyleOptions:
+    """The style among the options."""
+    return cast("StyleOptions", {field.name: options[field.name] for field in fields(Style)})
 
 
 def output_options(command: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn._support.checks import between, whole_number
+from visattn._support.checks import whole_number
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
 from visattn.cli.each import Each
 from visattn.cli.options import (
@@ -16,11 +16,13 @@ from visattn.cli.options import (
     model_options,
     output_options,
     photo_options,
-    picture_options,
     refuse_beside,
+    style_of,
+    style_options,
     target_options,
 )
 from visattn.cli.talk import describe, result
+from visattn.drawing.style import Style
 from visattn.errors import MapError, OptionError
 from visattn.provenance import Provenance
 
@@ -100,9 +102,8 @@ class _Residual(click.ParamType[float | str]):
 @click.option("--noise", type=float, help="SmoothGrad: deviation of the noise, as a share of the image's range.")
 @click.option("--lasso", type=float, help="LIME: penalty of the weights, as a share of the score's rise.")
 @click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
-@click.option("--interpolation", type=click.Choice(["bilinear", "nearest", "bicubic"]), default="bilinear", show_default=True)
 @click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
-@picture_options
+@style_options()
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
 @click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map (.npz).")
@@ -124,7 +125,7 @@ def overlay_command(
     visattn overlay dog.jpg --method similarity --query pixel:120,80
     visattn overlay dog.jpg --model vit_base_patch16_224 --target "Border collie"
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    between(options["opacity"], 0, 1, "opacity")
+    Style(**style_of(options))  # refuses what is out of range before anything is read
     if options["map_file"]:
         refuse_beside("--map", _OF_MODELS)
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
@@ -205,7 +206,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     def draw(photo: Image.Image) -> _Drawn:
         prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
         found = explain_prepared(model, prepared, question, seed=options["seed"])
-        picture, provenance = found.draw(**_colours(options), caption=options["caption"])
+        picture, provenance = found.draw(**style_of(options), mass=options["mass"], caption=options["caption"])
         return to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
 
     return draw
@@ -229,16 +230,12 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
                     told = f"that it is of this photo, of {geometry.photo[0]} x {geometry.photo[1]} pixels"
                     raise MapError(f"{source.name}: the map says {told}, got {size[0]} x {size[1]}. Make it anew.")
                 geometry = geometry.resized(size)
-            picture = Explanation(photo, geometry, attention_map).overlay(**_colours(options))
+            picture = Explanation(photo, geometry, attention_map).overlay(**style_of(options), mass=options["mass"])
         else:
             refuse_beside("an array of --map", ("interpolation", "mass"))
-            colours = {name: value for name, value in _colours(options).items() if name not in ("interpolation", "mass")}
-            picture = overlay(photo, loaded, **colours)
+            colors: Any = {name: value for name, value in style_of(options).items() if name != "interpolation"}
+            picture = overlay(photo, loaded, **colors)
         provenance = picture.provenance.but(image=source.name, image_sha256=source.sha256)
         return to_png(picture, provenance), provenance, bytes
 
     return draw
-
-
-def _colours(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("opacity", "blend", "colormap", "normalize", "interpolation", "mass")}

@@ -5,11 +5,9 @@ An option is a field of `Style`, a key of `StyleOptions` and its use in `overlay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, get_args
-
-import numpy as np
 
 from visattn._support.checks import between, one_of
 from visattn._support.types import Blend, Interpolation, Normalization
@@ -31,6 +29,11 @@ class StyleOptions(ColorOptions, total=False):
     """Options of what is brought to pixels first; see `Style`."""
 
     interpolation: Interpolation
+
+
+def option(default: Any, text: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - of any type
+    """A field of `Style` with what commands say of it."""
+    return field(default=default, metadata={"help": text, "metavar": metavar})
 
 
 PAGE: StyleOptions = {"opacity": 0.6, "interpolation": "nearest"}  # of panels, where a patch should be seen as it is
@@ -55,13 +58,15 @@ class Style:
         OptionError: If an option is unknown or out of range.
     """
 
-    normalize: Normalization = "auto"
-    opacity: float = 0.5
-    blend: Blend = "constant"
-    colormap: str | None = None
-    contours: Sequence[float] | float = ()
-    marks: bool = True
-    interpolation: Interpolation = "bilinear"
+    normalize: Normalization = option("auto", "How values become 0 to 1.")
+    opacity: float = option(0.5, "0: the photo, 1: the colors.")
+    blend: Blend = option("constant", "value: high values cover, low ones show the photo.")
+    colormap: str | None = option(
+        None, "A name of 'visattn list --colormaps'; inferno, or blue-white-red for signed values.", "NAME"
+    )
+    contours: Sequence[float] | float = option((), "Draw a line at this level from 0 to 1; may be given several times.", "LEVEL")
+    marks: bool = option(True, "Whether sinks are ringed.")
+    interpolation: Interpolation = option("bilinear", "Between cells.")
 
     def __post_init__(self) -> None:
         """Check every option.
@@ -74,7 +79,7 @@ class Style:
         one_of(self.blend, get_args(Blend), "blend")
         if self.colormap is not None:
             one_of(self.colormap, colormaps.NAMES, "colormap")
-        lines = tuple(between(level, 0, 1, "contour level") for level in np.ravel(self.contours).tolist())
+        lines = tuple(between(level, 0, 1, "contour level") for level in _several(self.contours))
         object.__setattr__(self, "contours", lines)
         one_of(self.interpolation, get_args(Interpolation), "interpolation")
 
@@ -88,5 +93,9 @@ class Style:
 
     def facts(self, signed: bool) -> dict[str, Any]:
         """Plain values for provenance; normalization and interpolation stand there by themselves."""
-        made = asdict(self) | {"colormap": self.colors(signed), "contours": list(np.ravel(self.contours).tolist())}
+        made = asdict(self) | {"colormap": self.colors(signed), "contours": list(_several(self.contours))}
         return {name: value for name, value in made.items() if name not in ("normalize", "interpolation")}
+
+
+def _several(levels: Sequence[float] | float) -> list[float]:
+    return [*levels] if isinstance(levels, Iterable) else [levels]

@@ -12,7 +12,7 @@ from visattn.methods import compat as compat
 from visattn.methods.method import Method as Method
 from visattn.methods.queries import SPELLINGS
 from visattn.methods.scored import Scored as Scored
-from visattn.methods.table import METHODS, method_of as method_of
+from visattn.methods.table import METHODS as METHODS, method_of as method_of
 
 if TYPE_CHECKING:
     from visattn.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam

@@ -39,7 +39,8 @@ from visattn.images import as_photo
 from visattn.maps import AttentionMap, value_range
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
-from visattn.methods.table import Method, method_of
+from visattn.methods.method import Method
+from visattn.methods.table import method_of
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import ask
