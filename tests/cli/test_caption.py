@@ -386,7 +386,7 @@ def test_what_is_not_there_is_told_before_torch_is_loaded(image: str, checkpoint
     root = Path(__file__).parents[2]
     script = f"""
 import sys
-from visattn.cli._main import _run
+from visattn.cli.commands import _run
 code = _run(["caption", {str(root / image)!r}, "--checkpoint", {str(root / checkpoint)!r}], False)
 print(code, "torch" in sys.modules)
 """

@@ -134,6 +134,8 @@ def test_gates(run: Run, photo: Path) -> None:
         "opacity": 0.25,
         "blend": "constant",
         "colormap": "inferno",
+        "contours": [],
+        "marks": True,
         "panel": 240,
         "interpolation": "nearest",
     }

@@ -681,7 +681,8 @@ def test_T14_a_killed_worker_is_named_and_nothing_hangs(data: Path, tmp_path: Pa
             kill(child)
         status = ended(child, log)
     assert status.code == 5, status.text
-    assert "a process that reads pictures died or hangs (DataLoader worker" in told(status.text)
+    # torch names the worker, unless its broken pipe is seen first
+    assert re.search(r"a process that reads pictures died or hangs \((DataLoader worker|\[Errno 104\])", told(status.text))
     assert states(place)
 
 

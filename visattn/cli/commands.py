@@ -14,7 +14,7 @@ import click
 from visattn._support.checks import printable
 from visattn.errors import VisattnError, VisattnWarning
 
-# name -> one line of help; a command `x` is the function `x` of visattn.cli._x
+# name -> one line of help; a command `x` is the function `x_command` of visattn.cli.x
 COMMANDS = {
     "demo": "Look at four photos through DINOv2: heads, features, similarity, rollout.",
     "overlay": "Lay a model's attention over photos.",

@@ -62,7 +62,7 @@ class Style:
     opacity: float = option(0.5, "0: the photo, 1: the colors.")
     blend: Blend = option("constant", "value: high values cover, low ones show the photo.")
     colormap: str | None = option(
-        None, "A name of 'visattn list --colormaps'; inferno, or blue-white-red for signed values.", "NAME"
+        None, "A name that visattn list (--colormaps) prints; inferno, or blue-white-red for signed values.", "NAME"
     )
     contours: Sequence[float] | float = option((), "Draw a line at this level from 0 to 1; may be given several times.", "LEVEL")
     marks: bool = option(True, "Whether sinks are ringed.")
