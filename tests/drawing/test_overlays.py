@@ -205,7 +205,7 @@ from PIL import Image
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap
 from visattn.records import TokenLayout
-from visattn.render import overlay
+from visattn.drawing import overlay
 layout = TokenLayout("tokens", (), (2, 3), Box(0, 0, 32, 48))
 place = Geometry((1, 1000), (32, 48), Box(0.05, 499.6, 0.95, 500.4))
 heat = AttentionMap(torch.rand(2, 3), (), layout, {}, "attention").to_heatmap(place)
