@@ -48,11 +48,13 @@ for line in sys.stdin:
 """
 COUNTS = {"capture": 2, "overlay": 20, "explanation": 2}  # calls in one round
 WARMUP = 4
+# nothing is given back to the system: whether glibc maps a picture's pages anew at each call is luck, and costs half of an overlay
+KEEPS = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_MAX_": "0"}
 
 
 def child(checkout: Path) -> subprocess.Popen[str]:
     """Start the process of one checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **KEEPS, "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
     made = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", CHILD],
         stdin=subprocess.PIPE,
