@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench evidence gallery clean
+.PHONY: help demo test test-full lint bench evidence gallery clean
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
 
 $(READY): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "visattn: error: $(PYTHON) not found; install Python 3.11 or run: make PYTHON=python3" >&2; exit 2; }
@@ -25,9 +25,12 @@ lint: $(READY)  ## style, types, import contract, shape of the package
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/structure.py
 
-test: lint  ## everything: style, types, import contract, tests
+test: lint  ## what a change can break: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights(), offline_weights('tf_efficientnet_lite0'))"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not full"
+
+test-full: $(READY)  ## what takes long: real trainings, kills, packaging, every operation, the recipes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m full
 
 bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs
 	$(BIN)/python scripts/benchmark.py $(BENCH)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 Files = dict[str, list[str]]
 

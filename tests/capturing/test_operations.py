@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.capturing.moving import GRID, Moving, image, judged
 from tests.capturing.operations import Arguments, functions, listed, made
 from tests.conftest import Figures
+
+pytestmark = pytest.mark.full
 
 
 class Probed(Moving):

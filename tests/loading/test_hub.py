@@ -19,6 +19,8 @@ import torch
 
 from visattn.data import photo_path
 
+pytestmark = pytest.mark.full
+
 MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 

@@ -22,6 +22,8 @@ from visattn.errors import DataError, OptionError, VisattnWarning, WeightsError
 from visattn.training import CaptionConfig, Checkpoints, Config, train
 from visattn.training.tasks.captioning import Captioning
 
+pytestmark = pytest.mark.full
+
 __all__ = ["run"]
 
 SMALL: dict[str, Any] = {

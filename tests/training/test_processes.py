@@ -32,6 +32,8 @@ from visattn.training.run.processes import Processes
 from visattn.training.run.signals import asked_to_stop
 from visattn.training.trainer import Learner, _for_several
 
+pytestmark = pytest.mark.full
+
 COUNT, SIDE, BATCH, STEPS = 300, 32, 32, 20
 BREAK, ASKED, LAST_SAVED = 13, 5, 8  # a run breaks in step 13 and goes on from step 8
 WAIT = 600.0  # seconds until torchrun counts as hanging; alone it needs 15

@@ -33,6 +33,8 @@ from tests.training.small import (
 from visattn.errors import OptionError
 from visattn.training import Config, train
 
+pytestmark = pytest.mark.full
+
 DROPOUT = """
 from torch import nn
 
