@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import visattn
 from tests import tiny
 from visattn import families, load_model, methods
-from visattn.errors import LayoutError, OptionError, UnsupportedModel
+from visattn.errors import LayoutError, ModelError, OptionError, UnsupportedModel
 from visattn.provenance import Provenance
 
 
@@ -286,6 +287,32 @@ def test_a_file_may_have_dataclasses_helpers_beside_it_and_print(tmp_path: Path,
     assert sys.path == before
     written = capsys.readouterr()
     assert (written.out, written.err) == ("", "building\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("self.visual = self", "RecursionError"),
+        ("self.part = nn.Sequential(); self.part.add_module('back', self)", "RecursionError"),
+        ("self.eval = self.missing", "AttributeError"),
+        ("self.train = lambda mode=True: 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_model_that_has_no_evaluation_mode_is_one_line(tmp_path: Path, body: str, cause: str) -> None:
+    (tmp_path / "own.py").write_text(
+        f"from torch import nn\nclass Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {body}\n"
+        "def make():\n    return Own()\n"
+    )
+    with pytest.raises(UnsupportedModel, match=rf"own\.py:make.* fails: {cause}") as caught:
+        load_model(f"{tmp_path / 'own.py'}:make")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_holds_itself_is_one_line_in_python_too() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.Flatten())
+    model.add_module("again", model)
+    with pytest.raises(ModelError, match=r"^Sequential: model\.eval\(\) fails: RecursionError: .* no module may hold itself\.$"):
+        visattn.explain(model, Image.new("RGB", (64, 64)), method="captum.saliency")
 
 
 def test_a_file_that_fails_or_is_missing_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def load(name: str) -> tuple[nn.Module, Provenance]:
     """
     file, _, function = name.rpartition(":")
     model = built(name)
-    model.eval()
+    with _running(Path(file).parent, f"{printable(name)}: model.eval()", "call it by itself; no module may hold itself"):
+        model.eval()
     return model, Provenance(model=f"{Path(file).name}:{function}", weights="given by the file")
 
 
