@@ -182,6 +182,11 @@ def test_heads_in_numbers_say_what_they_leave_out_and_what_the_weights_are(run: 
     [
         (("--stats", "--matrix"), "--matrix and --stats exclude each other. Choose one."),
         (("--stats", "--query", "cls"), "--stats counts all queries of each head. Leave --query and --head out."),
+        (("--stats", "--opacity", "0.3"), "--opacity says nothing beside --stats. Leave one of them out."),
+        (
+            ("--matrix", "--layer", "0", "--head", "0", "--no-marks"),
+            "--marks says nothing beside --matrix. Leave one of them out.",
+        ),
     ],
 )
 def test_heads_in_numbers_refuses_what_it_would_not_heed(run: Run, photo: Path, options: tuple[str, ...], message: str) -> None:
@@ -189,6 +194,13 @@ def test_heads_in_numbers_refuses_what_it_would_not_heed(run: Run, photo: Path, 
     assert code == 2
     assert message in err
     assert not list(Path().glob("*.csv"))
+
+
+def test_contours_of_several_levels_and_unringed_sinks_stand_in_the_provenance(run: Run, photo: Path) -> None:
+    code, out, err = run("overlay", photo, *TINY, "--contours", "0.5", "--contours", "0.8", "--no-marks", "--json")
+    assert code == 0, err
+    drawing = json.loads(out)[0]["provenance"]["drawing"]
+    assert (drawing["contours"], drawing["marks"]) == ([0.5, 0.8], False)
 
 
 def test_inspect_tells_layers_and_methods(run: Run) -> None:

@@ -643,4 +643,6 @@ def test_png_of_the_same_picture_has_the_same_bytes() -> None:
 def test_a_single_contour_and_a_whole_opacity_are_numbers_too() -> None:
     photo, heat = np.zeros((32, 48, 3), np.uint8), np.random.default_rng(0).random((32, 48), np.float32)
     assert overlay(photo, heat, contours=0.5).tobytes() == overlay(photo, heat, contours=[0.5]).tobytes()
+    for levels in (np.float32(0.5), np.array(0.5), np.array([0.5], np.float32)):
+        assert overlay(photo, heat, contours=levels).tobytes() == overlay(photo, heat, contours=0.5).tobytes()  # type: ignore[arg-type]
     assert overlay(photo, heat, opacity=True).tobytes() == overlay(photo, heat, opacity=1).tobytes()

@@ -58,7 +58,7 @@ def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> P
 
 def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: ANN401
     """A photo under a heatmap in one style; see `overlay`."""
-    normalize, opacity, lines = style.normalize, style.opacity, np.ravel(style.contours).tolist()
+    normalize, opacity, lines = style.normalize, style.opacity, style.lines
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed

@@ -1,13 +1,15 @@
 """How values become colors: one record that every drawing function takes and every picture's provenance names.
 
-An option is a field of `Style`, a key of `StyleOptions` and its use in `overlays`; commands and pages then have it too.
+An option is a field of `Style`, a key of `ColorOptions` and its use in `overlays`; commands and pages then have it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, get_args
+
+import numpy as np
 
 from visattn._support.checks import between, one_of
 from visattn._support.types import Blend, Interpolation, Normalization
@@ -79,9 +81,15 @@ class Style:
         one_of(self.blend, get_args(Blend), "blend")
         if self.colormap is not None:
             one_of(self.colormap, colormaps.NAMES, "colormap")
-        lines = tuple(between(level, 0, 1, "contour level") for level in _several(self.contours))
+        lines = tuple(between(level, 0, 1, "contour level") for level in self.lines)
         object.__setattr__(self, "contours", lines)
         one_of(self.interpolation, get_args(Interpolation), "interpolation")
+
+    @property
+    def lines(self) -> list[float]:
+        """The levels of the contours."""
+        levels: list[float] = np.ravel(self.contours).tolist()  # arrays of any type, and a number alone
+        return levels
 
     def scale(self, signed: bool) -> Normalization:
         """The normalization that `auto` stands for."""
@@ -93,9 +101,5 @@ class Style:
 
     def facts(self, signed: bool) -> dict[str, Any]:
         """Plain values for provenance; normalization and interpolation stand there by themselves."""
-        made = asdict(self) | {"colormap": self.colors(signed), "contours": list(_several(self.contours))}
+        made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines}
         return {name: value for name, value in made.items() if name not in ("normalize", "interpolation")}
-
-
-def _several(levels: Sequence[float] | float) -> list[float]:
-    return [*levels] if isinstance(levels, Iterable) else [levels]

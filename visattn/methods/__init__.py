@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from visattn.methods import compat as compat
 from visattn.methods.method import Method as Method
-from visattn.methods.queries import SPELLINGS
+from visattn.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
 from visattn.methods.scored import Scored as Scored
 from visattn.methods.table import METHODS as METHODS, method_of as method_of
 
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from visattn.methods.from_gradients.saliency import input_x_gradient as input_x_gradient, saliency as saliency
     from visattn.methods.gate_maps import gates as gates
     from visattn.methods.glimpse_paths import glimpses as glimpses
-
-QUERY_SPELLINGS = SPELLINGS
 
 _FUNCTIONS = {method.function.__name__: method.function for method in METHODS.values()}
 

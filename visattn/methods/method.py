@@ -14,8 +14,6 @@ Refusal = Callable[[Recording], str | None]
 Need = Literal[
     "attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "glimpses", "replay", "score"
 ]
-
-
 _RUN_AGAIN = "replay", "scored"  # arguments that the pipeline gives
 
 
@@ -41,7 +39,7 @@ class Method:
 
     function: Callable[..., AttentionMap]
     needs: frozenset[Need]
-    accepts: Callable[[Recording], str | None]
+    accepts: Refusal
     targeted: bool = False
     sinks: bool = False
     more: Callable[[Mapping[str, Any]], frozenset[Need]] = _nothing_more

@@ -11,7 +11,7 @@ from visattn.records import TokenLayout
 
 Query = str | Tensor
 
-SPELLINGS = "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation or query:N, or several joined by +"
+QUERY_SPELLINGS = "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation or query:N, or several joined by +"
 
 
 def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
@@ -84,7 +84,7 @@ def token_of(query: str, layout: TokenLayout) -> int:
     known = ", ".join(layout.prefix) or "none"
     if query in ("cls", "distillation") or name == "register":
         raise OptionError(f"the model has no token '{query}'; its prefix tokens: {known}. Use mean or patch:ROW,COL.")
-    raise OptionError(f"unknown query '{query}'; known: {SPELLINGS}.")
+    raise OptionError(f"unknown query '{query}'; known: {QUERY_SPELLINGS}.")
 
 
 def _automatic(layout: TokenLayout, readout: str) -> str:
