@@ -168,10 +168,29 @@ MERGED: dict[str, Change] = {
     "left half with right half": lambda _, t: t.view(-1, 8, 2, 6, WIDTH).mean(2).flatten(1, 2),
     "dilated convolution": lambda _, t: raster(F.conv2d(planes(t), torch.ones(WIDTH, WIDTH, 3, 3), dilation=2)),
     "valid convolution": lambda _, t: raster(F.conv2d(planes(t), torch.ones(WIDTH, WIDTH, 5, 5), stride=1)),
+    "a blur behind a mirrored border": lambda _, t: _blurred(t, 1, "reflect"),
+    "a blur behind a repeated border": lambda _, t: _blurred(t, 1, "replicate"),
+    "a blur behind a border that wraps": lambda _, t: _blurred(t, 1, "circular"),
+    "a blur behind a wide mirrored border": lambda _, t: _blurred(t, 3, "reflect"),
+    "a pooling that overhangs, beside a convolution": lambda _, t: _downsampled(F.avg_pool2d(planes(t), 2, stride=1)),
+    "two poolings a cell apart": lambda _, t: raster(F.avg_pool2d(planes(t), 2) + F.avg_pool2d(planes(t).roll(2, -1), 2)),
     "interpolated": lambda _, t: raster(F.interpolate(planes(t), (4, 6))),
     "two pairs of tokens": lambda _, t: (t[:, ::2] + t[:, 1::2]) / 2,
     "the mean of a pair far apart": lambda _, t: (t + t.flip(1)) / 2,
 }
+
+
+def _blurred(t: Tensor, border: int, mode: str) -> Tensor:
+    """As timm's BlurPool2d."""
+    return raster(F.conv2d(F.pad(planes(t), [border] * 4, mode=mode), torch.ones(WIDTH, WIDTH, 3, 3), stride=2))
+
+
+def _downsampled(x: Tensor) -> Tensor:
+    """As a block of timm's ResNet-D does, of an odd grid."""
+    pooled = F.avg_pool2d(x, 2, 2, ceil_mode=True, count_include_pad=False)
+    return raster(pooled + F.conv2d(x, torch.ones(WIDTH, WIDTH, 3, 3), stride=2, padding=1))
+
+
 THINNED: dict[str, Change] = {
     "every second": lambda _, t: grid(t)[:, ::2, ::2].flatten(1, 2),
     "every third": lambda _, t: grid(t)[:, :, ::3].flatten(1, 2),
@@ -246,6 +265,9 @@ PLACED = {
         f"merged: {name}"
         for name in ("two by two", "two by two, linear", "pixel unshuffle", "average pool", "overlapping unfold")
     ),
+    "merged: a blur behind a mirrored border",
+    "merged: a blur behind a repeated border",
+    "merged: a pooling that overhangs, beside a convolution",
     "thinned: every second",
     "thinned: a crop",
     "thinned: one row",

@@ -64,6 +64,8 @@ class Mixing:
         if spatial != 2 or codes.ndim != 4 or whole is None:
             return None
         plane, before = self._known.planes.raster(whole[:, 0])
+        if plane is None and geometry is not None:
+            plane, before = self._known.planes.bordered(whole[:, 0], geometry.reach, geometry.stride)
         if plane is None:
             return self._tiled(whole[:, 0], shape, geometry)
         image, _ = self._known.planes.split(whole[:, 0].flatten(1).amax(1), plane)

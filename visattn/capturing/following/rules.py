@@ -193,18 +193,41 @@ class Rules(Writing):
             return None
         cells = [max((plane.cells for plane in self._known.planes.of(compact(x.codes))), default=0) for x in (a, b)]
         if cells[0] == cells[1]:
-            return None
+            return self._evener(a, b)
         fine, coarse = (a, b) if cells[0] > cells[1] else (b, a)
         return fine if self._within(fine.codes, coarse.codes) else None
+
+    def _evener(self, a: Places, b: Places) -> Places | None:
+        """Of two grids of as many cells, as of a padded convolution and a pooling that overhangs, the one that ends with the image.
+
+        Only if the middles of the cells that meet are at most half a cell apart.
+        """
+        planes = self._known.planes
+        of = [planes.of(compact(x.codes)) for x in (a, b)]
+        if any(len(met) != 1 or not met[0].grid for met in of) or of[0] == of[1] or of[0][0].grid != of[1][0].grid:
+            return None
+        both = self._met(a.codes, b.codes)
+        (low, high), (start, stop) = (planes.boxes(both[:, i]) for i in (0, 1))
+        images = [planes.images_of(both[:, i]) for i in (0, 1)]
+        apart = ((low + high) - (start + stop)).abs() / 2
+        if bool((apart > torch.minimum(high - low, stop - start) / 2 + 1e-6).any()) or bool((images[0] != images[1]).any()):
+            return None
+        box, image = of[0][0].box, planes.input
+        return a if box.bottom <= image.bottom + 1e-6 and box.right <= image.right + 1e-6 else b
+
+    @staticmethod
+    def _met(a: Tensor, b: Tensor) -> Tensor:
+        """Each pair of codes that meet, `(pairs, 2)`, without padding."""
+        wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
+        both = torch.stack([x.flatten() for x in wide], 1)
+        return torch.unique(both[(both >= 0).all(1)], dim=0)
 
     def _within(self, fine: Tensor, coarse: Tensor) -> bool:
         """Whether the middle of each cell lies in the coarser cell that it meets; padding and learned tokens meet anything."""
         if equal(fine, coarse):
             return True
         planes = self._known.planes
-        wide = torch.broadcast_tensors(compact(fine), compact(coarse))  # type: ignore[no-untyped-call]
-        both = torch.stack([x.flatten() for x in wide], 1)
-        both = torch.unique(both[(both >= 0).all(1)], dim=0)
+        both = self._met(fine, coarse)
         (low, high), (start, stop) = (planes.boxes(both[:, i]) for i in (0, 1))
         middle = (low + high) / 2
         slack = (high - low) / 2 + 1e-6

@@ -6,6 +6,7 @@ planes without a grid. Two routes to one grid give one plane, so that tokens tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,6 +110,22 @@ class Planes:
         _, cell = self.split(whole, planes[0])
         fits = bool((cell == torch.arange(planes[0].cells, device=self.device).view_as(whole[0])).all())
         return (planes[0] if fits else None), (top, left)
+
+    def bordered(self, codes: Tensor, reach: Sequence[int], stride: Sequence[int]) -> tuple[Plane | None, tuple[int, int]]:
+        """Like `raster`, for a border that repeats cells of the plane, as mirrored padding does.
+
+        Only if each window of `reach` cells, `stride` cells apart, reads nothing in the border but cells that it lies over.
+        """
+        planes = self.of(codes)
+        if len(planes) != 1 or not planes[0].grid or bool((codes < 0).any()):
+            return None, (0, 0)
+        image, cell = self.split(codes, planes[0])
+        columns = planes[0].grid[1]
+        lines = cell[0, :, 0] // columns, cell[0, 0] % columns
+        if bool((cell != lines[0][:, None] * columns + lines[1]).any()) or bool((image != image[:, :1, :1]).any()):
+            return None, (0, 0)
+        top, left = (_border(*side) for side in zip(lines, planes[0].grid, reach, stride, strict=True))
+        return (None, (0, 0)) if top is None or left is None else (planes[0], (top, left))
 
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
         """Codes of the cells that arise when the cells along `dim` are merged, `(..., 1, ...)`.
@@ -226,6 +243,19 @@ def shared(first: float, step: float, count: int, start: float, stop: float) -> 
     if abs(start + share / 2 - first) <= slack and abs(stop - share / 2 - (first + step * (count - 1))) <= slack:
         return start, stop
     return first - step / 2, first + step * (count - 0.5)
+
+
+def _border(at: Tensor, length: int, reach: int, stride: int) -> int | None:
+    """Lines before those of a plane, of `length`, among the lines `at`; None if a window reads others than it lies over."""
+    own = torch.arange(length, device=at.device)
+    begins = (at.unfold(0, length, 1) == own).all(1).nonzero().flatten() if len(at) >= length else own[:0]
+    if not len(begins) or reach > len(at):
+        return None
+    before = int(begins[0])
+    read = at.unfold(0, reach, stride)
+    over = (torch.arange(len(at), device=at.device) - before).clamp(0, length - 1).unfold(0, reach, stride)
+    inside = bool(((read.amin(1) >= over.amin(1)) & (read.amax(1) <= over.amax(1))).all())
+    return before if inside else None
 
 
 def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float) -> Side | None:
