@@ -13,7 +13,7 @@ VGG sees most of the picture from every place; features of a small field cannot 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,12 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from visattn._support.checks import one_of
 from visattn.errors import OptionError, ShapeError
 from visattn.nn import HardAttention, SoftAttention, doubly_stochastic, reinforce
+from visattn.nn.decoder.soft_hard import Reduction
 
 Attention = Literal["soft", "hard", "uniform"]
-ATTENTIONS: tuple[Attention, ...] = ("soft", "hard", "uniform")
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+Estimator = Literal["reinforce", "gumbel"]
+Cost = Literal["mean", "sum"]
 END, UNKNOWN = 0, 1  # the first two words of every vocabulary
 State = tuple[Tensor, Tensor]  # h and c of the LSTM, each (B, state)
 
@@ -260,19 +263,19 @@ class Objective:
     """
 
     regulariser: float = 1.0
-    reduction: Literal["paper", "arctic", "mean"] = "paper"
-    estimator: Literal["reinforce", "gumbel"] = "reinforce"
+    reduction: Reduction = "paper"
+    estimator: Estimator = "reinforce"
     semi_sampling: float = 0.5
     reward: float = 0.1
     entropy: float = 0.002
     decay: float = 0.9
-    cost: Literal["mean", "sum"] = "mean"
+    cost: Cost = "mean"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        one_of(self.reduction, ("paper", "arctic", "mean"), "reduction")
-        one_of(self.estimator, ("reinforce", "gumbel"), "estimator")
-        one_of(self.cost, ("mean", "sum"), "cost")
+        one_of(self.reduction, get_args(Reduction), "reduction")
+        one_of(self.estimator, get_args(Estimator), "estimator")
+        one_of(self.cost, get_args(Cost), "cost")
         if not (0 <= self.semi_sampling <= 1 and 0 <= self.decay <= 1):
             raise OptionError(f"semi_sampling and decay must lie in [0, 1], got {self.semi_sampling:g} and {self.decay:g}.")
 

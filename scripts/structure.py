@@ -1,8 +1,9 @@
 """The shape of the package, read off its imports: rooms, arrows between them, and what the shape must not have.
 
 A room is a file or folder at the top of the package. Part of `make lint`; exits 1 if one of these is found: a circle of imports, an
-import inside of a function where nothing excuses it, a private name that is taken from another module, or a module that bears the name
-of a function that is public in its folder (importing the module would replace the function).
+import inside of a function where nothing excuses it, a private name that is taken from another module, a module that bears the name of
+a function that is public in its folder (importing the module would replace the function), a public function of too many arguments, or
+the choices of an option written where they are not declared.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "visattn"
 MOST_ROOMS = 26
+MOST_ARGUMENTS = 9
 LATE = {  # who may import inside of a function, and why
     "visattn": "names are loaded on first use",
     "visattn.cli": "a command imports what it runs, so that --help is quick",
@@ -127,6 +129,58 @@ def shadowing(known: dict[str, ast.Module]) -> list[str]:
     return found
 
 
+def crowded(module: str, tree: ast.Module) -> list[str]:
+    """Public functions of more than nine arguments, but methods (theirs are the paper's), networks, and what passes a record's fields on.
+
+    These are told by what they return or are: a function with a recording first and a map as result, the constructor of a module in
+    `models` or `nn`, and `**name: Unpack[...]`.
+    """
+    found = []
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                visit(node.body, f"{prefix}{node.name}.")
+            if not isinstance(node, ast.FunctionDef) or (node.name.startswith("_") and node.name != "__init__"):
+                continue
+            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            own = [name for name in given if name not in ("self", "cls")]
+            network = node.name == "__init__" and room(module) in (f"{PACKAGE}.models", f"{PACKAGE}.nn")
+            method = own[:1] == ["recording"] and node.returns is not None and ast.unparse(node.returns) == "AttentionMap"
+            more = node.args.kwarg
+            passes = more is not None and more.annotation is not None and ast.unparse(more.annotation).startswith("Unpack[")
+            if len(own) > MOST_ARGUMENTS and not (network or method or passes):
+                found.append(
+                    f"{module}, line {node.lineno}: {prefix}{node.name} takes {len(own)} arguments, at most {MOST_ARGUMENTS}"
+                )
+
+    visit(tree.body, "")
+    return found
+
+
+def spelled_again(known: dict[str, ast.Module]) -> list[str]:
+    """Choices that are written anywhere but in one `Literal`: as two of them, or as strings given to what checks or offers them."""
+    declared: dict[frozenset[str], str] = {}
+    found = []
+    for module, tree in known.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal" and isinstance(node.slice, ast.Tuple):
+                words = _words(node.slice)
+                if words and words in declared:
+                    found.append(f"{module}, line {node.lineno}: Literal of {sorted(words)} stands in {declared[words]} already")
+                elif words:
+                    declared[words] = module
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("one_of", "click.Choice", "setting"):
+                given = [*node.args, *(word.value for word in node.keywords if word.arg == "choices")]
+                if any(isinstance(one, (ast.Tuple, ast.List)) and len(_words(one)) > 1 for one in given):
+                    found.append(f"{module}, line {node.lineno}: choices are written out; declare a Literal and use get_args")
+    return found
+
+
+def _words(node: ast.Tuple | ast.List) -> frozenset[str]:
+    return frozenset(one.value for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
 def main() -> int:
     """Print rooms, arrows, late imports and faults."""
     known = modules()
@@ -148,6 +202,8 @@ def main() -> int:
         if one.name.startswith("_") and not one.name.startswith("__") and f"{one.of}" not in (f"{PACKAGE}.{one.name}",)
     ]
     faults += [f"{name}: bears the name of a function that is public in its folder" for name in shadowing(known)]
+    faults += [fault for name, tree in known.items() for fault in crowded(name, tree)]
+    faults += spelled_again(known)
     if len(rooms) > MOST_ROOMS:
         faults.append(f"{len(rooms)} rooms, at most {MOST_ROOMS}")
     print(f"{len(known)} modules in {len(rooms)} rooms, {len(between)} arrows between rooms")

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 import visattn
 from tests import tiny
+from visattn.capturing import permuted
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
 from visattn.families import Attended
 
@@ -179,7 +180,7 @@ def test_rows_are_permuted_within_a_window() -> None:
     order = [6, 0, 1, 2, 3, 4, 5]
     with torch.no_grad(), visattn.capture(model) as before:
         model(x)
-    with torch.no_grad(), visattn.capture(model) as after, visattn.intervene(model, "blocks.0.attn", permute=order):
+    with torch.no_grad(), visattn.capture(model) as after, visattn.intervene(model, "blocks.0.attn", edit=permuted(order)):
         model(x)
     torch.testing.assert_close(after[0].operator.dense(), before[0].operator.dense()[:, :, order], rtol=0, atol=1e-5)
 
@@ -223,8 +224,8 @@ def test_what_does_not_exist_is_refused() -> None:
         logits(model, x, head=2, scale=0)
     with pytest.raises(OptionError, match=r"tokens must lie in \[0, 6\], got 7"):
         logits(model, x, mask=[7])
-    with pytest.raises(OptionError, match="permute must name each of the 7 queries of a window once, got 2"):
-        logits(model, x, permute=[1, 0])
+    with pytest.raises(OptionError, match="order must name each of the 7 queries of a window once, got 2"):
+        logits(model, x, edit=permuted([1, 0]))
     with pytest.raises(ShapeError, match=r"an edit must give weights of shape \(1, 2, 1, 7, 7\), got \(1, 2, 1, 7\)"):
         logits(model, x, edit=lambda weights, _: weights.sum(-1))
     with pytest.raises(CaptureError, match="was not run inside the intervention"), visattn.intervene(model):

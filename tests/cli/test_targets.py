@@ -70,7 +70,7 @@ REFUSED = {
     "M18 several": (["--target", "crane"], "'crane' names several classes: 134 (crane"),
     "not targeted": (["--method", "rollout", "--target", "3"], "method 'rollout' does not depend on a class"),
     "A08 discard of 1": (["--method", "rollout", "--discard", "1"], "discard must be less than 1, got 1"),
-    "residual": (["--method", "rollout", "--residual", "much"], "'much' is neither a number nor 'measured'"),
+    "residual": (["--method", "rollout", "--residual", "much"], "'much' is none of float, measured"),
     "not its option": (["--method", "relevance", "--discard", "0.5"], "method 'relevance' has no parameter 'discard'"),
     "start layer": (["--start-layer", "12"], "start_layer must lie in [0, 11], got 12"),
 }

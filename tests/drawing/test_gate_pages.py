@@ -77,7 +77,7 @@ def test_map_shows_the_gate_in_its_place() -> None:
 
 def test_share_by_which_attached_attention_acts_is_told() -> None:
     model = network()
-    visattn.attach(model, "cbam", ["0"], gate=0.25)
+    visattn.attach(model, "cbam", ["0"], init=0.25)
     recording, prepared = seen(model)
     assert gates(recording).provenance.notes[-1] == "0.attention acts by a share of 0.25: y = x + 0.25 (A(x) - x)"
     assert mixed(recording, "0.attention") == 0.25

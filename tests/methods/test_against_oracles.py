@@ -149,8 +149,8 @@ def attention_gradient(truth: Truth, *, layer: Any = "all", head: Any = "all", s
     return oracles.attention_gradient([a[chosen] for a in layers], [g[chosen] for g in gradients], signed=signed)
 
 
-def norm_attention(truth: Truth, *, layer: int = -1, residual: bool = False) -> Array:
-    return oracles.norm_attention(truth.layers[layer], truth.carried[layer], residual=residual)
+def norm_attention(truth: Truth, *, layer: int = -1, add_residual: bool = False) -> Array:
+    return oracles.norm_attention(truth.layers[layer], truth.carried[layer], residual=add_residual)
 
 
 ROWS: dict[str, tuple[Any, Oracle, dict[str, Any]]] = {
@@ -192,7 +192,7 @@ ROWS: dict[str, tuple[Any, Oracle, dict[str, Any]]] = {
         {"layer": -1, "head": 1, "signed": True},
     ),
     "norm attention": (methods.norm_attention, norm_attention, {}),
-    "norm attention with residual": (methods.norm_attention, norm_attention, {"layer": 0, "residual": True}),
+    "norm attention with residual": (methods.norm_attention, norm_attention, {"layer": 0, "add_residual": True}),
 }
 rows = pytest.mark.parametrize("name", list(ROWS))
 

@@ -460,7 +460,7 @@ def test_scorecam_equals_its_oracle(layer: str) -> None:
     shares = [math.exp(score) for score in scores]
     expected = weighted([share / math.fsum(shares) for share in shares], features)
     for batch in (1, 4, 16):
-        found = scorecam(made, scored=scored, batch=batch)
+        found = scorecam(made, scored=scored, batch_size=batch)
         np.testing.assert_allclose(found.values[0], expected, atol=1e-5 * expected.max())
     assert found.provenance.notes == (f"{len(features)} evaluations of the model",)
     assert "grad-cam" in found.provenance.versions
@@ -481,7 +481,7 @@ def test_ablationcam_equals_its_oracle(layer: str, sign: int) -> None:
     expected = weighted(weights, array(features)[0])
     assert expected.max() > 0
     for batch in (1, 4, 32):
-        found = ablationcam(made, scored=scored, batch=batch)
+        found = ablationcam(made, scored=scored, batch_size=batch)
         np.testing.assert_allclose(found.values[0], expected, atol=1e-5 * expected.max())
     assert not any(module._forward_hooks for module in network().modules())
 
@@ -526,7 +526,11 @@ def test_features_that_are_not_what_the_layer_gives_cannot_be_put_back() -> None
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "batch": (lambda: scorecam(asked("1")[0], scored=asked("1")[1], batch=0), OptionError, "batch must be at least 1, got 0"),
+    "batch": (
+        lambda: scorecam(asked("1")[0], scored=asked("1")[1], batch_size=0),
+        OptionError,
+        "batch_size must be at least 1, got 0",
+    ),
     "several photos": (
         lambda: scorecam(asked("1")[0], scored=replace(asked("1")[1], pixels=PIXELS.repeat(2, 1, 1, 1))),
         ShapeError,

@@ -251,7 +251,7 @@ def test_kernel_shap_comes_near_exact_shapley_values_of_a_network(figures: Figur
     exact = torch.tensor(shapley(value, 6)).view(CELLS)
     errors = {}
     for evaluations in (100, 5000):
-        found = run("kernel_shap", scored, evaluations=evaluations, batch=64).values[0]
+        found = run("kernel_shap", scored, evaluations=evaluations, batch_size=64).values[0]
         errors[evaluations] = float((found - exact).abs().max() / exact.abs().max())
         figures(
             f"captum.kernel_shap, {evaluations} evaluations of 6 parts: error over the largest value", errors[evaluations], ""
@@ -266,7 +266,7 @@ def test_occlusion_is_a_loop_over_parts(segments: Any) -> None:
     smooth = nn.functional.interpolate(images()[..., :4, :6], SIZE, mode="bilinear")
     scored = Scored(smooth, lambda pixels: net(pixels)[:, 2], MEAN, STD)
     options: dict[str, Any] = {"cells": CELLS} if segments == "grid" else {"cells": None, "count": 6}
-    made = run("occlusion", scored, segments=segments, baseline="black", batch=4, **options)
+    made = run("occlusion", scored, segments=segments, baseline="black", batch_size=4, **options)
     (parts,) = scored.parts(segments, **options)
     expected = torch.zeros(len(parts))
     with torch.no_grad():
@@ -280,7 +280,7 @@ def test_occlusion_is_a_loop_over_parts(segments: Any) -> None:
 def test_weights_of_lime_shrink_by_four_penalties_and_small_ones_vanish() -> None:
     effects = torch.tensor([3.0, -2.0, 1.0, 0.1, 0.0, -0.1])
     scored = Scored(torch.ones(1, 3, *SIZE), lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * effects).sum(1))
-    found = run("lime", scored, evaluations=4000, lasso=0.05, batch=500).values.flatten()  # of a rise of 2
+    found = run("lime", scored, evaluations=4000, lasso=0.05, batch_size=500).values.flatten()  # of a rise of 2
     assert torch.allclose(found[:3], torch.tensor([2.6, -1.6, 0.6]), atol=0.06)
     assert not found[3:].any()
 
@@ -365,7 +365,7 @@ def test_evaluations_are_counted(method: str) -> None:
         seen.append(len(pixels))
         return net(pixels)[:, 0]  # type: ignore[no-any-return]
 
-    made = run(method, asked(score), **({} if method in ONE_GRADIENT else {"batch": 4}))
+    made = run(method, asked(score), **({} if method in ONE_GRADIENT else {"batch_size": 4}))
     said = "1 evaluation" if sum(seen) == 1 else f"{sum(seen)} evaluations"
     assert f"{said} of the model" in made.provenance.notes
     assert max(seen) <= 4
@@ -399,7 +399,7 @@ def test_integrated_gradients_tell_what_their_values_sum_to() -> None:
 def test_the_standard_error_is_how_values_vary_from_seed_to_seed(method: str, options: dict[str, Any], figures: Figures) -> None:
     net = network()
     scored = asked(lambda pixels: net(pixels)[:, 1])
-    made = [run(method, scored, seed=seed, cells=(3, 4), evaluations=80, batch=80, **options) for seed in range(40)]
+    made = [run(method, scored, seed=seed, cells=(3, 4), evaluations=80, batch_size=80, **options) for seed in range(40)]
     actual = float(torch.cat([one.values for one in made]).var(0).mean().sqrt())
     stated = float(np.median([uncertainty(one)[1] for one in made]))
     figures(f"captum.{method}: stated standard error over the deviation among 40 seeds", stated / actual, "0.7 to 1.4")
@@ -417,10 +417,10 @@ def uncertainty(made: AttentionMap) -> tuple[float, float]:
 def test_values_that_are_mostly_chance_are_told(method: str) -> None:
     signs = torch.tensor([1.0, -1.0] * 3)
     scored = Scored(torch.ones(1, 3, *SIZE), lambda pixels: (1 - 2 * pixels[:, 0, 3::6, 3::6].flatten(1)).prod(1))
-    made = run(method, scored, evaluations=300, batch=50)
+    made = run(method, scored, evaluations=300, batch_size=50)
     assert any(warning.endswith("raise evaluations, or take fewer segments") for warning in made.provenance.warnings)
     plain = Scored(scored.pixels, lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * signs).sum(1))
-    made = run(method, plain, evaluations=300, batch=50)
+    made = run(method, plain, evaluations=300, batch_size=50)
     assert not made.provenance.warnings
     spread, error = uncertainty(made)
     assert spread == pytest.approx(1.1, abs=0.05)  # of three 1 and three -1
@@ -495,7 +495,7 @@ def test_a_model_of_one_channel_has_segments_too() -> None:
         ("occlusion", {"cells": (13, 3)}, "no smaller than a pixel of 12 x 18, got 13 x 3"),
         ("occlusion", {"cells": None, "count": 1}, "count must be at least 2 segments, got 1"),
         ("occlusion", {"baseline": "white"}, "unknown baseline 'white'"),
-        ("occlusion", {"batch": 0}, "at least 1, got 1 and 0"),
+        ("occlusion", {"batch_size": 0}, "at least 1, got 1 and 0"),
         ("integrated_gradients", {"evaluations": 0}, "at least 1, got 0 and 16"),
         ("kernel_shap", {"evaluations": 7}, "evaluations must be at least 8, two more than there are segments, got 7"),
         ("lime", {"lasso": -1}, "lasso must be 0 or more"),

@@ -61,14 +61,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no stream": (
         lambda: methods.norm_attention(
-            replace(MADE, records=[replace(MADE[0], output_weight=torch.zeros(16, 16))]), residual=True, query="patch:0,0"
+            replace(MADE, records=[replace(MADE[0], output_weight=torch.zeros(16, 16))]), add_residual=True, query="patch:0,0"
         ),
         "what its result is added to is not known",
     ),
     "windows": (lambda: methods.norm_attention(windowed()), "norms are defined for attention over all tokens, not in windows"),
     "residual of a head": (
-        lambda: methods.norm_attention(MADE, heads=True, residual=True),
-        "the residual path belongs to no head. Leave out heads=True or residual=True",
+        lambda: methods.norm_attention(MADE, heads=True, add_residual=True),
+        "the residual path belongs to no head. Leave out heads=True or add_residual=True",
     ),
     "rollout by": (lambda: methods.rollout(MADE, weights_by="size"), "unknown weights_by 'size'"),  # type: ignore[arg-type]
     "discard over": (lambda: methods.rollout(MADE, discard_over="column"), "unknown discard_over 'column'"),  # type: ignore[arg-type]

@@ -325,7 +325,7 @@ def test_channels_last_are_seen_in_swin() -> None:
     model = torchvision.models.swin_t().eval()
     x = torch.randn(1, 3, 64, 64)
     before = logits(model, x)
-    handle = attach(model, "se", where="stage", example=x, gate=1.0)
+    handle = attach(model, "se", where="stage", example=x, init=1.0)
     first = handle.sites[0]
     assert (first.layout, first.channels, first.size) == ("NHWC", 96, (16, 16))
     assert difference(before, logits(model, x)) > 0
@@ -378,7 +378,7 @@ def test_zero_last_is_refused_where_it_is_not_the_identity(net: Net) -> None:
 
 @pytest.mark.parametrize(("gate", "learns"), [(0.0, False), (1e-3, True)])
 def test_a_gate_of_zero_learns_first_alone(net: Net, gate: float, learns: bool) -> None:
-    handle = attach(net, "se", gate=gate, example=example())
+    handle = attach(net, "se", init=gate, example=example())
     net(example()).square().sum().backward()
     gradients = {key: parameter.grad for key, parameter in handle.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
@@ -399,10 +399,10 @@ def test_learning_begins_a_step_later_where_branches_begin_at_zero(library: str,
     torch.manual_seed(0)
     model, pixels = FROM_ZERO[library](zero).train(), torch.randn(4, 3, 64, 64)
     told = (
-        r"'layer1\.0\.bn2' and 7 more give only zeros at first, so gate=0\.3 lets nothing learn there in the first step\. Build"
+        r"'layer1\.0\.bn2' and 7 more give only zeros at first, so init=0\.3 lets nothing learn there in the first step\. Build"
     )
     with pytest.warns(VisattnWarning, match=told) if zero and gate else _no_warning():
-        handle = attach(model, "se", gate=gate, example=pixels)
+        handle = attach(model, "se", init=gate, example=pixels)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     learned: list[tuple[bool, bool]] = []
     for _ in range(3):
@@ -503,7 +503,7 @@ def test_a_dry_run_changes_nothing_and_draws_no_random_number(net: Net) -> None:
 
 def test_plain_checkpoint_loads_and_what_it_lacks_is_told(net: Net) -> None:
     state = {key: torch.randn_like(value) if value.is_floating_point() else value for key, value in net.state_dict().items()}
-    handle = attach(net, "cbam", example=example(), gate=0.5)
+    handle = attach(net, "cbam", example=example(), init=0.5)
     kept = {key: value.clone() for key, value in handle.state_dict().items()}
     net.load_state_dict(state, strict=True)
     assert list(handle.supplied) == list(handle.state_dict())
@@ -513,7 +513,7 @@ def test_plain_checkpoint_loads_and_what_it_lacks_is_told(net: Net) -> None:
 
 
 def test_a_checkpoint_of_the_attached_model_loads_into_one_freshly_attached(net: Net) -> None:
-    handle = attach(net, "cbam", example=example(), gate=0.5)
+    handle = attach(net, "cbam", example=example(), init=0.5)
     state, expected = net.state_dict(), net(example())
     other = Net().eval()
     fresh = attach(other, "cbam", example=example(), strict_attention=True)
@@ -586,7 +586,7 @@ def test_nested_attention_loads_a_plain_checkpoint(net: Net) -> None:
 
 def test_detaching_gives_the_same_objects_back(net: Net) -> None:
     objects, before = list(net.named_modules()), net(example())
-    handle = attach(net, "cbam", example=example(), gate=0.5)
+    handle = attach(net, "cbam", example=example(), init=0.5)
     assert not torch.equal(net(example()), before)
     assert handle.detach() is net
     assert [name for name, _ in objects] == [name for name, _ in net.named_modules()]
@@ -623,7 +623,8 @@ def test_a_step_trains_the_attention(net: Net) -> None:
 def test_an_optimizer_gets_the_attention_once_and_loses_it_again(net: Net) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     groups = len(optimizer.param_groups)
-    handle = attach(net, "se", example=example(), optimizer=optimizer)
+    handle = attach(net, "se", example=example())
+    handle.join(optimizer)
     handle.check(optimizer)
     handle.join(optimizer)
     assert len(optimizer.param_groups) == groups + 1
@@ -645,11 +646,18 @@ def test_an_optimizer_that_lacks_the_attention_is_told(net: Net) -> None:
     handle.check(torch.optim.SGD(net.parameters(), lr=0.1))
 
 
+def test_what_is_no_optimizer_is_refused(net: Net) -> None:
+    handle = attach(net, "se", example=example())
+    with pytest.raises(OptionError, match=r"optimizer must be a torch\.optim\.Optimizer, got str"):
+        handle.join("sgd")  # type: ignore[arg-type]
+
+
 def test_an_optimizer_with_a_scheduler_is_refused(net: Net) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    handle = attach(net, "se", example=example())
     with pytest.raises(OptionError, match="optimizer must have no scheduler yet"):
-        attach(net, "se", example=example(), optimizer=optimizer)
+        handle.join(optimizer)
 
 
 def test_norms_that_would_never_learn_their_statistics_are_told(net: Net) -> None:
@@ -696,7 +704,7 @@ def test_distributed_training_takes_it(net: Net, tmp_path: Path) -> None:
 def opened(net: Net) -> tuple[Net, visattn.nn.Attached, Tensor]:
     """With gates of a half, so that losing the attention shows."""
     before = net(example())
-    handle = attach(net, "cbam", example=example(), gate=0.5)
+    handle = attach(net, "cbam", example=example(), init=0.5)
     after = net(example()).detach()
     assert not torch.allclose(before, after, atol=1e-3)
     return net, handle, after
@@ -779,10 +787,10 @@ def test_features_of_timm_and_torchvision_pass_through_the_attention() -> None:
     x = torch.randn(1, 3, 64, 64)
     stages = timm.create_model("resnet18", features_only=True, zero_init_last=False).eval()
     plain = logits(stages, x)
-    assert len(attach(stages, "se", example=x, gate=0.5).sites) == 8
+    assert len(attach(stages, "se", example=x, init=0.5).sites) == 8
     assert difference(plain, logits(stages, x)) > 0
     model = torchvision.models.resnet18().eval()
-    attach(model, "se", example=x, gate=0.5)
+    attach(model, "se", example=x, init=0.5)
     extractor = torchvision.models.feature_extraction.create_feature_extractor(model, ["layer4"])
     assert any(".attention" in name for name, _ in extractor.named_modules())
 
@@ -854,9 +862,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "init": ({"init": "zero"}, OptionError, r"unknown init 'zero'; did you mean 'zero_last'\? Known: identity, paper"),
     "layout": ({"layout": "NLC"}, OptionError, r"unknown layout 'NLC'\. Known: auto, NCHW, NHWC"),
-    "gate": ({"gate": float("nan")}, OptionError, r"gate must be a finite number, got nan"),
-    "gate of paper": ({"gate": 0.5, "init": "paper"}, OptionError, r"gate must be left out with init='paper', got 0\.5"),
-    "optimizer": ({"optimizer": "sgd"}, OptionError, r"optimizer must be a torch\.optim\.Optimizer, got str"),
+    "number": ({"init": float("nan")}, OptionError, r"init must be a name or a finite number, got nan"),
     "no number": ({"min_channels": "few"}, OptionError, r"min_channels must be a whole number of at least 1, got 'few'"),
     "narrow": ({"min_channels": 13}, OptionError, r"min_channels must leave a place, got 13 where the widest has 12"),
     "example": (

@@ -42,8 +42,8 @@ def test_versus_subtracts_the_other_class() -> None:
 
 def test_probability_and_its_logarithm() -> None:
     shares = LOGITS.double().softmax(-1)[:, 3]
-    torch.testing.assert_close(Target(3, space="prob").resolve(LOGITS).score(LOGITS), shares.float())
-    torch.testing.assert_close(Target(3, space="logprob").resolve(LOGITS).score(LOGITS), shares.log().float())
+    torch.testing.assert_close(Target(3, target_space="prob").resolve(LOGITS).score(LOGITS), shares.float())
+    torch.testing.assert_close(Target(3, target_space="logprob").resolve(LOGITS).score(LOGITS), shares.log().float())
 
 
 def test_function_of_the_output_takes_any_output() -> None:
@@ -63,7 +63,7 @@ REFUSALS: list[tuple[Target, Any, str]] = [
     (Target("crane", labels=LABELS), LOGITS, "'crane' names several classes: 2 (crane), 3 (crane, bird). Pass an index"),
     (Target("dog"), LOGITS, "the names of the classes are not known, so 'dog' cannot be found"),
     (Target(0, labels=LABELS[:3]), LOGITS, "labels must name 4 classes, got 3"),
-    (Target(0, space="odds"), LOGITS, "unknown target space 'odds'"),  # type: ignore[arg-type]
+    (Target(0, target_space="odds"), LOGITS, "unknown target space 'odds'"),  # type: ignore[arg-type]
     (Target(torch.sum, versus=1), LOGITS, "versus and the target space have no place"),
 ]
 

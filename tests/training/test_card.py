@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binomtest
 
 from visattn.training.config import Config
-from visattn.training.report.card import Data, Reached, card, wilson
+from visattn.training.report.card import Data, Origin, Reached, card, wilson
 from visattn.training.report.costs import Cost
 
 CONFIG = Config(data="scenes", model="visattn_resnet20", attention="cbam", seed=3, lr=0.05)
@@ -19,13 +19,11 @@ DATA = Data("scenes", ("disc", "ring"), 6000, 1000, {"train": "ab12", "test": "c
 REACHED = Reached(0.9312, 0.2345, 10, 4690, 1234, 812.3, "2 cores of an AMD EPYC")
 COST = Cost(272_995, 40_823_000)
 GIVEN: dict[str, Any] = {
+    "cost": COST,
     "shape": (3, 64, 48),
-    "command": "visattn train --data scenes",
-    "versions": {"visattn": "0.1.0", "torch": "2.15.0"},
-    "sha256": "ef56",
     "limits": ("Small shapes are missed.",),
-    "licence": "Apache-2.0",
 }
+ORIGIN = Origin("visattn train --data scenes", {"visattn": "0.1.0", "torch": "2.15.0"}, "ef56", "Apache-2.0")
 
 
 def sections(page: str) -> dict[str, str]:
@@ -34,7 +32,7 @@ def sections(page: str) -> dict[str, str]:
 
 
 def test_every_fact_stands_in_its_section() -> None:
-    page = card(CONFIG, DATA, REACHED, COST, **GIVEN)
+    page = card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN)
     parts = sections(page)
     assert page.startswith("# `visattn_resnet20` with `cbam` on `scenes`\n\n## What it is\n")
     expected = {
@@ -68,20 +66,20 @@ def test_every_fact_stands_in_its_section() -> None:
 
 
 def test_the_recipe_is_the_whole_configuration() -> None:
-    made = sections(card(CONFIG, DATA, REACHED, COST, **GIVEN))["How it was made"]
+    made = sections(card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN))["How it was made"]
     found = re.search(r"```toml\n(.*?)```", made, re.DOTALL)
     assert found
     assert tomllib.loads(found[1]) == CONFIG.digest()
 
 
 def test_the_same_facts_give_the_same_page() -> None:
-    assert card(CONFIG, DATA, REACHED, COST, **GIVEN) == card(CONFIG, DATA, REACHED, COST, **GIVEN)
+    assert card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN) == card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN)
 
 
 def test_what_is_not_known_is_said_to_be_not_stated() -> None:
-    bare = {key: GIVEN[key] for key in ("shape", "command", "versions")}
+    bare = Origin(ORIGIN.command, ORIGIN.versions)
     data = dataclasses.replace(DATA, licence="", fingerprints={})
-    page = card(dataclasses.replace(CONFIG, attention="none", weights="auto"), data, REACHED, COST, **bare)
+    page = card(dataclasses.replace(CONFIG, attention="none", weights="auto"), data, REACHED, bare, cost=COST, shape=(3, 64, 48))
     assert page.startswith("# `visattn_resnet20` on `scenes`\n")
     parts = sections(page)
     assert parts["Licence"].strip() == "Not stated."
@@ -94,12 +92,12 @@ def test_what_is_not_known_is_said_to_be_not_stated() -> None:
 
 
 def test_grey_pictures_are_called_so() -> None:
-    assert "from grey pictures of 28 x 28" in card(CONFIG, DATA, REACHED, COST, **GIVEN | {"shape": (1, 28, 28)})
+    assert "from grey pictures of 28 x 28" in card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN | {"shape": (1, 28, 28)})
 
 
 def test_many_classes_are_counted() -> None:
     data = dataclasses.replace(DATA, classes=[f"c{i}" for i in range(1000)])
-    page = card(CONFIG, data, REACHED, COST, **GIVEN)
+    page = card(CONFIG, data, REACHED, ORIGIN, **GIVEN)
     assert "one of 1000 classes, `c0`, " in page
     assert "`c99` and 900 more." in page
 
@@ -116,12 +114,12 @@ def test_many_classes_are_counted() -> None:
     ],
 )
 def test_names_from_outside_stay_names(name: str, shown: str) -> None:
-    page = card(CONFIG, dataclasses.replace(DATA, classes=("disc", name)), REACHED, COST, **GIVEN)
+    page = card(CONFIG, dataclasses.replace(DATA, classes=("disc", name)), REACHED, ORIGIN, **GIVEN)
     assert f"one of 2 classes, `disc`, {shown}.\n" in page
 
 
 def test_a_command_that_closes_its_block_does_not() -> None:
-    page = card(CONFIG, DATA, REACHED, COST, **GIVEN | {"command": "x\n```\n# y"})
+    page = card(CONFIG, DATA, REACHED, dataclasses.replace(ORIGIN, command="x\n```\n# y"), **GIVEN)
     assert "````console\nx\n```\n# y\n````\n" in page
 
 

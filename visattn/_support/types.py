@@ -1,8 +1,10 @@
-"""Names of choices that several modules share."""
+"""Choices and limits that several modules share."""
 
 from __future__ import annotations
 
 from typing import Literal
+
+MAX_PIXELS = 64_000_000  # of a photo, unless somebody asks for more
 
 Fusion = Literal["mean", "max", "min"]
 Sinks = Literal["keep", "drop", "redistribute"]
@@ -13,3 +15,9 @@ Resize = Literal["auto", "fit", "model"]
 Kind = Literal["self", "cross", "pool", "channel", "unplaced"]
 Role = Literal["activation", "tokens", "channel_gate", "spatial_gate", "gate", "branch_gate", "transform", "glimpse", "mix"]
 ColorProfile = Literal["convert", "ignore"]
+DiscardOver = Literal["row", "layer"]
+How = Literal["sample", "argmax", "expected", "gumbel"]
+Implementation = Literal["tiles", "reversed"]
+Space = Literal["logit", "prob", "logprob"]
+Variant = Literal["paper", "official"]
+Split = Literal["train", "test"]

@@ -132,7 +132,7 @@ def permuted(order: Sequence[int]) -> Edit:
     def edit(weights: Tensor, _: Attended) -> Tensor:
         rows = weights.shape[-2]
         if sorted(order) != list(range(rows)):
-            raise OptionError(f"permute must name each of the {rows} queries of a window once, got {len(order)} numbers.")
+            raise OptionError(f"order must name each of the {rows} queries of a window once, got {len(order)} numbers.")
         return weights[..., list(order), :]
 
     return edit

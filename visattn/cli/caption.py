@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, is_folder, result_names, write_whole
+from visattn._support.types import How, Interpolation
 from visattn.cli.each import Each
 from visattn.cli.options import photo_options, talk_options
 from visattn.cli.talk import note
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # torch is loaded when it is needed
 _AT_ONCE = 16  # photos that are captioned together
 _FACTS = "model.json"  # of `visattn.families.trained`, which imports torch
 _KINDS = (".png", ".webp")
+_HOWS = [how for how in get_args(How) if how != "gumbel"]  # which is for trainings
 
 
 @click.command("caption")
@@ -33,7 +35,11 @@ _KINDS = (".png", ".webp")
 @click.option("--beam", type=click.IntRange(1), default=5, show_default=True, help="Hypotheses that are followed; 1: greedy.")
 @click.option("--longest", type=click.IntRange(1, 200), default=50, show_default=True, help="Most words.")
 @click.option("--normalise", is_flag=True, help="Compare hypotheses by their mean log-probability; else short ones win.")
-@click.option("--how", type=click.Choice(["argmax", "expected", "sample"]), help="What hard attention takes: argmax by default.")
+@click.option(
+    "--how",
+    type=click.Choice([how for how in get_args(How) if how != "gumbel"]),
+    help="What hard attention takes: argmax by default.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --how sample.")
 @click.option("--caption", "text", help="Show where the words of this caption look, in the place of telling one.")
 @click.option(
@@ -41,7 +47,7 @@ _KINDS = (".png", ".webp")
 )
 @click.option(
     "--interpolation",
-    type=click.Choice(["nearest", "bilinear", "bicubic"]),
+    type=click.Choice(get_args(Interpolation)),
     default="nearest",
     show_default=True,
     help="nearest shows places as they are; others are stated on the page.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import click
 
@@ -24,13 +24,13 @@ from visattn.cli.talk import describe, note, result
 from visattn.drawing.style import PAGE, Style
 from visattn.errors import NoAttentionCaptured, OptionError
 
+_Shown = Literal["attention", "gates"]
+
 
 @click.command("heads")
 @click.argument("image", type=click.Path(path_type=Path))
 @model_options
-@click.option(
-    "--method", type=click.Choice(["attention", "gates"]), default="attention", show_default=True, help="What is shown."
-)
+@click.option("--method", type=click.Choice(get_args(_Shown)), default="attention", show_default=True, help="What is shown.")
 @click.option("--layer", help="Position, dotted name, or all: the layers x heads wall.  [default: -1; all gates]")
 @click.option("--head", default="all", show_default=True, help="A number; all; or mean.")
 @click.option("--query", default="auto", show_default=True, help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")

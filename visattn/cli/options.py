@@ -9,11 +9,14 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 
 import click
 
+from visattn._support.types import Space
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import OptionError
+from visattn.pipeline.preprocessing import Preprocessing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_READING = ("max_pixels", "color_profile")
 DEFAULT_MODEL = "vit_small_patch14_dinov2.lvd142m"
 
 
@@ -23,14 +26,7 @@ def model_options(command: F) -> F:
         command,
         click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A timm name, or file.py:factory."),
         click.option("--weights", default="auto", show_default=True, help="auto (cache, then hub), none (random), or a FILE."),
-        click.option("--img-size", type=click.IntRange(1), help="Side in pixels that the model works at."),
-        click.option(
-            "--resize",
-            type=click.Choice(["auto", "fit", "model"]),
-            default="auto",
-            show_default=True,
-            help="fit: the whole photo; model: the model's own evaluation crop.",
-        ),
+        *_options(Preprocessing, ("img_size", "resize")),
         click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and of samples."),
     )
@@ -38,23 +34,12 @@ def model_options(command: F) -> F:
 
 def photo_options(command: F) -> F:
     """How photos are read."""
-    limit = click.IntRange(1, 178_956_970)
-    return _all(
-        command,
-        click.option("--max-pixels", type=limit, default=64_000_000, show_default=True, help="Largest photo that is decoded."),
-        click.option(
-            "--color-profile",
-            type=click.Choice(["convert", "ignore"]),
-            default="convert",
-            show_default=True,
-            help="convert: the file's ICC profile to sRGB; ignore: its numbers as they are.",
-        ),
-    )
+    return _all(command, *_options(Preprocessing, _READING))
 
 
 def reading(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `load_image` among the options."""
-    return {name: options[name] for name in ("max_pixels", "color_profile")}
+    return {name: options[name] for name in _READING}
 
 
 def files_read(options: dict[str, Any]) -> list[Path]:
@@ -86,7 +71,7 @@ def target_options(command: F) -> F:
         click.option("--versus", help="Another class, whose score is subtracted."),
         click.option(
             "--target-space",
-            type=click.Choice(["logit", "prob", "logprob"]),
+            type=click.Choice(get_args(Space)),
             default="logit",
             show_default=True,
             help="Whose gradient is taken.",
@@ -97,10 +82,16 @@ def target_options(command: F) -> F:
 
 def style_options(defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
     """How maps are drawn: an option for each field of `Style`, with other defaults where a command has its own."""
-    kinds, own = get_type_hints(Style), defaults or {}
+    return lambda command: _all(command, *_options(Style, [field.name for field in fields(Style)], defaults))
+
+
+def _options(record: type, names: Sequence[str], defaults: Mapping[str, Any] | None = None) -> list[Callable[[F], F]]:
+    """An option for each of these fields of a record, by their types."""
+    kinds, own = get_type_hints(record), defaults or {}
+    known = {field.name: field for field in fields(record)}
 
     def made(field: Field[Any]) -> Callable[[F], F]:
-        kind, flag = kinds[field.name], f"--{field.name}"
+        kind, flag = kinds[field.name], f"--{field.name.replace('_', '-')}"
         facts: dict[str, Any] = {"default": own.get(field.name, field.default), "help": field.metadata["help"]}
         if get_origin(kind) is Literal:
             return click.option(flag, type=click.Choice(get_args(kind)), show_default=True, **facts)
@@ -108,11 +99,13 @@ def style_options(defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]
             return click.option(f"{flag}/--no-{field.name}", **facts)
         if kind is float:
             return click.option(flag, type=float, show_default=True, **facts)
+        if kind is int or int in get_args(kind):
+            return click.option(flag, type=click.IntRange(field.metadata["least"]), show_default=True, **facts)
         several = field.default == ()
         numbers = float in get_args(kind)
         return click.option(flag, type=float if numbers else str, multiple=several, metavar=field.metadata["metavar"], **facts)
 
-    return lambda command: _all(command, *(made(field) for field in fields(Style)))
+    return [made(known[name]) for name in names]
 
 
 def style_of(options: Mapping[str, Any]) -> StyleOptions:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from visattn._support.checks import whole_number
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
 from visattn.cli.each import Each
+from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
     files_read,
     model_options,
@@ -33,74 +33,15 @@ if TYPE_CHECKING:
 
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, how it was made, the map as a file
 
-_PARAMETERS = [
-    "layer",
-    "head",
-    "fusion",
-    "query",
-    "sinks",
-    "of",
-    "start_layer",
-    "residual",
-    "weights_by",
-    "discard",
-    "discard_over",
-    "layers",
-    "steps",
-    "signed",
-    "segments",
-    "cells",
-    "count",
-    "baseline",
-    "evaluations",
-    "batch",
-    "noise",
-    "lasso",
-]  # of methods
 _TARGET = ("target", "versus", "target_space", "labels")
-_OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET, *_PARAMETERS)
+_OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET)
 
 
-class _Residual(click.ParamType[float | str]):
-    """A number, or `measured`."""
-
-    name = "number|measured"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float | str:  # noqa: ANN401
-        """As click wants it."""
-        try:
-            return value if value == "measured" else float(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor 'measured'", param, ctx)
-
-
-@click.command("overlay")
+@click.command("overlay", cls=LateCommand, late=method_options, before="mass")
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
 @click.option("--method", default="auto", show_default=True, help="See visattn list --methods.")
 @target_options
-@click.option("--layer", help="Position (negative from the end) or dotted name.")
-@click.option("--head", type=int, help="One head; all are averaged by default.")
-@click.option("--fusion", type=click.Choice(["mean", "max", "min"]), help="How heads are merged.")
-@click.option("--query", help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
-@click.option("--sinks", type=click.Choice(["keep", "drop", "redistribute"]), help="Rollout: what sinks do.")
-@click.option("--start-layer", type=int, help="First layer that takes part, where layers are multiplied.")
-@click.option("--residual", type=_Residual(), help="Rollout: weight of the residual path, or measured.")
-@click.option("--weights-by", type=click.Choice(["attention", "norm"]), help="Rollout: what counts as weight.")
-@click.option("--discard", type=float, help="Rollout: share of the smallest weights that is dropped, from 0 to less than 1.")
-@click.option("--discard-over", type=click.Choice(["row", "layer"]), help="Smallest of each row, or of the whole layer.")
-@click.option("--layers", type=int, help="LeGrad: how many of the last layers count.")
-@click.option("--steps", type=int, help="Transition attention: how many inputs are run.")
-@click.option("--signed", is_flag=True, default=None, help="Attention x gradient, saliency: keep what speaks against the class.")
-@click.option("--of", type=click.Choice(["tokens", "keys", "queries", "values"]), help="Similarity: of which vectors.")
-@click.option("--segments", type=click.Choice(["pixels", "grid", "slic"]), help="captum: the parts of the image.")
-@click.option("--cells", type=int, nargs=2, metavar="ROWS COLUMNS", help="captum: cells of --segments grid.")
-@click.option("--count", type=int, help="captum: about how many segments.")
-@click.option("--baseline", type=click.Choice(["mean", "black", "blur"]), help="captum: what stands in the place of a part.")
-@click.option("--evaluations", type=int, help="captum: how often the model is run.")
-@click.option("--batch-size", "batch", type=int, help="captum: how many images run at once.")
-@click.option("--noise", type=float, help="SmoothGrad: deviation of the noise, as a share of the image's range.")
-@click.option("--lasso", type=float, help="LIME: penalty of the weights, as a share of the score's rise.")
 @click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
 @click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
 @style_options()
@@ -127,7 +68,7 @@ def overlay_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # refuses what is out of range before anything is read
     if options["map_file"]:
-        refuse_beside("--map", _OF_MODELS)
+        refuse_beside("--map", (*_OF_MODELS, *_parameters()))
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
@@ -162,13 +103,18 @@ def _question(options: dict[str, Any]) -> Question:
     from visattn.pipeline.question import ask
     from visattn.pipeline.targets import Target, read_labels
 
-    given = {name: options[name] for name in _PARAMETERS if options[name] is not None}
-    if (number := whole_number(given.get("layer", ""))) is not None:
-        given["layer"] = number
+    given = {name: options[name] for name in _parameters() if options[name] is not None}
     if options["method"] == "similarity" and "query" not in given:
         raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
     labels = None if options["labels"] is None else read_labels(options["labels"])
     return ask(options["method"], given, Target(options["target"], options["versus"], options["target_space"], labels))
+
+
+def _parameters() -> tuple[str, ...]:
+    """Names of the options that are the methods'."""
+    command = click.get_current_context().command
+    assert isinstance(command, LateCommand)  # noqa: S101
+    return command.names
 
 
 def _kind(method: str) -> str:

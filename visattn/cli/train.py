@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn.cli.commands import complain
+from visattn.cli.late import LateCommand
 from visattn.cli.options import talk_options
 
 
@@ -20,41 +22,24 @@ def train_command() -> None:
     """Train a network, with or without attention, or a captioner."""
 
 
-def _recipe_options(command: Callable[..., Any], kind: str) -> Callable[..., Any]:
+def _settings(kind: str) -> list[click.Option]:
     """An option for every setting of a training."""
     from visattn import training
 
-    for setting in reversed(fields(getattr(training, kind))):
-        command = _option(setting)(command)
-    return command
+    return [_option(setting) for setting in fields(getattr(training, kind))]
 
 
-def _option(setting: Field[Any]) -> Callable[..., Any]:
+def _option(setting: Field[Any]) -> click.Option:
     default = setting.default if setting.default is not MISSING else None
     flag = f"--{setting.name.replace('_', '-')}"
     text = f"{setting.metadata['help']}  [default: {default}]" if default not in (None, "", ()) else setting.metadata["help"]
     if isinstance(default, bool):
-        return click.option(f"{flag}/--no-{flag[2:]}", default=None, help=text)
+        return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
     if setting.name in ("model_kwargs", "widths"):
         kind = int if setting.name == "widths" else str
-        return click.option(flag, type=kind, multiple=True, metavar="N" if kind is int else "KEY=VALUE", help=text)
+        return click.Option([flag], type=kind, multiple=True, metavar="N" if kind is int else "KEY=VALUE", help=text)
     choices = setting.metadata["choices"]
-    return click.option(flag, type=click.Choice(choices) if choices else type(default), default=None, help=text)
-
-
-class _Recipe(click.Command):
-    """A command whose options are made when they are asked for: the settings lie in a module that imports torch."""
-
-    def __init__(self, *arguments: Any, recipe: str, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(*arguments, **options)
-        self._complete, self._recipe = False, recipe
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if not self._complete:
-            made = _recipe_options(lambda: None, self._recipe)
-            self.params = [*reversed(getattr(made, "__click_params__", [])), *self.params]
-            self._complete = True
-        return super().get_params(ctx)
+    return click.Option([flag], type=click.Choice(choices) if choices else type(default), default=None, help=text)
 
 
 def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +59,7 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@train_command.command("classify", cls=_Recipe, recipe="Config")
+@train_command.command("classify", cls=LateCommand, late=partial(_settings, "Config"))
 @_run_options
 @click.option("--compare", help="Train several: names of attention with commas between them, and wide for a wider plain network.")
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How often each of them is trained.")
@@ -84,13 +69,7 @@ def classify_command(
     output: Path,
     compare: str | None,
     seeds: int,
-    force: bool,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-    debug: bool,
-    **options: Any,  # noqa: ANN401 - the recipe's
+    **options: Any,  # noqa: ANN401 - the recipe's, the run's and how much is said
 ) -> int:
     """Train a classifier: any CNN or ViT of timm, torchvision or yours, with the attention you choose.
 
@@ -106,30 +85,25 @@ def classify_command(
     from visattn.training import Config, compare_runs
 
     recipe = _recipe(Config, config, options)
-    if dry_run:
+    if options["dry_run"]:
         click.echo(recipe.toml(), nl=False)
         return 0
-    _check_together(compare, seeds, recipe.attention, beginning=force or overwrite)
+    _check_together(compare, seeds, recipe.attention, beginning=options["force"] or options["overwrite"])
     if compare is not None:
-        table = compare_runs(recipe, output, [name.strip() for name in compare.split(",") if name.strip()], seeds, quiet=quiet)
-        click.echo(to_json(table) if as_json else (output / "comparison.md").read_text())
+        names = [name.strip() for name in compare.split(",") if name.strip()]
+        table = compare_runs(recipe, output, names, seeds, quiet=options["quiet"])
+        click.echo(to_json(table) if options["as_json"] else (output / "comparison.md").read_text())
         return 0
-    return _trained(recipe, output, force=force, overwrite=overwrite, quiet=quiet, as_json=as_json)
+    return _trained(recipe, output, options)
 
 
-@train_command.command("caption", cls=_Recipe, recipe="CaptionConfig")
+@train_command.command("caption", cls=LateCommand, late=partial(_settings, "CaptionConfig"))
 @_run_options
 @talk_options
 def caption_command(
     config: Path | None,
     output: Path,
-    force: bool,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-    debug: bool,
-    **options: Any,  # noqa: ANN401 - the recipe's
+    **options: Any,  # noqa: ANN401 - the recipe's, the run's and how much is said
 ) -> int:
     """Train a captioner with soft or hard attention: show, attend and tell.
 
@@ -143,10 +117,10 @@ def caption_command(
     from visattn.training import CaptionConfig
 
     recipe = _recipe(CaptionConfig, config, options)
-    if dry_run:
+    if options["dry_run"]:
         click.echo(recipe.toml(), nl=False)
         return 0
-    return _trained(recipe, output, force=force, overwrite=overwrite, quiet=quiet, as_json=as_json)
+    return _trained(recipe, output, options)
 
 
 def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> Any:  # noqa: ANN401 - of that kind
@@ -154,18 +128,20 @@ def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> An
     from visattn.training import checked, read_config
 
     given = read_config(config, kind) if config else {}
-    return kind(**given | checked(_given(options), "options", kind))
+    own = {setting.name: options[setting.name] for setting in fields(kind)}
+    return kind(**given | checked(_given(own), "options", kind))
 
 
-def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: bool, as_json: bool) -> int:  # noqa: ANN401
+def _trained(recipe: Any, output: Path, options: dict[str, Any]) -> int:  # noqa: ANN401
     """Train, and tell what came of it."""
     from visattn._support.tables import to_json
     from visattn.errors import OptionError
     from visattn.training import train
 
+    force, overwrite = options["force"], options["overwrite"]
     if force and overwrite:
         raise OptionError("--overwrite begins anew, so there is nothing to --force. Leave one out.")
-    result = train(recipe, output, force=force, overwrite=overwrite, quiet=quiet)
+    result = train(recipe, output, force=force, overwrite=overwrite, quiet=options["quiet"])
     for message in result.bad:
         complain(message)
     if result.stopped:
@@ -175,7 +151,9 @@ def _trained(recipe: Any, output: Path, *, force: bool, overwrite: bool, quiet: 
         )
         return 128 + result.stopped
     if os.environ.get("RANK", "0") == "0":  # of several processes one talks
-        click.echo(to_json(asdict(result)) if as_json else f"{printable(str(output))}: test accuracy {result.accuracy:.4f}")
+        click.echo(
+            to_json(asdict(result)) if options["as_json"] else f"{printable(str(output))}: test accuracy {result.accuracy:.4f}"
+        )
     return 1 if result.bad else 0
 
 

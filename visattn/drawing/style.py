@@ -6,12 +6,13 @@ An option is a field of `Style`, a key of `ColorOptions` and its use in `overlay
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypedDict, get_args
 
 import numpy as np
 
 from visattn._support.checks import between, one_of
+from visattn._support.options import option
 from visattn._support.types import Blend, Interpolation, Normalization
 from visattn.drawing import colormaps
 
@@ -31,11 +32,6 @@ class StyleOptions(ColorOptions, total=False):
     """Options of what is brought to pixels first; see `Style`."""
 
     interpolation: Interpolation
-
-
-def option(default: Any, text: str, metavar: str | None = None) -> Any:  # noqa: ANN401 - of any type
-    """A field of `Style` with what commands say of it."""
-    return field(default=default, metadata={"help": text, "metavar": metavar})
 
 
 PAGE: StyleOptions = {"opacity": 0.6, "interpolation": "nearest"}  # of panels, where a patch should be seen as it is
@@ -64,9 +60,11 @@ class Style:
     opacity: float = option(0.5, "0: the photo, 1: the colors.")
     blend: Blend = option("constant", "value: high values cover, low ones show the photo.")
     colormap: str | None = option(
-        None, "A name that visattn list (--colormaps) prints; inferno, or blue-white-red for signed values.", "NAME"
+        None, "A name that visattn list (--colormaps) prints; inferno, or blue-white-red for signed values.", metavar="NAME"
     )
-    contours: Sequence[float] | float = option((), "Draw a line at this level from 0 to 1; may be given several times.", "LEVEL")
+    contours: Sequence[float] | float = option(
+        (), "Draw a line at this level from 0 to 1; may be given several times.", metavar="LEVEL"
+    )
     marks: bool = option(True, "Whether sinks are ringed.")
     interpolation: Interpolation = option("bilinear", "Between cells.")
 

@@ -1,7 +1,8 @@
 """Photos and arrays as upright pictures, whatever file they come from."""
 
+from visattn._support.types import MAX_PIXELS
 from visattn.images.bands import Bands, bands_of
-from visattn.images.loading import BACKGROUND, FORMATS, MAX_PIXELS, ImageFacts, as_array, as_photo, facts, load_image
+from visattn.images.loading import BACKGROUND, FORMATS, ImageFacts, as_array, as_photo, facts, load_image
 
 __all__ = [
     "BACKGROUND",

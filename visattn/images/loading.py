@@ -13,14 +13,14 @@ import stat
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn._support.checks import between, one_of, printable
 from visattn._support.typed import typed
-from visattn._support.types import ColorProfile
+from visattn._support.types import MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
 from visattn.images import gray
 from visattn.images.formats import foreign
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
-MAX_PIXELS = 64_000_000
 LARGEST = 178_956_970  # above this Pillow refuses by itself
 BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
 _FACTS = "visattn"
@@ -86,7 +85,7 @@ def load_image(
             the cause and what to do.
     """
     between(max_pixels, 1, LARGEST, "max_pixels")
-    one_of(color_profile, ("convert", "ignore"), "color_profile")
+    one_of(color_profile, get_args(ColorProfile), "color_profile")
     if isinstance(source, bytes):
         name, data = "image", source
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def value_range(
         OptionError: If `how` is unknown.
         MapError: If values are not finite, or lie outside [0, 1] under `none`.
     """
-    one_of(how, ("auto", "minmax", "none", "percentile", "symmetric"), "normalization")
+    one_of(how, get_args(Normalization), "normalization")
     grid = grid[~np.isnan(grid)] if holes else grid
     low, high = float(grid.min()), float(grid.max())
     if not (math.isfinite(low) and math.isfinite(high)):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class Scored:
         Raises:
             OptionError: If the kind is unknown.
         """
-        one_of(kind, ("mean", "black", "blur"), "baseline")
+        one_of(kind, get_args(Baseline), "baseline")
         if kind == "blur":
             sigma = min(self.pixels.shape[-2:]) / _BLUR
             planes = self.pixels.detach().float().cpu().flatten(0, 1).numpy()
@@ -104,7 +104,7 @@ class Scored:
             OptionError: If the kind is unknown or a number out of range.
             MissingExtra: If `slic` lacks scikit-image.
         """
-        one_of(kind, ("pixels", "grid", "slic"), "segments")
+        one_of(kind, get_args(Parts), "segments")
         size = self.pixels.shape[-2], self.pixels.shape[-1]
         if count < 2:
             raise OptionError(f"count must be at least 2 segments, got {count}.")

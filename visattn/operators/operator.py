@@ -7,11 +7,12 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from visattn._support.types import Implementation
 from visattn.errors import OptionError, ShapeError
 from visattn.operators.gradients import Gradient
 
@@ -181,7 +182,7 @@ class Operator(ABC):
         """
         return self.pull(r)
 
-    def pull(self, r: Tensor, implementation: Literal["tiles", "reversed"] = "tiles") -> Tensor:
+    def pull(self, r: Tensor, implementation: Implementation = "tiles") -> Tensor:
         """`r @ A` by a chosen implementation; both give the same numbers.
 
         Args:

@@ -6,11 +6,11 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from visattn._support.types import Implementation
 from visattn.errors import OptionError, ShapeError
 from visattn.operators.fused import fused_attention
 from visattn.operators.operator import PIECE, Operator, Tile, computing, exact, token_counts
@@ -113,7 +113,7 @@ class SoftmaxOperator(Operator):
         """The kernel's own log-sum-exp where it is as exact as ours: float32 throughout."""
         return self.lse if self.dtype == self.query.dtype == torch.float32 else None
 
-    def pull(self, r: Tensor, implementation: Literal["tiles", "reversed"] = "tiles") -> Tensor:
+    def pull(self, r: Tensor, implementation: Implementation = "tiles") -> Tensor:
         """`r @ A`; see `Operator.pull`."""
         if implementation == "tiles":
             lse = self._trusted_lse()

@@ -9,7 +9,7 @@ from torch import nn
 
 from visattn import capturing
 from visattn._support.typed import typed
-from visattn.capturing import Edit, masked, permuted, record, scaled
+from visattn.capturing import Edit, masked, record, scaled
 from visattn.families import anatomy
 from visattn.records import Recording
 
@@ -77,7 +77,6 @@ def intervene(
     scale: float | None = None,
     mask: Sequence[int] = (),
     drop: Sequence[int] = (),
-    permute: Sequence[int] | None = None,
     edit: Edit | None = None,
     grid: Sequence[int] | None = None,
     prefix: int | Sequence[str] = 0,
@@ -86,7 +85,7 @@ def intervene(
 
     The attention of the chosen layers is written out as a matrix (a float32 softmax), edited, and multiplied with the values; other
     layers keep their kernel. Tokens are numbered as in the layouts of a recording: the prefix, then the grid in raster order, in
-    windows too. Edits are done in the order `permute`, `mask`, `drop`, `scale`, `edit`; without any the layers are only written out,
+    windows too. Edits are done in the order `mask`, `drop`, `scale`, `edit`; without any the layers are only written out,
     which is the baseline to compare with. A capture around an intervention records the edited attention:
     `with capture(model) as recording, intervene(model, ...): model(pixels)`.
 
@@ -98,9 +97,9 @@ def intervene(
         mask: Key tokens that nobody can look at: their weight goes to the others in proportion, as if they were masked before the
             softmax.
         drop: Key tokens whose weight is lost: rows then sum to less than 1.
-        permute: Query `i` of each window gets the row of query `permute[i]`.
         edit: Your own: a function of the weights `(B, heads, blocks, q, k)` and an `Attended` (layer, layouts, token numbers of rows
-            and columns) that returns weights of the same shape.
+            and columns) that returns weights of the same shape. `visattn.capturing.permuted(order)` is one: query `i` of each window
+            gets the row of query `order[i]`.
         grid: See `capture`.
         prefix: See `capture`.
 
@@ -113,8 +112,7 @@ def intervene(
         CaptureError: On leaving, if the model was not run.
         LayoutError: In the forward, if a chosen layer's tokens cannot be named.
     """
-    edits = [permuted(permute)] if permute is not None else []
-    edits += [masked(mask, renormalize=True)] if len(mask) else []
+    edits = [masked(mask, renormalize=True)] if len(mask) else []
     edits += [masked(drop, renormalize=False)] if len(drop) else []
     edits += [scaled(scale)] if scale is not None else []
     edits += [edit] if edit is not None else []

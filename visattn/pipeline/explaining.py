@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -17,20 +17,20 @@ import torch
 from torch import nn
 
 from visattn._support.typed import typed
-from visattn._support.types import ColorProfile, Resize
 from visattn.errors import OptionError
 from visattn.families import labels as labels_of
 from visattn.geometry import Geometry
-from visattn.images import facts, load_image
+from visattn.images import facts
 from visattn.loading import load_model
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.inputs import Prepared, prepare_any
+from visattn.pipeline.inputs import Prepared, prepare_any, read
+from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import Question, ask
 from visattn.pipeline.recordings import layer_of_cam, recorded, replayed
 from visattn.pipeline.run import scoring
-from visattn.pipeline.targets import Of, Space, Target
+from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.records import Recording
 
 
@@ -41,17 +41,10 @@ def explain(
     *,
     method: str = "auto",
     target: Of = None,
-    versus: int | str | None = None,
-    target_space: Space = "logit",
-    labels: Sequence[str] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
-    resize: Resize = "auto",
-    img_size: int | None = None,
-    color_profile: ColorProfile = "convert",
-    rgb: Sequence[int] | None = None,
-    **parameters: Any,  # noqa: ANN401 - the method's own
+    **options: Any,  # noqa: ANN401 - fields of `Target` and `Preprocessing`, and the method's parameters
 ) -> Explanation:
     """Where does this model look in this photo?
 
@@ -62,17 +55,13 @@ def explain(
             Grad-CAM for one without self-attention, else last-layer attention; of a class that was asked for, Grad-CAM.
         target: The class that is explained, by index or name; None: the top class; or a function from the model's output to a
             number for each image, which a model without a classification head needs. For class-specific methods only.
-        versus: Another class, whose score is subtracted.
-        target_space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
-        labels: Names of the classes; ImageNet's are known.
         weights: See `load_model`; for a name only.
         seed: Of random weights, for a name only, and of methods that draw samples.
         device: Where a named model runs.
-        resize: See `prepare`.
-        img_size: See `prepare`.
-        color_profile: See `load_image`; of a picture or an array it says nothing.
-        rgb: Of an array of more channels, those that are drawn as red, green and blue; the first three by default.
-        parameters: Parameters of the method; a query `pixel:X,Y` of the upright photo becomes the patch that covers it.
+        options: Of the target: `versus`, another class, whose score is subtracted; `target_space`, whose gradient is taken: `logit`,
+            `prob` (after softmax) or `logprob`; `labels`, names of the classes (ImageNet's are known). Of the photo, see
+            `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `color_profile`, `max_pixels`, `rgb`. All others are
+            parameters of the method; a query `pixel:X,Y` of the upright photo becomes the patch that covers it.
 
     Returns:
         The explanation; `.overlay()` is the picture.
@@ -81,12 +70,13 @@ def explain(
         OptionError: If the method, a parameter or the target is unknown or out of range, or does not go with the model.
         VisattnError: As `load_image`, `load_model`, `prepare`, `capture` and the method raise.
     """
-    if isinstance(image, (str, os.PathLike, bytes)):  # before a model is loaded
-        image = load_image(image, color_profile=color_profile)
-    question = ask(method, parameters, Target(target, versus, target_space, labels))
+    how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
+    told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
+    photo = read(image, how)  # before a model is loaded
+    question = ask(method, options, Target(target, **told))
     if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=img_size, device=device)
-    return explain_prepared(model, prepare_any(image, model, resize=resize, img_size=img_size, rgb=rgb), question, seed=seed)
+        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+    return explain_prepared(model, prepare_any(photo, model, how), question, seed=seed)
 
 
 def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *, seed: int = 0) -> Explanation:

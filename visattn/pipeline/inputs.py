@@ -11,9 +11,10 @@ each of which goes through the same steps as a photo would.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import timm.data.transforms as timm_transforms
@@ -28,8 +29,9 @@ from visattn._support.types import Resize
 from visattn.errors import ImageError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
 from visattn.geometry import Box, Geometry
-from visattn.images import as_photo
+from visattn.images import as_photo, load_image
 from visattn.images.bands import Bands, bands_of
+from visattn.pipeline.preprocessing import Preprocessing
 from visattn.provenance import Provenance
 
 _LUMINANCE = "the model takes one channel: it saw the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
@@ -137,22 +139,22 @@ def prepare_batch(
     return _prepared(photos, model, input_spec(model, img_size), resize)
 
 
-def prepare_any(
-    image: Any,  # noqa: ANN401 - a picture or an array
-    model: nn.Module,
-    *,
-    resize: Resize = "auto",
-    img_size: int | None = None,
-    rgb: Sequence[int] | None = None,
-) -> Prepared:
-    """A picture or an array as the model wants it; `rgb` are the channels of an array that are drawn."""
-    spec = input_spec(model, img_size)
-    picture = as_photo(image) if spec.channels in (1, 3) else bands_of(image, spec.channels, rgb)
-    return _prepared([picture], model, spec, resize)
+def read(image: Any, how: Preprocessing) -> Any:  # noqa: ANN401
+    """Read a file; a picture or an array stays as it is."""
+    if isinstance(image, (str, os.PathLike, bytes)):
+        return load_image(image, max_pixels=how.max_pixels, color_profile=how.color_profile)
+    return image
+
+
+def prepare_any(image: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
+    """A picture or an array as the model wants it."""
+    spec = input_spec(model, how.img_size)
+    picture = as_photo(image) if spec.channels in (1, 3) else bands_of(image, spec.channels, how.rgb)
+    return _prepared([picture], model, spec, how.resize)
 
 
 def _prepared(photos: Sequence[Image.Image | Bands], model: nn.Module, spec: InputSpec, resize: Resize) -> Prepared:
-    one_of(resize, ("auto", "fit", "model"), "resize")
+    one_of(resize, get_args(Resize), "resize")
     if not photos:
         raise ImageError("no photos were given; nothing to do")
     if spec.channels in (1, 3):

@@ -38,7 +38,7 @@ class Question:
     @property
     def of_a_class(self) -> bool:
         """Whether a target was asked for."""
-        return self.target.of is not None or self.target.versus is not None or self.target.space != "logit"
+        return self.target.of is not None or self.target.versus is not None or self.target.target_space != "logit"
 
     def settled(self, recording: Recording) -> Question:
         """The question with the method that `auto` stands for, of a forward that was recorded.

@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
 from visattn._support.files import regular
+from visattn._support.typed import check_types
+from visattn._support.types import Space
 from visattn.errors import OptionError
 
 Of = int | str | Callable[[Any], Tensor] | None
-Space = Literal["logit", "prob", "logprob"]
+
+
+class TargetOptions(TypedDict, total=False):
+    """Options of `Target` beside the class itself."""
+
+    versus: int | str | None
+    target_space: Space
+    labels: Sequence[str] | None
 
 
 class NoClasses(OptionError):
@@ -30,14 +39,25 @@ class Target:
         of: A class by index or name; None: the top class of each image; or a function of the model's output that gives a number
             for each image.
         versus: Another class, whose score is subtracted.
-        space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
+        target_space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
         labels: Names of the classes, where they are known.
+
+    Raises:
+        OptionError: If one is of another type.
     """
 
     of: Of = None
     versus: int | str | None = None
-    space: Space = "logit"
+    target_space: Space = "logit"
     labels: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check types; classes and names are looked up in what the model gives.
+
+        Raises:
+            OptionError: If one is of another type.
+        """
+        check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
 
     def resolve(self, output: Any) -> Resolved:  # noqa: ANN401 - whatever the model gives
         """The classes that are meant, of what the model gave for a batch.
@@ -46,10 +66,10 @@ class Target:
             OptionError: If a class does not exist.
             NoClasses: If the output is no table of logits.
         """
-        one_of(self.space, ("logit", "prob", "logprob"), "target space")
+        one_of(self.target_space, get_args(Space), "target space")
         output = _logits(output) if not callable(self.of) else output
         if callable(self.of):
-            if self.versus is not None or self.space != "logit":
+            if self.versus is not None or self.target_space != "logit":
                 raise OptionError(
                     "target is a function of the output, so versus and the target space have no place. Leave them out."
                 )
@@ -70,16 +90,16 @@ class Target:
 
         def score(output: Any) -> Tensor:  # noqa: ANN401
             logits = _logits(output)
-            values = {"logit": lambda x: x, "prob": lambda x: x.softmax(-1), "logprob": lambda x: x.log_softmax(-1)}[self.space](
-                logits
-            )
+            values = {"logit": lambda x: x, "prob": lambda x: x.softmax(-1), "logprob": lambda x: x.log_softmax(-1)}[
+                self.target_space
+            ](logits)
             picked: Tensor = values.gather(1, chosen.expand(len(values))[:, None])[:, 0]
             return picked if versus is None else picked - values[:, versus]
 
         found, shares = score(output.detach()), output.detach().softmax(-1)
         texts = []
         for image, index in enumerate(chosen.tolist()):
-            text = f"{self.space} of {self._name(index)}" + ("" if versus is None else f" versus {self._name(versus)}")
+            text = f"{self.target_space} of {self._name(index)}" + ("" if versus is None else f" versus {self._name(versus)}")
             best = int(top[image])
             predicted = "which is the predicted class" if best == index else f"predicted is {self._name(best)}"
             texts.append(f"{text} = {float(found[image]):.3g}; {predicted}, with probability {float(shares[image, best]):.1%}")

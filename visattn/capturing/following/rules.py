@@ -220,7 +220,8 @@ class Rules(Writing):
         """Each pair of codes that meet, `(pairs, 2)`, without padding."""
         wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
         both = torch.stack([x.flatten() for x in wide], 1)
-        return torch.unique(both[(both >= 0).all(1)], dim=0)
+        met: Tensor = torch.unique(both[(both >= 0).all(1)], dim=0)
+        return met
 
     def _within(self, fine: Tensor, coarse: Tensor) -> bool:
         """Whether the middle of each cell lies in the coarser cell that it meets; padding and learned tokens meet anything."""

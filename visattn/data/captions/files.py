@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from visattn._support.checks import printable
+from visattn._support.types import Split
 from visattn.data.captions.formats import entries, shown, text_of
 from visattn.errors import DataError
 
@@ -28,7 +29,7 @@ class Captions(NamedTuple):
     blank: int  # captions that were left out, as they have no word
 
 
-def find_captions(folder: Path, split: Literal["train", "test"]) -> tuple[Path, bool]:
+def find_captions(folder: Path, split: Split) -> tuple[Path, bool]:
     """The one file of captions in a folder or in its `INNER`, or of COCO's two that of the split.
 
     Args:
@@ -55,7 +56,7 @@ def find_captions(folder: Path, split: Literal["train", "test"]) -> tuple[Path, 
     return found[0], False
 
 
-def read_file(path: Path, split: Literal["train", "test"], *, whole: bool = False) -> Captions:
+def read_file(path: Path, split: Split, *, whole: bool = False) -> Captions:
     """Captions of one split of a file.
 
     A picture that is named twice has the captions of both. Where the file names splits, `restval` is train, and `val` is test if there is

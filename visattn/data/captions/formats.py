@@ -12,10 +12,11 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from visattn._support.checks import printable, whole_number
 from visattn._support.files import regular
+from visattn._support.types import Split
 from visattn.errors import DataError
 
 _FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table that begins with image,caption"
@@ -195,7 +196,7 @@ def _tokens(path: Path, text: str, title: str) -> Iterator[Entry]:
 
 def _lists(path: Path) -> dict[str, str]:
     """The split of names in Flickr8k's lists, if they are there; who is in neither is in no split that is read."""
-    files = {split: path.with_name(f"Flickr_8k.{split}Images.txt") for split in ("train", "test")}
+    files = {split: path.with_name(f"Flickr_8k.{split}Images.txt") for split in get_args(Split)}
     there = [file for file in files.values() if file.is_file()]
     if len(there) == 1:
         names = " and ".join(file.name for file in files.values())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from itertools import product
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of, printable, suggest
+from visattn._support.types import Split
 from visattn.data.captions.files import INNER, find_captions, read_file
 from visattn.data.captions.formats import unreadable
 from visattn.data.captions.pictures import COUNTS, SCENES, CaptionedFiles, CaptionedScenes
@@ -46,7 +47,7 @@ class Captioned(Pictures, Protocol):
 
 def read_captions(
     data: str,
-    split: Literal["train", "test"],
+    split: Split,
     *,
     root: Path | None = None,
     count: int | None = None,
@@ -78,7 +79,7 @@ def read_captions(
         OptionError: If an option is unknown or out of range.
         DataError: If there is no such data, or nothing can be learned from it; the message says what to do.
     """
-    one_of(split, ("train", "test"), "split")
+    one_of(split, get_args(Split), "split")
     between(seed, 0, 2**31 - 2, "seed")
     if count is not None and count < 1:
         raise DataError(f"{printable(data)} {split}: count must be 1 or more, got {count}. Raise it.")
@@ -108,7 +109,7 @@ def read_captions(
     return pictures
 
 
-def _file(data: str, split: Literal["train", "test"]) -> tuple[Path, bool]:
+def _file(data: str, split: Split) -> tuple[Path, bool]:
     """The file of captions, and whether all of it belongs to the split."""
     path = Path(data)
     if data and path.is_dir():

@@ -7,12 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn, get_args
 
 import numpy as np
 from PIL import Image
 
 from visattn._support.checks import printable
+from visattn._support.types import Split
 from visattn.data.labelled.arrays import check_learnable
 from visattn.errors import DataError
 from visattn.images import FORMATS, load_image
@@ -34,7 +35,7 @@ class FolderPictures:
     channels: int = 3
     size: tuple[int, int] | None = None
 
-    def __init__(self, folder: Path, split: Literal["train", "test"]) -> None:
+    def __init__(self, folder: Path, split: Split) -> None:
         """List the files, in an order that is the same everywhere.
 
         Files whose ending is of no known format are left out, hidden ones too; links are followed.
@@ -118,7 +119,7 @@ def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
     if "test" in found and found["train"] != found["test"]:
         differ = [
             f"only in {places[here]}: {_listed(found[here] - found[there])}"
-            for here, there in (("train", "test"), ("test", "train"))
+            for here, there in (get_args(Split), get_args(Split)[::-1])
             if found[here] - found[there]
         ]
         raise DataError(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of, printable, suggest
 from visattn._support.files import exists, is_folder
+from visattn._support.types import Split
 from visattn.data.labelled.arrays import ArrayPictures
 from visattn.data.labelled.folders import FolderPictures
 from visattn.data.labelled.published import cifar, fashion_mnist
@@ -39,7 +40,7 @@ class Labelled(Pictures, Protocol):
 
 def read(
     data: str,
-    split: Literal["train", "test"],
+    split: Split,
     *,
     root: Path | None = None,
     count: int | None = None,
@@ -66,7 +67,7 @@ def read(
         OptionError: If an option is unknown or out of range.
         DataError: If there is no such data, or nothing can be learned from it; the message says what to do.
     """
-    one_of(split, ("train", "test"), "split")
+    one_of(split, get_args(Split), "split")
     between(seed, 0, 2**31 - 2, "seed")
     if count is not None and count < 2:
         raise DataError(f"{printable(data)} {split}: count must be 2 or more, got {count}. One picture cannot be learned from.")
@@ -76,7 +77,7 @@ def read(
     return whole if count is None else _Chosen(whole, count, seed, f"{printable(data)} {split}")
 
 
-def _whole(data: str, split: Literal["train", "test"], root: Path | None) -> Labelled:
+def _whole(data: str, split: Split, root: Path | None) -> Labelled:
     if data == "fashion-mnist":
         return fashion_mnist(split, root)
     if data in KNOWN:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import cos, pi, sin
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,8 +166,8 @@ class Scenes(Dataset[tuple[Any, int]]):
                 "seed of 32 bits, all whole numbers, and a margin of 0 to 0.1; "
                 f"got count={count}, size={size}, distractors={distractors}, seed={seed}, margin={margin}."
             )
-        one_of(watermark, ("none", "label", "random"), "watermark")
-        one_of(pairs, ("all", "known", "new"), "pairs")
+        one_of(watermark, get_args(Mark), "watermark")
+        one_of(pairs, get_args(Pairs), "pairs")
         self.count, self.size, self.seed, self.watermark = count, size, seed, watermark
         self.distractors, self.pairs, self.margin, self.transform = distractors, pairs, margin, transform
 

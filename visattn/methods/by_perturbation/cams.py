@@ -23,7 +23,7 @@ from visattn.methods.taps import cam_method, feature_of, over_positions, placed
 from visattn.records import Recording, TokenLayout
 
 
-def scorecam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch: int = 16) -> AttentionMap:
+def scorecam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
     """Score-CAM: each channel counts by the score of the photo seen through it.
 
     Every channel is enlarged to the input, scaled to [0, 1] and multiplied with the pixels; the softmax over the channels of the scores
@@ -33,25 +33,25 @@ def scorecam(recording: Recording, *, scored: Scored, layer: int | str = -1, bat
         recording: Features of the layer, of one photo.
         scored: Pixels and their score.
         layer: See `visattn.methods.gradcam`.
-        batch: How many images run at once.
+        batch_size: How many images run at once.
 
     Returns:
         Map with the axis `batch`; non-negative, not normalised.
 
     Raises:
-        OptionError: If the features do not exist or `batch` is out of range.
+        OptionError: If the features do not exist or `batch_size` is out of range.
         MissingExtra: If the package grad-cam is not installed.
 
     Reference:
         Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279. As the package grad-cam has it: the score of a baseline is not
         subtracted, which the softmax would not change. The score is what the target asks for, a logit by default.
     """
-    made = _Made("scorecam", recording, scored, layer, batch)
+    made = _Made("scorecam", recording, scored, layer, batch_size)
     values = made.values(made.package.ScoreCAM(made.parts, []))
     return made.map(values, "Score-CAM")
 
 
-def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch: int = 16) -> AttentionMap:
+def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
     """Ablation-CAM: each channel counts by the share of the score that is lost without it.
 
     Channel `k` is set to 0 at every position, not in prefix tokens: `w_k = (y - y_k) / |y|`; the map is `(sum_k w_k A_k)^+`. One
@@ -61,13 +61,13 @@ def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, 
         recording: Features of the layer, of one photo.
         scored: Pixels, their score, and the model behind it.
         layer: See `visattn.methods.gradcam`.
-        batch: How many images run at once.
+        batch_size: How many images run at once.
 
     Returns:
         Map with the axis `batch`; non-negative, not normalised.
 
     Raises:
-        OptionError: If the features do not exist or cannot be put back, the score is 0, or `batch` is out of range.
+        OptionError: If the features do not exist or cannot be put back, the score is 0, or `batch_size` is out of range.
         MissingExtra: If the package grad-cam is not installed.
 
     Reference:
@@ -75,13 +75,13 @@ def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, 
         paper, where the package puts -1e7 and less if a feature is negative; and the loss is divided by the size of the score, so that
         a negative score does not turn the map over.
     """
-    made = _Made("ablationcam", recording, scored, layer, batch)
+    made = _Made("ablationcam", recording, scored, layer, batch_size)
     zero: type[Any] = type("Zero", (made.package.ablation_layer.AblationLayer,), {"__call__": _zeroed})
     with torch.no_grad():
         whole = float(made.parts.score(scored.pixels))
     if not whole:
         raise OptionError("the score is 0, so no share of it can be lost. Use method 'scorecam'.")
-    cam = made.package.AblationCAM(made.parts, [made.parts.layer], ablation_layer=zero(), batch_size=batch)
+    cam = made.package.AblationCAM(made.parts, [made.parts.layer], ablation_layer=zero(), batch_size=batch_size)
     with scored.editing(made.layer, made.put_back):
         values = made.values(cam)
     return made.map(values if whole > 0 else -values, "Ablation-CAM")
@@ -118,10 +118,10 @@ class _Given(nn.Module):
 class _Made:
     """What both methods do before and after."""
 
-    def __init__(self, method: str, recording: Recording, scored: Scored, layer: int | str, batch: int) -> None:
+    def __init__(self, method: str, recording: Recording, scored: Scored, layer: int | str, batch_size: int) -> None:
         need("pytorch_grad_cam", "cam", method)
-        if batch < 1:
-            raise OptionError(f"batch must be at least 1, got {batch}.")
+        if batch_size < 1:
+            raise OptionError(f"batch_size must be at least 1, got {batch_size}.")
         if len(scored.pixels) != 1:
             raise ShapeError(f"channels are measured for one photo, the batch has {len(scored.pixels)}. Explain them one by one.")
         feature = feature_of(recording, layer)
@@ -134,7 +134,7 @@ class _Made:
         self.features = features.reshape(*features.shape[:2], *self.layout.grid)
         self.parts = _Parts(self.features, scored.score)
         self.package: Any = import_module("pytorch_grad_cam")
-        self.layer, self._pixels, self._batch = feature.layer, scored.pixels, batch
+        self.layer, self._pixels, self._batch = feature.layer, scored.pixels, batch_size
         self._method, self._recording = method, recording
 
     def put_back(self, output: Tensor) -> Tensor:

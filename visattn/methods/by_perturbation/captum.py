@@ -34,7 +34,7 @@ def integrated_gradients(
     cells: tuple[int, int] | None = None,
     count: int = 196,
     evaluations: int = 50,
-    batch: int = 16,
+    batch_size: int = 16,
 ) -> AttentionMap:
     """Integrated gradients: each pixel's share of the score's rise from the baseline to the image.
 
@@ -44,15 +44,15 @@ def integrated_gradients(
     Args:
         recording: For its provenance.
         scored: Pixels and their score.
-        baseline: The image without content. `blur`, the photo blurred by a sixteenth of its shorter side, is the default: a photo with
-            blurred parts is nearly a photo still, one with gray cells is like nothing the model knows. It keeps what is smooth, so
-            the score there is noted. `mean`: the mean colour of the training images, 0 after normalisation. `black`: nothing dark has
-            a share of the way from there. None is neutral: compare two.
-        segments: `pixels`; or `grid`, `slic`: the sum over the pixels of each part.
+        baseline: The image without content: `mean`, `black` or `blur`. `blur`, the photo blurred by a sixteenth of its shorter side,
+            is the default: a photo with blurred parts is nearly a photo still, one with gray cells is like nothing the model knows.
+            It keeps what is smooth, so the score there is noted. `mean`: the mean color of the training images, 0 after
+            normalization. `black`: nothing dark has a share of the way from there. None is neutral: compare two.
+        segments: The parts of the image: `pixels`, or `grid` or `slic`, each with the sum over its pixels.
         cells: Rows and columns of `grid`.
         count: About how many parts, where `cells` does not say; cells are whole patches where they can be, and never smaller ones.
-        evaluations: Steps of the integral (Gauss-Legendre).
-        batch: How many images run at once.
+        evaluations: How often the model is run. They are steps of the integral (Gauss-Legendre).
+        batch_size: How many images run at once.
 
     Returns:
         Map in units of the score.
@@ -60,10 +60,10 @@ def integrated_gradients(
     Reference:
         Sundararajan et al., "Axiomatic Attribution for Deep Networks", ICML 2017, arXiv:1703.01365.
     """
-    attr = captum_of("integrated_gradients", evaluations, batch)
+    attr = captum_of("integrated_gradients", evaluations, batch_size)
 
     def kernel(asked: Asked) -> Found:
-        options = {"n_steps": evaluations, "internal_batch_size": batch}
+        options = {"n_steps": evaluations, "internal_batch_size": batch_size}
         found = attr.IntegratedGradients(asked.score).attribute(asked.image, baselines=asked.ground, **options)
         return Found(asked.parts.summed(found[0].sum(0)))
 
@@ -81,7 +81,7 @@ def integrated_gradients(
 
 
 def smoothgrad(
-    recording: Recording, *, scored: Scored, noise: float = 0.15, evaluations: int = 50, batch: int = 16, seed: int = 0
+    recording: Recording, *, scored: Scored, noise: float = 0.15, evaluations: int = 50, batch_size: int = 16, seed: int = 0
 ) -> AttentionMap:
     """SmoothGrad: the mean gradient of the score over noisy copies of the image, summed over channels.
 
@@ -89,8 +89,8 @@ def smoothgrad(
         recording: For its provenance.
         scored: Pixels and their score.
         noise: Standard deviation of the noise, as a share of the range of the image's values.
-        evaluations: Noisy copies.
-        batch: How many run at once; which noise they get depends on it.
+        evaluations: How often the model is run, each time on a noisy copy.
+        batch_size: How many run at once; which noise they get depends on it.
         seed: Of the noise; the process's own random state is left alone.
 
     Returns:
@@ -102,7 +102,7 @@ def smoothgrad(
     Reference:
         Smilkov et al., "SmoothGrad: removing noise by adding noise", 2017, arXiv:1706.03825. Differs: the sign is kept.
     """
-    attr = captum_of("smoothgrad", evaluations, batch)
+    attr = captum_of("smoothgrad", evaluations, batch_size)
     if noise <= 0:
         raise OptionError(
             f"noise must be a positive share of the range of the image's values, got {noise:g}. Without noise it is captum.saliency."
@@ -110,7 +110,7 @@ def smoothgrad(
 
     def kernel(asked: Asked) -> Found:
         deviation = noise * float(asked.image.max() - asked.image.min())
-        options = {"nt_samples": evaluations, "nt_samples_batch_size": batch, "stdevs": deviation}
+        options = {"nt_samples": evaluations, "nt_samples_batch_size": batch_size, "stdevs": deviation}
         tunnel = attr.NoiseTunnel(attr.Saliency(asked.score))
         with _seeded(seed, asked.image.device):
             found = tunnel.attribute(asked.image, nt_type="smoothgrad", abs=False, **options)
@@ -126,7 +126,7 @@ def smoothgrad(
         baseline=None,
         noise=noise,
         evaluations=evaluations,
-        batch=batch,
+        batch_size=batch_size,
         seed=seed,
     )
 
@@ -139,7 +139,7 @@ def occlusion(
     segments: Parts = "grid",
     cells: tuple[int, int] | None = None,
     count: int = 196,
-    batch: int = 16,
+    batch_size: int = 16,
 ) -> AttentionMap:
     """Occlusion: how far the score falls when one part of the image is replaced by the baseline.
 
@@ -147,10 +147,10 @@ def occlusion(
         recording: For its provenance.
         scored: Pixels and their score.
         baseline: See `integrated_gradients`.
-        segments: `grid`, or `slic`, regions of like colour; each costs one evaluation.
+        segments: The parts of the image: `grid`, or `slic`, regions of like color. Each costs one evaluation.
         cells: Rows and columns of `grid`.
         count: About how many parts, where `cells` does not say.
-        batch: How many images run at once.
+        batch_size: How many images run at once.
 
     Returns:
         Map in units of the score, on the grid; for `slic` on the input's pixels, each with the value of its whole part.
@@ -159,10 +159,10 @@ def occlusion(
         Zeiler & Fergus, "Visualizing and Understanding Convolutional Networks", ECCV 2014, arXiv:1311.2901. Differs: parts do not
         overlap.
     """
-    attr = captum_of("occlusion", 1, batch)
+    attr = captum_of("occlusion", 1, batch_size)
 
     def kernel(asked: Asked) -> Found:
-        options = {"feature_mask": asked.parts.labels[None, None], "perturbations_per_eval": batch}
+        options = {"feature_mask": asked.parts.labels[None, None], "perturbations_per_eval": batch_size}
         found = attr.FeatureAblation(asked.score).attribute(asked.image, baselines=asked.ground, **options)
         return Found(asked.parts.picked(found[0, 0]))
 
@@ -179,7 +179,7 @@ def kernel_shap(
     cells: tuple[int, int] | None = None,
     count: int = 25,
     evaluations: int = 500,
-    batch: int = 16,
+    batch_size: int = 16,
     seed: int = 0,
 ) -> AttentionMap:
     """Kernel SHAP: Shapley values of the parts of the image, estimated by a linear model of random subsets.
@@ -191,12 +191,12 @@ def kernel_shap(
         recording: For its provenance.
         scored: Pixels and their score.
         baseline: See `integrated_gradients`.
-        segments: `grid`, or `slic`, regions of like colour.
+        segments: The parts of the image: `grid`, or `slic`, regions of like color.
         cells: Rows and columns of `grid`.
         count: About how many parts, where `cells` does not say. Each is an unknown of the fit, and most subsets are nearly all or
             nearly nothing, so half as many parts as for LIME.
-        evaluations: Subsets; twenty for each part.
-        batch: How many images run at once.
+        evaluations: How often the model is run, each time on a subset; twenty for each part.
+        batch_size: How many images run at once.
         seed: Of the subsets; the process's own random state is left alone.
 
     Returns:
@@ -206,10 +206,10 @@ def kernel_shap(
         Lundberg & Lee, "A Unified Approach to Interpreting Model Predictions", NIPS 2017, arXiv:1705.07874. As captum has it: the
         sizes of subsets are drawn by the Shapley kernel, and all count alike.
     """
-    attr = captum_of("kernel_shap", evaluations, batch, "sklearn")
+    attr = captum_of("kernel_shap", evaluations, batch_size, "sklearn")
 
     def kernel(asked: Asked) -> Found:
-        return _regressed(attr.KernelShap(asked.score), asked, evaluations, batch, seed)
+        return _regressed(attr.KernelShap(asked.score), asked, evaluations, batch_size, seed)
 
     return attributed(
         "captum.kernel_shap",
@@ -235,7 +235,7 @@ def lime(
     count: int = 50,
     lasso: float = 0.001,
     evaluations: int = 500,
-    batch: int = 16,
+    batch_size: int = 16,
     seed: int = 0,
 ) -> AttentionMap:
     """LIME: the weights of a sparse linear model of the score, fitted to copies of the image with half of their parts taken away.
@@ -244,13 +244,13 @@ def lime(
         recording: For its provenance.
         scored: Pixels and their score.
         baseline: See `integrated_gradients`.
-        segments: `grid`, or `slic`, regions of like colour.
+        segments: The parts of the image: `grid`, or `slic`, regions of like color.
         cells: Rows and columns of `grid`.
         count: About how many parts, where `cells` does not say; each is an unknown of the fit.
-        lasso: Penalty of the absolute weights, as a share of the score's rise from the baseline: each weight shrinks by about four
-            times as much, and smaller ones vanish. 0 is least squares.
-        evaluations: Subsets; ten for each part.
-        batch: How many images run at once.
+        lasso: Penalty of the absolute weights, as a share of the score's rise from the baseline. Each weight shrinks by about four
+            times as much, and smaller ones vanish; 0 is least squares.
+        evaluations: How often the model is run, each time on a subset; ten for each part.
+        batch_size: How many images run at once.
         seed: Of the subsets; the process's own random state is left alone.
 
     Returns:
@@ -263,7 +263,7 @@ def lime(
         Ribeiro et al., "Why Should I Trust You?", KDD 2016, arXiv:1602.04938. As captum has it: a Lasso (there of 0.01,
         whatever the score), and copies count by `exp(-d * d / 2)`, where d is the cosine distance of their pixels from the photo's.
     """
-    attr = captum_of("lime", evaluations, batch, "sklearn")
+    attr = captum_of("lime", evaluations, batch_size, "sklearn")
     if lasso < 0:
         raise OptionError(f"lasso must be 0 or more, as a share of the score's rise, got {lasso:g}.")
     from captum._utils.models.linear_model import SkLearnLasso, SkLearnLinearRegression
@@ -272,7 +272,7 @@ def lime(
         # a Lasso without a random state of its own draws from numpy's global one, for nothing
         alpha = lasso * abs(asked.rise)
         linear = SkLearnLasso(alpha=alpha, random_state=0) if alpha else SkLearnLinearRegression()
-        return _regressed(attr.Lime(asked.score, interpretable_model=linear), asked, evaluations, batch, seed)
+        return _regressed(attr.Lime(asked.score, interpretable_model=linear), asked, evaluations, batch_size, seed)
 
     return attributed(
         "captum.lime",
@@ -288,7 +288,7 @@ def lime(
     )
 
 
-def captum_of(method: str, evaluations: int, batch: int, *also: str) -> Any:  # noqa: ANN401 - the module
+def captum_of(method: str, evaluations: int, batch_size: int, *also: str) -> Any:  # noqa: ANN401 - the module
     """`captum.attr`, once it is known to be installed and the numbers to make sense.
 
     Raises:
@@ -296,8 +296,8 @@ def captum_of(method: str, evaluations: int, batch: int, *also: str) -> Any:  # 
     """
     for module in ("captum", *also):
         need(module, "attribution", f"captum.{method}")
-    if evaluations < 1 or batch < 1:
-        raise OptionError(f"evaluations and batch must be at least 1, got {evaluations} and {batch}.")
+    if evaluations < 1 or batch_size < 1:
+        raise OptionError(f"evaluations and batch_size must be at least 1, got {evaluations} and {batch_size}.")
     import captum.attr
 
     return captum.attr
@@ -319,9 +319,9 @@ def _few(
     return parts
 
 
-def _regressed(estimator: Any, asked: Asked, evaluations: int, batch: int, seed: int) -> Found:  # noqa: ANN401 - captum's Lime
+def _regressed(estimator: Any, asked: Asked, evaluations: int, batch_size: int, seed: int) -> Found:  # noqa: ANN401 - captum's Lime
     estimator.interpretable_model = kept = _Kept(estimator.interpretable_model)
-    options = {"n_samples": evaluations, "perturbations_per_eval": batch, "return_input_shape": False}
+    options = {"n_samples": evaluations, "perturbations_per_eval": batch_size, "return_input_shape": False}
     parts = asked.parts.labels[None, None]
     with _seeded(seed, asked.image.device):
         weights = estimator.attribute(asked.image, baselines=asked.ground, feature_mask=parts, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -37,11 +37,12 @@ def attention(
     Args:
         recording: Any recording with attention of tokens on a grid.
         layer: Position among the layers, dotted name, or `all`.
-        head: One head or `all`.
+        head: One head, or `all`.
         fusion: How heads are merged: `mean`, `max`, `min`; None keeps them apart.
-        sinks: `keep`; `drop`: sinks get nothing, and what is left is divided by its sum; `redistribute`: what goes to sinks goes to
-            all other patches alike. Sinks are found in all layers, so all must be captured.
-        query: See `visattn.methods.QUERY_SPELLINGS`; `auto` is what the model itself reads out.
+        sinks: What becomes of attention that sinks get: `keep`, `drop`, `redistribute`. Dropped: what is left is divided by its sum;
+            redistributed: it goes to all other patches alike. Sinks are found in all layers, so all must be captured.
+        query: The token that looks: `auto` (what the model itself reads out), `cls`, `mean`, `patch:ROW,COL`, `register:N`; of a photo
+            `pixel:X,Y` too. More in `visattn.methods.QUERY_SPELLINGS`.
         call: Which call, of a layer that calls its attention several times.
         dtype: float64 computes the softmax in double precision.
 
@@ -57,8 +58,8 @@ def attention(
         token, each head).
     """
     if fusion is not None:
-        one_of(fusion, ("mean", "max", "min"), "fusion")
-    one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
+        one_of(fusion, get_args(Fusion), "fusion")
+    one_of(sinks, get_args(Sinks), "sinks")
     records = chosen_records(one_forward(recording), layer, query, call)
     rows, chosen = zip(*(_row(record, query, recording.reads, dtype) for record in records), strict=True)
     stacked = torch.stack(rows, dim=1)  # (B, layers, heads, K)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from visattn._support.checks import between, one_of
+from visattn._support.types import DiscardOver
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -32,9 +33,9 @@ def attention_gradient(
         recording: Attention with the gradient of a score: `recording.gradients(score)`.
         layer: `all` is the mean over layers of self-attention; else a position or a dotted name, which may be a pooling head's.
         head: `all` is the mean over heads; else one.
-        signed: Keep what speaks against the target: `A * dA`. By default only what speaks for it counts, `(A * dA)^+`, before
-            heads and layers are averaged.
-        query: See `visattn.methods.QUERY_SPELLINGS`.
+        signed: Keep what speaks against the target. The map is then `A * dA`; by default only what speaks for it counts,
+            `(A * dA)^+`, before heads and layers are averaged.
+        query: The token that looks; see `attention`.
         dtype: float64 computes in double precision.
 
     Returns:
@@ -72,7 +73,7 @@ def gradient_rollout(
     recording: Recording,
     *,
     discard: float = 0.9,
-    discard_over: Literal["row", "layer"] = "layer",
+    discard_over: DiscardOver = "layer",
     start_layer: int = 0,
     query: Query = "auto",
     dtype: torch.dtype = torch.float32,
@@ -98,7 +99,7 @@ def gradient_rollout(
         attention of layer `l` with the gradient of layer `L - 1 - l` and divides columns by row sums; prefix tokens are never
         discarded.
     """
-    one_of(discard_over, ("row", "layer"), "discard_over")
+    one_of(discard_over, get_args(DiscardOver), "discard_over")
     if between(discard, 0, 1, "discard") == 1:
         raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
     records = chain(recording, probability=False)

@@ -23,7 +23,7 @@ def norm_attention(
     *,
     layer: int | str = -1,
     heads: bool = False,
-    residual: bool = False,
+    add_residual: bool = False,
     query: Query = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
@@ -35,7 +35,7 @@ def norm_attention(
         recording: Attention with values: `capture(model, values=True)`.
         layer: Position among the layers, or dotted name.
         heads: Keep heads apart: `A_ij^h ||f_h(x_j)||`.
-        residual: Add what the query's own token brings along the residual path, `x_i`, to its own vector. The class token is not
+        add_residual: Add what the query's own token brings along the residual path, `x_i`, to its own vector. The class token is not
             drawn, so this changes maps of patch queries only.
         query: See `visattn.methods.QUERY_SPELLINGS`; several tokens are a weighted mean of sizes.
         dtype: float64 computes in double precision.
@@ -47,14 +47,14 @@ def norm_attention(
         OptionError: If values or what follows the heads are not known, or the layer or query does not exist.
 
     Reference:
-        Kobayashi et al., "Attention is Not Only a Weight", EMNLP 2020, arXiv:2004.10102; with `residual`, "Incorporating Residual
+        Kobayashi et al., "Attention is Not Only a Weight", EMNLP 2020, arXiv:2004.10102; with `add_residual`, "Incorporating Residual
         and Normalization Layers into Analysis of Masked Language Models", EMNLP 2021, arXiv:2109.07152 (AttnRes-N: vision
         transformers normalise before attention, so no normalisation lies between). The scale of a block's layer is part of `W_O`.
     """
-    if heads and residual:
-        raise OptionError("the residual path belongs to no head. Leave out heads=True or residual=True.")
+    if heads and add_residual:
+        raise OptionError("the residual path belongs to no head. Leave out heads=True or add_residual=True.")
     record = chosen_records(recording, layer, query, 0)[0]
-    rows = head_norms(record, dtype) if heads else norm_rows(record, dtype, residual=residual)
+    rows = head_norms(record, dtype) if heads else norm_rows(record, dtype, residual=add_residual)
     weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)
     weights = weights[:, 0].to(dtype)  # (B or 1, 1, Q)
     shape = record.operator.shape
@@ -66,7 +66,7 @@ def norm_attention(
             out.index_add_(2, tile.keys, (mine[:, None] @ sized)[:, :, 0] if heads else mine @ sized)
     layout = record.keys
     patches = layout.on_grid(out[..., len(layout.prefix) :].reshape(shape[0], -1, layout.cells))
-    provenance = described(recording, "norm_attention", layer=record.layer, heads=heads, residual=residual, query=chosen)
+    provenance = described(recording, "norm_attention", layer=record.layer, heads=heads, add_residual=add_residual, query=chosen)
     if not heads:
         return AttentionMap(patches[:, 0], ("batch",), layout, {}, "norm of attention", provenance)
     labels = {"head": tuple(str(i) for i in range(shape[1]))}

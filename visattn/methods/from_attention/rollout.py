@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from visattn._support.checks import between, one_of
-from visattn._support.types import Fusion, Sinks
+from visattn._support.types import DiscardOver, Fusion, Implementation, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
@@ -21,19 +21,21 @@ from visattn.methods.sinks import find_sinks, sinks_of_scores
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
 
+WeightsBy = Literal["attention", "norm"]
+
 
 def rollout(
     recording: Recording,
     *,
     fusion: Fusion = "mean",
-    weights_by: Literal["attention", "norm"] = "attention",
+    weights_by: WeightsBy = "attention",
     residual: float | Literal["measured"] = 0.5,
     discard: float = 0.0,
-    discard_over: Literal["row", "layer"] = "row",
+    discard_over: DiscardOver = "row",
     start_layer: int = 0,
     sinks: Sinks = "keep",
     query: Query = "auto",
-    implementation: Literal["tiles", "reversed"] = "tiles",
+    implementation: Implementation = "tiles",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
     r"""Attention rollout: how much of each patch reaches the query through all layers, if attention were all that mixes.
@@ -44,16 +46,18 @@ def rollout(
     Args:
         recording: Self-attention of every layer over one token set.
         fusion: How heads are merged; `max` and `min` are divided by their row sums.
-        weights_by: `attention`; `norm`: `A_ij` becomes the size of what token j gives to i, `||sum_h A_ij v_j W_O||`; rows are divided
-            by their sums last, after discarding. That and `measured` need values: `capture(model, values=True)`.
-        residual: Weight of the residual path in [0, 1]; 0.5 is the paper's. `measured`: each token keeps the share that its own
-            vector has of what attention and residual path give it, and takes the rest from the others by the weights that were
-            not discarded.
-        discard: Share of the smallest weights of patches that become 0 before rows are divided by their sums, in [0, 1).
+        weights_by: What counts as weight: `attention`, or the `norm` of what a token gives. Then `A_ij` becomes
+            `||sum_h A_ij v_j W_O||`, and rows are divided by their sums last, after discarding. That and `measured` need values:
+            `capture(model, values=True)`.
+        residual: Weight of the residual path, from 0 to 1, or `measured`. 0.5 is the paper's; measured, each token keeps the share
+            that its own vector has of what attention and residual path give it, and takes the rest from the others by the weights
+            that were not discarded.
+        discard: Share of the smallest weights of patches, in [0, 1), that become 0 before rows are divided by their sums.
         discard_over: Smallest of each `row`, or of the whole `layer`. Prefix tokens are never discarded.
         start_layer: First layer that takes part.
-        sinks: `keep`; `drop`: no token attends to a sink, rows are divided by what is left; `redistribute`: what a token gives to
-            sinks goes to all other patches alike. A row that nothing is left of becomes the token itself.
+        sinks: What becomes of attention that sinks get: `keep`, `drop`, `redistribute`. Dropped: no token attends to a sink, rows are
+            divided by what is left; redistributed: what a token gives to sinks goes to all other patches alike. A row that nothing is
+            left of becomes the token itself.
         query: The token that is explained; `auto` is what the model itself reads out, also by attention pooling.
         implementation: How `r @ A` is computed where rows stay as they are; see `visattn.operators.Operator.pull`.
         dtype: float64 computes in double precision.
@@ -70,11 +74,11 @@ def rollout(
         of one query instead of the matrix; discarding (Gildenblat's, there over all tokens of a layer), norms and measured mixing
         (Kobayashi et al., arXiv:2004.10102, arXiv:2109.07152) and the treatment of sinks, which are off by default.
     """
-    one_of(fusion, ("mean", "max", "min"), "fusion")
-    one_of(weights_by, ("attention", "norm"), "weights_by")
-    one_of(discard_over, ("row", "layer"), "discard_over")
-    one_of(sinks, ("keep", "drop", "redistribute"), "sinks")
-    one_of(implementation, ("tiles", "reversed"), "implementation")
+    one_of(fusion, get_args(Fusion), "fusion")
+    one_of(weights_by, get_args(WeightsBy), "weights_by")
+    one_of(discard_over, get_args(DiscardOver), "discard_over")
+    one_of(sinks, get_args(Sinks), "sinks")
+    one_of(implementation, get_args(Implementation), "implementation")
     if residual != "measured":
         between(residual, 0, 1, "residual")
     if between(discard, 0, 1, "discard") == 1:
@@ -128,7 +132,7 @@ def _mean(
     start: int,
     r: Tensor,
     residual: float,
-    implementation: Literal["tiles", "reversed"],
+    implementation: Implementation,
     dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[tuple[Sink, ...], ...]]:
     """The recursion with a second row beside `r`: uniform weights, whose product is the column score, for the price of one."""

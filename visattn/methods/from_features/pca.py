@@ -17,7 +17,7 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     Args:
         recording: A recording with token features.
         layer: Position or dotted name among the layers with token features.
-        components: How many.
+        components: Number of components.
 
     Returns:
         Map with axes `batch` and `component`; signed scores. The sign, which is arbitrary, is fixed: the loading that is largest in

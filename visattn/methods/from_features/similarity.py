@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,7 +25,7 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
 
     Args:
         recording: A recording with token features (`of="tokens"`), attention, or values (`capture(model, values=True)`).
-        query: The token that is compared: `patch:ROW,COL`, `cls`, `register:N`.
+        query: The token that is compared: `patch:ROW,COL`, `cls`, `register:N`; of a photo `pixel:X,Y` too.
         of: Which vectors: token features, or the keys, queries or values of an attention layer with its heads joined.
         layer: Position or dotted name, among the layers with such vectors.
         image: The image of the batch whose token it is.
@@ -36,7 +36,7 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
     Raises:
         OptionError: If the token, the vectors or the image do not exist.
     """
-    one_of(of, ("tokens", "keys", "queries", "values"), "kind of vector")
+    one_of(of, get_args(Of), "kind of vector")
     vectors, layout, name = _vectors(one_forward(recording), of, layer)
     if not 0 <= image < len(vectors):
         raise OptionError(f"image must lie in [0, {len(vectors) - 1}], got {image}.")

@@ -25,7 +25,7 @@ def saliency(recording: Recording, *, scored: Scored, signed: bool = False) -> A
     Args:
         recording: For its provenance.
         scored: Pixels and their score.
-        signed: Whether to take the sum over channels with its sign, which SmoothGrad is the mean of over noisy copies.
+        signed: Take the sum over channels with its sign. SmoothGrad is the mean of that over noisy copies.
 
     Returns:
         Map of the input's pixels: score per unit of the normalized pixels.

@@ -107,11 +107,21 @@ class Attached:
         if lacking:
             raise OptionError(
                 f"{type(optimizer).__name__} must be given all parameters of the attention, got all but {len(lacking)}, such as "
-                f"'{lacking[0]}'. Build it after attach, or pass it as optimizer=."
+                f"'{lacking[0]}'. Build it after attach, or call handle.join(optimizer)."
             )
 
     def join(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give an optimizer what it lacks of the attention, as one more group; `detach` takes it out again."""
+        """Give an optimizer what it lacks of the attention, as one more group; `detach` takes it out again.
+
+        Raises:
+            OptionError: If it is no optimizer, or has a scheduler, which would not know the new group.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise OptionError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. Build it first.")
+        if any("initial_lr" in group for group in optimizer.param_groups):
+            raise OptionError(
+                "optimizer must have no scheduler yet, which would not know the new group. Join it first, then build the scheduler."
+            )
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         new = [parameter for parameter in self.parameters() if id(parameter) not in known]
         if new:

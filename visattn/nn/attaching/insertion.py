@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,13 @@ from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
 from visattn.nn.attaching.attached import Attached, Site
 from visattn.nn.attaching.plugged import Company, Plugged, plug
 from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_of
+from visattn.nn.attaching.trail import AnyLayout
 from visattn.nn.shapes import at_least
 from visattn.nn.table import ATTENTION
 
 Attention = str | type[nn.Module] | Callable[..., nn.Module]
 Init = Literal["identity", "paper", "zero_last", "two_sigmoid"]
 
-_INITS = ("identity", "paper", "zero_last", "two_sigmoid")
-_LAYOUTS = ("auto", "NCHW", "NHWC")
 _WRAPPERS = ("FullyShardedDataParallel", "OptimizedModule")
 _NORMS = nn.modules.batchnorm._BatchNorm
 
@@ -36,11 +35,9 @@ def attach(
     attention: Attention,
     where: Where = "residual",
     *,
-    init: Init = "identity",
-    gate: float = 0.0,
-    layout: Literal["auto", "NCHW", "NHWC"] = "auto",
+    init: Init | float = "identity",
+    layout: AnyLayout = "auto",
     example: object = None,
-    optimizer: torch.optim.Optimizer | None = None,
     min_channels: int = 1,
     strict_attention: bool = False,
     dry_run: bool = False,
@@ -61,16 +58,15 @@ def attach(
             U-Net those of encoder and decoder; what is left out warns. `depthwise`: after each depthwise convolution, or its norm
             where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` stays within one part of a name and `**` goes over
             several, a list of names, or a function of name and module. Names are those of the model before anything was attached.
-        init: `identity`: `x + g (A(x) - x)` with one learned number `g`. `paper`: plain `A(x)`. `zero_last`: plain `A(x)` with its last
-            layer zero, for attention that is then the identity, as gc and nl. `two_sigmoid`: `2 A(x)` with its last layer zero, for
-            attention whose one gate is then a half, as se and eca; no number more than the paper's, but another function.
-        gate: What `g` begins with. At 0 only `g` gets a gradient in the first step, and the attention from the second on; 1e-3 lets
-            both learn at once and changes outputs a little. Where a branch begins at zero, all of this comes a step later, whatever
-            `g` is: its last norm's weight, or a gain behind it, must first leave zero, as in timm's ResNets from scratch
-            (`zero_init_last`). Of sites that give nothing but zeros a gate other than 0 warns.
+        init: `identity`: `x + g (A(x) - x)` with one learned number `g`, which begins at 0; a number: the same, and `g` begins with it.
+            `paper`: plain `A(x)`. `zero_last`: plain `A(x)` with its last layer zero, for attention that is then the identity, as gc
+            and nl. `two_sigmoid`: `2 A(x)` with its last layer zero, for attention whose one gate is then a half, as se and eca; no
+            number more than the paper's, but another function. At `g = 0` only `g` gets a gradient in the first step, and the
+            attention from the second on; 1e-3 lets both learn at once and changes outputs a little. Where a branch begins at zero, all
+            of this comes a step later, whatever `g` is: its last norm's weight, or a gain behind it, must first leave zero, as in
+            timm's ResNets from scratch (`zero_init_last`). Of sites that give nothing but zeros a number other than 0 warns.
         layout: Where the channels lie. `auto` sees it in the forward; both are kept inside the module.
         example: What the model takes: a tensor, a tuple of arguments or a dict of named ones. None is one image of the model's size.
-        optimizer: Gets what was added as one more group, once.
         min_channels: Places with fewer channels are left out.
         strict_attention: Report a checkpoint without any attention as incomplete too. Else the attention keeps what it has, and
             `supplied` of the handle tells so; one that lacks some of the sites only is always incomplete.
@@ -78,7 +74,7 @@ def attach(
         module_options: Passed to the attention.
 
     Returns:
-        The handle: `sites`, `summary()`, `parameters()`, `base_state_dict()`, `check(optimizer)`, `detach()`.
+        The handle: `sites`, `summary()`, `parameters()`, `base_state_dict()`, `join(optimizer)`, `check(optimizer)`, `detach()`.
 
     Raises:
         OptionError: If an option, name or pattern is unknown, fits nothing, or a place has attention or hangs twice.
@@ -91,7 +87,8 @@ def attach(
         >>> [(site.name, site.channels, site.size) for site in handle.sites]
         [('layer4.0.bn2', 512, (7, 7)), ('layer4.1.bn2', 512, (7, 7))]
     """
-    _check_options(model, init, gate, layout, optimizer)
+    _check_options(model, init, layout)
+    kind, gate = ("identity", float(init)) if isinstance(init, (int, float)) else (init, 0.0)
     at_least("min_channels", min_channels)
     flow = follow(model, example)
     seen = [(place, maps_of(place, flow, layout)) for place in chosen(model, where, flow)]
@@ -104,11 +101,11 @@ def attach(
         for place, maps in wide:
             module = _build(attention, maps, module_options, place.name)
             macs = _macs(module, maps, place.name)
-            scale = _prepare(module, init, maps)
+            scale = _prepare(module, kind, maps)
             wrapper = plug(
                 place.module,
                 module,
-                gate if init == "identity" else None,
+                gate if kind == "identity" else None,
                 _like(place.module, model),
                 scale=scale,
                 layout=maps.layout,
@@ -125,12 +122,10 @@ def attach(
     for place, wrapper in plugged:
         place.parent._modules[place.key] = wrapper
     _warn_of_sites(model, example, plugged, [] if isinstance(flow, Exception) else [maps for _, maps in wide], gate)
-    if optimizer is not None:
-        handle.join(optimizer)
     return handle
 
 
-def _check_options(model: nn.Module, init: str, gate: float, layout: str, optimizer: torch.optim.Optimizer | None) -> None:
+def _check_options(model: nn.Module, init: str | float, layout: str) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"model must be a torch.nn.Module, got {type(model).__name__}. Load it first, as with visattn.load_model."
@@ -142,20 +137,12 @@ def _check_options(model: nn.Module, init: str, gate: float, layout: str, optimi
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"the model must be a Python module, got {kind}, whose code is fixed. Attach first.")
-    one_of(init, _INITS, "init")
-    one_of(layout, _LAYOUTS, "layout")
-    if not isinstance(gate, (int, float)) or not math.isfinite(gate):
-        raise OptionError(f"gate must be a finite number, got {gate!r}. 0 changes nothing at first.")
-    if gate and init != "identity":
-        raise OptionError(f"gate must be left out with init='{init}', got {gate:g}. It belongs to init='identity'.")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptionError(
-            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. Leave it out to build it later."
-        )
-    if optimizer is not None and any("initial_lr" in group for group in optimizer.param_groups):
-        raise OptionError(
-            "optimizer must have no scheduler yet, which would not know the new group. Attach first, then build it."
-        )
+    if isinstance(init, (int, float)):
+        if not math.isfinite(init):
+            raise OptionError(f"init must be a name or a finite number, got {init!r}. 0 changes nothing at first.")
+    else:
+        one_of(init, get_args(Init), "init")
+    one_of(layout, get_args(AnyLayout), "layout")
 
 
 def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str) -> nn.Module:
@@ -319,7 +306,7 @@ def _warn_of_sites(
     zero = [place.name for place, wrapper in ran if gate and wrapper in met - alive]
     if zero:
         warnings.warn(
-            f"{_some(zero)} give only zeros at first, so gate={gate:g} lets nothing learn there in the first step. Build the model with "
+            f"{_some(zero)} give only zeros at first, so init={gate:g} lets nothing learn there in the first step. Build the model with "
             "zero_init_last=False (timm) or zero_init_residual=False (torchvision), or load its weights first.",
             VisattnWarning,
             stacklevel=3,

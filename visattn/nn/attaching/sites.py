@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from visattn._support.modes import evaluating
 from visattn.errors import OptionError, ShapeError, VisattnWarning
 from visattn.nn.attaching.forwards import Flow
 from visattn.nn.attaching.plugged import Plugged
-from visattn.nn.attaching.trail import Layout
+from visattn.nn.attaching.trail import AnyLayout, Layout
 
 Where = str | Callable[[str, nn.Module], bool] | Sequence[str]
 
@@ -144,7 +144,7 @@ def chosen(model: nn.Module, where: Where, flow: Flow | Exception) -> list[Place
     return found
 
 
-def maps_of(place: Place, flow: Flow | Exception, layout: Literal["auto", "NCHW", "NHWC"]) -> Maps:
+def maps_of(place: Place, flow: Flow | Exception, layout: AnyLayout) -> Maps:
     """Channels, shapes and layout of what a place gives.
 
     Raises:
@@ -248,7 +248,7 @@ def _depthwise(known: list[Place], flow: Flow) -> set[str]:
     return {flow.normed.get(name, name) for name in deep}
 
 
-def _unseen(place: Place, declared: int | None, flow: Flow | Exception, layout: Literal["auto", "NCHW", "NHWC"]) -> Maps:
+def _unseen(place: Place, declared: int | None, flow: Flow | Exception, layout: AnyLayout) -> Maps:
     """What a place is known to give though it did not run."""
     types = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d)
     channels = place.module.num_channels if isinstance(place.module, nn.GroupNorm) else declared

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 Layout = Literal["NCHW", "NHWC"]
+AnyLayout = Literal["auto", "NCHW", "NHWC"]  # auto: as the forward shows
 Shape = tuple[int, ...]
 
 

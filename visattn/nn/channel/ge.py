@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,6 +11,8 @@ from visattn._support.checks import one_of
 from visattn._support.publish import publish
 from visattn.errors import OptionError
 from visattn.nn.shapes import at_least, bottleneck, check_maps, check_size, normed
+
+Variant = Literal["theta-minus", "theta", "theta-plus"]
 
 
 class GatherExcite(nn.Module):
@@ -52,12 +54,12 @@ class GatherExcite(nn.Module):
         *,
         width: int | None = None,
         extent: int = 0,
-        variant: Literal["theta-minus", "theta", "theta-plus"] = "theta-minus",
+        variant: Variant = "theta-minus",
         size: tuple[int, int] | None = None,
     ) -> None:
         """Build with PyTorch's initial values of a convolution."""
         super().__init__()
-        one_of(variant, ("theta-minus", "theta", "theta-plus"), "variant of GatherExcite")
+        one_of(variant, get_args(Variant), "variant of GatherExcite")
         if extent not in (0, 2, 4, 8):
             raise OptionError(f"extent must be 2, 4 or 8, or 0 for the whole map, got {extent!r}.")
         self.channels, self.extent = channels, extent

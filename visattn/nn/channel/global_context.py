@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
@@ -10,6 +10,8 @@ from visattn._support.checks import one_of
 from visattn._support.publish import publish
 from visattn.errors import OptionError
 from visattn.nn.shapes import at_least, bottleneck, check_maps
+
+Fusion = Literal["add", "scale"]
 
 
 class GlobalContext(nn.Module):
@@ -49,12 +51,12 @@ class GlobalContext(nn.Module):
         reduction: int = 16,
         *,
         width: int | None = None,
-        fusion: Literal["add", "scale"] = "add",
+        fusion: Fusion = "add",
         eps: float = 1e-5,
     ) -> None:
         """Build with zeros in the last layer, and PyTorch's initial values of a convolution elsewhere."""
         super().__init__()
-        one_of(fusion, ("add", "scale"), "fusion of GlobalContext")
+        one_of(fusion, get_args(Fusion), "fusion of GlobalContext")
         if not eps > 0:
             raise OptionError(f"eps of GlobalContext must be above 0, got {eps!r}. The authors' is 1e-5, timm's 1e-6.")
         hidden = bottleneck(channels, reduction, width)

@@ -5,15 +5,20 @@ In: features `(B, L, D)` of L places and a state `(B, n)`. Out: a context `(B, D
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
+from visattn._support.types import How
 from visattn.errors import OptionError, ShapeError
 from visattn.nn.shapes import at_least, check_tokens, is_traced, shape_text
+
+Reduction = Literal["paper", "arctic", "mean"]
+
+Evaluation = Literal["expected", "argmax"]
 
 
 class _Alignment(nn.Module):
@@ -95,8 +100,7 @@ class Glimpse(NamedTuple):
     entropy: Tensor
 
 
-How = Literal["sample", "argmax", "expected", "gumbel"]
-HOWS: tuple[How, ...] = ("sample", "argmax", "expected", "gumbel")
+HOWS: tuple[How, ...] = get_args(How)
 
 
 class HardAttention(_Alignment):
@@ -133,12 +137,12 @@ class HardAttention(_Alignment):
         state_width: int,
         *,
         width: int | None = None,
-        evaluation: Literal["expected", "argmax"] = "expected",
+        evaluation: Evaluation = "expected",
         temperature: float = 1.0,
     ) -> None:
         """Build with PyTorch's initial values of a linear layer."""
         super().__init__(channels, state_width, width=width)
-        one_of(evaluation, ("expected", "argmax"), "evaluation of HardAttention")
+        one_of(evaluation, get_args(Evaluation), "evaluation of HardAttention")
         if not temperature > 0:
             raise OptionError(f"the temperature of HardAttention must be above 0, got {temperature:g}. The usual one is 1.")
         self.evaluation: How = evaluation
@@ -222,9 +226,7 @@ def reinforce(
     return terms.sum(1).mean()
 
 
-def doubly_stochastic(
-    alphas: Tensor, steps: Tensor | None = None, *, reduction: Literal["paper", "arctic", "mean"] = "paper"
-) -> Tensor:
+def doubly_stochastic(alphas: Tensor, steps: Tensor | None = None, *, reduction: Reduction = "paper") -> Tensor:
     """How far a decoder is from looking at every place equally often: `sum_i (1 - sum_t alpha_ti)^2`.
 
     Args:
@@ -243,7 +245,7 @@ def doubly_stochastic(
     Reference:
         Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044.
     """
-    one_of(reduction, ("paper", "arctic", "mean"), "reduction of doubly_stochastic")
+    one_of(reduction, get_args(Reduction), "reduction of doubly_stochastic")
     if alphas.ndim != 3:
         raise ShapeError(f"alphas must be (B, T, L), got {shape_text(alphas)}. Stack the weights of each step in axis 1.")
     _check_steps(steps, alphas.shape[:2])

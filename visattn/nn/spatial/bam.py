@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import get_args
 
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn._support.publish import publish
+from visattn._support.types import Variant
 from visattn.nn.shapes import at_least, bottleneck, check_maps, normed
 
 
@@ -48,11 +49,11 @@ class BAM(nn.Module):
         *,
         width: int | None = None,
         dilation: int = 4,
-        variant: Literal["official", "paper"] = "official",
+        variant: Variant = "official",
     ) -> None:
         """Build with PyTorch's initial values of a convolution."""
         super().__init__()
-        one_of(variant, ("official", "paper"), "variant of BAM")
+        one_of(variant, get_args(Variant), "variant of BAM")
         at_least("dilation", dilation)
         hidden = bottleneck(channels, reduction, width)
         self.channels, self.variant = channels, variant

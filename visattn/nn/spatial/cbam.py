@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn._support.publish import publish
+from visattn._support.types import Variant
 from visattn.nn.means import mean_over
 from visattn.nn.shapes import bottleneck, check_maps, normed, odd
 
@@ -51,11 +52,11 @@ class CBAM(nn.Module):
         *,
         width: int | None = None,
         kernel: int = 7,
-        variant: Literal["official", "paper"] = "official",
+        variant: Variant = "official",
     ) -> None:
         """Build with PyTorch's initial values of a convolution."""
         super().__init__()
-        one_of(variant, ("official", "paper"), "variant of CBAM")
+        one_of(variant, get_args(Variant), "variant of CBAM")
         hidden = bottleneck(channels, reduction, width)
         odd("kernel", kernel)
         biased = variant == "official"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from visattn._support.checks import one_of
 from visattn._support.publish import publish
 from visattn.nn.shapes import bottleneck, check_maps
+
+Combination = Literal["max", "add", "multiply"]
 
 
 class SCSE(nn.Module):
@@ -48,11 +50,11 @@ class SCSE(nn.Module):
         reduction: int = 2,
         *,
         width: int | None = None,
-        combine: Literal["max", "add", "multiply"] = "max",
+        combine: Combination = "max",
     ) -> None:
         """Build with PyTorch's initial values of a convolution."""
         super().__init__()
-        one_of(combine, ("max", "add", "multiply"), "combination of SCSE")
+        one_of(combine, get_args(Combination), "combination of SCSE")
         hidden = bottleneck(channels, reduction, width)
         self.channels, self.combine = channels, combine
         self.fc1 = nn.Conv2d(channels, hidden, 1)

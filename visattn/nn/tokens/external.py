@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
+from visattn._support.types import Variant
 from visattn.nn.feature_maps import grid, tokens, wide
 from visattn.nn.shapes import at_least, check_maps, normed
 
@@ -41,10 +42,10 @@ class ExternalAttention(nn.Module):
         any copy unties; here they are two from the start.
     """
 
-    def __init__(self, channels: int, *, slots: int = 64, variant: Literal["paper", "official"] = "paper") -> None:
+    def __init__(self, channels: int, *, slots: int = 64, variant: Variant = "paper") -> None:
         """Build with PyTorch's initial values of a convolution and a linear layer."""
         super().__init__()
-        one_of(variant, ("paper", "official"), "variant of ExternalAttention")
+        one_of(variant, get_args(Variant), "variant of ExternalAttention")
         self.channels, self.variant = at_least("channels", channels), variant
         self.key = nn.Linear(channels, at_least("slots", slots), bias=False)
         self.value = nn.Linear(slots, channels, bias=False)

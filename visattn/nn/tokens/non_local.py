@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
@@ -10,6 +10,10 @@ from visattn._support.checks import one_of
 from visattn.errors import OptionError
 from visattn.nn.feature_maps import attend, grid, halved, tokens
 from visattn.nn.shapes import bottleneck, check_maps, normed
+
+Scale = Literal["width", "channels"]
+
+Kind = Literal["embedded_gaussian", "gaussian", "dot", "concat"]
 
 
 class NonLocal(nn.Module):
@@ -55,16 +59,16 @@ class NonLocal(nn.Module):
         channels: int,
         *,
         width: int | None = None,
-        kind: Literal["embedded_gaussian", "gaussian", "dot", "concat"] = "embedded_gaussian",
-        scale: Literal["width", "channels"] | None = None,
+        kind: Kind = "embedded_gaussian",
+        scale: Scale | None = None,
         pool: bool = False,
         norm: bool = True,
     ) -> None:
         """Build as the identity."""
         super().__init__()
-        one_of(kind, ("embedded_gaussian", "gaussian", "dot", "concat"), "kind of NonLocal")
+        one_of(kind, get_args(Kind), "kind of NonLocal")
         if scale is not None:
-            one_of(scale, ("width", "channels"), "scale of NonLocal")
+            one_of(scale, get_args(Scale), "scale of NonLocal")
             if kind in ("dot", "concat"):
                 raise OptionError(f"scale must be None for kind '{kind}', got '{scale}': only a softmax has one.")
         width = bottleneck(channels, 2, width)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
+from visattn._support.types import Variant
 from visattn.nn.feature_maps import attend, grid, halved, tokens
 from visattn.nn.shapes import bottleneck, check_maps
 
@@ -49,11 +50,11 @@ class SelfAttention2d(nn.Module):
         reduction: int = 8,
         *,
         width: int | None = None,
-        variant: Literal["paper", "official"] = "paper",
+        variant: Variant = "paper",
     ) -> None:
         """Build as the identity."""
         super().__init__()
-        one_of(variant, ("paper", "official"), "variant of SelfAttention2d")
+        one_of(variant, get_args(Variant), "variant of SelfAttention2d")
         width = bottleneck(channels, reduction, width)
         values = width if variant == "paper" else max(1, channels // 2)
         self.channels, self.variant = channels, variant

@@ -59,18 +59,32 @@ class Reached:
     machine: str
 
 
+@dataclass(frozen=True)
+class Origin:
+    """How a network was made.
+
+    Attributes:
+        command: That made it.
+        versions: Of the libraries, by name.
+        sha256: Of the weights' file.
+        licence: Of the weights.
+    """
+
+    command: str
+    versions: Mapping[str, str]
+    sha256: str = ""
+    licence: str = ""
+
+
 def card(
     config: Config,
     data: Data,
     reached: Reached,
-    cost: Cost,
+    origin: Origin,
     *,
+    cost: Cost,
     shape: tuple[int, int, int],
-    command: str,
-    versions: Mapping[str, str],
-    sha256: str = "",
     limits: Sequence[str] = (),
-    licence: str = "",
 ) -> str:
     """A page of Markdown; the same facts give the same page.
 
@@ -78,13 +92,10 @@ def card(
         config: Of the run.
         data: What it was trained and tested on.
         reached: What it reached.
+        origin: How it was made.
         cost: Of the network; no multiply-accumulates where they could not be counted.
         shape: `(channels, height, width)` of its input.
-        command: That made it.
-        versions: Of the libraries, by name.
-        sha256: Of the weights' file.
         limits: Sentences beside those that follow from the facts.
-        licence: Of the weights.
 
     Returns:
         The page. Names that come from outside stand between backticks, on one line.
@@ -97,6 +108,7 @@ def card(
         config,
         data,
         reached,
+        origin,
         what=(
             f"An image classifier: from {'grey' if channels == 1 else 'colour'} pictures of {height} x {width} pixels to one of "
             f"{len(data.classes)} classes, {_first(data.classes)}.",
@@ -114,10 +126,6 @@ def card(
             "It answers with one of its classes whatever a picture shows.",
             *limits,
         ),
-        command=command,
-        versions=versions,
-        sha256=sha256,
-        licence=licence,
     )
 
 
@@ -126,37 +134,34 @@ def page(
     config: Recipe,
     data: Data,
     reached: Reached,
+    origin: Origin,
     *,
     what: Sequence[str],
     results: Sequence[str],
     limits: Sequence[str],
-    command: str,
-    versions: Mapping[str, str],
-    sha256: str = "",
-    licence: str = "",
 ) -> str:
     """The card of any network: what differs from one kind to the next is given in sentences; see `card` for the rest."""
     parts = {
         "What it is": _list(
             *what,
             f"Weights at the start: {'random' if config.weights == 'none' else code(config.weights)}.",
-            f"Weights now: sha256 `{sha256}`." if sha256 else "",
+            f"Weights now: sha256 `{origin.sha256}`." if origin.sha256 else "",
         ),
         "What it was trained on": _list(
             f"{code(data.name)}: {data.train:,} pictures to train on, {data.test:,} to test on.",
             *(f"Fingerprint ({split}): `{digest}`." for split, digest in data.fingerprints.items()),
             f"Licence of the pictures: {data.licence or 'not stated'}.",
         ),
-        "How it was made": f"{_block(command, 'console')}\n{_block(config.toml(), 'toml')}",
+        "How it was made": f"{_block(origin.command, 'console')}\n{_block(config.toml(), 'toml')}",
         "What it reaches": _list(
             *results,
             f"Training: {reached.epochs:g} epochs, {reached.steps:,} steps, {reached.seconds / 60:,.1f} minutes, "
             f"{reached.images_per_second:,.0f} images/s.",
             f"Machine: {printable(reached.machine)}.",
-            f"Software: {', '.join(f'{name} {number}' for name, number in versions.items())}.",
+            f"Software: {', '.join(f'{name} {number}' for name, number in origin.versions.items())}.",
         ),
         "Limits": _list(*limits),
-        "Licence": f"{licence or 'Not stated.'}\n",
+        "Licence": f"{origin.licence or 'Not stated.'}\n",
     }
     return f"# {title}\n" + "".join(f"\n## {head}\n\n{body}" for head, body in parts.items())
 

@@ -18,7 +18,7 @@ from visattn._support.files import write_whole
 from visattn.loading.weights import WEIGHTS, digest
 from visattn.provenance import Provenance
 from visattn.training.config import Recipe
-from visattn.training.report.card import Reached
+from visattn.training.report.card import Origin, Reached
 from visattn.training.run.folder import CARD, CURVES, FINAL, LOG, SPEED, Result
 from visattn.training.run.log import Log
 from visattn.training.tasks.task import Task
@@ -37,15 +37,9 @@ def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
     rows = Log(run / LOG).rows()
     seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
     reached = Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine())
-    page = task.card(
-        model,
-        reached,
-        command=command(config),
-        versions={name: version(name) for name in ("visattn", "torch", "torchvision", "timm")},
-        sha256=digest(run / FINAL / WEIGHTS),
-        licence=config.licence,
-    )
-    write_whole(run / CARD, page.encode())
+    versions = {name: version(name) for name in ("visattn", "torch", "torchvision", "timm")}
+    origin = Origin(command(config), versions, digest(run / FINAL / WEIGHTS), config.licence)
+    write_whole(run / CARD, task.card(model, reached, origin).encode())
     if find_spec("matplotlib"):
         from visattn.drawing.plots import learning_curves
 

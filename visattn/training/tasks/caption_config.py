@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from visattn._support.checks import between
 from visattn.errors import OptionError
-from visattn.models.show_attend_tell import ATTENTIONS, Objective
+from visattn.models.show_attend_tell import ATTENTIONS, Cost, Estimator, Objective
+from visattn.nn.decoder.soft_hard import Reduction
 from visattn.training.config import AUGMENTATIONS, Recipe, setting
 
 _USUAL = Objective()
@@ -56,9 +57,9 @@ class CaptionConfig(Recipe):
     min_count: int = setting(1, "Words that occur less often are unknown.")
     longest: int = setting(50, "Most words of a caption; longer ones are left out.")
     regulariser: float = setting(_USUAL.regulariser, "Weight of the doubly stochastic term: look at every place equally often.")
-    reduction: str = setting(_USUAL.reduction, "Its normalisation.", choices=("paper", "arctic", "mean"))
+    reduction: str = setting(_USUAL.reduction, "Its normalisation.", choices=get_args(Reduction))
     estimator: str = setting(
-        _USUAL.estimator, "How hard attention learns where to look.", choices=("reinforce", "gumbel"), only=_HARD
+        _USUAL.estimator, "How hard attention learns where to look.", choices=get_args(Estimator), only=_HARD
     )
     semi_sampling: float = setting(
         _USUAL.semi_sampling, "Hard: share of batches that take the expected context, not a draw.", only=_HARD
@@ -67,7 +68,7 @@ class CaptionConfig(Recipe):
     entropy: float = setting(_USUAL.entropy, "Hard: weight of the entropy, the paper's lambda_e.", only=_HARD)
     decay: float = setting(_USUAL.decay, "Hard: of the running mean of costs that is the baseline.", only=_DRAWN)
     cost: str = setting(
-        _USUAL.cost, "Hard: the mean over the longest caption's steps, or the sum.", choices=("mean", "sum"), only=_DRAWN
+        _USUAL.cost, "Hard: the mean over the longest caption's steps, or the sum.", choices=get_args(Cost), only=_DRAWN
     )
     temperature: float = setting(1.0, "Hard: of Gumbel draws.", only=_HARD | {"estimator": "gumbel"})
 

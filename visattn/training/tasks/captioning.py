@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 import torch
 from PIL import Image
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from visattn._support.checks import printable
 from visattn._support.extras import installed
 from visattn._support.files import check_output, write_whole
+from visattn._support.types import Split
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning.folders import CaptionerBlueprint, save
 from visattn.data.captions.pictures import SCENES
@@ -25,7 +26,7 @@ from visattn.loading import load_model
 from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
 from visattn.provenance import Provenance
-from visattn.training.report.card import Reached, code, page, percent
+from visattn.training.report.card import Origin, Reached, code, page, percent
 from visattn.training.tasks.caption_config import CaptionConfig
 from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
 
@@ -74,7 +75,7 @@ class Captioning(Task):
         self.config: CaptionConfig = config
         self.pictures: Captioned
         self.tests: Captioned
-        self.pictures, self.tests = (self._read(part) for part in ("train", "test"))
+        self.pictures, self.tests = (self._read(part) for part in get_args(Split))
         known = (caption for index in range(len(self.pictures)) for caption in self.pictures.captions(index))
         vocabulary = Vocabulary.of(known, config.min_count)
         self.targets: Words = Words(vocabulary, config.longest)
@@ -98,7 +99,7 @@ class Captioning(Task):
         )
         self.model: ShowAttendTell
 
-    def _read(self, part: Literal["train", "test"]) -> Captioned:
+    def _read(self, part: Split) -> Captioned:
         config = self.config
         count = config.train_count if part == "train" else config.test_count
         if config.root and config.data in SCENES:
@@ -198,7 +199,7 @@ class Captioning(Task):
         """As `soft attention captioner on scenes`."""
         return f"{self.config.attention} attention captioner on {self.config.shared().data}"
 
-    def card(self, model: nn.Module, reached: Reached, **facts: Any) -> str:  # noqa: ANN401
+    def card(self, model: nn.Module, reached: Reached, origin: Origin) -> str:
         """What it tells of test pictures is scored where the scorers are installed."""
         config, data = self.config.shared(), self.data()
         captioner = Captioner(cast(ShowAttendTell, model), self.blueprint, Provenance())
@@ -222,6 +223,7 @@ class Captioning(Task):
             config,
             data,
             reached,
+            origin,
             what=(
                 f"Show, attend and tell with {config.attention} attention: from pictures of {height} x {width} pixels to a caption from a "
                 f"vocabulary of {len(self.blueprint.words) - 2} words.",
@@ -235,7 +237,6 @@ class Captioning(Task):
                 "It knows the words of its training captions and no others, and describes any picture with them.",
                 "A map says where a word looked, not why it was chosen.",
             ),
-            **facts,
         )
 
     def _told(self, captioner: Captioner) -> tuple[list[str], list[tuple[str, ...]]]:

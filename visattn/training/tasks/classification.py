@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
+from visattn._support.types import Split
 from visattn.data import Labelled, read
 from visattn.data.labelled.readers import PUBLISHED
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
@@ -25,7 +26,7 @@ from visattn.models import ram
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.batches import Labels
 from visattn.training.config import Config, Recipe
-from visattn.training.report.card import Reached, card
+from visattn.training.report.card import Origin, Reached, card
 from visattn.training.report.costs import Cost, cost
 from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
 
@@ -45,7 +46,7 @@ class Classification(Task):
         self.config: Config = config
         self.pictures: Labelled
         self.tests: Labelled
-        self.pictures, self.tests = (labelled(config, split) for split in ("train", "test"))
+        self.pictures, self.tests = (labelled(config, split) for split in get_args(Split))
         self.targets = Labels()
         if config.model == _RAM and (config.mixup or config.cutmix or config.smoothing != Config().smoothing):
             raise OptionError(
@@ -119,17 +120,17 @@ class Classification(Task):
         shown = self.config.shared()
         return f"{shown.model}{inside} on {shown.data}"
 
-    def card(self, model: nn.Module, reached: Reached, **facts: Any) -> str:  # noqa: ANN401
+    def card(self, model: nn.Module, reached: Reached, origin: Origin) -> str:
         """Multiply-accumulates are told where they can be counted."""
         shape = (self.blueprint.channels, *self.blueprint.size)
         try:
             found = cost(model, shape)
         except UnsupportedModel:
             found = Cost(sum(parameter.numel() for parameter in model.parameters()), 0)
-        return card(self.config.shared(), self.data(self.blueprint.classes), reached, found, shape=shape, **facts)
+        return card(self.config.shared(), self.data(self.blueprint.classes), reached, origin, cost=found, shape=shape)
 
 
-def labelled(config: Config, split: Literal["train", "test"]) -> Labelled:
+def labelled(config: Config, split: Split) -> Labelled:
     """The pictures to train or to test on.
 
     Raises:

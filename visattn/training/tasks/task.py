@@ -23,7 +23,7 @@ from visattn.families.trained import InputFacts
 from visattn.loading import load_model
 from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
-from visattn.training.report.card import Data, Reached
+from visattn.training.report.card import Data, Origin, Reached
 
 _LICENCES = {"fashion-mnist": "MIT (Zalando SE)"}
 _SHOWN = 8  # test pictures whose maps are drawn
@@ -82,7 +82,7 @@ class Task(ABC):
         """What is learned from what, in words."""
 
     @abstractmethod
-    def card(self, model: nn.Module, reached: Reached, **facts: Any) -> str:  # noqa: ANN401 - those of `page`
+    def card(self, model: nn.Module, reached: Reached, origin: Origin) -> str:
         """The model card."""
 
     @property

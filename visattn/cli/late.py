@@ -1,0 +1,115 @@
+"""Commands some of whose options are made when they are asked for, because what they are made of imports torch."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from visattn._support.checks import whole_number
+
+Late = Callable[[], Sequence[click.Option]]
+_PLAIN: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+_BESIDE = ("image", "seed")  # there is one image, and a seed for everything
+
+
+class LateCommand(click.Command):
+    """A command with options that `late` makes; they stand before the option named `before`, or before all others."""
+
+    def __init__(self, *arguments: Any, late: Late, before: str = "", **options: Any) -> None:  # noqa: ANN401
+        """Take how options are made, and what click wants."""
+        super().__init__(*arguments, **options)
+        self._late, self._before = late, before
+        self._made: list[click.Option] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the options that were made."""
+        return tuple(one.name for one in self._made or () if one.name)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """As click wants it."""
+        if self._made is None:
+            self._made = list(self._late())
+            at = next((i for i, one in enumerate(self.params) if one.name == self._before), 0)
+            self.params[at:at] = self._made
+        return super().get_params(ctx)
+
+
+class OneOf(click.ParamType[Any]):
+    """A number, a name or a text: the first of several types that a value is of."""
+
+    def __init__(self, words: Sequence[str], kinds: Sequence[Any]) -> None:
+        """Take the names, and the types besides."""
+        self._words, self._kinds = tuple(words), tuple(kind for kind in _PLAIN if kind in kinds)
+        self.name = "|".join([*(_PLAIN[kind].name for kind in self._kinds if kind is not str), *self._words] or ["text"])
+        if words and str in kinds:
+            self.name += "|name"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        """As click wants it."""
+        if value not in self._words:
+            if int in self._kinds and (number := whole_number(value)) is not None:
+                return number
+            if float in self._kinds:
+                with suppress(ValueError):
+                    return float(value)
+        if value not in self._words and str not in self._kinds:
+            self.fail(f"{value!r} is none of {self.name.replace('|', ', ')}", param, ctx)
+        return value
+
+
+def method_options() -> list[click.Option]:
+    """Return an option for each parameter of any method, by the annotations and docstrings of their functions."""
+    from visattn.methods import METHODS
+
+    takes: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        for parameter in method.parameters:
+            takes.setdefault(parameter, []).append(name)
+    made = []
+    for parameter, names in takes.items():
+        functions = [METHODS[name].function for name in names]
+        facts = _type([get_type_hints(function)[parameter] for function in functions])
+        if facts is not None and parameter not in _BESIDE:
+            told = next((text for function in functions if (text := _told(function, parameter))), "")
+            of = f"{names[0].split('.')[0]}: " if len(names) == 1 or all(name.startswith("captum") for name in names) else ""
+            made.append(click.Option([f"--{parameter.replace('_', '-')}"], default=None, help=f"{of}{told}", **facts))
+    return made
+
+
+def _type(hints: Sequence[Any]) -> dict[str, Any] | None:
+    """What an option's value may be, of what the methods say; None for what no command line can give."""
+    flat = [part for hint in hints for part in _flat(hint)]
+    words = [word for part in flat if get_origin(part) is Literal for word in get_args(part)]
+    pairs = [part for part in flat if get_origin(part) is tuple]
+    kinds = [kind for kind in _PLAIN if kind in flat]
+    if pairs:
+        return {"type": get_args(pairs[0])[0], "nargs": len(get_args(pairs[0]))}
+    if words and not kinds:
+        return {"type": click.Choice([*dict.fromkeys(words)])}
+    if kinds == [str] or len(kinds) + bool(words) > 1:
+        return {"type": OneOf([*dict.fromkeys(words)], kinds)}
+    if kinds:
+        return {"type": _PLAIN[kinds[0]]}
+    return {"is_flag": True} if bool in flat else None
+
+
+def _flat(hint: Any) -> list[Any]:  # noqa: ANN401
+    if get_origin(hint) in (Union, types.UnionType):
+        return [part for one in get_args(hint) for part in _flat(one)]
+    return [hint]
+
+
+def _told(function: Callable[..., Any], parameter: str) -> str:
+    """The first sentence of a parameter's docstring; nothing where that says to look elsewhere."""
+    found = re.search(
+        rf"^    {parameter}: (.+?)(?=\n    \w|\n\n|\n\w|\Z)", inspect.getdoc(function) or "", re.MULTILINE | re.DOTALL
+    )
+    text = " ".join(found[1].split()) if found else ""
+    return "" if text.startswith("See ") else text.split(". ")[0].rstrip(".").replace("`", "") + "."
