@@ -228,7 +228,9 @@ def _distance(model: nn.Module) -> None:
     survey = Survey(model)
     for path in sorted((*(ASSETS / "photos").glob("*.[jp][pn]g"), *(ASSETS / "objects").glob("*.[jp][pn]g"))):
         survey.add(visattn.load_image(path), path.name)
-    plot = head_statistics.distance(survey.heads(), survey.layers(), survey.provenance("assets/photos, assets/objects"))
+    plot = head_statistics.distance(
+        survey.heads(), survey.layers(), len(survey.photos), survey.provenance("assets/photos, assets/objects")
+    )
     path = FOLDER / "distance.png"
     path.write_bytes(plot or b"")
     print(path)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ast
 import json
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import visattn
 from visattn import provenance
 from visattn.geometry import Box, Geometry
 from visattn.provenance import Provenance, Sink, versions
@@ -82,3 +85,27 @@ def test_versions_of_two_provenances_are_not_one_dictionary() -> None:
     first = Provenance()
     first.versions["torch"] = "changed"
     assert Provenance().versions["torch"] != "changed"
+
+
+WRITTEN = {"parameters", "sinks", "target", "normalization", "value_range", "drawing", "preprocessing", "method"}
+PRINTS = {"talk.py", "provenance.py"}  # the first prints every field, the second is the class
+
+
+def _read(path: Path) -> list[str]:
+    """Where fields of a provenance are read in a file, but to be written again: `{**facts}`, `facts | more`, `facts.but(...)`."""
+    tree, found = ast.parse(path.read_text()), []
+    kept = {id(node.left) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in WRITTEN and id(node) not in kept:
+            holder = ast.unparse(node.value)
+            if holder.split(".")[-1] == "provenance" or (holder == "made" and path.name == "attention_maps.py"):
+                found.append(f"{path.name}, line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_provenance_is_written_and_never_read_as_data() -> None:
+    """What is computed or drawn comes from typed fields: a change of a note must change no picture."""
+    files = [path for path in (Path(visattn.__file__).parent).rglob("*.py") if path.name not in PRINTS]
+    read = [where for path in files for where in _read(path)]
+    of_one_image = [where for where in read if "attention_maps.py" in where and where.endswith("made.target")]
+    assert set(read) == set(of_one_image), read  # one image's target is written again without the others'

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from visattn.pipeline.explaining import explain as explain
     from visattn.pipeline.explanation import Explanation as Explanation
     from visattn.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
+    from visattn.pipeline.tensors import prepare_tensor as prepare_tensor
     from visattn.provenance import Provenance as Provenance
     from visattn.records import (
         AttentionRecord as AttentionRecord,
@@ -87,6 +88,7 @@ _NAMES = {
     "overlay": "drawing.overlays",
     "prepare": "pipeline.inputs",
     "prepare_batch": "pipeline.inputs",
+    "prepare_tensor": "pipeline.tensors",
     "save_map": "maps",
 }
 _PACKAGES = (

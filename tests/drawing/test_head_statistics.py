@@ -44,7 +44,7 @@ HEADS: list[dict[str, Any]] = [
     for place, layer in enumerate(LAYERS)
     for head in range(3)
 ]
-FACTS = Provenance(model="vit $x_1$", weights="random, seed 0", parameters={"photos": 7})
+FACTS = Provenance(model="vit $x_1$", weights="random, seed 0")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def lines(axes: Any) -> dict[str, list[Any]]:
 
 
 def test_distances_are_dots_sorted_in_their_layer_with_whiskers_and_baselines(drawn: list[Any]) -> None:
-    assert head_statistics.distance(HEADS, LAYERS, FACTS) is not None
+    assert head_statistics.distance(HEADS, LAYERS, 7, FACTS) is not None
     (axes,) = drawn
     ((dots, _, (whiskers,)),) = axes.containers
     assert dots.get_ydata().tolist() == [10, 20, 30, 20, 30]  # layer 1 has two heads with a distance
@@ -82,11 +82,11 @@ def test_distances_are_dots_sorted_in_their_layer_with_whiskers_and_baselines(dr
 
 def test_without_distances_there_is_no_such_figure() -> None:
     none = [row | {"distance_px": None} for row in HEADS]
-    assert head_statistics.distance(none, LAYERS, FACTS) is None
+    assert head_statistics.distance(none, LAYERS, 7, FACTS) is None
 
 
 def test_effective_keys_lie_below_the_number_of_keys_on_a_log_axis(drawn: list[Any]) -> None:
-    head_statistics.entropy(HEADS, LAYERS, FACTS)
+    head_statistics.entropy(HEADS, LAYERS, 7, FACTS)
     (axes,) = drawn
     assert axes.containers[0][0].get_ydata().tolist() == [5, 6, 7] * 2
     assert lines(axes)["all keys that a query sees"] == [[[-0.5, 50], [0.5, 50]], [[0.5, 20], [1.5, 20]]]
@@ -95,7 +95,7 @@ def test_effective_keys_lie_below_the_number_of_keys_on_a_log_axis(drawn: list[A
 
 
 def test_shares_are_stacked_to_one_with_sinks_taken_from_the_patches(drawn: list[Any]) -> None:
-    head_statistics.mass(LAYERS, FACTS)
+    head_statistics.mass(LAYERS, 7, FACTS)
     (axes,) = drawn
     bars = {bar.get_label(): [patch.get_height() for patch in bar] for bar in axes.containers}
     assert {name: np.round(heights, 9).tolist() for name, heights in bars.items()} == {
@@ -112,7 +112,7 @@ def test_shares_are_stacked_to_one_with_sinks_taken_from_the_patches(drawn: list
 
 def test_colours_and_numbers_of_intervals_without_a_second_photo(drawn: list[Any]) -> None:
     bare = [row | {name: None for name in row if name.endswith(("_low", "_high"))} for row in HEADS]
-    png = head_statistics.entropy(bare, LAYERS, FACTS)
+    png = head_statistics.entropy(bare, LAYERS, 7, FACTS)
     assert drawn[0].get_legend_handles_labels()[1] == ["all keys that a query sees", "a head"]
     with Image.open(io.BytesIO(png)) as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or []}
@@ -120,5 +120,5 @@ def test_colours_and_numbers_of_intervals_without_a_second_photo(drawn: list[Any
 
 
 def test_one_layer_is_named(drawn: list[Any]) -> None:
-    head_statistics.mass(LAYERS[:1], FACTS)
+    head_statistics.mass(LAYERS[:1], 7, FACTS)
     assert drawn[0].get_xlabel() == "blocks.0.attn"

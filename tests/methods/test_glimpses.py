@@ -25,8 +25,7 @@ from visattn.errors import OptionError
 from visattn.geometry import Box, Geometry
 from visattn.loading import folders
 from visattn.loading.blueprints import Blueprint
-from visattn.maps import load_map, save_map
-from visattn.methods.glimpse_paths import patches
+from visattn.maps import AttentionMap, load_map, save_map
 from visattn.models import RAM
 from visattn.nn import Retina
 from visattn.records import Recording
@@ -51,6 +50,12 @@ class Given(nn.Module):
 def at(*points: tuple[float, float], height: int = HEIGHT, width: int = WIDTH) -> Tensor:
     """Points (x, y) in pixels as locations `(1, T, 2)`."""
     return torch.tensor([[(2 * x / width - 1, 2 * y / height - 1) for x, y in points]], dtype=torch.float64)
+
+
+def patches(found: AttentionMap) -> list[list[Box]]:
+    """The patches of each glimpse of one image, to a thousandth of a pixel."""
+    (glimpses,) = found.facts.glimpses
+    return [[Box(*(round(side, 3) for side in box)) for box in boxes] for boxes in glimpses]
 
 
 def seen(model: nn.Module, images: Tensor | None = None) -> Recording:

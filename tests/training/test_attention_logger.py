@@ -28,8 +28,10 @@ from visattn import nn as ours
 from visattn._support.publish import publish
 from visattn.drawing.colormaps import table
 from visattn.errors import OptionError, OutputError, ShapeError, UnsupportedModel, VisattnWarning
+from visattn.pipeline.tensors import prepare_tensor
 from visattn.training import attention_logger
 from visattn.training.attention_logger import AttentionLogger
+from visattn.training.wrappers import unwrapped
 
 HEIGHT, WIDTH = tiny.INPUT
 PANEL = 48
@@ -45,7 +47,11 @@ def images(count: int = 2) -> Tensor:
 
 
 def logger_of(model: nn.Module, *, every: int = 1, to: Any = nothing, **options: Any) -> AttentionLogger:
-    return AttentionLogger(model, options.pop("images", images()), every, to=to, panel=PANEL, **options)
+    shown = {name: options.pop(name) for name in ("photos", "mean", "std") if name in options}
+    given = options.pop("images", images())
+    seen = prepare_tensor(given, unwrapped(model), **shown) if shown else given
+    style = {"panel": PANEL} | options.pop("style", {})
+    return AttentionLogger(model, seen, every, to=to, style=style, **options)
 
 
 def plain() -> nn.Sequential:
@@ -422,7 +428,7 @@ def test_target_is_explained_instead_of_the_top_class(sheets: Sheets) -> None:
     two = lit((0, 0, 0), (1, 1, 2))
     two[:, 2, 16:, :16] = 0.5  # a dim lamp of the third class in both
     model, names = Lamps(), ("red", "green", "blue")
-    logger_of(model, images=two, classes=names)
+    logger_of(model, images=two, labels=names)
     shares = model(two).softmax(1)
     assert [cell.caption for cell in sheets[-1][0][0]] == [f"red, {shares[0, 0]:.0%}", f"green, {shares[1, 1]:.0%}"]
     for target in (2, [2, 2], torch.tensor([2, 2])):
@@ -638,7 +644,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
     "parameter": (plain, {"method": "gradcam", "lair": 1}, OptionError, "method 'gradcam' has no parameter 'lair'"),
     "parameter of auto": (plain, {"lair": 1}, OptionError, "method 'auto' has no parameters lair"),
     "layer": (plain, {"method": "gradcam", "layer": "no"}, OptionError, "no module's name matches 'no'"),
-    "layer by number": (plain, {"method": "gradcam", "layer": 3}, OptionError, "which layer should be read is not known"),
+    "layer by number": (
+        plain,
+        {"method": "gradcam", "layer": 3},
+        OptionError,
+        r"layer 3 counts layers of tokens.* Name the layer: layer=",
+    ),
     "no class": (headless, {}, OptionError, "Pass target=a function of its output, or method='eigencam'"),
     "no class of a method": (
         headless,
@@ -650,11 +661,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         lambda: tiny.vit(num_classes=0),
         {"method": "relevance"},
         OptionError,
-        "has no classification head. Pass target=",
+        "has no classification head, so there is no class to explain",
     ),
     "targets": (plain, {"target": [0]}, ShapeError, "target must be one class or 2, one for each image, got 1"),
-    "target": (plain, {"target": 4}, OptionError, r"target must be a class from 0 to 3, got \[4, 4\]"),
-    "classes": (plain, {"classes": ["one"]}, OptionError, "labels must name 4 classes, got 1"),
+    "target": (plain, {"target": 4}, OptionError, r"target must be a class from 0 to 3, got 4"),
+    "labels": (plain, {"labels": ["one"]}, OptionError, "labels must name 4 classes, got 1"),
     "images": (
         plain,
         {"images": images()[0]},
@@ -667,7 +678,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         plain,
         {"images": images() * 9 - 4},
         OptionError,
-        r"images must lie in \[0, 1\] once their normalisation is undone",
+        r"images must lie in \[0, 1\] once their normalization is undone",
     ),
     "mean": (
         plain,

@@ -75,9 +75,9 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # n
         Cell(features.overlay(), "patch features: 3 principal components"),
         Cell(
             ring(alike.overlay(), [(probe[1], probe[0])]),
-            f"cosine to the ringed patch {alike.provenance.parameters['query'][6:]}",
+            f"cosine to the ringed patch {alike.map.facts.query[6:]}",
         ),
-        Cell(summed, f"rollout ({len(rolled.provenance.sinks[0])} sinks ringed)"),
+        Cell(summed, f"rollout ({len(rolled.map.facts.sinks[0])} sinks ringed)"),
         Cell(dropped.overlay(marks=False, opacity=0.6), "rollout, sinks dropped"),
     ]
     count = heads.map.values.shape[0]

@@ -194,7 +194,7 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
     wall = kind == "wall"
     mass = options["mass"] if options["mass"] is not None else 0.6 if kind == "heads" else None
     facts = found.provenance
-    title = f"{facts.model}, {facts.weights}: {facts.image}, attention of {facts.parameters['query']}"
+    title = f"{facts.model}, {facts.weights}: {facts.image}, attention of {shown.facts.query}"
     return contact_sheet(
         found.photo,
         shown,
@@ -213,7 +213,7 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
 
 def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an Explanation
     """The centre of the query's patch on the photo, if the query is a patch."""
-    name, _, place = str(found.provenance.parameters["query"]).partition(":")
+    name, _, place = found.map.facts.query.partition(":")
     if name != "patch":
         return []
     row, column = (int(part) for part in place.split(","))

@@ -56,7 +56,7 @@ def stats_command(
     heads, layers, photos = survey.heads(), survey.layers(), survey.photos
     whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
     files = {"heads.csv": to_csv(heads), "layers.csv": to_csv(layers), "photos.csv": to_csv(photos), "stats.json": to_json(whole)}
-    content = {name: text.encode() for name, text in files.items()} | _plots(heads, layers, provenance, quiet)
+    content = {name: text.encode() for name, text in files.items()} | _plots(heads, layers, len(survey.photos), provenance, quiet)
     written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
     describe(quiet, provenance)
     click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
@@ -111,7 +111,7 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
     return survey if survey and survey.photos else None
 
 
-def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
+def _plots(heads: Any, layers: Any, photos: int, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
     """The plots by file name; none without matplotlib."""
     from visattn._support.extras import need
 
@@ -123,8 +123,8 @@ def _plots(heads: Any, layers: Any, provenance: Any, quiet: bool) -> dict[str, b
     from visattn.drawing.plots import head_statistics
 
     drawn = {
-        "distance.png": head_statistics.distance(heads, layers, provenance),
-        "entropy.png": head_statistics.entropy(heads, layers, provenance),
-        "mass.png": head_statistics.mass(layers, provenance),
+        "distance.png": head_statistics.distance(heads, layers, photos, provenance),
+        "entropy.png": head_statistics.entropy(heads, layers, photos, provenance),
+        "mass.png": head_statistics.mass(layers, photos, provenance),
     }
     return {name: png for name, png in drawn.items() if png is not None}

@@ -34,6 +34,12 @@ class StyleOptions(ColorOptions, total=False):
     interpolation: Interpolation
 
 
+class PageOptions(StyleOptions, total=False):
+    """Options of a page of panels."""
+
+    panel: int
+
+
 PAGE: StyleOptions = {"opacity": 0.6, "interpolation": "nearest"}  # of panels, where a patch should be seen as it is
 
 

@@ -5,8 +5,9 @@ except by `normalize`, which writes down how it did it.
 """
 
 from visattn.maps.attention_maps import AttentionMap
+from visattn.maps.facts import MapFacts
 from visattn.maps.files import load_map, save_map
 from visattn.maps.heatmaps import Heatmap
 from visattn.maps.scaling import normalize, value_range
 
-__all__ = ["AttentionMap", "Heatmap", "load_map", "normalize", "save_map", "value_range"]
+__all__ = ["AttentionMap", "Heatmap", "MapFacts", "load_map", "normalize", "save_map", "value_range"]

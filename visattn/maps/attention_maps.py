@@ -14,6 +14,7 @@ from visattn._support.checks import between, one_of
 from visattn._support.types import Interpolation
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Geometry
+from visattn.maps.facts import MapFacts
 from visattn.maps.heatmaps import Heatmap
 from visattn.maps.interpolation import KERNELS, resampled
 from visattn.provenance import Provenance, sink_warning
@@ -33,6 +34,7 @@ class AttentionMap:
         provenance: How the map was made.
         signed: Whether zero is a value of its own, from which colors diverge. The method says so; a map with a value below zero is
             signed whatever was said, so that zero never has a color from the middle of a sequential scale.
+        facts: What else is known of it: the layer, the token that looked, sinks, glimpses.
     """
 
     values: Tensor
@@ -42,6 +44,7 @@ class AttentionMap:
     meaning: str
     provenance: Provenance = field(default_factory=Provenance)
     signed: bool = False
+    facts: MapFacts = field(default_factory=MapFacts)
 
     def __post_init__(self) -> None:
         """Check the shape and that every value is finite.
@@ -75,17 +78,17 @@ class AttentionMap:
             size = result.values.shape[axis]
             if not -size <= i < size:
                 raise OptionError(f"{name} must lie in [{-size}, {size - 1}], got {i}.")
-            provenance = result.provenance
-            if name == "batch" and provenance.sinks:
-                found = provenance.sinks[i]
-                kept = provenance.parameters.get("sinks", "keep") == "keep"
-                provenance = provenance.but(sinks=(found,), warnings=sink_warning(found) if kept else ())
-            if name == "batch" and len(provenance.target) > 1:
-                provenance = provenance.but(target=(provenance.target[i],))
-            if name == "batch" and "path" in provenance.parameters:
-                provenance = replace(provenance, parameters=provenance.parameters | {"path": provenance.parameters["path"][i]})
-            result = result._without(axis, result.values.select(axis, i), provenance)
+            one = result._of_image(i) if name == "batch" else result
+            result = one._without(axis, one.values.select(axis, i), one.provenance)
         return result
+
+    def _of_image(self, image: int) -> AttentionMap:
+        """What is known of one image; its values are still those of all."""
+        facts, made = self.facts.of_image(image), self.provenance
+        warned = sink_warning(facts.sinks[0]) if facts.sinks and facts.sinks_kept else ()
+        targets = (made.target[image],) if len(made.target) > 1 else made.target
+        made = made.but(sinks=facts.sinks, warnings=warned, target=targets, parameters=made.parameters | facts.path())
+        return replace(self, facts=facts, provenance=made)
 
     def mean(self, name: str) -> AttentionMap:
         """The mean over one axis.
@@ -159,7 +162,7 @@ class AttentionMap:
         top, left, bottom, right = (int(side) for side in seen)
         values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
         values[..., top:bottom, left:right] = resampled(grid, geometry, box, seen, interpolation)
-        sinks = self.provenance.sinks[0] if len(self.provenance.sinks) == 1 else ()
+        sinks = self.facts.sinks[0] if len(self.facts.sinks) == 1 else ()
         centres = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
         return Heatmap(
             values,

@@ -17,6 +17,7 @@ from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
 from visattn.maps import schema
 from visattn.maps.attention_maps import AttentionMap
+from visattn.maps.facts import MapFacts
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
@@ -33,6 +34,7 @@ def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
         "labels": dict(attention_map.labels),
         "meaning": attention_map.meaning,
         "signed": attention_map.signed,
+        "facts": attention_map.facts.to_dict(),
         "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
     }
     stream = io.BytesIO()
@@ -68,8 +70,9 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         geometry = provenance.geometry
         if geometry is None:
             raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
-        made = AttentionMap(torch.from_numpy(values), tuple(facts["axes"]), layout, labels, facts["meaning"], provenance, signed)
-        return made, geometry
+        known = MapFacts.from_dict(facts["facts"]) if "facts" in facts else MapFacts()
+        axes, grid = tuple(facts["axes"]), torch.from_numpy(values)
+        return AttentionMap(grid, axes, layout, labels, facts["meaning"], provenance, signed, known), geometry
     except MapError:
         raise
     except Exception as error:  # numpy, zip and JSON raise many kinds on damaged files

@@ -31,6 +31,7 @@ class Heatmap:
         labels: Names of the entries of an axis, where they have any.
         marks: Points `(y, x)` of the photo where sinks lie.
         signed: Whether zero is a value of its own, so that colors must diverge from it.
+        normalized: Whether `normalize` has scaled the values to [0, 1] already.
     """
 
     values: NDArray[np.float32]
@@ -42,11 +43,7 @@ class Heatmap:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     marks: tuple[tuple[float, float], ...] = ()
     signed: bool = False
-
-    @property
-    def normalized(self) -> bool:
-        """Whether `normalize` has scaled the values to [0, 1] already."""
-        return self.provenance.normalization is not None
+    normalized: bool = False
 
     def at(self, **index: int) -> Heatmap:
         """One entry of each named axis.

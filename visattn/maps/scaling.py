@@ -105,4 +105,5 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
         normalization=scope,
         value_range=(min(low for low, _ in ranges), max(high for _, high in ranges)),
     )
-    return replace(heat, values=values, grid=grid, provenance=provenance, signed=heat.signed or how == "symmetric")
+    signed = heat.signed or how == "symmetric"
+    return replace(heat, values=values, grid=grid, provenance=provenance, signed=signed, normalized=True)

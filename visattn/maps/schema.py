@@ -56,8 +56,24 @@ _PROVENANCE = {
     "drawing?": dict,
 }
 _LAYOUT = {"space": str, "prefix": [str], "grid": [int], "box": (float,) * 4, "holes?": [int]}
-_FACTS = {"axes": [str], "layout": _LAYOUT, "labels": {str: [str]}, "meaning": str, "signed?": bool, "provenance": _PROVENANCE}
-_GLIMPSES = {"path": [(float, float)], "patches": [(float, float)]}
+_SINKS = [[(int, int, float, str)]]
+_KNOWN = {
+    "layer": str,
+    "query": str,
+    "sinks": _SINKS,
+    "sinks_kept": bool,
+    "glimpses": [[[(float,) * 4]]],
+    "pixelwise": bool,
+}
+_FACTS = {
+    "axes": [str],
+    "layout": _LAYOUT,
+    "labels": {str: [str]},
+    "meaning": str,
+    "signed?": bool,
+    "facts?": _KNOWN,
+    "provenance": _PROVENANCE,
+}
 
 
 def read(path: Path) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.float32]:
@@ -142,7 +158,8 @@ def _check_places(facts: dict[str, Any]) -> None:
     """Check that boxes have an extent and that holes are cells."""
     layout, provenance = facts["layout"], facts["provenance"]
     boxes = {"its box": layout["box"]} | ({"its window": place["window"]} if (place := provenance.get("geometry")) else {})
-    for name, (top, left, bottom, right) in boxes.items():
+    glimpses = [box for seen in facts.get("facts", {}).get("glimpses", ()) for scales in seen for box in scales]
+    for name, (top, left, bottom, right) in (*boxes.items(), *(("a glimpse", box) for box in glimpses)):
         if not (_LEAST <= bottom - top <= _SIDE and _LEAST <= right - left <= _SIDE):
             raise ValueError(f"{name} must have sides of {_LEAST:g} to {_SIDE:,} pixels")
     cells = math.prod(layout["grid"])
@@ -151,5 +168,3 @@ def _check_places(facts: dict[str, Any]) -> None:
     holes = layout.get("holes", [])
     if holes != sorted({hole for hole in holes if 0 <= hole < cells}):
         raise ValueError("its holes must be cells of the grid, in order")
-    if "path" in provenance.get("parameters", {}):
-        _check(provenance["parameters"], _GLIMPSES, "its parameters")

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from visattn._support.types import Fusion
 from visattn.maps import AttentionMap
-from visattn.methods.selection import chain, described, graded
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, graded
 from visattn.operators import Operator
 from visattn.records import Recording
 
@@ -61,17 +62,15 @@ def vit_explain(
         mixed = (layer + identity) / 2
         result = (mixed / mixed.sum(-1)) @ result
     values = result[:, 0, len(layout.prefix) :]
-    values = layout.on_grid(values / values.amax(1, keepdim=True))
-    provenance = described(
+    return to_map(
         recording,
         "compat.vit_explain",
+        "rollout",
+        values / values.amax(1, keepdim=True),
+        layout,
+        {"discard": discard, "fusion": fusion, "gradients": gradients, "published": published},
         warnings=("made with the known errors of vit-explain, to compare with its pictures",),
-        discard=discard,
-        fusion=fusion,
-        gradients=gradients,
-        published=published,
     )
-    return AttentionMap(values, ("batch",), layout, {}, "rollout", provenance)
 
 
 def _gradient(operator: Operator) -> Tensor:

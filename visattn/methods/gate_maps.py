@@ -8,7 +8,8 @@ from visattn._support.types import Role
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
-from visattn.methods.selection import described, one_forward
+from visattn.methods.result import to_map
+from visattn.methods.selection import one_forward
 from visattn.records import FeatureRecord, Recording
 
 PLACES: tuple[Role, ...] = "spatial_gate", "gate"
@@ -41,8 +42,7 @@ def gates(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
         raise OptionError(f"{chosen.layer}: where its gate lies on the image could not be followed. Choose another layer.")
     share = mixed(recording, chosen.layer)
     notes = () if share is None else (f"{chosen.layer} acts by a share of {share:.3g}: y = x + {share:.3g} (A(x) - x)",)
-    provenance = described(recording, "gates", notes=notes, layer=chosen.layer)
-    return AttentionMap(chosen.value.float().mean(1), ("batch",), chosen.layout, {}, "gate", provenance)
+    return to_map(recording, "gates", "gate", chosen.value.float().mean(1), chosen.layout, {"layer": chosen.layer}, notes=notes)
 
 
 def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> FeatureRecord:

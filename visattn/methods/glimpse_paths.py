@@ -7,16 +7,16 @@ from torch import Tensor
 
 from visattn.errors import OptionError
 from visattn.geometry import Box
-from visattn.maps import AttentionMap
+from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.gate_maps import layer_of
 from visattn.methods.method import Method, needs
-from visattn.methods.selection import described, one_forward
+from visattn.methods.result import to_map
+from visattn.methods.selection import one_forward
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
 NO_GLIMPSES = (
     "the network takes no glimpses: no visattn.nn.Retina was called. Use method 'gradcam', or 'attention' of a transformer."
 )
-_DIGITS = 3  # of a pixel, in the provenance
 
 
 def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
@@ -29,8 +29,8 @@ def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
         layer: Position or dotted name among the modules with glimpses.
 
     Returns:
-        Map with the axis `batch`, on a grid of the input's pixels; in `[0, 1]`. The parameter `path` of its provenance holds the glimpses
-        of each image in order, `(x, y)` in input pixels, and `patches` the height and width of the patches of each, the finest first.
+        Map with the axis `batch`, on a grid of the input's pixels; in `[0, 1]`. Its `facts.glimpses` are the patches of each glimpse, in
+        order, of each image.
 
     Raises:
         OptionError: If there is no glimpse, or where it lies on the image is not known.
@@ -47,25 +47,11 @@ def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     height, width = recording.input_size
     finest = boxes[:, :, 0]
     covered = _within(finest[..., 0::2], height)[..., :, None] & _within(finest[..., 1::2], width)[..., None, :]  # (B, T, H, W)
-    corners, ends = boxes[..., :2], boxes[..., 2:]  # (B, T, scales, 2), (y, x)
-    provenance = described(
-        recording,
-        "glimpses",
-        layer=name,
-        path=_rounded(((corners + ends) / 2)[:, :, 0].flip(-1)),
-        patches=_rounded((ends - corners)[0, 0]),
-    )
     layout = TokenLayout("pixels", (), (height, width), Box(0, 0, height, width))
-    return AttentionMap(covered.float().mean(1), ("batch",), layout, {}, "glimpses", provenance)
-
-
-def patches(attention_map: AttentionMap) -> list[list[Box]]:
-    """The patches of each glimpse, in order, in input pixels, the finest first; of a map of one image, and none of other methods."""
-    facts = attention_map.provenance.parameters
-    return [
-        [Box(y - height / 2, x - width / 2, y + height / 2, x + width / 2) for height, width in facts["patches"]]
-        for x, y in facts.get("path", ())
-    ]
+    seen = tuple(tuple(tuple(Box(*box) for box in scales) for scales in image) for image in boxes.tolist())
+    return to_map(
+        recording, "glimpses", "glimpses", covered.float().mean(1), layout, {"layer": name}, facts=MapFacts(glimpses=seen)
+    )
 
 
 def refusal(recording: Recording) -> str | None:
@@ -90,11 +76,6 @@ def _within(ends: Tensor, side: int) -> Tensor:
     """Of pixels in a row, which centres lie between two ends `(..., 2)`: `(..., side)`."""
     centres = torch.arange(side, dtype=ends.dtype) + 0.5
     return (centres >= ends[..., :1]) & (centres < ends[..., 1:])
-
-
-def _rounded(values: Tensor) -> list[list[float]]:
-    found: list[list[float]] = torch.round(values, decimals=_DIGITS).tolist()
-    return found
 
 
 METHODS = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Literal, NamedTuple, cast, get_args
 
 import torch
@@ -19,10 +18,10 @@ from visattn._support.checks import one_of
 from visattn._support.opencv import cv2
 from visattn.errors import ModelError, OptionError, ShapeError
 from visattn.geometry import Box
-from visattn.maps import AttentionMap
+from visattn.maps import AttentionMap, MapFacts
 from visattn.methods import segments
+from visattn.methods.result import to_map
 from visattn.methods.segments import Parts, Segments
-from visattn.methods.selection import described
 from visattn.records import Recording, TokenLayout
 
 Baseline = Literal["mean", "black", "blur"]
@@ -205,10 +204,20 @@ def attributed(
         notes += [where + text for text in said]
         warnings += [where + text for text in warned]
         maps.append(part.spread(found.values))
-    provenance = described(recording, method, notes=tuple(notes), warnings=tuple(warnings), **known, **parameters)
-    provenance = provenance.but(versions=provenance.versions | {"captum": metadata.version("captum")})
     layout = TokenLayout("input", (), parts[0].grid, Box(0, 0, *scored.pixels.shape[-2:]))
-    return AttentionMap(torch.stack(maps).detach().float(), ("batch",), layout, {}, meaning, provenance, diverging)
+    return to_map(
+        recording,
+        method,
+        meaning,
+        torch.stack(maps).detach().float(),
+        layout,
+        {**known, **parameters},
+        signed=diverging,
+        facts=MapFacts(pixelwise=known.get("segments") == "pixels"),
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+        package="captum",
+    )
 
 
 def _balance(values: Tensor, top: float, bottom: float, additive: bool) -> tuple[list[str], list[str]]:

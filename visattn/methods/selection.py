@@ -1,11 +1,10 @@
-"""What several methods ask of a recording, and what they write into the provenance."""
+"""What several methods ask of a recording."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from visattn.errors import OptionError
-from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
 
 NOTHING = "no layer multiplied a softmax with values. Use method 'gradcam', or 'eigencam' where there is no class."
@@ -161,14 +160,6 @@ def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
             f"no token features of layer {layer} were recorded (recorded: {known}). Use capture(model, features='all')."
         )
     return found[-1]
-
-
-def described(
-    recording: Recording, method: str, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **parameters: object
-) -> Provenance:
-    """The recording's provenance with the method and its parameters, and a warning of attention that it does not hold."""
-    warnings += tuple(f"{named(unseen.layer)} {unseen.how}, which was not recorded" for unseen in recording.unseen)
-    return recording.provenance.but(method=method, parameters=parameters, notes=notes, warnings=warnings)
 
 
 def features_refusal(recording: Recording) -> str | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
-from visattn.methods.selection import described, one_forward
+from visattn.methods.result import to_map
+from visattn.methods.selection import one_forward
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
 _ROLES = ("tokens", "activation")
@@ -46,8 +47,7 @@ class Tap:
         **parameters: Any,  # noqa: ANN401
     ) -> AttentionMap:
         """Values `(B, positions)` as a map with the axis `batch`."""
-        provenance = described(self.recording, method, layer=self.layer, **parameters)
-        return AttentionMap(self.layout.on_grid(values), ("batch",), self.layout, {}, meaning, provenance, signed)
+        return to_map(self.recording, method, meaning, values, self.layout, {"layer": self.layer, **parameters}, signed=signed)
 
 
 def tap(recording: Recording, layer: int | str, dtype: torch.dtype) -> Tap:

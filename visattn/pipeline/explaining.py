@@ -100,10 +100,10 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
     if method is not None and "score" in method.needs:
         if "seed" in method.parameters:
             question = replace(question, parameters={**question.parameters, "seed": seed})
-        features = [layer_of_cam(model, question.parameters)] if "cam layer" in method.needs else "none"
+        features = [layer_of_cam(model, prepared, question.parameters)] if "cam layer" in method.needs else "none"
         with scoring(model, prepared, question.target, features=features) as (recording, scored):
             return answer(recording, prepared, question, given={"scored": scored})
-    settled, recording = recorded(model, prepared, question)
+    settled, (recording, _) = recorded(model, prepared, question)
     again = settled.method is not None and "replay" in settled.method.needs
     given = {"replay": partial(replayed, model, prepared, settled)} if again else {}
     return answer(recording, prepared, settled, given=given, auto=question.method is None)
@@ -148,9 +148,9 @@ def answer(
         parameters["query"] = pixel_to_input(query, recording, geometry)
     result = chosen.function(recording, **parameters, **given)
     if isinstance(query, str) and query.startswith("pixel:"):
-        notes += (f"query {query} is {result.provenance.parameters['query']}",)
-    if chosen.sinks and chain_refusal(recording) is None and not result.provenance.sinks:
-        result = replace(result, provenance=replace(result.provenance, sinks=find_sinks(recording)))
+        notes += (f"query {query} is {result.facts.query}",)
+    if chosen.sinks and chain_refusal(recording) is None and not result.facts.sinks:
+        result = replace(result, facts=replace(result.facts, sinks=find_sinks(recording)))
     source = facts(photo)
     provenance = result.provenance.but(image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes)
     found = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)

@@ -20,7 +20,6 @@ from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap
-from visattn.methods.glimpse_paths import patches
 from visattn.provenance import Provenance
 
 
@@ -84,14 +83,14 @@ class Explanation:
             parts = rgb_components(self.photo, self.heatmap("nearest"))
             return parts, parts.provenance
         chosen = Style(**style)
-        if chosen.normalize == "auto" and self.map.provenance.parameters.get("segments") == "pixels":
+        if chosen.normalize == "auto" and self.map.facts.pixelwise:
             chosen = replace(chosen, normalize="percentile")  # of single pixels a few would leave all others white
         heat = self.heatmap(chosen.interpolation)
         colored = painted(self.photo, heat, replace(chosen, normalize=chosen.scale(heat.signed)))
         picture: Image.Image = colored
         if mass is not None:
             picture = outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
-        if glimpses := patches(self.map):
+        for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = draw_glimpses(picture, on_photo, heat.seen)
         if caption:
@@ -102,9 +101,8 @@ class Explanation:
         return carrying(picture, made), made
 
     def _caption(self) -> list[str]:
-        facts = self.provenance
-        layer = facts.parameters.get("layer")
-        how = f"{self.map.meaning} of {facts.model}" + (f", layer {layer}" if layer is not None else "")
+        facts, layer = self.provenance, self.map.facts.layer
+        how = f"{self.map.meaning} of {facts.model}" + (f", layer {layer}" if layer else "")
         return [*facts.target[:1], *(f"warning: {text}" for text in facts.warnings), how]
 
     def overlay(self, **options: Any) -> Picture:  # noqa: ANN401

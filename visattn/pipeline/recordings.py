@@ -9,31 +9,31 @@ from torch import Tensor, nn
 
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import cam_layer
+from visattn.families.feature_maps import last_feature_map
 from visattn.methods import METHODS, Method
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import Question
-from visattn.pipeline.run import look
+from visattn.pipeline.run import Pass, look, one_pass
 from visattn.pipeline.targets import NoClasses
 from visattn.records import Recording
 
 
-def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Recording]:
-    """The question with its method settled, and a recording of all that the method needs."""
+def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
+    """The question with its method settled, and a pass that recorded all that the method needs."""
     if question.method is not None:
         return question, _wanted(model, prepared, question, question.method)
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
         layer = question.parameters.get("layer")
         known = layer if isinstance(layer, str) else cam_layer(model)
         try:
-            recording = look(model, prepared, target=question.target, features="none" if known is None else [known])
+            found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
         except NoClasses:
             if question.of_a_class:
                 raise
         else:
-            return question.settled(recording), recording
-    recording = look(model, prepared)
+            return question.settled(found.recording), found
     last = question.among[-1]  # no class can be explained
-    return Question(last, METHODS[last], question.parameters, question.target), recording
+    return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
 
 
 def replayed(model: nn.Module, prepared: Prepared, question: Question, edit: Callable[[Tensor], Tensor]) -> Recording:
@@ -41,28 +41,31 @@ def replayed(model: nn.Module, prepared: Prepared, question: Question, edit: Cal
     return look(model, prepared, target=question.target, edit=edit, features="none")
 
 
-def layer_of_cam(model: nn.Module, parameters: Mapping[str, Any]) -> str:
-    """The layer that class activation maps read: the one that was named, else that of the family.
+def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any]) -> str:
+    """The layer that class activation maps read: the one that was named, else the family's, else the last map that the model makes.
 
     Raises:
         OptionError: If it is not known.
     """
     layer = parameters.get("layer", -1)
-    known = layer if isinstance(layer, str) else cam_layer(model) if layer == -1 else None
+    known = layer if isinstance(layer, str) else None
+    if layer == -1:
+        _, channels, height, width = prepared.pixels.shape
+        known = cam_layer(model) or last_feature_map(model, channels, (height, width))
     if known is None:
         raise OptionError(f"{type(model).__name__}: which layer Grad-CAM should read is not known. Name it: layer='...'.")
     return known
 
 
-def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> Recording:
+def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> Pass:
     layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
     features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
     if "cam layer" in needs:
-        features = [layer_of_cam(model, question.parameters)] if layer == -1 or isinstance(layer, str) else "all"
+        features = [layer_of_cam(model, prepared, question.parameters)] if layer == -1 or isinstance(layer, str) else "all"
     elif "features" in needs:
         features = "last" if layer == -1 else "all"
     try:
-        return look(
+        return one_pass(
             model,
             prepared,
             target=question.target if method.targeted else None,

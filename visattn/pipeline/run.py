@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,28 @@ from visattn.families import InputSpec, head, provenance_of
 from visattn.methods.scored import Scored
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.targets import NoClasses, Target
+from visattn.pipeline.targets import NoClasses, Resolved, Target
 from visattn.records import Recording
 
 
-def look(
+class Pass(NamedTuple):
+    """One forward pass, and of a target the backward pass.
+
+    Attributes:
+        recording: What was recorded.
+        resolved: What the target is of this output; None without one.
+    """
+
+    recording: Recording
+    resolved: Resolved | None
+
+
+def look(model: nn.Module, prepared: Prepared, **options: Any) -> Recording:  # noqa: ANN401
+    """The recording of `one_pass`."""
+    return one_pass(model, prepared, **options).recording
+
+
+def one_pass(
     model: nn.Module,
     prepared: Prepared,
     *,
@@ -34,8 +51,10 @@ def look(
     values: bool = False,
     features: str | Sequence[str] = "last",
     edit: Callable[[Tensor], Tensor] | None = None,
-) -> Recording:
+) -> Pass:
     """Run the model once on prepared pixels, in evaluation mode; its flags are put back.
+
+    No inference mode is entered: what a model keeps of the forward, such as a table of positions, must still be of use to a training.
 
     Args:
         model: The model.
@@ -47,7 +66,7 @@ def look(
         edit: What is done to the pixels before.
 
     Returns:
-        The recording.
+        The recording, and the target as it was understood.
 
     Raises:
         NoClasses: If the target is a class and the model has none.
@@ -59,9 +78,10 @@ def look(
     pixels = pixels if edit is None else edit(pixels)
     if target is not None:
         _check_classes(model, spec, target)
+    resolved = None
     with evaluating(model, frozen=True):
         if target is None:
-            with torch.inference_mode(), capture(model, values=values, features=features) as recording:
+            with torch.no_grad(), capture(model, values=values, features=features) as recording:
                 answer_of(model, pixels)
         else:
             with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
@@ -77,7 +97,7 @@ def look(
                 provenance=graded.provenance.but(target=resolved.texts),
             )
     _check_size(spec, pixels)
-    return recording
+    return Pass(recording, resolved)
 
 
 @contextmanager

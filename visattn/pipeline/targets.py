@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
-import torch
 from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
 from visattn._support.files import regular
 from visattn._support.typed import check_types
 from visattn._support.types import Space
-from visattn.errors import OptionError
+from visattn.errors import OptionError, ShapeError
 
-Of = int | str | Callable[[Any], Tensor] | None
+Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
 
 class TargetOptions(TypedDict, total=False):
@@ -36,8 +35,8 @@ class Target:
     """What is explained.
 
     Attributes:
-        of: A class by index or name; None: the top class of each image; or a function of the model's output that gives a number
-            for each image.
+        of: A class by index or name, or one for each image; None: the top class of each image; or a function of the model's output
+            that gives a number for each image.
         versus: Another class, whose score is subtracted.
         target_space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
         labels: Names of the classes, where they are known.
@@ -64,6 +63,7 @@ class Target:
 
         Raises:
             OptionError: If a class does not exist.
+            ShapeError: If classes are not as many as images.
             NoClasses: If the output is no table of logits.
         """
         one_of(self.target_space, get_args(Space), "target space")
@@ -85,7 +85,7 @@ class Target:
         if self.labels is not None and len(self.labels) < classes:
             raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name a line.")
         top = output.argmax(1)
-        chosen = top if self.of is None else torch.full_like(top, self._index(self.of, classes))
+        chosen = top if self.of is None else top.new_tensor(self._indices(self.of, len(top), classes))
         versus = None if self.versus is None else self._index(self.versus, classes)
 
         def score(output: Any) -> Tensor:  # noqa: ANN401
@@ -103,10 +103,20 @@ class Target:
             best = int(top[image])
             predicted = "which is the predicted class" if best == index else f"predicted is {self._name(best)}"
             texts.append(f"{text} = {float(found[image]):.3g}; {predicted}, with probability {float(shares[image, best]):.1%}")
-        return Resolved(score, tuple(texts))
+        names = tuple(self._called(index) for index in chosen.tolist())
+        return Resolved(score, tuple(texts), names, tuple(shares.gather(1, chosen[:, None])[:, 0].tolist()))
 
     def _name(self, index: int) -> str:
-        return f"class {index}" if self.labels is None else f"{printable(self.labels[index].split(',')[0])} (class {index})"
+        return self._called(index) + (f" (class {index})" if self.labels is not None else "")
+
+    def _called(self, index: int) -> str:
+        return f"class {index}" if self.labels is None else printable(self.labels[index].split(",")[0])
+
+    def _indices(self, of: int | str | Sequence[int | str], count: int, classes: int) -> list[int]:
+        each = [of] * count if isinstance(of, (int, str)) else list(of)
+        if len(each) != count:
+            raise ShapeError(f"target must be one class or {count}, one for each image, got {len(each)}.")
+        return [self._index(one, classes) for one in each]
 
     def _index(self, named: int | str, classes: int) -> int:
         if isinstance(named, str) and (number := whole_number(named)) is not None:
@@ -140,10 +150,14 @@ class Resolved:
     Attributes:
         score: From an output to a number for each image; of a single image also from outputs of any number of its edited copies.
         texts: What is explained, for each image; one for all where a function was given.
+        names: The class of each image; none where a function was given.
+        shares: Its probability.
     """
 
     score: Callable[[Any], Tensor]
     texts: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 def _logits(output: Any) -> Any:  # noqa: ANN401

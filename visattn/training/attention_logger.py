@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,34 +16,37 @@ import torch
 from PIL import Image
 from torch import Tensor, distributed, nn
 
-from visattn._support.checks import between, printable
+from visattn._support.checks import between
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
-from visattn.drawing.style import PAGE, Style, StyleOptions
+from visattn.drawing.style import PAGE, PageOptions, Style
 from visattn.errors import OptionError, VisattnWarning
-from visattn.families import cam_layer, input_spec
-from visattn.families.feature_maps import last_feature_map
+from visattn.families import input_spec
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, value_range
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.method import Method
-from visattn.methods.table import method_of
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import ask
-from visattn.pipeline.targets import Target
+from visattn.pipeline.recordings import layer_of_cam, recorded
+from visattn.pipeline.targets import Of, Target
+from visattn.pipeline.tensors import prepare_tensor
 from visattn.provenance import Provenance
 from visattn.records import Recording
-from visattn.training.logged_images import prepared_images, targets_of, unwrapped
+from visattn.training.wrappers import unwrapped
 
 _AUTO = ("relevance", "attention", "gates", "gradcam")  # the first that applies
 
 
 _FROM_ONE_PASS = {"attention", "gradients", "gates", "glimpses", "features", "cam layer"}  # what methods drawn here may need
+
+
+_PANEL = 160  # pixels
 
 
 _ACROSS = 8  # images in a row
@@ -87,37 +89,30 @@ class AttentionLogger:
         every: int = 100,
         *,
         to: Destination | Sequence[Destination],
-        photos: Sequence[Image.Image] | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
         method: str = "auto",
-        target: int | Sequence[int] | Tensor | Callable[[Any], Tensor] | None = None,
-        classes: Sequence[str] | None = None,
+        target: Of | Tensor = None,
+        labels: Sequence[str] | None = None,
         tag: str = "attention",
-        panel: int = 160,
-        style: StyleOptions | None = None,
+        style: PageOptions | None = None,
         **parameters: Any,  # noqa: ANN401 - the method's own
     ) -> None:
         """Draw one page for trial, which goes nowhere, so that what does not apply is told before the training.
 
         Args:
             model: The model, an average of it, or a wrapper of either.
-            images: `(B, C, H, W)` as the model takes them, or what `visattn.prepare_batch` gave.
+            images: `(B, C, H, W)` as the model takes them, or what `visattn.prepare_batch` or `prepare_tensor` gave, which also say how
+                the images are shown. Of a tensor the model's normalization is undone.
             every: Steps from one page to the next.
             to: A folder, which gets `step_00000100.png` and so on; a `SummaryWriter`, or what has its `add_image`; a function of the
                 step and the picture; or several of these.
-            photos: What is shown of the images, each whole. By default the images, their normalisation undone.
-            mean: Mean of each channel in that normalisation, of pixels in [0, 1]; by default the model's own. Images that lie in
-                [0, 1] are shown as they are.
-            std: Deviation likewise.
             method: A name of `visattn.methods.METHODS` that needs one pass. `auto` is the first that applies of relevance, attention
                 of the last layer, gates of places (of each grid size the last), and Grad-CAM; it stays the same for all steps.
-            target: The class that is explained, by index, for all images or each, such as their labels; None: the top class at that
-                step; or a function from the model's output to a number for each image.
-            classes: Names of the classes.
+            target: The class that is explained, by index or name, for all images or each, such as their labels; None: the top class at
+                that step; or a function from the model's output to a number for each image.
+            labels: Names of the classes.
             tag: What a board calls the page.
-            panel: Width of a panel in pixels.
-            style: Options of `visattn.drawing.Style`, as a dictionary; by default `opacity` is 0.6 and `interpolation` is `nearest`.
+            style: Options of `visattn.drawing.Style`, as a dictionary, and `panel`, the width of a panel in pixels; by default `opacity`
+                is 0.6, `interpolation` is `nearest` and `panel` is 160.
             parameters: Parameters of the method, such as `layer`.
 
         Raises:
@@ -131,20 +126,20 @@ class AttentionLogger:
             raise OptionError(f"every must be a whole number of steps, 1 or more, got {every!r}.")
         self.every, self._count = every, 0
         self._model = unwrapped(model)
-        self._seen = prepared_images(images, photos, mean, std, self._model)
-        self._target, self._classes = targets_of(target, len(self._seen.pixels)), classes
-        self._panel, self._style = round(between(panel, 32, 2000, "panel")), Style(**PAGE | (style or {}))
-        self._parameters = parameters
-        ask(method, parameters)
-        if method != "auto" and not _drawable(method_of(method)):
+        seen = images if isinstance(images, Prepared) else prepare_tensor(images, self._model)
+        self._seen = replace(seen, pixels=seen.pixels.detach().cpu().clone())
+        options: dict[str, Any] = {"panel": _PANEL, **PAGE, **(style or {})}
+        self._panel, self._style = round(between(options.pop("panel"), 32, 2000, "panel")), Style(**options)
+        self._question = ask(method, parameters, Target(_classes(target), labels=labels))
+        if self._question.method is not None and not _drawable(self._question.method):
             known = ", ".join(name for name, each in METHODS.items() if _drawable(each))
             raise OptionError(f"method '{method}' is not drawn during a training. Choose auto or one of: {known}.")
         several = [to] if isinstance(to, (str, os.PathLike)) or not isinstance(to, Sequence) else to
         self._destinations = [_destination(one, tag) for one in several]
-        if method == "auto":
+        if self._question.method is None:
             with _untouched(self._model):
-                method = self._chosen()
-        self._method = method_of(method)
+                name = self._chosen()
+            self._question = replace(self._question, name=name, method=METHODS[name])
         self.draw(0)
 
     def __call__(self, step: int) -> None:
@@ -219,15 +214,19 @@ class AttentionLogger:
 
     def _chosen(self) -> str:
         """The first method of `auto` that applies to the model and has the parameters."""
-        layer = self._cam_layer()
-        known = [layer] if layer is not None and layer in dict(self._model.named_modules()) else "none"
+        prepared = self._prepared()
+        try:
+            layer = layer_of_cam(self._model, prepared, self._question.parameters)
+        except OptionError:
+            layer = ""
+        known = [layer] if layer and layer in dict(self._model.named_modules()) else "none"
         with torch.no_grad(), capture(self._model, features=known) as recording:
-            output = self._model(self._pixels())
+            output = self._model(prepared.pixels)
         logits = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1 and input_spec(self._model).classifier
-        classes = logits or callable(self._target)
+        classes = logits or callable(self._question.target.of)
         for name in _AUTO:
             method = METHODS[name]
-            fits = set(self._parameters) <= set(signature(method.function).parameters)
+            fits = set(self._question.parameters) <= set(method.parameters)
             if fits and (classes or not method.targeted) and method.accepts(recording) is None:
                 return name
         raise OptionError(
@@ -235,65 +234,35 @@ class AttentionLogger:
         )
 
     def _recorded(self) -> tuple[Recording, tuple[str, ...]]:
-        """One pass with all that the method needs, and what it explains of each image."""
-        method, layer = self._method, self._cam_layer() if "cam layer" in self._method.needs else None
-        if layer is None and "cam layer" in method.needs:
-            raise OptionError(f"{type(self._model).__name__}: which layer should be read is not known. Name it: layer='...'.")
-        with (
-            torch.set_grad_enabled(method.targeted),
-            capture(self._model, features="none" if layer is None else [layer], gradients=method.targeted) as recording,
-        ):
-            output = self._model(self._pixels())
-        if reason := method.accepts(recording):
+        """One pass with all that the method needs, and the class of each image with its probability, where it explains one."""
+        question, found = recorded(self._model, self._prepared(), self._question)
+        assert question.method is not None  # noqa: S101 - it was chosen before the first page
+        if reason := question.method.accepts(found.recording):
             raise OptionError(f"{type(self._model).__name__}: the method does not apply: {reason}")
-        if not method.targeted:
-            return recording, ()
-        with torch.enable_grad():
-            score, texts = self._score(output)
-        return recording.gradients(score), texts
-
-    def _score(self, output: Any) -> tuple[Tensor, tuple[str, ...]]:  # noqa: ANN401 - whatever the model gives
-        """A number for each image, and the class with its probability, where it is one."""
-        if callable(self._target):
-            return self._target(output), ()
-        if not input_spec(self._model).classifier:
-            raise OptionError(f"{type(self._model).__name__} has no classification head. Pass target=a function of its output.")
-        Target(labels=self._classes).resolve(output)  # refuses what is no table of logits, and names that are too few
-        index = output.argmax(1) if self._target is None else torch.tensor(self._target, device=output.device)
-        if int(index.min()) < 0 or int(index.max()) >= output.shape[1]:
-            raise OptionError(f"target must be a class from 0 to {output.shape[1] - 1}, got {index.tolist()}.")
-        shares = output.detach().float().softmax(1).gather(1, index[:, None])[:, 0]
-        names = [f"class {one}" if self._classes is None else printable(self._classes[one]) for one in index.tolist()]
-        texts = tuple(f"{name}, {share:.0%}" for name, share in zip(names, shares.tolist(), strict=True))
-        return output.gather(1, index[:, None])[:, 0], texts
+        told = () if found.resolved is None else zip(found.resolved.names, found.resolved.shares, strict=True)
+        return found.recording, tuple(f"{name}, {share:.0%}" for name, share in told)
 
     def _maps(self, recording: Recording) -> list[tuple[str, AttentionMap]]:
         """A map with the axis `batch` for each row, by what is written beside it; all are signed or none, for one bar explains them."""
-        layers = [self._parameters]
-        if self._method is METHODS["gates"] and "layer" not in self._parameters:
+        method = self._question.method
+        assert method is not None  # noqa: S101 - it was chosen before the first page
+        layers = [self._question.parameters]
+        if method is METHODS["gates"] and "layer" not in layers[0]:
             placed = [each for each in recording.features if each.role in PLACES and each.layout is not None]
             layers = [{"layer": name} for name in {each.layout: each.layer for each in placed}.values()] or layers
         rows = []
         for parameters in layers:
-            found = self._method.function(recording, **parameters)
+            found = method.function(recording, **parameters)
             found = found.mean("head") if "head" in found.axes else found
             names = found.labels.get("layer", ())
             each = [(name, found.at(layer=i)) for i, name in enumerate(names)]
-            rows += each or [(str(found.provenance.parameters.get("layer", found.meaning)), found)]
+            rows += each or [(found.facts.layer or found.meaning, found)]
         return [(label, replace(found, signed=any(other.signed for _, other in rows))) for label, found in rows]
 
-    def _pixels(self) -> Tensor:
-        """A copy of the images, where and how the model's parameters are."""
+    def _prepared(self) -> Prepared:
+        """The images, copied to where and to what the model's parameters are."""
         like = next((each for each in self._model.parameters() if each.is_floating_point()), self._seen.pixels)
-        return self._seen.pixels.to(like, copy=True)
-
-    def _cam_layer(self) -> str | None:
-        """The layer that class activation maps read: the one that was named, else the last map that the model makes."""
-        layer = self._parameters.get("layer", -1)
-        if layer != -1:
-            return layer if isinstance(layer, str) else None
-        _, channels, height, width = self._seen.pixels.shape
-        return cam_layer(self._model) or last_feature_map(self._model, channels, (height, width))
+        return replace(self._seen, pixels=self._seen.pixels.to(like, copy=True))
 
 
 @contextmanager
@@ -350,6 +319,13 @@ def _destination(to: Destination, tag: str) -> _Send:
     if callable(to):
         return to
     raise OptionError(f"to must be a folder, a SummaryWriter or a function, got {type(to).__name__}. Or several in a list.")
+
+
+def _classes(target: Of | Tensor) -> Of:
+    """A tensor of classes as a list."""
+    if isinstance(target, Tensor):
+        return [int(one) for one in target] if target.ndim else int(target)
+    return target
 
 
 def _name(step: int) -> str:

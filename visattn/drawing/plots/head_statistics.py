@@ -27,12 +27,13 @@ _MASSES = {
 _SLIGHT = 1e-4  # a share that nobody could see
 
 
-def distance(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance) -> bytes | None:
+def distance(heads: Sequence[Row], layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes | None:
     """How far each head looks, layer by layer, beside a head that looks everywhere and one that looks next door.
 
     Args:
         heads: Rows of `Survey.heads`.
         layers: Rows of `Survey.layers`.
+        photos: Over how many the numbers are.
         provenance: Of the survey.
 
     Returns:
@@ -43,7 +44,7 @@ def distance(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance
     """
     if not any(row.get("distance_px") is not None for row in heads):
         return None
-    figure, axes = _figure("How far heads look", layers, provenance)
+    figure, axes = _figure("How far heads look", layers, photos, provenance)
     _dots(axes, heads, layers, "distance_px")
     _steps(axes, layers, "distance_if_uniform_px", "even attention to all patches", VERMILION, "--")
     _steps(axes, layers, "distance_nearest_px", "the nearest other patch", FAINT, ":")
@@ -52,18 +53,19 @@ def distance(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance
     return _png(figure, provenance)
 
 
-def entropy(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance) -> bytes:
+def entropy(heads: Sequence[Row], layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes:
     """Over how many keys each head spreads its attention, layer by layer, beside the number of keys that there are.
 
     Args:
         heads: Rows of `Survey.heads`.
         layers: Rows of `Survey.layers`.
+        photos: Over how many the numbers are.
         provenance: Of the survey.
 
     Returns:
         A PNG with its provenance.
     """
-    figure, axes = _figure("How many keys heads look at", layers, provenance)
+    figure, axes = _figure("How many keys heads look at", layers, photos, provenance)
     _dots(axes, heads, layers, "effective_keys")
     _steps(axes, layers, "keys", "all keys that a query sees", VERMILION, "--")
     axes.set_yscale("log")
@@ -73,17 +75,18 @@ def entropy(heads: Sequence[Row], layers: Sequence[Row], provenance: Provenance)
     return _png(figure, provenance)
 
 
-def mass(layers: Sequence[Row], provenance: Provenance) -> bytes:
+def mass(layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes:
     """Where attention goes in each layer, mean of its heads.
 
     Args:
         layers: Rows of `Survey.layers`.
+        photos: Over how many the numbers are.
         provenance: Of the survey.
 
     Returns:
         A PNG with its provenance.
     """
-    figure, axes = _figure("Where attention goes", layers, provenance)
+    figure, axes = _figure("Where attention goes", layers, photos, provenance)
     places = range(len(layers))
     shares = {name: [row.get(name) or 0.0 for row in layers] for name in _MASSES}
     shares["patches"] = [patches - sink for patches, sink in zip(shares["patches"], shares["to_sinks"], strict=True)]
@@ -100,9 +103,8 @@ def mass(layers: Sequence[Row], provenance: Provenance) -> bytes:
     return _png(figure, provenance)
 
 
-def _figure(title: str, layers: Sequence[Row], provenance: Provenance) -> tuple[Figure, Axes]:
+def _figure(title: str, layers: Sequence[Row], photos: int, provenance: Provenance) -> tuple[Figure, Axes]:
     count = len(layers)
-    photos = provenance.parameters["photos"]
     facts = f"{provenance.model}, {provenance.weights}, {photos} photo{'s' * (photos != 1)}"
     figure = figures.figure(title, facts, min(max(6.4, 2 + 0.55 * count), 20), 4.8)
     axes = figure.add_subplot()

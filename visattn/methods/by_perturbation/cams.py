@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from visattn._support.extras import need
 from visattn.errors import OptionError, ShapeError
 from visattn.maps import AttentionMap
+from visattn.methods.result import to_map
 from visattn.methods.scored import Counted, Score, Scored
-from visattn.methods.selection import described
 from visattn.methods.taps import cam_method, feature_of, over_positions, placed
 from visattn.records import Recording, TokenLayout
 
@@ -160,9 +160,10 @@ class _Made:
     def map(self, values: Tensor, meaning: str) -> AttentionMap:
         """The positive part."""
         notes = (f"{self.parts.score.count} evaluations of the model",)
-        provenance = described(self._recording, self._method, notes=notes, layer=self.layer)
-        provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
-        return AttentionMap(values.clamp(min=0), ("batch",), self.layout, {}, meaning, provenance)
+        values = values.clamp(min=0)
+        return to_map(
+            self._recording, self._method, meaning, values, self.layout, {"layer": self.layer}, notes=notes, package="grad-cam"
+        )
 
 
 METHODS = {

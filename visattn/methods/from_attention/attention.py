@@ -12,10 +12,11 @@ from torch import Tensor
 from visattn._support.checks import one_of
 from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
-from visattn.maps import AttentionMap
+from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.method import attention_method
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import described, one_forward, spatial_refusal
+from visattn.methods.result import to_map
+from visattn.methods.selection import one_forward, spatial_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording, TokenLayout
@@ -67,7 +68,7 @@ def attention(
     if sinks != "keep":
         stacked = _without(stacked, found, sinks, records[0].keys)
     labels = {"layer": tuple(record.layer for record in records)}
-    axes = ["batch", "layer", "head"]
+    axes = ["layer", "head"]
     heads = stacked.shape[2]
     if head != "all":
         if not -heads <= head < heads:
@@ -97,11 +98,24 @@ def attention(
     calls = sum(record.layer == records[0].layer and record.forward == records[0].forward for record in recording)
     if calls > 1:
         notes += (f"{records[0].layer} calls its attention {calls} times; this is call {call}",)
-    names = "all" if layer == "all" else records[0].layer
-    provenance = described(
-        recording, "attention", notes=notes, layer=names, head=head, fusion=fusion or "none", sinks=sinks, query=chosen[0]
-    ).but(sinks=found)
-    return AttentionMap(layout.on_grid(patches), tuple(axes), layout, labels, "attention", provenance)
+    return to_map(
+        recording,
+        "attention",
+        "attention",
+        patches,
+        layout,
+        {
+            "layer": "all" if layer == "all" else records[0].layer,
+            "head": head,
+            "fusion": fusion or "none",
+            "sinks": sinks,
+            "query": chosen[0],
+        },
+        axes=axes,
+        labels=labels,
+        facts=MapFacts(sinks=found, sinks_kept=sinks == "keep"),
+        notes=notes,
+    )
 
 
 def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout: TokenLayout) -> Tensor:

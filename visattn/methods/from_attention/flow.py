@@ -13,7 +13,8 @@ from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
 from visattn.methods.method import attention_method
 from visattn.methods.queries import Query
-from visattn.methods.selection import chain, chain_refusal, described
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal
 from visattn.records import Recording
 
 LIMIT = 800  # tokens; edges grow with their square, and one flow is computed for each patch
@@ -59,9 +60,15 @@ def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: 
     flows = np.stack(
         [_flows(begin[image, 0].cpu().numpy(), [layer[image].numpy() for layer in layers]) for image in range(len(layers[0]))]
     )
-    patches = layout.on_grid(torch.from_numpy(flows[:, len(layout.prefix) :]).float())
-    provenance = described(recording, "attention_flow", residual=residual, start_layer=start_layer, query=chosen)
-    return AttentionMap(patches, ("batch",), layout, {}, "attention flow", provenance)
+    values = torch.from_numpy(flows).float()
+    return to_map(
+        recording,
+        "attention_flow",
+        "attention flow",
+        values,
+        layout,
+        {"residual": residual, "start_layer": start_layer, "query": chosen},
+    )
 
 
 def refusal(recording: Recording) -> str | None:

@@ -14,7 +14,8 @@ from visattn.methods.from_attention import recursion
 from visattn.methods.from_attention.attention import chosen_records
 from visattn.methods.method import gradient_method
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded, spatial_refusal
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, spatial_refusal
 from visattn.records import Recording
 
 
@@ -63,10 +64,15 @@ def attention_gradient(
                 product = tile.weights * tile.grad
                 product = product if signed else product.clamp_(min=0)
                 total.index_add_(2, tile.keys, mine @ (product.mean(1) if head == "all" else product[:, head]))
-    patches = layout.on_grid((total / len(records))[:, 0, len(layout.prefix) :])
-    meaning = "signed attention x gradient" if signed else "attention x gradient"
-    provenance = described(recording, "attention_gradient", layer=layer, head=head, signed=signed, query=chosen)
-    return AttentionMap(patches, ("batch",), layout, {}, meaning, provenance, signed)
+    return to_map(
+        recording,
+        "attention_gradient",
+        "signed attention x gradient" if signed else "attention x gradient",
+        (total / len(records))[:, 0],
+        layout,
+        {"layer": layer, "head": head, "query": chosen, "signed": signed},
+        signed=signed,
+    )
 
 
 def gradient_rollout(
@@ -113,11 +119,14 @@ def gradient_rollout(
         if discard:
             rows = recursion.discarding(rows, operator, layout, discard, discard_over)
         row = recursion.step(operator, row, rows, recursion.added_and_normalised)
-    patches = layout.on_grid(row[:, 0, len(layout.prefix) :])
-    provenance = described(
-        recording, "gradient_rollout", discard=discard, discard_over=discard_over, start_layer=start_layer, query=chosen
+    return to_map(
+        recording,
+        "gradient_rollout",
+        "gradient rollout",
+        row[:, 0],
+        layout,
+        {"discard": discard, "discard_over": discard_over, "start_layer": start_layer, "query": chosen},
     )
-    return AttentionMap(patches, ("batch",), layout, {}, "gradient rollout", provenance)
 
 
 METHODS = {

@@ -7,7 +7,8 @@ import torch
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
-from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded
 from visattn.records import Recording
 
 
@@ -44,8 +45,7 @@ def legrad(recording: Recording, *, layers: int | None = None, dtype: torch.dtyp
     for record in records[-count:]:
         for _, keys, grad in record.operator.to(dtype).gradient_pieces():
             total.index_add_(1, keys, grad.clamp(min=0).sum((1, 2)))
-    patches = layout.on_grid((total / (count * heads * tokens))[:, len(layout.prefix) :])
-    return AttentionMap(patches, ("batch",), layout, {}, "LeGrad", described(recording, "legrad", layers=count))
+    return to_map(recording, "legrad", "LeGrad", total / (count * heads * tokens), layout, {"layers": count})
 
 
 METHODS = {

@@ -13,7 +13,8 @@ from visattn.methods.from_attention.attention import chosen_records
 from visattn.methods.from_attention.recursion import Rows, own_entries
 from visattn.methods.method import Method, needs
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import described, spatial_refusal
+from visattn.methods.result import to_map
+from visattn.methods.selection import spatial_refusal
 from visattn.operators import Tile
 from visattn.records import AttentionRecord, Recording
 
@@ -64,13 +65,17 @@ def norm_attention(
         if mine.any():
             sized = rows(tile)  # (B, [heads,] q, K)
             out.index_add_(2, tile.keys, (mine[:, None] @ sized)[:, :, 0] if heads else mine @ sized)
-    layout = record.keys
-    patches = layout.on_grid(out[..., len(layout.prefix) :].reshape(shape[0], -1, layout.cells))
-    provenance = described(recording, "norm_attention", layer=record.layer, heads=heads, add_residual=add_residual, query=chosen)
-    if not heads:
-        return AttentionMap(patches[:, 0], ("batch",), layout, {}, "norm of attention", provenance)
-    labels = {"head": tuple(str(i) for i in range(shape[1]))}
-    return AttentionMap(patches, ("batch", "head"), layout, labels, "norm of attention", provenance)
+    values = out.reshape(shape[0], -1, len(record.keys))
+    return to_map(
+        recording,
+        "norm_attention",
+        "norm of attention",
+        values if heads else values[:, 0],
+        record.keys,
+        {"layer": record.layer, "heads": heads, "add_residual": add_residual, "query": chosen},
+        axes=["head"] if heads else [],
+        labels={"head": tuple(str(i) for i in range(shape[1]))} if heads else None,
+    )
 
 
 class _Vectors(NamedTuple):

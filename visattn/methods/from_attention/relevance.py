@@ -10,7 +10,8 @@ from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
 from visattn.methods.method import gradient_method
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import chain, chain_refusal_of_any_rows, described, graded, named, one_forward, set_refusal
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, named, one_forward, set_refusal
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
@@ -54,9 +55,7 @@ def relevance(
         for record in reversed(records[start_layer:]):
             row = recursion.step_of_evidence(record.operator.to(dtype), row)
         row = row - own
-    patches = layout.on_grid(row[:, 0, len(layout.prefix) :])
-    provenance = described(recording, "relevance", start_layer=start_layer, query=chosen)
-    return AttentionMap(patches, ("batch",), layout, {}, "relevance", provenance)
+    return to_map(recording, "relevance", "relevance", row[:, 0], layout, {"start_layer": start_layer, "query": chosen})
 
 
 def refusal(recording: Recording) -> str | None:

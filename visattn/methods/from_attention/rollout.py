@@ -11,12 +11,13 @@ from torch import Tensor
 from visattn._support.checks import between, one_of
 from visattn._support.types import DiscardOver, Fusion, Implementation, Sinks
 from visattn.errors import OptionError
-from visattn.maps import AttentionMap
+from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.from_attention import recursion
 from visattn.methods.from_attention.norm import mixing_ratio, norm_rows
 from visattn.methods.method import Need, attention_method, needs
 from visattn.methods.queries import Query
-from visattn.methods.selection import chain, chain_refusal, described
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal
 from visattn.methods.sinks import find_sinks, sinks_of_scores
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
@@ -111,20 +112,24 @@ def rollout(
                 rows = recursion.without_sinks(rows, found, layout, sinks, operator)
             keep = 1 - mixing_ratio(record, dtype) if residual == "measured" else float(residual)
             r = recursion.step(operator, r, rows, recursion.mixed(keep))
-    patches = r[:, 0, len(layout.prefix) :]
-    provenance = described(
+    return to_map(
         recording,
         "rollout",
-        fusion=fusion,
-        weights_by=weights_by,
-        residual=residual,
-        discard=discard,
-        discard_over=discard_over,
-        start_layer=start_layer,
-        sinks=sinks,
-        query=chosen,
-    ).but(sinks=found)
-    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "rollout", provenance)
+        "rollout",
+        r[:, 0],
+        layout,
+        {
+            "fusion": fusion,
+            "weights_by": weights_by,
+            "residual": residual,
+            "discard": discard,
+            "discard_over": discard_over,
+            "start_layer": start_layer,
+            "sinks": sinks,
+            "query": chosen,
+        },
+        facts=MapFacts(sinks=found, sinks_kept=sinks == "keep"),
+    )
 
 
 def _mean(

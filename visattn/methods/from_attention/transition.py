@@ -14,7 +14,8 @@ from visattn.maps import AttentionMap
 from visattn.methods.from_attention import recursion
 from visattn.methods.method import Method, needs
 from visattn.methods.queries import Query, weights_of
-from visattn.methods.selection import chain, chain_refusal, described
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal
 from visattn.records import AttentionRecord, Recording
 
 Replay = Callable[[Callable[[Tensor], Tensor]], Recording]
@@ -68,9 +69,14 @@ def transition_attention(
         scaled = replay(partial(mul, step / (steps - 1)))
         gradient = gradient + _gradient_rows(chain(scaled, probability=False)[-1], used, dtype) / steps
     values = (state * (weights[..., used] @ gradient.clamp(min=0).mean(1)))[:, 0]
-    patches = layout.on_grid(values[:, len(layout.prefix) :])
-    provenance = described(recording, "transition_attention", steps=steps, start_layer=start_layer, query=chosen)
-    return AttentionMap(patches, ("batch",), layout, {}, "transition attention", provenance)
+    return to_map(
+        recording,
+        "transition_attention",
+        "transition attention",
+        values,
+        layout,
+        {"steps": steps, "start_layer": start_layer, "query": chosen},
+    )
 
 
 def _through(record: AttentionRecord, state: Tensor, dtype: torch.dtype) -> Tensor:

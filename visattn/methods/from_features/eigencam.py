@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 import torch
 
 from visattn._support.extras import need
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
-from visattn.methods.selection import described
+from visattn.methods.result import to_map
 from visattn.methods.taps import feature_of, over_positions, placed, refusal
 from visattn.records import Recording
 
@@ -43,10 +41,8 @@ def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     features = over_positions(feature.value, layout).float().cpu()
     found = torch.from_numpy(get_2d_projection(features.numpy()))
     farthest = found.gather(1, found.abs().argmax(1, keepdim=True))
-    values = layout.on_grid((found * farthest.sign()).clamp_(min=0))
-    provenance = described(recording, "eigencam", layer=feature.layer)
-    provenance = provenance.but(versions=provenance.versions | {"grad-cam": metadata.version("grad-cam")})
-    return AttentionMap(values, ("batch",), layout, {}, "Eigen-CAM", provenance)
+    values = (found * farthest.sign()).clamp_(min=0)
+    return to_map(recording, "eigencam", "Eigen-CAM", values, layout, {"layer": feature.layer}, package="grad-cam")
 
 
 METHODS = {

@@ -7,7 +7,8 @@ import torch
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, needs
-from visattn.methods.selection import described, features_refusal, tokens_of
+from visattn.methods.result import to_map
+from visattn.methods.selection import features_refusal, tokens_of
 from visattn.records import Recording
 
 
@@ -45,10 +46,18 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     scores = centred @ (vectors * largest.sign())
     shares = (variances.flip(0)[:components] / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist()
     notes = ("components hold " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features",)
-    values = layout.on_grid(scores.float().reshape(batch, cells, components).transpose(1, 2))
-    provenance = described(recording, "pca", notes=notes, layer=feature.layer, components=components)
-    labels = {"component": tuple(str(i) for i in range(components))}
-    return AttentionMap(values, ("batch", "component"), layout, labels, "principal component", provenance, signed=True)
+    return to_map(
+        recording,
+        "pca",
+        "principal component",
+        scores.float().reshape(batch, cells, components).transpose(1, 2),
+        layout,
+        {"layer": feature.layer, "components": components},
+        axes=["component"],
+        labels={"component": tuple(str(i) for i in range(components))},
+        signed=True,
+        notes=notes,
+    )
 
 
 METHODS = {

@@ -13,7 +13,8 @@ from visattn.errors import OptionError
 from visattn.maps import AttentionMap
 from visattn.methods.method import Method, Need, needs
 from visattn.methods.queries import named, token_of
-from visattn.methods.selection import described, features_refusal, one_forward, tokens_of
+from visattn.methods.result import to_map
+from visattn.methods.selection import features_refusal, one_forward, tokens_of
 from visattn.operators import SoftmaxOperator
 from visattn.records import Recording, TokenLayout
 
@@ -43,9 +44,16 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
     unit = F.normalize(vectors.double(), dim=-1)
     chosen = "cls" if query == "auto" and "cls" in layout.prefix else named(query, layout)
     cosine = unit @ unit[image, token_of(chosen, layout)]  # (B, N)
-    patches = cosine[:, len(layout.prefix) :].clamp(-1, 1).float()
-    provenance = described(recording, "similarity", query=chosen, of=of, layer=name, image=image)
-    return AttentionMap(layout.on_grid(patches), ("batch",), layout, {}, "cosine similarity", provenance, signed=True)
+    values = cosine.clamp(-1, 1).float()
+    return to_map(
+        recording,
+        "similarity",
+        "cosine similarity",
+        values,
+        layout,
+        {"query": chosen, "of": of, "layer": name, "image": image},
+        signed=True,
+    )
 
 
 def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, TokenLayout, str]:

@@ -23,6 +23,7 @@ from visattn.families.trained import evaluation_transform
 from visattn.loading import folders, load_model
 from visattn.loading.blueprints import Blueprint
 from visattn.models import ram
+from visattn.pipeline.tensors import prepare_tensor
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.batches import Labels
 from visattn.training.config import Config, Recipe
@@ -97,16 +98,14 @@ class Classification(Task):
         """Sheets of an `AttentionLogger`."""
         transform = evaluation_transform(self.blueprint)
         shown = [(transform(picture.convert(self.mode)), label) for picture, label in self.shown()]
-        device = next(model.parameters()).device
+        pixels = torch.stack([pixels for pixels, _ in shown])
         return AttentionLogger(
             trained.remember(model, self.blueprint),
-            torch.stack([pixels for pixels, _ in shown]).to(device),
+            prepare_tensor(pixels, model, mean=self.blueprint.mean, std=self.blueprint.std),
             self.config.maps_every,
             to=run / "maps",
-            mean=self.blueprint.mean,
-            std=self.blueprint.std,
             target=[label for _, label in shown],
-            classes=self.blueprint.classes,
+            labels=self.blueprint.classes,
         )
 
     def keep(self, model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:

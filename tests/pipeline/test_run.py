@@ -1,0 +1,48 @@
+"""One pass leaves nothing in a model that a training could stumble over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests import tiny
+from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.run import look, one_pass
+from visattn.pipeline.targets import Target
+from visattn.pipeline.tensors import prepare_tensor
+
+
+class Keeps(nn.Module):
+    """Adds a table that it makes once, in the first forward, as networks with rotary positions do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = tiny.vit()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, x.shape[-1]).expand(x.shape[-2:]).clone()
+        logits: Tensor = self.vit(x * self.scale + self.scale * self.table)
+        return logits
+
+
+def test_what_a_model_keeps_of_a_pass_can_be_trained_with() -> None:
+    model = Keeps()
+    look(model, prepare_tensor(torch.rand(1, 3, *tiny.INPUT), model))
+    model.train()
+    model(tiny.pixels()).sum().backward()
+    assert model.scale.grad is not None
+
+
+def test_a_pass_knows_the_classes_that_it_explains() -> None:
+    model = tiny.vit()
+    pixels = torch.cat([tiny.pixels(), tiny.pixels().flip(3)])
+    labels = [f"kind {i}, and more" for i in range(1000)]
+    with torch.no_grad():
+        shares = model.eval()(pixels).softmax(1)
+    _, resolved = one_pass(model, Prepared(pixels, (), ()), target=Target([1, "kind 2"], labels=labels))
+    assert resolved is not None
+    assert resolved.names == ("kind 1", "kind 2")
+    torch.testing.assert_close(torch.tensor(resolved.shares), torch.stack([shares[0, 1], shares[1, 2]]))

@@ -1,0 +1,85 @@
+"""Images that are tensors already, as a training has them, with what is shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from visattn._support.typed import typed
+from visattn.errors import OptionError, ShapeError
+from visattn.families import input_spec
+from visattn.families.spec import per_channel
+from visattn.geometry import Box, Geometry
+from visattn.images import as_photo
+from visattn.pipeline.inputs import Prepared
+
+_ROUNDING = 0.02  # of normalized images in half precision
+
+
+@typed()
+def prepare_tensor(
+    images: Tensor,
+    model: nn.Module,
+    *,
+    photos: Sequence[Image.Image] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Prepared:
+    """Images that the model takes as they are, each of them whole.
+
+    Args:
+        images: `(B, C, H, W)` as the model takes them; they are copied.
+        model: The model.
+        photos: What is shown of them. By default the images, their normalization undone.
+        mean: Mean of each channel in that normalization, of pixels in [0, 1]; by default the model's own. Images that lie in [0, 1]
+            are shown as they are.
+        std: Deviation likewise.
+
+    Returns:
+        Pixels, photos and geometries.
+
+    Raises:
+        ShapeError: If images are no floats `(B, C, H, W)`, or photos are not as many.
+        OptionError: If the images cannot be shown.
+    """
+    if images.ndim != 4 or not len(images) or not images.is_floating_point():
+        raise ShapeError(
+            f"images must be floats (B, C, H, W), got {images.dtype} {tuple(images.shape)}. Pass them as the model takes them."
+        )
+    shown = tuple(map(as_photo, _shown(images, mean, std, model) if photos is None else photos))
+    if len(shown) != len(images):
+        raise ShapeError(f"photos must be as many as images, {len(images)}, got {len(shown)}.")
+    sizes, size = [(photo.height, photo.width) for photo in shown], (images.shape[2], images.shape[3])
+    places = tuple(Geometry(whole, size, Box(0, 0, *whole), "the whole photo") for whole in sizes)
+    spec = input_spec(model)
+    spec = replace(spec, size=size, sources={**spec.sources, "size": "given"})
+    return Prepared(images.detach().clone(), shown, places, spec=spec)
+
+
+def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:
+    """The images in [0, 1]."""
+    pixels, channels = pixels.detach().float().cpu(), pixels.shape[1]
+    if channels not in (1, 3):
+        raise OptionError(f"images must have 1 or 3 channels to be shown, got {channels}. Pass photos=.")
+    wrong = next((len(given) for given in (mean, std) if given is not None and len(given) not in (1, channels)), None)
+    if wrong is not None:
+        raise OptionError(f"mean and std must have 1 value or {channels}, one for each channel, got {wrong}.")
+    low, high = pixels.aminmax()
+    if mean is not None or std is not None or low < 0 or high > 1:
+        spec = input_spec(model)
+        scale, shift = (
+            torch.tensor(per_channel(known if given is None else given, channels))[:, None, None]
+            for given, known in ((std, spec.std), (mean, spec.mean))
+        )
+        pixels = pixels * scale + shift
+        low, high = pixels.aminmax()
+    if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN is refused too
+        raise OptionError(
+            f"images must lie in [0, 1] once their normalization is undone, got {low:.3g} to {high:.3g}. Pass the mean= and std= "
+            "that they were made with, or photos=, to visattn.prepare_tensor."
+        )
+    return pixels.clamp(0, 1)
