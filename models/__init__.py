@@ -9,12 +9,13 @@ from visattn.models.conv_stem_vit import vit_c
 from visattn.models.local_features import LocalFeatures
 from visattn.models.ram import RAM
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
-from visattn.models.show_attend_tell import ShowAttendTell
+from visattn.models.show_attend_tell import Objective, ShowAttendTell
 from visattn.models.vit import VisionTransformer
 
 __all__ = [
     "RAM",
     "LocalFeatures",
+    "Objective",
     "ResNet",
     "ShowAttendTell",
     "VisionTransformer",

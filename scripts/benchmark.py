@@ -1,7 +1,7 @@
 """Speed and memory against the plain forward pass and against peers; exit status 1 if a bound is exceeded.
 
 `benchmark.py [--only PART,PART] [--quick] [--write-docs] [--timm-train FILE]`. Each part is measured in processes of its own
-(`_bench_time.py` and so on), those peers that no extra of visattn brings in an environment of their own (`.bench/peers`).
+(`python -m bench.timing` and so on), those peers that no extra of visattn brings in an environment of their own (`.bench/peers`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = {
     "captions": "Captions by beam search against a loop over pictures",
 }
 
-THREADS = 2  # as in _bench_common, which imports torch
+THREADS = 2  # as in bench.measuring, which imports torch
 ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
 ROLLOUT = {224: 1.2, 518: 1.35, 1036: 1.55, 1778: 1.8}  # times the plain forward
 ALLOCATORS: dict[str, dict[str, str]] = {  # settings of glibc's malloc, for a whole process
@@ -82,7 +82,7 @@ CAM_RATIO = 1.15  # times the plain forward
 CAM_DIFFERENCE = 1e-5  # of the largest value
 CAM_ROUNDS = 60
 TRAINING = 0.95  # times timm's images/s
-TRAINING_STEPS, TRAINING_BATCH = 120, 32  # as in _bench_training
+TRAINING_STEPS, TRAINING_BATCH = 120, 32  # as in bench.training
 TRAINING_PROCESSES = 5  # of each, run in turn
 LOGGER = {"resnet18": 0.02, "vit_tiny_patch16_224": 0.02}  # share of the time, a page every 100 steps
 LOGGER_EVERY, LOGGER_ROUNDS = 100, 20
@@ -225,7 +225,7 @@ def time_rows(quick: bool) -> Iterator[Row]:
     for allocator in ("keeps", "default"):
         for side, rounds in sizes(quick or allocator == "default").items():
             progress(f"{side} px, {rounds} rounds, {allocator} allocator")
-            seconds = run_json(sys.executable, "_bench_time.py", str(side), str(rounds), allocator=allocator)
+            seconds = run_json(sys.executable, "bench.timing", str(side), str(rounds), allocator=allocator)
             for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
                 tokens = (side // 14) ** 2 + 1
                 head = {"allocator": allocator, "px": side, "tokens": tokens, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
@@ -244,7 +244,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
         for turn in range(PROCESSES):
             progress(f"1036 px, processes {turn + 1} of {PROCESSES}, {allocator} allocator")
             for name, sizes_of in series.items():
-                sizes_of.append(run_json(sys.executable, "_bench_memory.py", name, "1036", allocator=allocator))
+                sizes_of.append(run_json(sys.executable, "bench.memory", name, "1036", allocator=allocator))
         (peak, growth), (peak_rollout, growth_rollout) = (
             [median(one[key] for one in series[name]) for key in ("peak", "growth")] for name in ("plain", "rollout")
         )
@@ -259,7 +259,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
         rows.append(row(head, f"{megabytes(growth_rollout)} MB", growth_rollout, bound, limit))
         if not quick:
             progress(f"1778 px, {allocator} allocator")
-            largest = run_json(sys.executable, "_bench_memory.py", "rollout", "1778", allocator=allocator)["peak"]
+            largest = run_json(sys.executable, "bench.memory", "rollout", "1778", allocator=allocator)["peak"]
             head = head | {"px": 1778, "what": "peak of rollout"}
             rows.append(row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB"))
         yield from rows if allocator != "default" else ({**entry, "bound": None, "verdict": None} for entry in rows)
@@ -270,7 +270,7 @@ def capture_rows(quick: bool) -> Iterator[Row]:
     for (name, bound), (threads, batch) in product(CAPTURE.items(), CAPTURE_SETTINGS):
         progress(f"{name}, {threads} threads, batch {batch}")
         rounds = "10" if quick else "40"
-        found = run_json(sys.executable, "_bench_capture.py", name, str(threads), str(batch), rounds, allocator="keeps")
+        found = run_json(sys.executable, "bench.capture", name, str(threads), str(batch), rounds, allocator="keeps")
         head = {"model": name, "threads": threads, "batch": batch, "plain ms": f"{found['seconds'] * 1e3:.1f}"}
         for what, ratio, limit in (("first", found["first"], FIRST_CAPTURE), ("later", found["capture"], bound)):
             if (threads, batch) == CAPTURE_SETTINGS[0]:
@@ -278,7 +278,7 @@ def capture_rows(quick: bool) -> Iterator[Row]:
             else:
                 yield unbounded(head | {"capture": what}, f"{ratio:.3f} x plain")
     progress("every model of the coverage sweep")
-    sweep = run_json(sys.executable, "_bench_capture_sweep.py", "2" if quick else "3", allocator="keeps")
+    sweep = run_json(sys.executable, "bench.capture_sweep", "2" if quick else "3", allocator="keeps")
     head = {"model": f"all {len(sweep)} of the coverage sweep", "threads": 1, "batch": 2, "plain ms": ""}
     for what in ("first", "later"):
         ratios = [one[what] for one in sweep.values()]
@@ -302,7 +302,7 @@ def method_rows(quick: bool) -> Iterator[Row]:
             progress(f"{side} px, {name}")
             theirs = name.startswith(("torchxai", "fast-vit"))
             python = str(peers_python()) if theirs else sys.executable
-            found[name] = run_json(python, "_bench_methods.py", name, str(side), str(rounds))
+            found[name] = run_json(python, "bench.methods", name, str(side), str(rounds))
             seconds, growth = found[name]["seconds"], found[name]["growth"]
             ratio = None if base is None else seconds / found[base]["seconds"]
             head: Row = {
@@ -330,7 +330,7 @@ def difference(one: list[float] | None, other: list[float] | None) -> str | None
 
 def overlay_rows(quick: bool) -> Iterator[Row]:
     """One overlay of a 37 x 37 map on a 1024 x 768 photo."""
-    found = run_json(str(peers_python()), "_bench_overlay.py")
+    found = run_json(str(peers_python()), "bench.overlay")
     seconds, versions = found["seconds"], found["versions"]
     ours = seconds["visattn"]
     yield unbounded({"run": "bare OpenCV calls, array to array", "ms": f"{seconds['OpenCV'] * 1e3:.2f}"})
@@ -347,7 +347,7 @@ def module_rows(quick: bool) -> Iterator[Row]:
     """Each module of `visattn.nn.ATTENTION`, beside the modules that compute the same, and a bare gate."""
     progress("forward and backward of each module")
     rounds = (5, 20) if quick else MODULE_ROUNDS
-    found = run_json(sys.executable, "_bench_modules.py", *map(str, rounds), ",".join(MODULES), allocator="keeps")
+    found = run_json(sys.executable, "bench.modules", *map(str, rounds), ",".join(MODULES), allocator="keeps")
     for name, series in found.items():
         gate = series["seconds"].pop("gate")
         for run, seconds in series["seconds"].items():
@@ -373,7 +373,7 @@ def module_rows(quick: bool) -> Iterator[Row]:
 def cam_rows(quick: bool) -> Iterator[Row]:
     """Grad-CAM of a CNN, the first time and later, and the same map by others."""
     progress("Grad-CAM")
-    found = run_json(sys.executable, "_bench_cams.py", "10" if quick else str(CAM_ROUNDS), allocator="keeps")
+    found = run_json(sys.executable, "bench.cams", "10" if quick else str(CAM_ROUNDS), allocator="keeps")
     names = {
         "plain": "plain forward",
         "first": "visattn, the first time",
@@ -403,13 +403,13 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
     runs = {"visattn.training.train": ["ours"], theirs: ["timm", *([] if script is None else [str(script)])]}
     speeds: dict[str, list[float]] = {run: [] for run in runs}
     with tempfile.TemporaryDirectory() as folder:
-        run_json(sys.executable, "_bench_training.py", "pictures", folder, str(steps * TRAINING_BATCH))
+        run_json(sys.executable, "bench.training", "pictures", folder, str(steps * TRAINING_BATCH))
         for turn in range(1 if quick else TRAINING_PROCESSES):
             for run, (kind, *file) in reversed(runs.items()) if turn % 2 else runs.items():
                 if run == theirs and script is None:
                     continue
                 progress(f"training, {run}, {turn + 1}")
-                speeds[run].append(run_json(sys.executable, "_bench_training.py", kind, folder, *file)["speed"])
+                speeds[run].append(run_json(sys.executable, "bench.training", kind, folder, *file)["speed"])
     for run, values in speeds.items():
         head: Row = {"run": run, "images/s": f"{median(values):.1f}" if values else "left out: --timm-train FILE"}
         if run == theirs or script is None:
@@ -419,7 +419,7 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
         yield row(head, f"{ratio:.3f} x timm", ratio, TRAINING, f">= {TRAINING:g} x")
     for model, bound in LOGGER.items():
         progress(f"pages of maps, {model}")
-        found = run_json(sys.executable, "_bench_training.py", "logger", model, "5" if quick else str(LOGGER_ROUNDS))
+        found = run_json(sys.executable, "bench.training", "logger", model, "5" if quick else str(LOGGER_ROUNDS))
         share = found["page"] / (LOGGER_EVERY * found["step"])
         head = {
             "run": f"AttentionLogger every {LOGGER_EVERY} steps, {model}",
@@ -432,7 +432,7 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
 def caption_rows(quick: bool) -> Iterator[Row]:
     """The batched search, and loops over pictures that find the same captions."""
     progress("captions of 64 scenes")
-    found = run_json(sys.executable, "_bench_captions.py", "3" if quick else str(CAPTION_ROUNDS), allocator="keeps")
+    found = run_json(sys.executable, "bench.captions", "3" if quick else str(CAPTION_ROUNDS), allocator="keeps")
     pictures = found["pictures"]
     runs = {"ours": "visattn search", "loop": "loop over pictures", "loop, keys once": "loop over pictures, keys once"}
     for name, run in runs.items():
@@ -481,16 +481,21 @@ def peers_python() -> Path:
     return python
 
 
-def run_json(python: str, script: str, *arguments: str, allocator: str = "default") -> dict[str, Any]:
-    """What a script of this folder prints, run in a process of its own.
+def run_json(python: str, part: str, *arguments: str, allocator: str = "default") -> dict[str, Any]:
+    """What a part of the benchmark prints, run in a process of its own.
 
     Raises:
         NotMeasured: If it fails.
     """
-    command = [python, str(Path(__file__).with_name(script)), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | ALLOCATORS[allocator])
+    command = [python, "-m", part, *arguments]
+    env = (
+        os.environ
+        | ALLOCATORS[allocator]
+        | {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))}
+    )
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=env)
     if done.returncode != 0:
-        raise NotMeasured(f"{script} {' '.join(arguments)} ended with status {done.returncode}; its message is above.")
+        raise NotMeasured(f"{part} {' '.join(arguments)} ended with status {done.returncode}; its message is above.")
     return dict(json.loads(done.stdout))
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _docs import write_section
 from numpy.typing import NDArray
+from pages import write_section
 from PIL import Image
 
 from visattn._support.tables import Row, to_markdown

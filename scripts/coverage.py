@@ -20,7 +20,7 @@ from typing import Any
 
 import timm
 import torch
-from _coverage_models import MODELS, WITHOUT_MATRIX
+from bench.zoo import MODELS, WITHOUT_MATRIX
 from timm.models._registry import _model_to_module
 from timm.utils.attention_extract import AttentionExtract
 from torch import Tensor, nn

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _docs import write_section
+from pages import write_section
 from torch import Tensor, nn
 
 from visattn._support.tables import to_markdown

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _docs import write_section
-from _known_truth_mark import Part, exchanged, layer_by_layer
-from _known_truth_measure import NEAR, Array, Measured, Measures, Way, accuracy, measured, size_of
-from _localisation_common import COPIES, PRIOR, ROOT
+from pages import write_section
+from pointing.photos import COPIES, PRIOR, ROOT
 from torch import nn
+from truth.mark import Part, exchanged, layer_by_layer
+from truth.measure import NEAR, Array, Measured, Measures, Way, accuracy, measured, size_of
 
 import visattn
 from visattn._support.tables import Row, to_markdown

@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-import _localisation_attention as attention
-import _localisation_cams as cams
-from _localisation_common import COPIES, LARGEST, ROOT, Part, by_photo, over_photos
+from pointing import attention, cams
+from pointing.photos import COPIES, LARGEST, ROOT, Part, by_photo, over_photos
 
 from visattn._support.tables import to_markdown, to_text
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _gallery_captions import caption_pictures
-from _gallery_colors import profiles_sheet
-from _gallery_scenes import known_truth_sheet, scenes_sheet, training_pictures
+from gallery.captions import caption_pictures
+from gallery.colors import profiles_sheet
+from gallery.scenes import known_truth_sheet, scenes_sheet, training_pictures
 from PIL import Image
 from torch import Tensor, nn
 from train_gates import gated

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from _docs import write_section
+from pages import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 

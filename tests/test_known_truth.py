@@ -238,7 +238,7 @@ def test_exchanged_gates_take_the_answer_with_them(part: str, script: ModuleType
 
 
 def test_the_largest_cell_touches_a_mark_that_reaches_into_it(script: ModuleType) -> None:
-    measure = importlib.import_module("_known_truth_measure")
+    measure = importlib.import_module("truth.measure")
     mask = np.zeros((64, 64), bool)
     mask[1:10, 1:10] = True
     place = Geometry((64, 64), (64, 64), Box(0, 0, 64, 64))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -16,10 +19,10 @@ import visattn
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = """
-AttentionMap AttentionRecord Explanation FeatureRecord Geometry Heatmap Prepared Provenance Recording Survey TokenLayout
-VisattnError __version__ animation attach captioning capture colorize contact_sheet data drawing evaluation explain families
-filmstrip gate_page images intervene load_image load_map load_model loading maps matrix_page methods models nn normalize
-overlay prepare prepare_batch save_map training
+Attended AttentionMap AttentionRecord Explanation FeatureRecord Geometry Heatmap Prepared Preprocessing Provenance Recording Survey
+TokenLayout VisattnError __version__ animation attach captioning capture colorize contact_sheet data drawing errors evaluation explain
+families filmstrip gate_page geometry images intervene load_image load_map load_model loading maps matrix_page methods models nn
+normalize operators overlay permuted prepare prepare_batch prepare_tensor provenance records save_map training
 """.split()  # noqa: SIM905 - one name after another reads best
 
 
@@ -74,3 +77,28 @@ def test_shape_of_the_package_has_no_fault_and_the_check_finds_faults() -> None:
     late = ast.parse("def f():\n    from visattn.b import _hidden")
     found = list(structure.imports("visattn.a", late, {"visattn.b": ast.parse("")}))
     assert [(one.of, one.name, one.late) for one in found] == [("visattn.b", "_hidden", True)]
+
+
+def _api() -> Any:
+    spec = importlib.util.spec_from_file_location("api", ROOT / "scripts" / "api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_what_the_pages_name_is_public() -> None:
+    """A dotted name in README or docs is a public module, a public name of one, or an attribute of that."""
+    modules = set(_api().packages())
+    public = modules | {f"{module}.{name}" for module in modules for name in import_module(module).__all__}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages.remove(ROOT / "docs" / "decisions.md")  # it speaks of what is inside
+    hidden = []
+    for page in pages:
+        for name in set(re.findall(r"visattn(?:\.[A-Za-z_]\w*)+", page.read_text())):
+            parts = name.split(".")
+            known = [".".join(parts[:i]) for i in range(2, len(parts) + 1) if ".".join(parts[:i]) in public]
+            if not known or (known[-1] in modules and known[-1] != name):
+                hidden.append(f"{page.name}: {name}")
+    assert not hidden

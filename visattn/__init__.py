@@ -14,16 +14,22 @@ if TYPE_CHECKING:
         captioning as captioning,
         data as data,
         drawing as drawing,
+        errors as errors,
         evaluation as evaluation,
         families as families,
+        geometry as geometry,
         images as images,
         loading as loading,
         maps as maps,
         methods as methods,
         models as models,
         nn as nn,
+        operators as operators,
+        provenance as provenance,
+        records as records,
         training as training,
     )
+    from visattn.capturing import Attended as Attended, permuted as permuted
     from visattn.drawing.filmstrips import animation as animation, filmstrip as filmstrip
     from visattn.drawing.gate_pages import gate_page as gate_page
     from visattn.drawing.matrices import matrix_page as matrix_page
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from visattn.pipeline.explaining import explain as explain
     from visattn.pipeline.explanation import Explanation as Explanation
     from visattn.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
+    from visattn.pipeline.preprocessing import Preprocessing as Preprocessing
     from visattn.pipeline.tensors import prepare_tensor as prepare_tensor
     from visattn.provenance import Provenance as Provenance
     from visattn.records import (
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
 
 # public name -> module that defines it; no module is called like a public function, or importing it would replace the function
 _NAMES = {
+    "Attended": "capturing",
     "AttentionMap": "maps",
     "AttentionRecord": "records",
     "Explanation": "pipeline.explanation",
@@ -66,6 +74,7 @@ _NAMES = {
     "Geometry": "geometry",
     "Heatmap": "maps",
     "Prepared": "pipeline.inputs",
+    "Preprocessing": "pipeline.preprocessing",
     "Provenance": "provenance",
     "Recording": "records",
     "Survey": "evaluation.survey",
@@ -86,6 +95,7 @@ _NAMES = {
     "matrix_page": "drawing.matrices",
     "normalize": "maps",
     "overlay": "drawing.overlays",
+    "permuted": "capturing",
     "prepare": "pipeline.inputs",
     "prepare_batch": "pipeline.inputs",
     "prepare_tensor": "pipeline.tensors",
@@ -95,14 +105,19 @@ _PACKAGES = (
     "captioning",
     "data",
     "drawing",
+    "errors",
     "evaluation",
     "families",
+    "geometry",
     "images",
     "loading",
     "maps",
     "methods",
     "models",
     "nn",
+    "operators",
+    "provenance",
+    "records",
     "training",
 )
 

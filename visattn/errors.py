@@ -24,6 +24,27 @@ sentence: what must be *expected*, got *actual*; then what to do.
 
 from __future__ import annotations
 
+__all__ = [
+    "CaptureError",
+    "CheckpointError",
+    "DataError",
+    "ImageError",
+    "LayoutError",
+    "MapError",
+    "MissingExtra",
+    "ModelError",
+    "NoAttentionCaptured",
+    "OptionError",
+    "OutputError",
+    "ResourceError",
+    "ShapeError",
+    "TrainingError",
+    "UnsupportedModel",
+    "VisattnError",
+    "VisattnWarning",
+    "WeightsError",
+]
+
 
 class VisattnError(Exception):
     """Base of all errors of visattn; `exit_code` is what the command line ends with."""

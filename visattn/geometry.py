@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from visattn.errors import OptionError, ShapeError
 
+__all__ = ["Box", "Geometry", "affine_corners"]
+
 
 class Box(NamedTuple):
     """A rectangle `[top, bottom) x [left, right)` in pixels."""

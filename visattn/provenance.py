@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from visattn.geometry import Geometry
 
+__all__ = ["Provenance", "Sink", "sink_warning", "versions"]
+
 
 class Sink(NamedTuple):
     """A token that draws far more attention than its share from all queries alike.

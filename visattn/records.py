@@ -21,6 +21,8 @@ from visattn.geometry import Box
 from visattn.operators import Operator, OuterGradient
 from visattn.provenance import Provenance
 
+__all__ = ["AttentionRecord", "FeatureRecord", "Recording", "Source", "TokenLayout", "Unseen"]
+
 
 @dataclass(frozen=True)
 class TokenLayout:

@@ -20,7 +20,7 @@ from visattn.drawing.overlays import colorize, overlay, rgb_components
 from visattn.drawing.pictures import to_png
 from visattn.errors import ImageError, MapError, OptionError, ShapeError, VisattnWarning
 from visattn.geometry import Box, Geometry
-from visattn.maps import AttentionMap, Heatmap, normalize
+from visattn.maps import AttentionMap, Heatmap, MapFacts, normalize
 from visattn.provenance import Provenance, Sink
 from visattn.records import TokenLayout
 
@@ -52,8 +52,8 @@ def heatmap(
     rows, columns = tensor.shape[-2:]
     layout = TokenLayout("tokens", (), (rows, columns), Box(0, 0, 16 * rows, 16 * columns))
     place = geometry or Geometry((HEIGHT, WIDTH), (16 * rows, 16 * columns), Box(0, 0, HEIGHT, WIDTH))
-    provenance = Provenance(sinks=(sinks,) if sinks else (), versions={})
-    return AttentionMap(tensor, axes, layout, {}, meaning, provenance, signed).to_heatmap(place)
+    facts = MapFacts(sinks=(sinks,) if sinks else ())
+    return AttentionMap(tensor, axes, layout, {}, meaning, Provenance(versions={}), signed, facts).to_heatmap(place)
 
 
 GRID = [[0.0, 1.0, 2.0], [5.0, 3.0, 4.0]]

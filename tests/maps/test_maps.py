@@ -22,7 +22,7 @@ from visattn._support.opencv import cv2
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Box, Geometry
 from visattn.images import load_image
-from visattn.maps import AttentionMap, Heatmap, load_map, normalize, save_map, value_range
+from visattn.maps import AttentionMap, Heatmap, MapFacts, load_map, normalize, save_map, value_range
 from visattn.provenance import Provenance, Sink
 from visattn.records import TokenLayout
 
@@ -37,12 +37,14 @@ def make_map(
     labels: Mapping[str, tuple[str, ...]] | None = None,
     meaning: str = "attention",
     provenance: Provenance | None = None,
+    sinks: tuple[tuple[Sink, ...], ...] = (),
 ) -> AttentionMap:
     """A map whose patches have 16 pixels."""
     tensor = torch.as_tensor(values)
     grid = (int(tensor.shape[-2]), int(tensor.shape[-1]))
     layout = TokenLayout("tokens", ("cls",), grid, box or Box(0, 0, 16 * grid[0], 16 * grid[1]))
-    return AttentionMap(tensor, axes, layout, labels or {}, meaning, provenance or Provenance(versions={}))
+    facts = MapFacts(sinks=sinks)
+    return AttentionMap(tensor, axes, layout, labels or {}, meaning, provenance or Provenance(versions={}), facts=facts)
 
 
 def random_map(rows: int = 2, columns: int = 3, *leading: int, axes: tuple[str, ...] = ()) -> AttentionMap:
@@ -274,8 +276,8 @@ def test_heatmap_records_geometry_and_interpolation() -> None:
 
 
 def test_marks_are_the_centres_of_the_sinks_patches() -> None:
-    provenance = Provenance(sinks=((Sink(0, 2, 30.0, "blocks.1"), Sink(1, 0, 9.0, "blocks.1")),))
-    heat = make_map(torch.rand(2, 3), provenance=provenance).to_heatmap(Geometry((20, 60), (32, 48), Box(0, 0, 20, 60)))
+    sinks = ((Sink(0, 2, 30.0, "blocks.1"), Sink(1, 0, 9.0, "blocks.1")),)
+    heat = make_map(torch.rand(2, 3), sinks=sinks).to_heatmap(Geometry((20, 60), (32, 48), Box(0, 0, 20, 60)))
     assert heat.marks == ((5, 50), (15, 10))
 
 
@@ -351,8 +353,24 @@ def test_at_keeps_the_other_axis_and_its_labels(panels: AttentionMap) -> None:
 
 def test_at_of_a_batch_keeps_the_sinks_of_that_image() -> None:
     sinks = ((Sink(0, 0, 9.0, "a"),), (Sink(1, 2, 8.0, "b"),))
-    batch = make_map(torch.rand(2, 2, 3), ("batch",), provenance=Provenance(sinks=sinks))
-    assert batch.at(batch=1).provenance.sinks == (sinks[1],)
+    one = make_map(torch.rand(2, 2, 3), ("batch",), sinks=sinks).at(batch=1)
+    assert one.facts.sinks == one.provenance.sinks == (sinks[1],)
+    assert any("1 token" in text or "sink" in text for text in one.provenance.warnings)
+
+
+def test_at_of_a_batch_says_nothing_of_sinks_that_were_taken_out() -> None:
+    batch = make_map(torch.rand(2, 2, 3), ("batch",), sinks=((Sink(0, 0, 9.0, "a"),), ()))
+    taken = replace(batch, facts=replace(batch.facts, sinks_kept=False)).at(batch=0)
+    assert taken.provenance.sinks == batch.facts.sinks[:1]
+    assert taken.provenance.warnings == ()
+
+
+def test_at_of_a_batch_keeps_the_glimpses_of_that_image() -> None:
+    glimpses = (((Box(0, 0, 4, 4), Box(0, 0, 8, 8)),), ((Box(2, 6, 6, 10), Box(0, 4, 8, 12)),))
+    batch = replace(make_map(torch.rand(2, 2, 3), ("batch",)), facts=MapFacts(glimpses=glimpses))
+    one = batch.at(batch=1)
+    assert one.facts.glimpses == (glimpses[1],)
+    assert one.provenance.parameters == {"path": [[8.0, 4.0]], "patches": [[4.0, 4.0], [8.0, 8.0]]}
 
 
 def test_mean_is_over_the_named_axis_and_is_recorded(panels: AttentionMap) -> None:

@@ -34,7 +34,7 @@ def vit() -> Any:
         ({"head": True}, "head must be a whole number or 'all', got True."),
         ({"img_size": "big"}, "img_size must be a whole number or None, got 'big'."),
         ({"labels": 5}, "labels must be a list or None, got 5."),
-        ({"target": 1.5}, "target must be a whole number or a text or a function or None, got 1.5."),
+        ({"target": 1.5}, "target must be a whole number or a text or a list or a function or None, got 1.5."),
         ({"seed": "x"}, "seed must be a whole number, got 'x'."),
         ({"resize": 3}, "resize must be 'auto' or 'fit' or 'model', got 3."),
         ({"rgb": 3}, "rgb must be a list or None, got 3."),

@@ -98,7 +98,7 @@ def intervene(
             softmax.
         drop: Key tokens whose weight is lost: rows then sum to less than 1.
         edit: Your own: a function of the weights `(B, heads, blocks, q, k)` and an `Attended` (layer, layouts, token numbers of rows
-            and columns) that returns weights of the same shape. `visattn.capturing.permuted(order)` is one: query `i` of each window
+            and columns) that returns weights of the same shape. `visattn.permuted(order)` is one: query `i` of each window
             gets the row of query `order[i]`.
         grid: See `capture`.
         prefix: See `capture`.

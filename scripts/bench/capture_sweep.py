@@ -1,4 +1,4 @@
-"""Captures of every model of the coverage sweep against its plain forward, as JSON: `_bench_capture_sweep.py ROUNDS [NAME ...]`."""
+"""Captures of every model of the coverage sweep against its plain forward, as JSON: `python -m bench.capture_sweep ROUNDS [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import warnings
 
 import timm
 import torch
-from _bench_common import medians
-from _coverage_models import MODELS
 
 import visattn
+from bench.measuring import medians
+from bench.zoo import MODELS
 from visattn.capturing import forget
 from visattn.capturing.trace.tape import TAPES
 from visattn.errors import NoAttentionCaptured

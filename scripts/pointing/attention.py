@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from _localisation_common import PRIOR, Measured, Part, Photo, copies_of, photos, references
-
 import visattn
+from pointing.photos import PRIOR, Measured, Part, Photo, copies_of, photos, references
 from visattn import data, methods
 from visattn.methods.sinks import find_sinks
 from visattn.pipeline.run import look

@@ -1,4 +1,4 @@
-"""Median seconds of each run at one size, as JSON: `_bench_time.py SIDE ROUNDS`; one warm-up round is not counted."""
+"""Median seconds of each run at one size, as JSON: `python -m bench.timing SIDE ROUNDS`; one warm-up round is not counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from functools import partial
 
-from _bench_common import heads, load, medians, pixels, plain, rollout
+from bench.measuring import heads, load, medians, pixels, plain, rollout
 
 
 def main(side: int, rounds: int) -> dict[str, float]:

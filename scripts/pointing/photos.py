@@ -21,7 +21,7 @@ from visattn.evaluation.intervals import mean_interval
 from visattn.maps import AttentionMap
 from visattn.pipeline.inputs import Prepared
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"
 MASKS = ROOT / "assets" / "objects" / "masks"
 LARGEST = 0.5  # photos that one object fills leave nothing to be found

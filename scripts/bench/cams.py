@@ -1,4 +1,4 @@
-"""Grad-CAM of a CNN beside its plain forward and its peers, as JSON: `_bench_cams.py ROUNDS`.
+"""Grad-CAM of a CNN beside its plain forward and its peers, as JSON: `python -m bench.cams ROUNDS`.
 
 Each peer is called as its own documentation calls it, and is told the class for nothing.
 """
@@ -13,13 +13,13 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from _bench_common import THREADS, medians, plain, ratio, series
 from captum.attr import LayerGradCam
 from pytorch_grad_cam import GradCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor
 
 import visattn
+from bench.measuring import THREADS, medians, plain, ratio, series
 from visattn import data, methods
 from visattn.capturing import forget
 from visattn.pipeline.run import look

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from _localisation_common import COPIES, ITSELF, PRIOR, Measured, Part, Photo, copies_of, photos, references, times
 
 import visattn
+from pointing.photos import COPIES, ITSELF, PRIOR, Measured, Part, Photo, copies_of, photos, references, times
 from visattn import data, methods
 from visattn.families import cam_layer, labels
 from visattn.pipeline.run import look

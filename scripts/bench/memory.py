@@ -1,4 +1,4 @@
-"""Peak memory of one run in this process alone, as JSON: `_bench_memory.py plain|rollout SIDE`."""
+"""Peak memory of one run in this process alone, as JSON: `python -m bench.memory plain|rollout SIDE`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 import sys
 from pathlib import Path
 
-from _bench_common import load, pixels, plain, rollout
+from bench.measuring import load, pixels, plain, rollout
 
 
 def status(field: str) -> int:
     """A size of this process in bytes: `VmRSS` is resident now, `VmHWM` its peak (`ru_maxrss` may be the parent's)."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
-        raise SystemExit(f"_bench_memory: error: /proc/self/status has no {field}; memory is measured on Linux only.")
+        raise SystemExit(f"bench.memory: error: /proc/self/status has no {field}; memory is measured on Linux only.")
     return int(found[1]) * 1024
 
 
@@ -23,7 +23,7 @@ def forget_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        print("_bench_memory: the peak could not be reset; growth includes loading", file=sys.stderr)
+        print("bench.memory: the peak could not be reset; growth includes loading", file=sys.stderr)
 
 
 def main(run: str, side: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Captions/s of our beam search and of a loop over pictures, as JSON: `_bench_captions.py ROUNDS`.
+"""Captions/s of our beam search and of a loop over pictures, as JSON: `python -m bench.captions ROUNDS`.
 
 The loop has the shape of the usual PyTorch tutorials: a picture at a time, its features copied for each hypothesis, one step for each word,
 lists of what is over. Theirs makes the attention's keys anew at every step; `keys once` is the same without that. The model was taught the
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from _bench_common import THREADS, ratio, series
 from torch import Tensor
 
+from bench.measuring import THREADS, ratio, series
 from visattn.captioning.beam_search import search
 from visattn.captioning.vocabulary import Vocabulary
 from visattn.data.scenes import Scenes

@@ -17,7 +17,7 @@ from visattn.drawing.pictures import to_png
 from visattn.errors import VisattnError
 from visattn.provenance import Provenance
 
-CHECKPOINTS = Path(__file__).parents[1] / "assets" / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
 CAPTIONERS = "soft", "hard"
 TESTS, THINGS = 100, 3  # scenes that are looked through, and how many things the chosen one has
 RAM = CHECKPOINTS / "ram_fashion_mnist"

@@ -1,4 +1,4 @@
-"""Time of attention modules, their peers and a ready gate, as JSON: `_bench_modules.py ROUNDS MORE_ROUNDS NAME,NAME`.
+"""Time of attention modules, their peers and a ready gate, as JSON: `python -m bench.modules ROUNDS MORE_ROUNDS NAME,NAME`.
 
 The modules that are named, whose time is bounded, run more rounds. Each peer computes the same with as many parameters; what timm and
 torchvision do not have stands alone.
@@ -13,13 +13,13 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
-from _bench_common import THREADS, ratio, series
 from timm.layers import EcaModule, GatherExcite, GlobalContext, NonLocalAttn, SelectiveKernel, SEModule
 from timm.layers.cbam import CbamModule
 from timm.layers.coord_attn import CoordAttn
 from torch import Tensor, nn
 from torchvision.ops import SqueezeExcitation
 
+from bench.measuring import THREADS, ratio, series
 from visattn.nn import ATTENTION
 
 BATCH, CHANNELS, SIDE = 16, 256, 28

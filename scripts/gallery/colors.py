@@ -12,7 +12,7 @@ from torch import nn
 
 import visattn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests write the same profiles
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests write the same profiles
 
 from tests.images import icc
 from visattn import data

@@ -1,4 +1,4 @@
-"""Captures of a timm model with random weights against its plain forward, as JSON: `_bench_capture.py NAME THREADS BATCH ROUNDS`."""
+"""Captures of a timm model with random weights against its plain forward, as JSON: `python -m bench.capture NAME THREADS BATCH ROUNDS`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import sys
 
 import torch
-from _bench_common import medians
 
 import visattn
+from bench.measuring import medians
 from visattn.capturing import forget
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from _known_truth_measure import touches
 from PIL import Image
 from torch import Tensor, nn
 
 import visattn
+from truth.measure import touches
 from visattn import evaluation
 from visattn.data.scenes import Scenes
 from visattn.evaluation.cells import cells_of

@@ -1,4 +1,4 @@
-"""Seconds and memory of one method at one size, as JSON: `_bench_methods.py RUN SIDE ROUNDS`; of several rounds the first is not counted.
+"""Seconds and memory of one method at one size, as JSON: `python -m bench.methods RUN SIDE ROUNDS`; of several the first is not counted.
 
 The growth is of the peak over the loaded model, in the first round. The target of all that need one is feature 0 of the class token.
 """
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _bench_common import load, pixels, plain
-from _bench_memory import forget_peak, status
 from torch import Tensor, nn
 
 import visattn
+from bench.measuring import load, pixels, plain
+from bench.memory import forget_peak, status
 from visattn import methods
 from visattn.evaluation import heads
 from visattn.pipeline.inputs import Prepared

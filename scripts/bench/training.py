@@ -1,4 +1,4 @@
-"""Images/s of our training loop and of timm's, and what drawing maps costs, as JSON: `_bench_training.py RUN ARGUMENT ...`.
+"""Images/s of our training loop and of timm's, and what drawing maps costs, as JSON: `python -m bench.training RUN ARGUMENT ...`.
 
 `pictures FOLDER COUNT` makes what both train on; `ours FOLDER` and `timm FOLDER FILE` train one epoch each, FILE being timm's train.py;
 `logger MODEL ROUNDS` times steps with and without a page of maps.
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import timm
 import torch
-from _bench_common import THREADS
 from PIL import Image
 
 import visattn
+from bench.measuring import THREADS
 from visattn import data
 from visattn.training import AttentionLogger, Config, train
 

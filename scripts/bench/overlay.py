@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from _bench_common import medians
 from PIL import Image
 
 import visattn
+from bench.measuring import medians
 from visattn import data
 from visattn._support.opencv import cv2
 from visattn.drawing import colormaps

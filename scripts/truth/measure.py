@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from _localisation_common import COPIES, ITSELF, PRIOR
 from numpy.typing import NDArray
 from PIL import Image
+from pointing.photos import COPIES, ITSELF, PRIOR
 from torch import nn
 
 import visattn

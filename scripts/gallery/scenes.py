@@ -15,7 +15,7 @@ from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
 from visattn.drawing.pages import Cell, sheet
 from visattn.training import Config, train
 
-CHECKPOINTS = Path(__file__).parents[1] / "assets" / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
 TEST = 2  # seed of the scenes that no network was trained on
 PANEL = 192
 COLUMNS: dict[str, tuple[str, str, Mark]] = {  # folder, method, mark

@@ -1,0 +1,1 @@
+"""Parts of `make_gallery.py`."""

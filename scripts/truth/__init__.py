@@ -1,0 +1,1 @@
+"""Parts of `known_truth.py`."""
