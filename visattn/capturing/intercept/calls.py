@@ -14,10 +14,10 @@ from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator
 from visattn.records import Source
 
 
-def own(tensor: Tensor) -> Tensor:
+def own(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
     """`tensor` in memory of its own: a view would keep the whole joint query-key-value tensor alive."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone(memory_format=layout)
 
 
 class Call(ABC):
@@ -33,6 +33,7 @@ class Call(ABC):
 
     out: Tensor | None = None
     _operands: Sequence[str]
+    _layout = torch.contiguous_format
     _kept = False
 
     def __init__(self, value: Tensor, lead: Sequence[int], rows: int) -> None:
@@ -51,7 +52,7 @@ class Call(ABC):
         kept = (*self._operands, "value") if values else self._operands
         for name in kept:
             operand = getattr(self, name)
-            setattr(self, name, own(operand) if wanted and operand is not None else None)
+            setattr(self, name, own(operand, self._layout) if wanted and operand is not None else None)
         self._kept = True
         if not (wanted and values):
             del self.value
@@ -168,6 +169,7 @@ class ProductCall(Call):
     """A product of weights with values; the weights went through a softmax."""
 
     _operands = ("weights",)
+    _layout = torch.preserve_format  # heads that were mixed lie last in memory; to put them first would take three times as long
 
     def __init__(self, product: Product) -> None:
         """Take the operands."""
