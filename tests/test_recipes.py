@@ -90,17 +90,21 @@ from __future__ import annotations
 
 from visattn.maps import AttentionMap
 from visattn.methods.method import attention_method
-from visattn.methods.selection import chain, chain_refusal, described
+from visattn.methods.result import to_map
+from visattn.methods.selection import chain, chain_refusal
 from visattn.records import Recording
 
 
-def surplus(recording: Recording) -> AttentionMap:
-    """What each patch draws beyond the uniform share, mean over heads and queries."""
+def surplus(recording: Recording, *, times: float = 1.0) -> AttentionMap:
+    """What each patch draws beyond the uniform share, mean over heads and queries.
+
+    Args:
+        recording: One forward pass.
+        times: How often the uniform share is taken off.
+    """
     record = chain(recording)[-1]
-    layout = record.keys
-    drawn = record.operator.dense().mean((1, 2)) - 1 / len(layout)
-    values = layout.on_grid(drawn[:, len(layout.prefix) :])
-    return AttentionMap(values, ("batch",), layout, {}, "surplus", described(recording, "surplus"), signed=True)
+    drawn = record.operator.dense().mean((1, 2)) - times / len(record.keys)
+    return to_map(recording, "surplus", "surplus", drawn, record.keys, {"times": times}, signed=True)
 
 
 METHODS = {"surplus": attention_method(surplus, chain_refusal)}
@@ -148,7 +152,9 @@ def test_a_method_is_three_files_and_one_line(copy: Copy) -> None:
     assert changed == {"visattn/methods/table.py": 1}
     assert "1 passed" in copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/methods/test_surplus.py")
     assert "surplus" in copy.run("-m", "visattn", "list", "--methods")
-    made = copy.visattn("overlay", "photo.png", "--method", "surplus")
+    assert "--times FLOAT" in copy.run("-m", "visattn", "overlay", "--help")
+    made = copy.visattn("overlay", "photo.png", "--method", "surplus", "--times", "0.5")
+    assert made["parameters"] == {"times": 0.5, "interpolation": "bilinear"}
     assert made["normalization"] == "symmetric"
     assert isinstance(made["drawing"], dict)
     assert made["drawing"]["colormap"] == "blue-white-red"
