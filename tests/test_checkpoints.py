@@ -21,6 +21,8 @@ from visattn.data.scenes import Mark, Pairs, Scenes
 from visattn.methods import gates
 from visattn.pipeline.run import look
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "assets" / "checkpoints"
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.hostile import KINDS
 
+pytestmark = pytest.mark.full
+
 SHARE = {True: 7, False: 8}  # of each kind, with and without the nets around the commands
 
 

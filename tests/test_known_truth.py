@@ -112,7 +112,7 @@ def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(sc
 
 
 def test_pages_have_a_place_for_each_table_and_nothing_else_changes(script: ModuleType) -> None:
-    docs = importlib.import_module("_docs")
+    docs = importlib.import_module("pages")
     captions = script.ROOT / "docs" / "captions.md"
     for file, names in ((script.DOCS, list(script.NETWORKS)), (captions, ["said", "looked", "estimator", "glimpses"])):
         page = file.read_text(encoding="utf-8")

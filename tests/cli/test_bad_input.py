@@ -121,6 +121,7 @@ def test_I23_leading_dash_works_behind_the_double_dash(run: Run, photo: Path, tm
     assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.overlay.png\n")
 
 
+@pytest.mark.full
 def test_I24_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(photo.read_bytes())
     command = [sys.executable.encode(), b"-m", b"visattn", b"overlay", b"bad\xff.png", *(option.encode() for option in TINY)]
@@ -190,6 +191,7 @@ def test_C04_a_file_in_place_of_the_folder_is_told_before_the_model_loads(run: R
     assert "dog.png is a file, not a folder" in err
 
 
+@pytest.mark.full
 def test_C11_a_broken_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m visattn list --json | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False)
@@ -197,6 +199,7 @@ def test_C11_a_broken_pipe_is_quiet() -> None:
     assert done.returncode in (0, 141)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("where", "told"),
     [(">&-", "stdout is closed: what was to be printed is lost"), ("> /dev/full", "cannot be written (no space left on device)")],
@@ -241,6 +244,7 @@ def test_M01_an_unknown_model_gets_the_nearest_names(run: Run, photo: Path) -> N
     assert "unknown model 'vit_bas_patch16_224'; did you mean: vit_base_patch16_224" in err
 
 
+@pytest.mark.full
 def test_M02_without_hub_and_cache_the_cause_and_the_fix_come_at_once(
     photo: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

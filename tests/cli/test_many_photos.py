@@ -102,6 +102,7 @@ def test_caption_that_fails_stops_no_other(run: Run, photos: list[str], tmp_path
     assert (code, err) == (1, "visattn: error: b.png: attention of it is NaN.\n")
 
 
+@pytest.mark.full
 def test_memory_is_that_of_one_photo() -> None:
     """The whole proof, 200 photos of 12 megapixels, is `scripts/many_photos.py` itself."""
     script = Path(__file__).parents[2] / "scripts" / "many_photos.py"

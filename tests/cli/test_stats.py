@@ -139,6 +139,7 @@ def test_json_and_its_file_hold_all_tables_and_how_they_were_made(run: Run, phot
             assert json.loads(picture.info["visattn"]) == facts
 
 
+@pytest.mark.full
 def test_intervals_shrink_with_more_photos_and_repeat(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
@@ -210,6 +211,7 @@ def test_without_matplotlib_there_are_tables_and_one_line(run: Run, photos: Path
     )
 
 
+@pytest.mark.full
 def test_the_user_keeps_the_backend_and_pyplot_is_not_imported(photos: Path, tmp_path: Path) -> None:
     code = (
         "import sys, matplotlib; matplotlib.use('svg'); from visattn.cli.commands import _run\n"
@@ -279,6 +281,7 @@ def test_the_photos_are_never_the_output(run: Run, photos: Path) -> None:
     assert "which would be lost" in err
 
 
+@pytest.mark.full
 def test_own_plots_and_hidden_files_are_no_photos_of_the_next_run(run: Run, photos: Path) -> None:
     (photos / ".thumbnails").mkdir()
     save(photos / ".thumbnails" / "t.png", 9)

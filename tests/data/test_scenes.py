@@ -132,6 +132,7 @@ def covered(thing: Thing, size: tuple[int, int], y: int, x: int, samples: int) -
     return float(OWN[thing.shape](own.real, own.imag).mean())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [(64, 64), (48, 80)], ids=str)
 def test_masks_are_a_count_of_each_pixel(size: tuple[int, int]) -> None:
     shapes, scenes = set(), Scenes(16, size, seed=5)
@@ -147,6 +148,7 @@ def test_masks_are_a_count_of_each_pixel(size: tuple[int, int]) -> None:
     assert shapes == set(OWN)
 
 
+@pytest.mark.full
 def test_each_scene_has_one_object_of_a_label_shape(drawn: list[Scene]) -> None:
     for scene in drawn:
         assert [thing.shape for thing in scene.things if thing.shape in CLASSES] == [CLASSES[scene.label]]
@@ -314,6 +316,7 @@ def code_of(scene: Scene) -> tuple[int, ...]:
     return tuple(int(cell[0, 0, 0] == 255) for cell in cells)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mark", ["label", "random"])
 def test_twins_differ_in_the_mark_alone(mark: str, drawn: list[Scene], twins: dict[str, list[Scene]]) -> None:
     for plain, marked in zip(drawn, twins[mark], strict=False):

@@ -643,6 +643,7 @@ def on_cup(found: Explanation) -> float:
     return float(values[inside].sum() / values.sum() / inside.mean())
 
 
+@pytest.mark.full
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("method", "options", "bound"),
@@ -684,6 +685,7 @@ def test_the_espresso_is_in_the_cup(
     assert ratio > bound
 
 
+@pytest.mark.full
 @pytest.mark.real
 def test_blurred_parts_leave_less_to_chance_than_gray_ones(efficientnet: nn.Module, figures: Figures) -> None:
     errors = {}

@@ -62,6 +62,7 @@ torchvision/swin_t:stage torchvision/fasterrcnn_mobilenet_v3_large_320_fpn torch
 """.split()  # noqa: SIM905 - one name after another reads best
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
 def test_attached_model_is_the_model(name: str, figures: Figures) -> None:
     ran: set[nn.Module] = set()
@@ -392,6 +393,7 @@ FROM_ZERO: dict[str, Callable[[bool], nn.Module]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gate", [0.0, 0.3])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("library", list(FROM_ZERO))

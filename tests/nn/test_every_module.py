@@ -86,6 +86,7 @@ def test_channels_last_gives_the_same_and_stays(name: str) -> None:
         assert all(x.is_contiguous(memory_format=torch.channels_last) for x in outputs(found) if x.ndim == 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(EVERY))
 def test_compiled_in_one_graph_gives_the_same(name: str) -> None:
     module, given = built(EVERY[name])
@@ -93,6 +94,7 @@ def test_compiled_in_one_graph_gives_the_same(name: str) -> None:
         assert close(torch.compile(module, backend="eager", fullgraph=True)(*given), module(*given))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(EVERY))
 def test_exported_gives_the_same(name: str) -> None:
     module, given = built(EVERY[name])

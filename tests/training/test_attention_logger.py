@@ -293,6 +293,7 @@ def train_in_process(rank: int, folder: Path) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.full
 def test_first_of_several_processes_draws_and_waits_for_nobody(tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload([__name__])  # imported once for both
     start_processes(train_in_process, (tmp_path,), nprocs=2, start_method="forkserver")  # type: ignore[no-untyped-call]

@@ -197,6 +197,7 @@ def test_T03_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
 # T04, T05: damaged states
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("file", "spoil"),
     [
@@ -260,6 +261,7 @@ def test_T06_bad_pictures_are_named_and_left_out(classify: Classify, spoilt: Pat
     assert classify(data=spoilt)[0] == 1  # finished, and still not perfect
 
 
+@pytest.mark.full
 def test_T06_bad_pictures_are_counted_the_same_after_a_crash(spoilt: Path, tmp_path: Path) -> None:
     config = recipe(spoilt, workers=1)
     train(config, tmp_path / "unbroken")
