@@ -73,7 +73,7 @@ class Walk:
         return f"{way}: " + "; ".join(parts) + "".join(back)
 
 
-def photo(main: Callable[..., int], folder: Path) -> Callable[[], None]:
+def photo(main: Callable[[list[str]], None], folder: Path) -> Callable[[], None]:
     """Lay a rollout over a photo."""
     arguments = [
         "overlay",
@@ -89,13 +89,13 @@ def photo(main: Callable[..., int], folder: Path) -> Callable[[], None]:
     return lambda: quiet(main, [*arguments, "-o", str(folder / "out.png")])
 
 
-def batch(main: Callable[..., int], folder: Path) -> Callable[[], None]:
+def batch(main: Callable[[list[str]], None], folder: Path) -> Callable[[], None]:
     """Train a small network on one batch of scenes."""
     arguments = ["train", "classify", "--data", "scenes", "--model", "visattn_resnet20", "--epochs", "0.01", "--batch-size", "4"]
     return lambda: quiet(main, [*arguments, "--overwrite", "-q", "-o", str(folder / "run")])
 
 
-def quiet(main: Callable[..., int], arguments: list[str]) -> None:
+def quiet(main: Callable[[list[str]], None], arguments: list[str]) -> None:
     """Run a command without its words."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
         main(arguments)

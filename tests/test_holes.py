@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 import visattn
-from tests import oracles, tiny
+from tests import tiny
 from tests.maps.test_maps import mix_nearest, slow_heat
+from tests.oracles import maps as oracles
 from visattn import evaluation, methods
 from visattn.drawing.marks import spotlight
 from visattn.drawing.overlays import overlay, rgb_components

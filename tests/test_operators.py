@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from tests import oracles
 from tests.conftest import Figures
+from tests.oracles import maps as oracles
 from visattn.errors import OptionError, ShapeError
 from visattn.operators import MatrixOperator, Operator, SoftmaxOperator, SumOperator
 from visattn.operators.operator import ROWS

@@ -128,7 +128,7 @@ import timm
 import torch
 
 import visattn
-from tests.methods import surplus_by_loops
+from tests.oracles import surplus as by_loops
 from visattn import methods
 
 
@@ -137,14 +137,14 @@ def test_surplus_is_that_of_loops():
     with torch.no_grad(), visattn.capture(model) as recording:
         model(torch.rand(1, 3, 224, 224))
     weights = recording.records[-1].operator.dense()[0]
-    expected = surplus_by_loops.surplus(weights, 1)
+    expected = by_loops.surplus(weights, 1)
     np.testing.assert_allclose(methods.surplus(recording).values.flatten(), expected, atol=1e-6)
 """
 
 
 def test_a_method_is_three_files_and_one_line(copy: Copy) -> None:
     copy.write("visattn/methods/from_attention/surplus.py", METHOD)
-    copy.write("tests/methods/surplus_by_loops.py", ORACLE)
+    copy.write("tests/oracles/surplus.py", ORACLE)
     copy.write("tests/methods/test_surplus.py", TEST)
     copy.insert("visattn/methods/table.py", "MODULES = (", '    "from_attention.surplus",')
     new, changed = copy.cost()

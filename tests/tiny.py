@@ -12,7 +12,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from tests import oracles
+from tests.oracles import maps as oracles
 from visattn.geometry import Box
 from visattn.operators import Operator, SoftmaxOperator
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import visattn
-from tests import oracles, tiny
+from tests import tiny
 from tests.conftest import Figures, Seen
+from tests.oracles import maps as oracles
 from visattn import data, methods, models
 from visattn.errors import CaptureError, ModelError, NoAttentionCaptured, OptionError
 from visattn.operators import MatrixOperator, SoftmaxOperator
@@ -110,7 +111,7 @@ def weights_of_eager(model: nn.Module, receive: Callable[[int, Tensor], None]) -
 
 
 @real
-def test_M15_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, figures: Figures) -> None:
+def test_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, figures: Figures) -> None:
     prepared, recording = seen("astronaut")
     worst = {}
 
@@ -235,7 +236,7 @@ def test_attention_of_the_tiny_models_is_far_from_uniform(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cls", "cls and 4 registers", "beit with relative positions", "eva with rope"])
-def test_M15_weights_equal_timms_eager_branch(name: str) -> None:
+def test_weights_equal_timms_eager_branch(name: str) -> None:
     model, x = tiny.MODELS[name].build(), tiny.pixels(3)
     _, recording = run(model, x)
     seen: dict[int, Tensor] = {}
@@ -483,21 +484,21 @@ def test_model_records_again_after_an_error(way: str) -> None:
     assert len(run(model, tiny.pixels())[1]) == 2
 
 
-def test_M21_look_restores_training_flags() -> None:
+def test_look_restores_training_flags() -> None:
     model = marked()
     before = traces(model)["training"]
     look(model, visattn.prepare(visattn.load_image(data.photo_path("coffee")), model))
     assert traces(model)["training"] == before
 
 
-def test_M21_explain_restores_training_flags_and_runs_in_evaluation_mode() -> None:
+def test_explain_restores_training_flags_and_runs_in_evaluation_mode() -> None:
     model = tiny.vit(pos_drop_rate=0.9).train()
     first, second = (visattn.explain(model, data.photo_path("coffee")).map.values for _ in range(2))
     assert all(module.training for module in model.modules())
     assert torch.equal(first, second)
 
 
-def test_M21_explain_restores_training_flags_when_the_forward_fails() -> None:
+def test_explain_restores_training_flags_when_the_forward_fails() -> None:
     model = tiny.vit().train()
 
     def fail(*_: object) -> None:

@@ -62,20 +62,20 @@ def test_one_bad_image_ends_with_3_and_one_line(run: Run, photo: Path, tmp_path:
     assert not list(tmp_path.glob("*attention*"))
 
 
-def test_I01_one_bad_image_among_good_ones_ends_with_1_and_the_others_are_done(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_one_bad_image_among_good_ones_ends_with_1_and_the_others_are_done(run: Run, photo: Path, tmp_path: Path) -> None:
     code, out, err = run("overlay", bad_image("I01-empty", tmp_path, photo), photo, *TINY, "-o", "maps")
     assert (code, out) == (1, "maps/dog.overlay.png\n")
     assert "empty file" in err
 
 
-def test_I03_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "really_png.jpg"
     renamed.write_bytes(photo.read_bytes())
     assert run("overlay", renamed, *TINY)[:2] == (0, "really_png.overlay.png\n")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_I05_every_exif_orientation_gives_the_same_overlay(run: Run, photo: Path, tmp_path: Path, orientation: int) -> None:
+def test_every_exif_orientation_gives_the_same_overlay(run: Run, photo: Path, tmp_path: Path, orientation: int) -> None:
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # orientation -> the Transpose whose inverse the viewer applies
     stored: Image.Image = Image.open(photo)
     if orientation > 1:
@@ -107,7 +107,7 @@ def test_every_mode_of_photo_works(run: Run, tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a b.png", "it's #1?%20.png", "line\nbreak.png", "tab\t.png", "‮txt.png", "😀.png", "x" * 240 + ".png"]
 )
-def test_I23_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Path, tmp_path: Path, name: str) -> None:
+def test_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Path, tmp_path: Path, name: str) -> None:
     odd = tmp_path / name
     odd.write_bytes(photo.read_bytes())
     code, out, err = run("overlay", odd, *TINY, "-o", "out.png")
@@ -116,13 +116,13 @@ def test_I23_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Pat
     assert "‮" not in err
 
 
-def test_I23_leading_dash_works_behind_the_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_leading_dash_works_behind_the_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "-x.png").write_bytes(photo.read_bytes())
     assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.overlay.png\n")
 
 
 @pytest.mark.full
-def test_I24_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(photo.read_bytes())
     command = [sys.executable.encode(), b"-m", b"visattn", b"overlay", b"bad\xff.png", *(option.encode() for option in TINY)]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120, check=False)
@@ -145,7 +145,7 @@ def test_I24_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: 
         (("--layer", "77"), "layer must lie in [-12, 11], got 77"),
     ],
 )
-def test_C01_wrong_usage_ends_with_2_and_writes_nothing(
+def test_wrong_usage_ends_with_2_and_writes_nothing(
     run: Run, photo: Path, tmp_path: Path, options: tuple[str, ...], cause: str
 ) -> None:
     code, out, err = run("overlay", photo, *TINY, *options)
@@ -155,13 +155,13 @@ def test_C01_wrong_usage_ends_with_2_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 
 
-def test_C01_unknown_command(run: Run) -> None:
+def test_unknown_command(run: Run) -> None:
     code, _, err = run("overlya")
     assert code == 2
     assert "overlya" in err
 
 
-def test_C02_an_existing_output_is_refused_and_untouched(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_an_existing_output_is_refused_and_untouched(run: Run, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "out.png").write_text("mine")
     code, _, err = run("overlay", photo, *TINY, "-o", "out.png")
     assert code == 2
@@ -173,7 +173,7 @@ def test_C02_an_existing_output_is_refused_and_untouched(run: Run, photo: Path, 
     assert run("overlay", photo, *TINY, "-o", "out.png", "--overwrite")[0] == 0
 
 
-def test_C03_the_input_is_never_the_output(run: Run, photo: Path) -> None:
+def test_the_input_is_never_the_output(run: Run, photo: Path) -> None:
     before = photo.read_bytes()
     code, _, err = run("overlay", photo, *TINY, "-o", photo, "--overwrite")
     assert code == 2
@@ -181,18 +181,18 @@ def test_C03_the_input_is_never_the_output(run: Run, photo: Path) -> None:
     assert photo.read_bytes() == before
 
 
-def test_C04_the_output_folder_is_made(run: Run, photo: Path) -> None:
+def test_the_output_folder_is_made(run: Run, photo: Path) -> None:
     assert run("overlay", photo, *TINY, "-o", "new/deeper/out.png")[:2] == (0, "new/deeper/out.png\n")
 
 
-def test_C04_a_file_in_place_of_the_folder_is_told_before_the_model_loads(run: Run, photo: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_told_before_the_model_loads(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "no_such_model", "-o", "dog.png/out.png")
     assert code == 2
     assert "dog.png is a file, not a folder" in err
 
 
 @pytest.mark.full
-def test_C11_a_broken_pipe_is_quiet() -> None:
+def test_a_broken_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m visattn list --json | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
@@ -204,7 +204,7 @@ def test_C11_a_broken_pipe_is_quiet() -> None:
     ("where", "told"),
     [(">&-", "stdout is closed: what was to be printed is lost"), ("> /dev/full", "cannot be written (no space left on device)")],
 )
-def test_C12_a_closed_or_full_stdout_is_one_line_and_exit_5(where: str, told: str) -> None:
+def test_a_closed_or_full_stdout_is_one_line_and_exit_5(where: str, told: str) -> None:
     command = f"{sys.executable} -m visattn list --methods {where}"
     done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 5
@@ -238,14 +238,14 @@ def test_what_only_looks_like_a_number_is_told_in_one_line(option: str, number: 
     assert err.startswith("visattn: error: ")
 
 
-def test_M01_an_unknown_model_gets_the_nearest_names(run: Run, photo: Path) -> None:
+def test_an_unknown_model_gets_the_nearest_names(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "vit_bas_patch16_224")
     assert code == 4
     assert "unknown model 'vit_bas_patch16_224'; did you mean: vit_base_patch16_224" in err
 
 
 @pytest.mark.full
-def test_M02_without_hub_and_cache_the_cause_and_the_fix_come_at_once(
+def test_without_hub_and_cache_the_cause_and_the_fix_come_at_once(
     photo: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     started = time.perf_counter()
@@ -268,9 +268,7 @@ CHECKPOINTS = {
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize(("content", "cause"), CHECKPOINTS.values(), ids=list(CHECKPOINTS))
-def test_M08_a_damaged_checkpoint_is_named(
-    run: Run, photo: Path, tmp_path: Path, content: bytes, cause: str, suffix: str
-) -> None:
+def test_a_damaged_checkpoint_is_named(run: Run, photo: Path, tmp_path: Path, content: bytes, cause: str, suffix: str) -> None:
     file = tmp_path / f"weights{suffix}"
     file.write_bytes(content)
     code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", file)
@@ -282,7 +280,7 @@ def test_M08_a_damaged_checkpoint_is_named(
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_M08_a_truncated_checkpoint_is_named(run: Run, photo: Path, tmp_path: Path, suffix: str, share: float) -> None:
+def test_a_truncated_checkpoint_is_named(run: Run, photo: Path, tmp_path: Path, suffix: str, share: float) -> None:
     tensors = {"weight": torch.zeros(64, 64)}
     file = tmp_path / f"weights{suffix}"
     safetensors.torch.save_file(tensors, file) if suffix == ".safetensors" else torch.save(tensors, file)
@@ -293,7 +291,7 @@ def test_M08_a_truncated_checkpoint_is_named(run: Run, photo: Path, tmp_path: Pa
     assert "truncated or not a" in err
 
 
-def test_M06_a_pickle_that_runs_code_is_refused_and_not_run(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_a_pickle_that_runs_code_is_refused_and_not_run(run: Run, photo: Path, tmp_path: Path) -> None:
     class Payload:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, (f"touch {tmp_path / 'canary'}",)
@@ -311,7 +309,7 @@ def tiny_weights() -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in timm.create_model("vit_tiny_patch16_224").state_dict().items()}
 
 
-def test_M10_a_weight_that_is_nan_is_named(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_a_weight_that_is_nan_is_named(run: Run, photo: Path, tmp_path: Path) -> None:
     weights = tiny_weights()
     weights["blocks.3.attn.qkv.weight"][5, 7] = torch.nan
     safetensors.torch.save_file(weights, tmp_path / "w.safetensors")
@@ -347,7 +345,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(run: Run, photo: Path, tmp_p
     assert err.count("\n") == 1
 
 
-def test_M05_M11_M17_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path, tmp_path: Path) -> None:
     weights = tiny_weights()
     weights["patch_embed.proj.weight"] = weights["patch_embed.proj.weight"].sum(1, keepdim=True)
     halves = {f"module.{key}": value.half() for key, value in weights.items()}
@@ -375,7 +373,7 @@ def test_M05_M11_M17_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path
         ("gpu", 2, "unknown device 'gpu'. Choose cpu, or cuda or cuda:N for a GPU."),
     ],
 )
-def test_M12_a_device_that_is_not_there_is_one_line(
+def test_a_device_that_is_not_there_is_one_line(
     run: Run, photo: Path, tmp_path: Path, device: str, exit_code: int, cause: str
 ) -> None:
     code, out, err = run("overlay", photo, *TINY, "--device", device)
@@ -390,7 +388,7 @@ def test_a_checkpoint_file_gives_the_pictures_of_its_weights(run: Run, photo: Pa
     assert Image.open("a.png").tobytes() == Image.open("b.png").tobytes()
 
 
-def test_M13_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
+def test_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "resnet18", "--weights", "none", "--method", "rollout")
     assert code == 4
     assert "no attention captured: no layer of ResNet multiplied a softmax with values" in err
@@ -406,7 +404,7 @@ def test_M13_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
         ("lambda_resnet26t", "no weight belongs to a pair of tokens"),
     ],
 )
-def test_M14_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path, name: str, reason: str) -> None:
+def test_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path, name: str, reason: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "rollout")
     assert code == 2
     assert reason in err
@@ -419,20 +417,20 @@ def test_M14_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path
         ("lambda_resnet26t", "its softmax runs over the keys alone"),
     ],
 )
-def test_M14_attention_without_a_place_is_not_drawn(run: Run, photo: Path, name: str, reason: str) -> None:
+def test_attention_without_a_place_is_not_drawn(run: Run, photo: Path, name: str, reason: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "attention")
     assert code == 2
     assert reason in err
 
 
 @pytest.mark.parametrize("name", ["efficientvit_b0", "mobilevitv2_050", "swiftformer_xs"])
-def test_M14_attention_without_a_matrix_is_refused_by_name(run: Run, photo: Path, name: str) -> None:
+def test_attention_without_a_matrix_is_refused_by_name(run: Run, photo: Path, name: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "attention")
     assert code == 4
     assert "weigh tokens without a query x key matrix" in err
 
 
-def test_M16_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo: Path) -> None:
+def test_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo: Path) -> None:
     _, out, _ = run(
         "overlay",
         photo,
@@ -449,7 +447,7 @@ def test_M16_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo:
     assert json.loads(out)[0]["provenance"]["geometry"]["input"] == [64, 64]
 
 
-def test_A01_a_map_with_nan_is_refused_with_its_count(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_a_map_with_nan_is_refused_with_its_count(run: Run, photo: Path, tmp_path: Path) -> None:
     values = np.zeros((60, 90), np.float32)
     values[3, 4:7] = np.nan
     np.save(tmp_path / "m.npy", values)
@@ -460,7 +458,7 @@ def test_A01_a_map_with_nan_is_refused_with_its_count(run: Run, photo: Path, tmp
 
 
 @pytest.mark.filterwarnings("always")
-def test_A02_a_constant_map_is_the_photo_and_a_warning(photo: Path, tmp_path: Path) -> None:
+def test_a_constant_map_is_the_photo_and_a_warning(photo: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", np.full((60, 90), 0.25, np.float32))
     done = python("-m", "visattn", "overlay", str(photo), "--map", str(tmp_path / "m.npy"), "-o", str(tmp_path / "out.png"))
     assert done.returncode == 0
@@ -469,7 +467,7 @@ def test_A02_a_constant_map_is_the_photo_and_a_warning(photo: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float64", "int64", "bool"])
-def test_A10_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path: Path, dtype: str) -> None:
+def test_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path: Path, dtype: str) -> None:
     values = np.zeros((60, 90), dtype)
     values[10:20, 10:20] = 1
     np.save(tmp_path / "m.npy", values)

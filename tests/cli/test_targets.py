@@ -65,11 +65,11 @@ def test_options_of_methods(run: Run, photo: Path, method: str) -> None:
 
 
 REFUSED = {
-    "M18 index": (["--target", "1000"], "target must be a class from 0 to 999, got 1000"),
-    "M18 name": (["--target", "expresso"], "no class is called 'expresso'; did you mean: espresso"),
-    "M18 several": (["--target", "crane"], "'crane' names several classes: 134 (crane"),
+    "index": (["--target", "1000"], "target must be a class from 0 to 999, got 1000"),
+    "name": (["--target", "expresso"], "no class is called 'expresso'; did you mean: espresso"),
+    "several": (["--target", "crane"], "'crane' names several classes: 134 (crane"),
     "not targeted": (["--method", "rollout", "--target", "3"], "method 'rollout' does not depend on a class"),
-    "A08 discard of 1": (["--method", "rollout", "--discard", "1"], "discard must be less than 1, got 1"),
+    "discard of 1": (["--method", "rollout", "--discard", "1"], "discard must be less than 1, got 1"),
     "residual": (["--method", "rollout", "--residual", "much"], "'much' is none of float, measured"),
     "not its option": (["--method", "relevance", "--discard", "0.5"], "method 'relevance' has no parameter 'discard'"),
     "start layer": (["--start-layer", "12"], "start_layer must lie in [0, 11], got 12"),
@@ -85,7 +85,7 @@ def test_wrong_target_or_option_ends_with_2_and_one_line(run: Run, photo: Path, 
     assert not list(photo.parent.glob("dog.*.png"))
 
 
-def test_M18_labels_that_are_too_few(run: Run, photo: Path) -> None:
+def test_labels_that_are_too_few(run: Run, photo: Path) -> None:
     Path("names.txt").write_text("tench\nespresso\n")
     code, _, err = run("overlay", photo, *TINY, "--labels", "names.txt")
     assert code == 2
@@ -99,7 +99,7 @@ def test_class_of_a_headless_model_is_refused_with_what_works(run: Run, photo: P
     assert "has no classification head, so there is no class to explain. Use method 'attention' or 'rollout'" in err
 
 
-def test_A05_outlier_is_told_by_the_range_and_percentile_shows_the_rest(run: Run, photo: Path) -> None:
+def test_outlier_is_told_by_the_range_and_percentile_shows_the_rest(run: Run, photo: Path) -> None:
     values = np.random.default_rng(0).random((60, 90)).astype(np.float32)
     values[30, 45] = 1e6
     np.save("m.npy", values)

@@ -114,7 +114,7 @@ def test_the_fingerprint_of_an_array_is_that_of_its_numbers_alone() -> None:
         (noise(2, 0, 4), [0, 1], "ab", r"pixels must be uint8 of shape .*, got uint8 \(2, 0, 4\)\."),
     ],
 )
-def test_t07_arrays_that_cannot_be_learned_from_are_refused(pixels: Pixels, labels: Any, classes: str, message: str) -> None:
+def test_arrays_that_cannot_be_learned_from_are_refused(pixels: Pixels, labels: Any, classes: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
         ArrayPictures(pixels, labels, classes, "mine")
     one_line(error)
@@ -370,7 +370,7 @@ def a_file(folder: Path) -> None:
         ("train", a_file, r"pets: must be a folder, got a file\. Unpack it"),
     ],
 )
-def test_t07_folders_that_cannot_be_learned_from_are_refused(
+def test_folders_that_cannot_be_learned_from_are_refused(
     folder: Path, split: Literal["train", "test"], spoil: Callable[[Path], None], message: str
 ) -> None:
     read(str(folder), split)
@@ -380,7 +380,7 @@ def test_t07_folders_that_cannot_be_learned_from_are_refused(
     one_line(error)
 
 
-def test_t07_a_folder_that_cannot_be_listed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path) -> Iterator[Path]:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -408,7 +408,7 @@ def test_scenes_that_were_written_are_a_folder_of_pictures(tmp_path: Path) -> No
         assert label == scenes["train"].scene(i).label
 
 
-def test_t07_scenes_of_one_split_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_scenes_of_one_split_are_refused_with_what_to_do(tmp_path: Path) -> None:
     write(Scenes(2, (48, 48)), tmp_path / "drawn")
     with pytest.raises(
         DataError, match=r"drawn: must hold train and test, got scenes of one split\. Write two, into .*drawn/train"
@@ -439,13 +439,13 @@ def test_a_count_is_a_random_part_whose_classes_are_even_and_that_grows(tmp_path
 
 @pytest.mark.parametrize("count", [1, 0, -3])
 @pytest.mark.parametrize("name", ["fashion-mnist", "scenes", "folder"])
-def test_t07_fewer_than_two_pictures_are_refused(name: str, count: int) -> None:
+def test_fewer_than_two_pictures_are_refused(name: str, count: int) -> None:
     with pytest.raises(DataError, match=rf"{name} train: count must be 2 or more, got {count}\.") as error:
         read(name, "train", count=count)
     one_line(error)
 
 
-def test_t07_more_than_there_are_are_refused(folder: Path) -> None:
+def test_more_than_there_are_are_refused(folder: Path) -> None:
     with pytest.raises(
         DataError, match=r"pets train: count must be at most the 4 pictures there are, got 5\. Lower it\."
     ) as error:
@@ -453,7 +453,7 @@ def test_t07_more_than_there_are_are_refused(folder: Path) -> None:
     one_line(error)
 
 
-def test_t07_a_misspelt_name_is_told(tmp_path: Path) -> None:
+def test_a_misspelt_name_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"cifar-10: no such folder; did you mean 'cifar10'\? Pass a folder .*scenes-ground\."
     ) as error:
@@ -683,7 +683,7 @@ GOOD = idx(noise(3, 28, 28))
     ],
 )
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-def test_t07_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, message: str, packed: bool) -> None:
+def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, message: str, packed: bool) -> None:
     fashion(tmp_path, "train", noise(3, 28, 28), [0, 1, 2], packed=packed)
     path = tmp_path / f"{FASHION['train'][0]}{'.gz' if packed else ''}"
     path.write_bytes(gzip.compress(content) if packed else content)
@@ -693,7 +693,7 @@ def test_t07_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, messa
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "not gzip"])
-def test_t07_a_damaged_archive_is_refused(tmp_path: Path, how: str) -> None:
+def test_a_damaged_archive_is_refused(tmp_path: Path, how: str) -> None:
     fashion(tmp_path, "train", noise(3, 28, 28), [0, 1, 2])
     path = tmp_path / f"{FASHION['train'][0]}.gz"
     whole = path.read_bytes()
@@ -704,7 +704,7 @@ def test_t07_a_damaged_archive_is_refused(tmp_path: Path, how: str) -> None:
     one_line(error)
 
 
-def test_t07_labels_of_other_pictures_are_refused(tmp_path: Path) -> None:
+def test_labels_of_other_pictures_are_refused(tmp_path: Path) -> None:
     fashion(tmp_path, "train", noise(3, 28, 28), [0, 1])
     with pytest.raises(DataError, match="fashion-mnist train: must have one label a picture, got 3 pictures and 2 labels"):
         read("fashion-mnist", "train", root=tmp_path)

@@ -187,7 +187,7 @@ def test_photo_is_untouched_where_the_model_did_not_see(blend: Literal["constant
     assert (got[~unseen] != before[~unseen]).any(axis=1).mean() > 0.9
 
 
-def test_M16_pixels_behind_the_last_patch_are_untouched() -> None:
+def test_pixels_behind_the_last_patch_are_untouched() -> None:
     """230 pixels by patches of 16 make 14 patches; the last 6 pixels were never seen."""
     photo = noise(230, 230)
     tensor = torch.rand(14, 14, generator=torch.Generator().manual_seed(0))
@@ -214,7 +214,7 @@ print(overlay(photo, heat).tobytes() == photo.tobytes(), overlay(photo, heat, bl
 """
 
 
-def test_I21_photo_of_which_nothing_was_seen_comes_back() -> None:
+def test_photo_of_which_nothing_was_seen_comes_back() -> None:
     """In a process of its own: OpenCV divides by the size of an empty array, which kills it."""
     done = subprocess.run([sys.executable, "-c", NOTHING_SEEN], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "True True"), done.stderr
@@ -246,7 +246,7 @@ def test_brightness_of_the_photo_is_never_rescaled(opacity: float) -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-30, 1e-45, -3.0], ids=["0", "1", "1e-30", "denormal", "-3"])
 @pytest.mark.parametrize("how", ["auto", "minmax", "percentile"])
-def test_A02_constant_map_gives_the_photo_and_a_warning(value: float, how: How) -> None:
+def test_constant_map_gives_the_photo_and_a_warning(value: float, how: How) -> None:
     photo = noise()
     with pytest.warns(VisattnWarning, match=r"the map is constant \(.*\); nothing to show"):
         picture = overlay(photo, np.full((HEIGHT, WIDTH), value, np.float32), normalize=how, opacity=1)
@@ -254,12 +254,12 @@ def test_A02_constant_map_gives_the_photo_and_a_warning(value: float, how: How) 
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-30], ids=["0", "1", "1e-30"])
-def test_A02_constant_heatmap_gives_the_photo_and_a_warning(value: float) -> None:
+def test_constant_heatmap_gives_the_photo_and_a_warning(value: float) -> None:
     with pytest.warns(VisattnWarning, match="the map is constant"):
         assert overlay(noise(), heatmap(np.full((2, 3), value))).tobytes() == noise().tobytes()
 
 
-def test_A02_constant_heatmap_is_still_constant_when_normalized() -> None:
+def test_constant_heatmap_is_still_constant_when_normalized() -> None:
     with pytest.warns(VisattnWarning, match="the map is constant"):
         picture = overlay(noise(), normalize(heatmap(np.full((2, 3), 0.2))))
     assert picture.tobytes() == noise().tobytes()
@@ -267,7 +267,7 @@ def test_A02_constant_heatmap_is_still_constant_when_normalized() -> None:
 
 @pytest.mark.parametrize(("base", "step"), [(1e-3, 2.0**-32), (1e7, 1.0), (-1e7, 1.0), (3e30, 2.0**82), (1.0, 2.0**-20)])
 @pytest.mark.parametrize("how", ["minmax", "percentile"])
-def test_A02_nearly_constant_map_uses_the_whole_color_map(base: float, step: float, how: How) -> None:
+def test_nearly_constant_map_uses_the_whole_color_map(base: float, step: float, how: How) -> None:
     """Against float64: of a base of 1e7 and a span of 2, levels 64 to 191 would come out of products in float32."""
     values = (
         np.float32(base) + np.float32(step) * (np.arange(HEIGHT * WIDTH) * 5 // (HEIGHT * WIDTH)).astype(np.float32)
@@ -287,7 +287,7 @@ def test_A02_nearly_constant_map_uses_the_whole_color_map(base: float, step: flo
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0), (0.2, 51), (1.0, 255)])
-def test_A02_constant_map_under_none_is_drawn(value: float, level: int) -> None:
+def test_constant_map_under_none_is_drawn(value: float, level: int) -> None:
     got = np.asarray(overlay(noise(), np.full((HEIGHT, WIDTH), value), normalize="none", opacity=1))
     assert np.array_equal(got, np.broadcast_to(table("inferno")[level], got.shape))
 
@@ -300,19 +300,19 @@ def test_normalization_none_refuses_values_outside_0_to_1(values: list[float]) -
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("how", ["auto", "minmax", "none", "percentile", "symmetric"])
-def test_A01_array_that_is_not_finite_is_refused_and_counted(how: How, bad: float) -> None:
+def test_array_that_is_not_finite_is_refused_and_counted(how: How, bad: float) -> None:
     values = heat_values()
     values[3, 5] = values[20, 30] = bad
     with pytest.raises(MapError, match="2 of 864 map values are NaN or infinite; nothing is drawn"):
         overlay(noise(), values, normalize=how)
 
 
-def test_A01_array_of_nothing_but_nan_is_refused() -> None:
+def test_array_of_nothing_but_nan_is_refused() -> None:
     with pytest.raises(MapError, match="864 of 864 map values"):
         overlay(noise(), np.full((HEIGHT, WIDTH), np.nan))
 
 
-def test_A05_single_outlier_under_percentile_is_not_called_constant() -> None:
+def test_single_outlier_under_percentile_is_not_called_constant() -> None:
     values = np.zeros((HEIGHT, WIDTH))
     values[3, 4] = 1e6
     got = np.asarray(overlay(noise(), values, normalize="percentile", opacity=1))
@@ -347,18 +347,18 @@ kinds = pytest.mark.parametrize("kind", ARRAYS)
 
 
 @kinds
-def test_A10_array_of_any_kind_has_the_colours_of_its_values(kind: str) -> None:
+def test_array_of_any_kind_has_the_colours_of_its_values(kind: str) -> None:
     expected = table("inferno")[LEVELS]
     assert np.array_equal(np.asarray(overlay(noise(), ARRAYS[kind](), opacity=1)), expected)
 
 
 @kinds
-def test_A10_colorize_takes_arrays_of_any_kind(kind: str) -> None:
+def test_colorize_takes_arrays_of_any_kind(kind: str) -> None:
     assert np.array_equal(np.asarray(colorize(ARRAYS[kind]())), table("inferno")[LEVELS])
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int64", "float32", "negative strides", "Fortran order"])
-def test_A10_array_is_not_modified_and_may_be_read_only(kind: str) -> None:
+def test_array_is_not_modified_and_may_be_read_only(kind: str) -> None:
     array: NDArray[Any] = ARRAYS[kind]()
     before = array.copy()
     array.flags.writeable = False
@@ -366,13 +366,13 @@ def test_A10_array_is_not_modified_and_may_be_read_only(kind: str) -> None:
     assert np.array_equal(array, before)
 
 
-def test_A10_boolean_array_is_lowest_and_highest_colour() -> None:
+def test_boolean_array_is_lowest_and_highest_colour() -> None:
     got = np.asarray(overlay(noise(), LEVELS > 99, opacity=1))
     assert np.array_equal(got, np.where((LEVELS > 99)[..., None], table("inferno")[255], table("inferno")[0]))
 
 
 @pytest.mark.parametrize("kind", ["uint8 CHW", "float CHW", "tensor", "read-only", "negative strides"])
-def test_A10_photo_of_any_kind_gives_the_same_overlay(kind: str) -> None:
+def test_photo_of_any_kind_gives_the_same_overlay(kind: str) -> None:
     pixels = np.array(noise())
     photos: dict[str, Any] = {
         "uint8 CHW": pixels.transpose(2, 0, 1),
@@ -410,7 +410,7 @@ def test_hotter_value_is_always_lighter(dtype: str) -> None:
         pytest.param([["a"]], "must hold numbers, got <U1", id="text"),
     ],
 )
-def test_A10_heat_that_is_not_of_the_photos_size_is_refused(heat: object, message: str) -> None:
+def test_heat_that_is_not_of_the_photos_size_is_refused(heat: object, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         overlay(noise(), heat)
 
@@ -604,7 +604,7 @@ def test_components_show_the_photo_where_the_model_did_not_see() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3])
-def test_A02_constant_component_is_one_colour_not_noise(value: float) -> None:
+def test_constant_component_is_one_colour_not_noise(value: float) -> None:
     """The last digits that interpolation leaves must not be stretched to black and white."""
     heat = heatmap(np.full((3, 4, 6), value), axes=("component",), meaning="principal component")
     assert len(np.unique(np.asarray(rgb_components(noise(), heat)))) == 1

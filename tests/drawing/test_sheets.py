@@ -246,7 +246,7 @@ def test_own_scales_are_written_under_their_panels(written: Written) -> None:
     assert {"0 to 0.2", "0.25 to 1", "panel's lowest", "panel's highest"} <= set(written.texts)
 
 
-def test_A02_constant_panel_shows_the_photo_and_says_so(written: Written) -> None:
+def test_constant_panel_shows_the_photo_and_says_so(written: Written) -> None:
     attention_map = make_map([[[0.5, 0.5, 0.5]], [[0.0, 0.5, 1.0]]], ("head",))
     page = contact_sheet(green(), attention_map, WHOLE, rows="head", panel=PANEL)
     assert len(panels(page)) == 1
@@ -355,7 +355,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(grown) < 500
 
 
-def test_I21_sheet_of_a_strip_is_refused_or_of_a_bearable_size() -> None:
+def test_sheet_of_a_strip_is_refused_or_of_a_bearable_size() -> None:
     """Scaled to the panel's width a strip of 1 x 60000 would be 224 x 13 million."""
     outcome = run(
         """

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import visattn
-from tests import oracles, tiny
+from tests import tiny
+from tests.oracles import maps as oracles
 from tests.zoo import FAMILIES
 from visattn.errors import OptionError
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics

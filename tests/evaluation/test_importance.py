@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import visattn
-from tests import oracles, tiny
+from tests import tiny
+from tests.oracles import maps as oracles
 from visattn.evaluation.importance import head_ablation, head_importance
 from visattn.operators import MatrixGradient
 from visattn.records import Recording

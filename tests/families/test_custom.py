@@ -147,7 +147,7 @@ def test_a_registered_class_keeps_its_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert methods.attention(recording).provenance.parameters["query"] == "mean"
 
 
-def test_A03_one_token_one_head_one_layer_is_drawn() -> None:
+def test_one_token_one_head_one_layer_is_drawn() -> None:
     model = tiny.vit(img_size=(16, 16), depth=1, num_heads=1, class_token=False, global_pool="avg")
     with torch.no_grad(), visattn.capture(model) as recording:
         model(tiny.pixels(1, (16, 16)))
@@ -166,7 +166,7 @@ class MaskedRow(Own):
         return nn.functional.scaled_dot_product_attention(tokens[:, None], tokens[:, None], tokens[:, None], attn_mask=mask)
 
 
-def test_A04_a_row_that_is_masked_whole_has_no_weights_and_rollout_keeps_its_token() -> None:
+def test_a_row_that_is_masked_whole_has_no_weights_and_rollout_keeps_its_token() -> None:
     model = MaskedRow().eval()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(torch.randn(1, 3, 24, 40))
@@ -180,7 +180,7 @@ def test_A04_a_row_that_is_masked_whole_has_no_weights_and_rollout_keeps_its_tok
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_A07_rollout_over_24_layers_in_half_precision_is_done_in_float32(dtype: torch.dtype) -> None:
+def test_rollout_over_24_layers_in_half_precision_is_done_in_float32(dtype: torch.dtype) -> None:
     model = tiny.vit(depth=24).to(dtype)
     with torch.no_grad(), visattn.capture(model) as recording:
         model(tiny.pixels().to(dtype))

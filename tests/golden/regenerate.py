@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageCms
 from torch import Tensor
 
-from tests import oracles
+from tests.oracles import maps as oracles
 from visattn import data
 
 PATCH, SIDE, PREFIX = 14, 518, 1

@@ -222,7 +222,7 @@ def test_a_damaged_folder_is_refused(folder: Path, spoil: Callable[[Path], objec
     ],
     ids=lambda values: str(values)[:40],
 )
-def test_T13_facts_of_other_types_are_refused(folder: Path, values: dict[str, Any]) -> None:
+def test_facts_of_other_types_are_refused(folder: Path, values: dict[str, Any]) -> None:
     change(folder, **values)
     begun = time.monotonic()
     with pytest.raises((ModelError, OptionError)) as caught:

@@ -62,12 +62,12 @@ def refusal(file: Path, name: str = MODEL) -> str:
     return line
 
 
-def test_M01_an_unknown_name_gets_the_nearest_names() -> None:
+def test_an_unknown_name_gets_the_nearest_names() -> None:
     with pytest.raises(UnsupportedModel, match="unknown model 'vit_tinny_patch16_224'; did you mean: vit_tiny_patch16_224"):
         load_model("vit_tinny_patch16_224")
 
 
-# ---- M03: shapes ------------------------------------------------------------------------------------------------------------------
+# ---- shapes ------------------------------------------------------------------------------------------------------------------
 
 WRONG = {
     "head": ("head.weight", (5, 100), "head.weight: checkpoint 5x100, model 5x64;"),
@@ -81,7 +81,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("key", "shape", "told"), WRONG.values(), ids=list(WRONG))
-def test_M03_a_wrong_shape_is_told_with_both_shapes(save: Save, key: str, shape: tuple[int, ...], told: str) -> None:
+def test_a_wrong_shape_is_told_with_both_shapes(save: Save, key: str, shape: tuple[int, ...], told: str) -> None:
     wrong = weights()
     wrong[key] = torch.zeros(shape)
     line = refusal(save(wrong))
@@ -90,24 +90,24 @@ def test_M03_a_wrong_shape_is_told_with_both_shapes(save: Save, key: str, shape:
     )  # the head's bias goes with it
 
 
-def test_M03_another_width_is_told_with_the_first_tensor_and_the_count(save: Save) -> None:
+def test_another_width_is_told_with_the_first_tensor_and_the_count(save: Save) -> None:
     line = refusal(save(weights("vit_tiny_patch16_224", depth=6)))
     assert re.search(r"\w: checkpoint 1x1x192, model 1x1x64 \(and \d+ more of another shape\); ", line)
 
 
-def test_M03_a_head_under_another_name_is_told(save: Save) -> None:
+def test_a_head_under_another_name_is_told(save: Save) -> None:
     renamed = {key.replace("head.", "classifier."): value for key, value in weights(num_classes=5).items()}
     assert "model: 2 unexpected: classifier.weight, classifier.bias; choose" in refusal(save(renamed))
 
 
-def test_M03_the_number_of_classes_is_the_checkpoints(save: Save) -> None:
+def test_the_number_of_classes_is_the_checkpoints(save: Save) -> None:
     expected = weights(num_classes=5)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
     assert notes(model) == ()
 
 
-def test_M03_a_checkpoint_without_head_gives_a_model_without_head_and_says_so(save: Save) -> None:
+def test_a_checkpoint_without_head_gives_a_model_without_head_and_says_so(save: Save) -> None:
     expected = weights(num_classes=0)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
@@ -121,10 +121,10 @@ def test_integers_are_not_taken_for_weights(save: Save) -> None:
         load_model(MODEL, weights=save(quantised))
 
 
-# ---- M04: names -------------------------------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------------------------------------
 
 
-def test_M04_missing_and_unexpected_names_are_counted_and_the_first_five_listed(save: Save) -> None:
+def test_missing_and_unexpected_names_are_counted_and_the_first_five_listed(save: Save) -> None:
     odd = weights()
     gone = [key for key in odd if key.startswith("blocks.1.")]
     for key in gone:
@@ -137,7 +137,7 @@ def test_M04_missing_and_unexpected_names_are_counted_and_the_first_five_listed(
 
 @pytest.mark.parametrize("change", ["missing", "unexpected"])
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_M04_a_single_name_is_enough_to_refuse(save: Save, change: str, prefix: str) -> None:
+def test_a_single_name_is_enough_to_refuse(save: Save, change: str, prefix: str) -> None:
     odd = {prefix + key: value for key, value in weights().items()}
     if change == "missing":
         del odd[f"{prefix}norm.bias"]
@@ -147,13 +147,13 @@ def test_M04_a_single_name_is_enough_to_refuse(save: Save, change: str, prefix: 
     assert f"model: {told}choose" in refusal(save(odd))
 
 
-def test_M04_weights_of_another_library_are_refused_as_a_whole(save: Save) -> None:
+def test_weights_of_another_library_are_refused_as_a_whole(save: Save) -> None:
     line = refusal(save({"embeddings.cls_token": torch.zeros(1, 1, 64), "encoder.layer.0.norm1.weight": torch.zeros(64)}))
     assert "80 missing: cls_token, pos_embed, " in line
     assert "2 unexpected: embeddings.cls_token, encoder.layer.0.norm1.weight; " in line
 
 
-def test_M04_what_timm_may_leave_out_is_told_and_what_is_missing_is_not_left_out(save: Save) -> None:
+def test_what_timm_may_leave_out_is_told_and_what_is_missing_is_not_left_out(save: Save) -> None:
     """For SigLIP without its pooling head timm drops that head's weights; it would also accept a checkpoint with holes."""
     name = "vit_base_patch16_siglip_gap_224"
     small: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -170,7 +170,7 @@ def test_M04_what_timm_may_leave_out_is_told_and_what_is_missing_is_not_left_out
         fill(model, own, "w.pth", translate, lenient)
 
 
-# ---- M05: wrappings ---------------------------------------------------------------------------------------------------------------
+# ---- wrappings ---------------------------------------------------------------------------------------------------------------
 
 PREFIXES = ["module.", "_orig_mod.", "model.", "backbone.", "encoder.", "student.", "teacher."]
 
@@ -179,14 +179,14 @@ PREFIXES = ["module.", "_orig_mod.", "model.", "backbone.", "encoder.", "student
     "prefix", [*PREFIXES, "module._orig_mod.", "_orig_mod.module.", "teacher.backbone.", "module.model.encoder."]
 )
 @pytest.mark.parametrize("classes", [1000, 5, 0])
-def test_M05_a_prefix_is_removed_and_told(save: Save, prefix: str, classes: int) -> None:
+def test_a_prefix_is_removed_and_told(save: Save, prefix: str, classes: int) -> None:
     expected = weights(num_classes=classes)
     model = load_model(MODEL, weights=save({prefix + key: value for key, value in expected.items()}))
     assert same(model, expected)
     assert notes(model)[0] == f"the prefix '{prefix}' of the checkpoint's names was removed"
 
 
-def test_M05_a_prefix_of_safetensors_is_removed(tmp_path: Path) -> None:
+def test_a_prefix_of_safetensors_is_removed(tmp_path: Path) -> None:
     expected = weights()
     safetensors.torch.save_file({"module." + key: value for key, value in expected.items()}, tmp_path / "w.safetensors")
     assert same(load_model(MODEL, weights=tmp_path / "w.safetensors"), expected)
@@ -196,7 +196,7 @@ NESTS = ["state_dict", "model", "model_state_dict", "teacher", "student", "state
 
 
 @pytest.mark.parametrize("nest", NESTS)
-def test_M05_a_training_checkpoint_gives_its_weights_and_the_rest_is_ignored(save: Save, nest: str) -> None:
+def test_a_training_checkpoint_gives_its_weights_and_the_rest_is_ignored(save: Save, nest: str) -> None:
     expected = weights(num_classes=5)
     rest = {
         "epoch": 7,
@@ -224,7 +224,7 @@ def test_M05_a_training_checkpoint_gives_its_weights_and_the_rest_is_ignored(sav
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_M05_of_two_that_fit_the_averaged_one_is_taken_in_any_order(save: Save, kept: str, other: str, first: bool) -> None:
+def test_of_two_that_fit_the_averaged_one_is_taken_in_any_order(save: Save, kept: str, other: str, first: bool) -> None:
     expected = weights(seed=1)
     both = {kept: expected, other: weights(seed=2)}
     model = load_model(MODEL, weights=save(both if first else dict(reversed(both.items()))))
@@ -232,21 +232,21 @@ def test_M05_of_two_that_fit_the_averaged_one_is_taken_in_any_order(save: Save, 
     assert notes(model) == (f"the weights are those under '{kept}' of the checkpoint; '{other}' left aside",)
 
 
-def test_M05_a_teacher_of_another_width_is_not_taken(save: Save) -> None:
+def test_a_teacher_of_another_width_is_not_taken(save: Save) -> None:
     expected = weights()
     teacher = weights("vit_tiny_patch16_224", depth=6)
     model = load_model(MODEL, weights=save({"teacher": teacher, "model": expected}))
     assert same(model, expected)
 
 
-def test_M05_nested_twice(save: Save) -> None:
+def test_nested_twice(save: Save) -> None:
     expected = weights()
     model = load_model(MODEL, weights=save({"state_dict": {"model": expected}}))
     assert same(model, expected)
     assert notes(model) == ("the weights are those under 'state_dict.model' of the checkpoint",)
 
 
-def test_M05_a_backbone_in_something_larger_is_taken_and_the_rest_told(save: Save) -> None:
+def test_a_backbone_in_something_larger_is_taken_and_the_rest_told(save: Save) -> None:
     expected = weights(num_classes=0)
     larger = {f"module.backbone.{key}": value for key, value in expected.items()}
     larger |= {f"module.head.mlp.{i}.weight": torch.zeros(2, 2) for i in range(7)}
@@ -256,7 +256,7 @@ def test_M05_a_backbone_in_something_larger_is_taken_and_the_rest_told(save: Sav
     assert f"7 tensors of the checkpoint that are not under 'module.backbone.' were left aside: {listed}, ..." in notes(model)
 
 
-def test_M05_the_models_own_head_beside_a_backbone_is_kept(save: Save) -> None:
+def test_the_models_own_head_beside_a_backbone_is_kept(save: Save) -> None:
     expected = weights(num_classes=5)
     lightning = {key if key.startswith("head.") else f"backbone.{key}": value for key, value in expected.items()}
     model = load_model(MODEL, weights=save(lightning))
@@ -264,12 +264,12 @@ def test_M05_the_models_own_head_beside_a_backbone_is_kept(save: Save) -> None:
     assert len(notes(model)) == 1
 
 
-def test_M05_a_prefix_that_does_not_help_stays(save: Save) -> None:
+def test_a_prefix_that_does_not_help_stays(save: Save) -> None:
     strange = {f"model.{key}x": value for key, value in weights().items()}
     assert "80 unexpected: model.cls_tokenx, " in refusal(save(strange))
 
 
-def test_M05_a_few_names_in_common_are_no_reason_to_remove_a_prefix(save: Save) -> None:
+def test_a_few_names_in_common_are_no_reason_to_remove_a_prefix(save: Save) -> None:
     line = refusal(
         save({"encoder.norm.weight": torch.zeros(64), "encoder.layer.0.weight": torch.zeros(64), "pooler": torch.zeros(1)})
     )
@@ -313,11 +313,11 @@ def test_timms_own_loading_is_as_before(save: Save) -> None:
     assert same(timm.create_model(MODEL, pretrained=True, pretrained_cfg_overlay=overlay), expected)
 
 
-# ---- M07, M11, M12: numbers and devices -------------------------------------------------------------------------------------------
+# ---- numbers and devices -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=["float16", "bfloat16", "float64"])
-def test_M11_other_precisions_are_cast_to_float32_and_told(save: Save, dtype: torch.dtype) -> None:
+def test_other_precisions_are_cast_to_float32_and_told(save: Save, dtype: torch.dtype) -> None:
     stored = {key: value.to(dtype) for key, value in weights().items()}
     model = load_model(MODEL, weights=save(stored))
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
@@ -325,7 +325,7 @@ def test_M11_other_precisions_are_cast_to_float32_and_told(save: Save, dtype: to
     assert notes(model) == (f"weights stored as {str(dtype)[6:]} were cast to float32",)
 
 
-def test_M11_half_precision_is_cast_before_anything_is_computed(save: Save) -> None:
+def test_half_precision_is_cast_before_anything_is_computed(save: Save) -> None:
     halves = {key: value.half() for key, value in weights(img_size=224).items()}
     first = load_model(MODEL, weights=save({key: value.float() for key, value in halves.items()})).state_dict()
     assert same(load_model(MODEL, weights=save(halves)), first)
@@ -341,14 +341,14 @@ ODD = {
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")
 @pytest.mark.parametrize(("kind", "make"), ODD.items(), ids=list(ODD))
-def test_M07_a_tensor_that_is_not_plain_is_named(save: Save, kind: str, make: Callable[[Tensor], Tensor]) -> None:
+def test_a_tensor_that_is_not_plain_is_named(save: Save, kind: str, make: Callable[[Tensor], Tensor]) -> None:
     odd = weights()
     odd["head.weight"] = make(odd["head.weight"])
     with pytest.raises(WeightsError, match=f"weights.pth: head.weight is {kind}; save plain float tensors"):
         load_model(MODEL, weights=save(odd))
 
 
-def test_M12_a_checkpoint_of_a_gpu_loads_on_the_cpu(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_a_gpu_loads_on_the_cpu(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = weights()
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda _storage: "cuda:0")
@@ -363,30 +363,30 @@ def test_M12_a_checkpoint_of_a_gpu_loads_on_the_cpu(save: Save, monkeypatch: pyt
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_M12_a_gpu_that_is_not_there_is_told_before_anything_is_loaded(device: str, tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_is_told_before_anything_is_loaded(device: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"^device '{device}' must be one that works on this machine. Choose from: cpu.$"):
         load_model(MODEL, weights=tmp_path / "not there.pth", device=device)
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:x", "cpu\n"])
-def test_M12_an_unknown_device_is_told(device: str) -> None:
+def test_an_unknown_device_is_told(device: str) -> None:
     with pytest.raises(OptionError, match=r"^unknown device '.*'. Choose cpu, or cuda or cuda:N for a GPU.$") as caught:
         load_model(MODEL, weights="none", device=device)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("device", ["meta", "vulkan"])
-def test_M12_a_device_without_numbers_is_refused(device: str) -> None:
+def test_a_device_without_numbers_is_refused(device: str) -> None:
     with pytest.raises(ModelError, match=f"device '{device}' must be one that works on this machine"):
         load_model(MODEL, weights="none", device=device)
 
 
-# ---- M17: channels ----------------------------------------------------------------------------------------------------------------
+# ---- channels ----------------------------------------------------------------------------------------------------------------
 
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
 
 
-def test_M17_a_checkpoint_of_one_channel_sees_the_luminance_and_says_so(save: Save) -> None:
+def test_a_checkpoint_of_one_channel_sees_the_luminance_and_says_so(save: Save) -> None:
     expected = weights(in_chans=1, num_classes=5)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
@@ -400,7 +400,7 @@ def test_M17_a_checkpoint_of_one_channel_sees_the_luminance_and_says_so(save: Sa
     assert any("it saw the photo's luminance" in note for note in found.provenance.notes)
 
 
-def test_M17_a_checkpoint_of_four_channels_loads_but_takes_no_photo(save: Save) -> None:
+def test_a_checkpoint_of_four_channels_loads_but_takes_no_photo(save: Save) -> None:
     expected = weights(in_chans=4)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)

@@ -203,7 +203,7 @@ def test_last_patch_of_the_first_row_lights_the_top_right(
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_I05_top_right_patch_lights_the_top_right_of_the_upright_photo(orientation: int) -> None:
+def test_top_right_patch_lights_the_top_right_of_the_upright_photo(orientation: int) -> None:
     upright = Image.new("RGB", (60, 40))
     upright.paste((255, 255, 255), (50, 0, 60, 10))
     operations = {
@@ -229,7 +229,7 @@ def test_I05_top_right_patch_lights_the_top_right_of_the_upright_photo(orientati
     assert np.array_equal(heat > 0.5, np.asarray(photo)[..., 0] > 128)
 
 
-def test_M16_rest_of_the_input_that_makes_no_patch_is_not_covered() -> None:
+def test_rest_of_the_input_that_makes_no_patch_is_not_covered() -> None:
     """230 pixels by patches of 16: 14 patches, 6 pixels that the model never sees."""
     geometry = Geometry((460, 230), (230, 230), Box(0, 0, 460, 230))
     heat = make_map(torch.ones(14, 14), box=Box(0, 0, 224, 224)).to_heatmap(geometry)
@@ -248,7 +248,7 @@ def test_unseen_pixels_are_zero() -> None:
     assert np.allclose(heat.values[~outside], 7)
 
 
-def test_I21_strip_of_which_nothing_was_seen_gives_an_empty_seen_box() -> None:
+def test_strip_of_which_nothing_was_seen_gives_an_empty_seen_box() -> None:
     """The centre crop of a photo one pixel wide may fall between two pixel centres."""
     heat = random_map().to_heatmap(Geometry((1, 1000), (32, 48), Box(0.05, 499.6, 0.95, 500.4)))
     assert heat.seen.width == 0
@@ -315,7 +315,7 @@ def test_unknown_interpolation_is_refused_with_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
-def test_A01_value_that_is_not_finite_is_refused_and_counted(bad: float) -> None:
+def test_value_that_is_not_finite_is_refused_and_counted(bad: float) -> None:
     values = torch.ones(2, 3)
     values[0, 1] = values[1, 2] = bad
     with pytest.raises(MapError, match="2 of 6 map values are NaN or infinite"):
@@ -582,7 +582,7 @@ def test_normalized_unseen_pixels_are_zero(meaning: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-30, 1e-45], ids=["0", "1", "1e-30", "denormal"])
-def test_A02_constant_map_normalizes_to_zeros(value: float) -> None:
+def test_constant_map_normalizes_to_zeros(value: float) -> None:
     raw = make_map(torch.full((2, 3), value)).to_heatmap(WINDOWS["crop"])
     heat = normalize(raw)
     assert not heat.values.any()
@@ -619,7 +619,7 @@ def test_normalized_values_do_not_change_under_a_rising_line(
     np.testing.assert_allclose(unit(grid), unit(grid * factor + offset), atol=1e-4)
 
 
-def test_A05_percentile_of_a_single_outlier_still_shows_it() -> None:
+def test_percentile_of_a_single_outlier_still_shows_it() -> None:
     """Both percentiles fall on the background; a map that has a peak must not count as constant."""
     grid = np.zeros((20, 20), np.float32)
     grid[3, 4] = 1
@@ -683,7 +683,7 @@ def test_map_with_gradient_is_saved(tmp_path: Path) -> None:
     assert loaded(path)[0].values.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-def test_I24_map_with_a_name_that_is_not_utf_8_is_loaded(tmp_path: Path) -> None:
+def test_map_with_a_name_that_is_not_utf_8_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"bad\xff.npz")
     path.write_bytes(save_map(*saved_map()))
     assert loaded(path)[1] == WINDOWS["crop"]

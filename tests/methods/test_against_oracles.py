@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 import visattn
 from tests import tiny
-from tests.methods import oracles
-from tests.methods.oracles import Attended, Carried
-from tests.oracles import Array, array
+from tests.oracles import methods as oracles
+from tests.oracles.maps import Array, array
+from tests.oracles.methods import Attended, Carried
 from visattn import methods
 from visattn.geometry import Box
 from visattn.methods import transition_attention

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import oracles, tiny
+from tests import tiny
+from tests.oracles import maps as oracles
 from visattn import methods
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Box

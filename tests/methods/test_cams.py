@@ -19,7 +19,7 @@ import visattn
 from tests import tiny
 from tests.conftest import Figures
 from tests.methods.test_references import Golden, check
-from tests.oracles import Array, array
+from tests.oracles.maps import Array, array
 from visattn import methods
 from visattn.errors import MissingExtra, OptionError, ShapeError
 from visattn.geometry import Box

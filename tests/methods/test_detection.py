@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
-from tests.methods import oracles
+from tests.oracles import methods as oracles
 from visattn import families, methods
 from visattn.geometry import Box
 from visattn.provenance import Provenance

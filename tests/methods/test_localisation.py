@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import oracles
 from tests.conftest import Figures, Seen
+from tests.oracles import maps as oracles
 from visattn import methods
 from visattn.maps import AttentionMap
 

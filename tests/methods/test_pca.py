@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests import oracles, tiny
+from tests import tiny
 from tests.conftest import Figures, Seen
+from tests.oracles import maps as oracles
 from visattn import methods
 from visattn.errors import OptionError
 from visattn.records import Recording

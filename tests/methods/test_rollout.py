@@ -14,8 +14,9 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 import visattn
-from tests import oracles, tiny
+from tests import tiny
 from tests.conftest import Figures, Seen
+from tests.oracles import maps as oracles
 from visattn import methods
 from visattn.errors import OptionError
 from visattn.methods.sinks import THRESHOLD, find_sinks

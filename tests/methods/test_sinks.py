@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests import oracles, tiny
+from tests import tiny
 from tests.conftest import Figures, Seen
+from tests.oracles import maps as oracles
 from visattn import data, methods
 from visattn.errors import OptionError
 from visattn.methods.sinks import THRESHOLD, column_scores, find_sinks

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.nn.arithmetic import Vector, dense, example, ready
+from tests.oracles.arithmetic import Vector, dense, example, ready
 from visattn.nn import DrawRead, DrawWrite, Retina, SpatialTransformer
 
 

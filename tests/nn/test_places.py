@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.nn.arithmetic import (
+from tests.oracles.arithmetic import (
     Grid,
     Vector,
     dense,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import visattn
-from tests.nn.arithmetic import example, ready
 from tests.nn.cases import PLACES
+from tests.oracles.arithmetic import example, ready
 from visattn._support.publish import listening
 from visattn._support.types import Role
 from visattn.errors import OptionError, ShapeError

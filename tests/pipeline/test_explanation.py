@@ -103,7 +103,7 @@ def test_target_of_a_method_without_one_is_refused(photo: Image.Image) -> None:
         visattn.explain(classifier(), photo, method="rollout", target=1)
 
 
-def test_A06_nothing_that_speaks_for_the_target_leaves_the_photo_alone(photo: Image.Image) -> None:
+def test_nothing_that_speaks_for_the_target_leaves_the_photo_alone(photo: Image.Image) -> None:
     model: Any = classifier()
     nn.init.zeros_(model.head.weight)
     for name in TARGETED:
@@ -116,7 +116,7 @@ def test_A06_nothing_that_speaks_for_the_target_leaves_the_photo_alone(photo: Im
             assert found.overlay().tobytes() == photo.tobytes()
 
 
-def test_A09_batch_is_each_photo_alone() -> None:
+def test_batch_is_each_photo_alone() -> None:
     model = tiny.vit()
     pixels = tiny.pixels(3)
     for name in ("relevance", "legrad", "attention_gradient", "gradcam"):
@@ -193,13 +193,13 @@ def test_wrong_options_are_refused(case: str, photo: Image.Image) -> None:
 
 @pytest.mark.parametrize("over", ["row", "layer"])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.999])
-def test_A08_discard_keeps_the_class_token_and_rows_of_sum_one(ratio: float, over: Any) -> None:
+def test_discard_keeps_the_class_token_and_rows_of_sum_one(ratio: float, over: Any) -> None:
     made = tiny.recording(layers=3, prefix=(), grid=(5, 7), readout="mean")
     values = methods.rollout(made, discard=ratio, discard_over=over, dtype=torch.float64).values
     assert float(values.sum()) == pytest.approx(1, abs=1e-12)
 
 
-def test_A08_discard_of_nearly_all_leaves_the_class_token_and_the_best_patch() -> None:
+def test_discard_of_nearly_all_leaves_the_class_token_and_the_best_patch() -> None:
     made = tiny.recording(layers=1, grid=(5, 7))
     row = made[0].operator.to(torch.float64).dense()[0, :, 0].mean(0)
     values = methods.rollout(made, discard=0.999, residual=0, dtype=torch.float64).values[0].flatten()

@@ -231,7 +231,7 @@ def test_fit_of_a_square_photo_is_the_models_own_size() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (2, 500), (30, 9000)], ids=str)
-def test_I21_strip_takes_no_more_than_the_area_of_the_model(size: tuple[int, int]) -> None:
+def test_strip_takes_no_more_than_the_area_of_the_model(size: tuple[int, int]) -> None:
     """An input of 16 x 54,864, 17 times the area of the model, would take minutes."""
     model = small_vit(side=224, dynamic_img_size=True)
     prepared = prepare(Image.new("RGB", size[::-1]), model, resize="fit")
@@ -241,7 +241,7 @@ def test_I21_strip_takes_no_more_than_the_area_of_the_model(size: tuple[int, int
     assert prepared.geometry.window == Box(0, 0, *size)  # the whole photo all the same
 
 
-def test_I21_strip_fits_with_one_patch_across() -> None:
+def test_strip_fits_with_one_patch_across() -> None:
     assert prepare(noise(400, 1), small_vit(dynamic_img_size=True), resize="fit").pixels.shape[3] == 16
 
 
@@ -276,7 +276,7 @@ def test_img_size_that_the_model_has_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_A09_batch_of_one_size_is_each_photo_alone(resize: Literal["model", "fit"]) -> None:
+def test_batch_of_one_size_is_each_photo_alone(resize: Literal["model", "fit"]) -> None:
     model = small_vit()
     photos = [noise(50, 80), noise(120, 60), noise(30, 30)]
     batch = prepare_batch(photos, model, resize=resize)
@@ -285,20 +285,20 @@ def test_A09_batch_of_one_size_is_each_photo_alone(resize: Literal["model", "fit
     assert batch.geometries == tuple(one.geometry for one in alone)
 
 
-def test_A09_batch_of_different_photos_fits_the_mean_shape_whole() -> None:
+def test_batch_of_different_photos_fits_the_mean_shape_whole() -> None:
     batch = prepare_batch([noise(100, 200), noise(300, 150)], small_vit(side=224, dynamic_img_size=True), resize="fit")
     assert batch.pixels.shape == (2, 3, 224, 224)  # one lies as much as the other stands
     assert [geometry.window for geometry in batch.geometries] == [Box(0, 0, 100, 200), Box(0, 0, 300, 150)]
     assert {geometry.input for geometry in batch.geometries} == {(224, 224)}
 
 
-def test_A09_batch_of_photos_of_one_shape_keeps_it() -> None:
+def test_batch_of_photos_of_one_shape_keeps_it() -> None:
     model = small_vit(side=224, dynamic_img_size=True)
     batch = prepare_batch([noise(100, 200), noise(50, 100)], model, resize="fit")
     assert batch.pixels.shape[2:] == prepare(noise(100, 200), model, resize="fit").pixels.shape[2:]
 
 
-def test_A09_no_photos_are_refused() -> None:
+def test_no_photos_are_refused() -> None:
     with pytest.raises(ImageError, match="no photos were given; nothing to do"):
         prepare_batch([], small_vit())
 
@@ -320,14 +320,14 @@ def test_unknown_resize_is_refused() -> None:
 
 @pytest.mark.parametrize("channels", [2, 4])
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_M17_model_of_other_channels_is_refused(resize: Literal["model", "fit"], channels: int) -> None:
+def test_model_of_other_channels_is_refused(resize: Literal["model", "fit"], channels: int) -> None:
     with pytest.raises(UnsupportedModel, match=f"takes {channels} channels, a photo has three. Pass an array") as caught:
         prepare(noise(9, 9), small_vit(in_chans=channels), resize=resize)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_M17_model_of_one_channel_sees_the_luminance(resize: Literal["model", "fit"]) -> None:
+def test_model_of_one_channel_sees_the_luminance(resize: Literal["model", "fit"]) -> None:
     photo = Image.new("RGB", (64, 64), (200, 100, 20))
     prepared = prepare(photo, small_vit(in_chans=1, crop_pct=1.0), resize=resize)
     luminance = (0.299 * 200 + 0.587 * 100 + 0.114 * 20) / 255
@@ -337,7 +337,7 @@ def test_M17_model_of_one_channel_sees_the_luminance(resize: Literal["model", "f
     assert "it saw the photo's luminance" in prepared.notes[0]
 
 
-def test_M17_model_of_one_channel_is_normalised_by_its_own_mean() -> None:
+def test_model_of_one_channel_is_normalised_by_its_own_mean() -> None:
     model = small_vit(in_chans=1, mean=(0.1,), std=(0.5,), classes=0)
     assert torch.allclose(prepare(Image.new("RGB", (64, 64), "white"), model).pixels, torch.tensor(0.9 / 0.5))
 
@@ -352,7 +352,7 @@ def test_model_of_your_own_gets_224_pixels_and_the_statistics_of_imagenet() -> N
     assert input_spec(nn.Sequential(nn.Conv2d(3, 4, 16, 16))).mean == (0.485, 0.456, 0.406)
 
 
-def test_M16_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> None:
+def test_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> None:
     """230 pixels by patches of 16: the last 6 pixels of the input make no patch."""
     model, photo = small_vit(side=230, crop_pct=1.0, classes=0), noise(460, 230)
     prepared = prepare(photo, model)
@@ -370,7 +370,7 @@ def test_M16_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover()
     assert changed[:448, :224].mean() > 0.98
 
 
-def test_I21_strip_through_a_centre_crop_is_prepared() -> None:
+def test_strip_through_a_centre_crop_is_prepared() -> None:
     """The crop of a photo one pixel high keeps a part of that pixel."""
     model, photo = small_vit(crop_pct=0.875), noise(1, 64)
     prepared = prepare(photo, model, resize="model")

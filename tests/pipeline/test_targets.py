@@ -69,7 +69,7 @@ REFUSALS: list[tuple[Target, Any, str]] = [
 
 
 @pytest.mark.parametrize(("target", "output", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
-def test_M18_target_that_does_not_exist(target: Target, output: Any, message: str) -> None:
+def test_target_that_does_not_exist(target: Target, output: Any, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         target.resolve(output)
     assert message in str(caught.value)

@@ -62,7 +62,7 @@ def test_new_file_is_allowed_and_not_made(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_C02_existing_output_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_existing_output_is_refused_and_untouched(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_bytes(OLD)
     with pytest.raises(
         OutputError, match=r"out\.png: exists already; pass overwrite=True \(--overwrite\) to replace it or choose another"
@@ -71,7 +71,7 @@ def test_C02_existing_output_is_refused_and_untouched(tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes() == OLD
 
 
-def test_C02_existing_output_is_allowed_with_overwrite(tmp_path: Path) -> None:
+def test_existing_output_is_allowed_with_overwrite(tmp_path: Path) -> None:
     (tmp_path / "out.png").write_bytes(OLD)
     check_output(tmp_path / "out.png", overwrite=True)
     assert (tmp_path / "out.png").read_bytes() == OLD
@@ -79,7 +79,7 @@ def test_C02_existing_output_is_allowed_with_overwrite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("way", ["same", "symlink", "hard link", "other spelling", "link to the folder"])
-def test_C03_output_that_is_the_input_is_refused(way: str, overwrite: bool, tmp_path: Path) -> None:
+def test_output_that_is_the_input_is_refused(way: str, overwrite: bool, tmp_path: Path) -> None:
     source = tmp_path / "photo.png"
     source.write_bytes(OLD)
     (tmp_path / "sub").mkdir()
@@ -98,7 +98,7 @@ def test_C03_output_that_is_the_input_is_refused(way: str, overwrite: bool, tmp_
     assert source.read_bytes() == OLD
 
 
-def test_C03_input_that_is_a_link_to_the_output_is_refused(tmp_path: Path) -> None:
+def test_input_that_is_a_link_to_the_output_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real.png").write_bytes(OLD)
     (tmp_path / "link.png").symlink_to("real.png")
     with pytest.raises(OutputError, match="the output is the input itself"):
@@ -122,25 +122,25 @@ def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_C04_folder_as_output_is_refused(overwrite: bool, tmp_path: Path) -> None:
+def test_folder_as_output_is_refused(overwrite: bool, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"is a folder; name a file in it, for example .*/out\.png"):
         check_output(tmp_path, overwrite=overwrite)
 
 
-def test_C04_missing_folder_is_made(tmp_path: Path) -> None:
+def test_missing_folder_is_made(tmp_path: Path) -> None:
     check_output(tmp_path / "a" / "b" / "out.png")
     assert (tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize("below", ["out.png", "deeper/out.png"])
-def test_C04_file_where_the_folder_should_be_is_refused(below: str, tmp_path: Path) -> None:
+def test_file_where_the_folder_should_be_is_refused(below: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(OLD)
     with pytest.raises(OutputError, match="is a file, not a folder; choose another folder"):
         check_output(tmp_path / "file" / below)
     assert (tmp_path / "file").read_bytes() == OLD
 
 
-def test_C04_disk_that_cannot_be_written_is_refused(frozen_disk: Path) -> None:
+def test_disk_that_cannot_be_written_is_refused(frozen_disk: Path) -> None:
     with pytest.raises(OutputError, match=r"out\.png: cannot be written \(read-only file system\); choose a folder that can be"):
         check_output(frozen_disk / "out.png")
 
@@ -167,7 +167,7 @@ def ordinary_user(public_folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o000], ids=["readable", "closed"])
-def test_C04_folder_of_somebody_else_is_refused(mode: int, public_folder: Path, request: pytest.FixtureRequest) -> None:
+def test_folder_of_somebody_else_is_refused(mode: int, public_folder: Path, request: pytest.FixtureRequest) -> None:
     folder = public_folder / "locked"
     folder.mkdir()
     folder.chmod(mode)
@@ -191,7 +191,7 @@ def test_check_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["line\nbreak.png", os.fsdecode(b"bad\xff.png"), "\u202egnp.exe"], ids=["newline", "bytes", "rtl"]
 )
-def test_I23_odd_name_is_shown_on_one_line(name: str, tmp_path: Path) -> None:
+def test_odd_name_is_shown_on_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(OLD)
     with pytest.raises(OutputError) as caught:
         check_output(tmp_path / name)
@@ -218,7 +218,7 @@ def test_old_content_is_replaced(tmp_path: Path) -> None:
     ["x" * 251 + ".png", os.fsdecode(b"bad\xff.png"), "-rf.png", "line\nbreak.png"],
     ids=["255 bytes", "bytes", "dash", "newline"],
 )
-def test_I23_I24_odd_name_is_written(name: str, tmp_path: Path) -> None:
+def test_odd_name_is_written(name: str, tmp_path: Path) -> None:
     write_whole(tmp_path / name, NEW)
     assert names(tmp_path) == [name]
 
@@ -277,7 +277,7 @@ def test_interrupt_leaves_the_old_content_and_no_stump(tmp_path: Path, monkeypat
     assert names(tmp_path) == ["out.png"]
 
 
-def test_C05_full_disk_is_a_resource_error_and_leaves_the_old_content(small_disk: Path) -> None:
+def test_full_disk_is_a_resource_error_and_leaves_the_old_content(small_disk: Path) -> None:
     (small_disk / "out.png").write_bytes(OLD)
     with pytest.raises(
         ResourceError, match=re.escape("out.png: disk full; free some space or choose another place (-o/--output)")
@@ -287,7 +287,7 @@ def test_C05_full_disk_is_a_resource_error_and_leaves_the_old_content(small_disk
     assert names(small_disk) == ["out.png"]
 
 
-def test_C05_files_before_the_disk_was_full_are_whole(small_disk: Path) -> None:
+def test_files_before_the_disk_was_full_are_whole(small_disk: Path) -> None:
     write_whole(small_disk / "first.png", bytes(200_000))
     with pytest.raises(ResourceError):
         write_whole(small_disk / "second.png", bytes(200_000))
@@ -295,12 +295,12 @@ def test_C05_files_before_the_disk_was_full_are_whole(small_disk: Path) -> None:
     assert (small_disk / "first.png").stat().st_size == 200_000
 
 
-def test_C04_missing_folder_is_an_output_error(tmp_path: Path) -> None:
+def test_missing_folder_is_an_output_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot be written \(no such file or directory\)"):
         write_whole(tmp_path / "gone" / "out.png", NEW)
 
 
-def test_C04_folder_in_the_way_is_an_output_error_and_leaves_no_stump(tmp_path: Path) -> None:
+def test_folder_in_the_way_is_an_output_error_and_leaves_no_stump(tmp_path: Path) -> None:
     (tmp_path / "out.png").mkdir()
     with pytest.raises(OutputError, match=r"cannot be written \(is a directory\)"):
         write_whole(tmp_path / "out.png", NEW)

@@ -28,7 +28,7 @@ def test_json_is_indented_and_comes_back() -> None:
 @pytest.mark.parametrize(
     "text", ["🦆", "\u2028", "\udcff", "</script>", 'say "x"\n'], ids=["emoji", "U+2028", "surrogate", "tag", "quote"]
 )
-def test_I23_json_of_any_text_is_ascii_and_comes_back(text: str) -> None:
+def test_json_of_any_text_is_ascii_and_comes_back(text: str) -> None:
     assert to_json({"name": text}).isascii()
     assert json.loads(to_json({"name": text})) == {"name": text}
 
@@ -49,7 +49,7 @@ def test_csv_has_a_header_and_a_line_for_each_row() -> None:
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1"], ids=repr)
-def test_S11_csv_cell_that_a_spreadsheet_would_run_is_quoted(cell: str) -> None:
+def test_csv_cell_that_a_spreadsheet_would_run_is_quoted(cell: str) -> None:
     found = read_back(to_csv([{"a": cell, "b": 1}]))[0]["a"]
     assert found[:1] == "'"
     assert found.endswith(cell.strip())
@@ -76,7 +76,7 @@ def test_csv_cell_that_is_harmless_comes_back_as_it_is(value: object, cell: str)
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\0")), min_size=2, max_size=2))
-def test_I23_csv_of_any_text_comes_back_but_for_the_quote(cells: list[str]) -> None:
+def test_csv_of_any_text_comes_back_but_for_the_quote(cells: list[str]) -> None:
     back = read_back(to_csv([{"a": cells[0], "b": cells[1], "c": "end"}]))[0]
     assert [back["a"].removeprefix("'"), back["b"].removeprefix("'"), back["c"]] == [c.removeprefix("'") for c in cells] + ["end"]
 

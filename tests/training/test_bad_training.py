@@ -1,6 +1,6 @@
-"""What can go wrong with a training, T03 to T15, through the command line: what is said, what is kept, what it ends with.
+"""What can go wrong with a training, through the command line: what is said, what is kept, what it ends with.
 
-T01, T02, T08 and T11 are in `test_resume.py`; states by themselves, damaged or hostile, in `test_checkpoint.py`.
+Interrupted runs are in `test_resume.py`; states by themselves, damaged or hostile, in `test_checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def told(err: str) -> str:
     return err.removeprefix("visattn: error: ").rstrip("\n")
 
 
-# T03: a loss or a gradient that is no number
+# a loss or a gradient that is no number
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def all_finite(place: Path) -> bool:
     return all(tensor.isfinite().all() for tensor in safetensors.torch.load_file(place / "model.safetensors").values())
 
 
-def test_T03_a_loss_that_is_no_number_stops_the_run_and_names_its_pictures(
+def test_a_loss_that_is_no_number_stops_the_run_and_names_its_pictures(
     run: Run, poisoned: Callable[..., Config], tmp_path: Path
 ) -> None:
     file = written(poisoned("forward"), tmp_path / "recipe.toml")
@@ -163,7 +163,7 @@ def test_T03_a_loss_that_is_no_number_stops_the_run_and_names_its_pictures(
     assert not (tmp_path / "run" / "final").exists()
 
 
-def test_T03_skipping_leaves_such_steps_out_and_batch_norms_forget_them(poisoned: Callable[..., Config], tmp_path: Path) -> None:
+def test_skipping_leaves_such_steps_out_and_batch_norms_forget_them(poisoned: Callable[..., Config], tmp_path: Path) -> None:
     result = train(poisoned("forward", nonfinite="skip"), tmp_path / "run")
     assert result.steps == 8
     assert math.isfinite(result.loss)
@@ -176,7 +176,7 @@ def test_T03_skipping_leaves_such_steps_out_and_batch_norms_forget_them(poisoned
     assert not different(content(again), content(tmp_path / "run"))
 
 
-def test_T03_skipping_ends_where_nothing_else_comes(poisoned: Callable[..., Config], data: Path, tmp_path: Path) -> None:
+def test_skipping_ends_where_nothing_else_comes(poisoned: Callable[..., Config], data: Path, tmp_path: Path) -> None:
     config = poisoned("forward", nonfinite="skip", epochs=20.0)
     for path in (tmp_path / "flat" / "train").rglob("*.png"):
         Image.new("RGB", (20, 18), (9, 9, 9)).save(path)
@@ -185,7 +185,7 @@ def test_T03_skipping_ends_where_nothing_else_comes(poisoned: Callable[..., Conf
     assert len(rows(tmp_path / "run" / "nonfinite.jsonl")) == 11
 
 
-def test_T03_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
+def test_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
     poisoned: Callable[..., Config], tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingError, match=r"first\.weight: must hold finite numbers, got others") as caught:
@@ -194,7 +194,7 @@ def test_T03_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
     assert all(all_finite(place) for place in states(tmp_path / "run"))
 
 
-# T04, T05: damaged states
+# damaged states
 
 
 @pytest.mark.full
@@ -209,7 +209,7 @@ def test_T03_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_T04_a_damaged_last_state_is_told_and_the_result_is_the_same(
+def test_a_damaged_last_state_is_told_and_the_result_is_the_same(
     classify: Classify, copied: Path, unbroken: dict[str, Any], file: str, spoil: Callable[[Path], object]
 ) -> None:
     spoil(copied / "checkpoints" / "step_00000004" / file)
@@ -219,7 +219,7 @@ def test_T04_a_damaged_last_state_is_told_and_the_result_is_the_same(
     assert not different(content(copied), unbroken)
 
 
-def test_T05_nothing_is_begun_anew_where_all_states_are_damaged(classify: Classify, copied: Path) -> None:
+def test_nothing_is_begun_anew_where_all_states_are_damaged(classify: Classify, copied: Path) -> None:
     for place in states(copied):
         damage_file(place / "model.safetensors")
     before = {
@@ -232,7 +232,7 @@ def test_T05_nothing_is_begun_anew_where_all_states_are_damaged(classify: Classi
     assert not (copied / "final").exists()
 
 
-# T06: pictures that cannot be read
+# pictures that cannot be read
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def spoilt(data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_T06_bad_pictures_are_named_and_left_out(classify: Classify, spoilt: Path, tmp_path: Path) -> None:
+def test_bad_pictures_are_named_and_left_out(classify: Classify, spoilt: Path, tmp_path: Path) -> None:
     code, out, err = classify(data=spoilt)
     assert code == 1
     assert "test accuracy" in out
@@ -262,7 +262,7 @@ def test_T06_bad_pictures_are_named_and_left_out(classify: Classify, spoilt: Pat
 
 
 @pytest.mark.full
-def test_T06_bad_pictures_are_counted_the_same_after_a_crash(spoilt: Path, tmp_path: Path) -> None:
+def test_bad_pictures_are_counted_the_same_after_a_crash(spoilt: Path, tmp_path: Path) -> None:
     config = recipe(spoilt, workers=1)
     train(config, tmp_path / "unbroken")
     train(config, begun(config, tmp_path / "run"))
@@ -270,7 +270,7 @@ def test_T06_bad_pictures_are_counted_the_same_after_a_crash(spoilt: Path, tmp_p
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_T06_too_many_bad_pictures_stop_the_run(classify: Classify, data: Path, tmp_path: Path, split: str) -> None:
+def test_too_many_bad_pictures_stop_the_run(classify: Classify, data: Path, tmp_path: Path, split: str) -> None:
     folder = Path(shutil.copytree(data, tmp_path / "spoilt"))
     for path in sorted((folder / split).rglob("*.png"))[:2]:
         path.write_bytes(b"no picture")
@@ -281,7 +281,7 @@ def test_T06_too_many_bad_pictures_stop_the_run(classify: Classify, data: Path, 
     assert "(2 of 18 pictures cannot be read, at most 10.00% may); mend them or raise max_bad (--max-bad)." in message
 
 
-# T07, T09: data and recipes that do not fit
+# data and recipes that do not fit
 
 
 def _empty(folder: Path) -> None:
@@ -326,7 +326,7 @@ def _strange_class(folder: Path) -> None:
     ],
     ids=["empty-class", "one-class", "one-picture", "other-classes", "batch", "accumulate", "pairs", "none"],
 )
-def test_T07_data_that_cannot_be_learned_from_is_refused(
+def test_data_that_cannot_be_learned_from_is_refused(
     classify: Classify, data: Path, tmp_path: Path, spoil: Callable[[Path], object], more: tuple[str, ...], message: str
 ) -> None:
     folder = Path(shutil.copytree(data, tmp_path / "other"))
@@ -344,9 +344,7 @@ def test_T07_data_that_cannot_be_learned_from_is_refused(
         (("--batch-size", "6"), "was begun otherwise: batch_size 4 -> 6."),
     ],
 )
-def test_T09_another_recipe_is_shown_and_refused(
-    classify: Classify, copied: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_another_recipe_is_shown_and_refused(classify: Classify, copied: Path, options: tuple[str, ...], message: str) -> None:
     before = (copied / "config.toml").read_bytes()
     code, _, err = classify(*options)
     assert code == 2
@@ -354,7 +352,7 @@ def test_T09_another_recipe_is_shown_and_refused(
     assert (copied / "config.toml").read_bytes() == before
 
 
-def test_T09_other_data_are_refused_and_force_goes_on(classify: Classify, data: Path, copied: Path, tmp_path: Path) -> None:
+def test_other_data_are_refused_and_force_goes_on(classify: Classify, data: Path, copied: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     path = next((moved / "train" / "cat").iterdir())
     shutil.copy(path, path.with_name("more.png"))
@@ -372,13 +370,13 @@ def test_T09_other_data_are_refused_and_force_goes_on(classify: Classify, data: 
     assert json.loads((copied / "result.json").read_text())["steps"] == 8
 
 
-def test_T09_a_state_of_another_model_is_refused_even_by_force(classify: Classify, copied: Path) -> None:
+def test_a_state_of_another_model_is_refused_even_by_force(classify: Classify, copied: Path) -> None:
     code, _, err = classify("--force", "--widths", "4", "--widths", "8", "--widths", "8")
     assert code == 4
     assert "the state of step 4 is not of this model (" in told(err)
 
 
-# T10: no room, no permission
+# no room, no permission
 
 
 @contextlib.contextmanager
@@ -393,7 +391,7 @@ def mounted(place: Path, *options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_T10_a_full_disk_stops_the_run_and_leaves_the_state_before(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_run_and_leaves_the_state_before(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     file, place = written(recipe(data, ema=0.9), tmp_path / "recipe.toml"), tmp_path / "disk"
     place.mkdir()
     with mounted(place, "-t", "tmpfs", "-o", "size=4m", "none"):
@@ -409,7 +407,7 @@ def test_T10_a_full_disk_stops_the_run_and_leaves_the_state_before(data: Path, u
         assert not different(content(place / "run"), unbroken)
 
 
-def test_T10_a_file_that_may_grow_no_further_stops_the_run(
+def test_a_file_that_may_grow_no_further_stops_the_run(
     data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path
 ) -> None:
     def limited() -> int:
@@ -430,7 +428,7 @@ def test_T10_a_file_that_may_grow_no_further_stops_the_run(
     assert not different(content(copied), unbroken)
 
 
-def test_T10_a_folder_turned_read_only_stops_the_run(data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_turned_read_only_stops_the_run(data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     place = copied / "checkpoints"
     with mounted(place, "--bind", str(place)):
 
@@ -453,10 +451,10 @@ def test_T10_a_folder_turned_read_only_stops_the_run(data: Path, copied: Path, u
     assert not different(content(copied), unbroken)
 
 
-# T12: clocks and company
+# clocks and company
 
 
-def test_T12_a_clock_that_jumps_back_changes_nothing(copied: Path, data: Path, unbroken: dict[str, Any]) -> None:
+def test_a_clock_that_jumps_back_changes_nothing(copied: Path, data: Path, unbroken: dict[str, Any]) -> None:
     for time, place in enumerate(reversed(states(copied))):
         os.utime(place, (1000 + time, 1000 + time))
         os.utime(place / "state.json", (1000 + time, 1000 + time))
@@ -465,7 +463,7 @@ def test_T12_a_clock_that_jumps_back_changes_nothing(copied: Path, data: Path, u
     assert not different(content(copied), unbroken)
 
 
-def test_T12_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: Path) -> None:
+def test_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: Path) -> None:
     config = recipe(data, ema=0.9, workers=2, epochs=2000.0)
     child = fork(lambda: train(config, tmp_path / "run").stopped, tmp_path / "log")
     try:
@@ -481,7 +479,7 @@ def test_T12_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: 
     assert "was begun otherwise: epochs 2000.0 -> 2.5" in told(err)
 
 
-# T13, T15: states and networks of others
+# states and networks of others
 
 
 @pytest.mark.parametrize(
@@ -507,7 +505,7 @@ def test_T12_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: 
     ],
     ids=lambda change: str(change)[:30],
 )
-def test_T13_facts_of_other_types_are_refused(classify: Classify, copied: Path, change: dict[str, Any]) -> None:
+def test_facts_of_other_types_are_refused(classify: Classify, copied: Path, change: dict[str, Any]) -> None:
     path = copied / "checkpoints" / "step_00000004" / "state.json"
     facts = json.loads(path.read_text())
     facts["facts"] |= change
@@ -524,7 +522,7 @@ def test_T13_facts_of_other_types_are_refused(classify: Classify, copied: Path, 
         ("optimizer", "gone"),  # torch does not compare the shapes of an optimizer's state
     ],
 )
-def test_T13_other_tensors_are_refused(classify: Classify, copied: Path, group: str, how: str) -> None:
+def test_other_tensors_are_refused(classify: Classify, copied: Path, group: str, how: str) -> None:
     place = copied / "checkpoints" / "step_00000004"
     file = place / f"{group}.safetensors"
     tensors = safetensors.torch.load_file(file)
@@ -543,9 +541,7 @@ def test_T13_other_tensors_are_refused(classify: Classify, copied: Path, group: 
 
 
 @pytest.mark.parametrize("group", ["optimizer", "random0"])
-def test_T13_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(
-    classify: Classify, copied: Path, group: str
-) -> None:
+def test_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(classify: Classify, copied: Path, group: str) -> None:
     file = copied / "checkpoints" / "step_00000004" / f"{group}.safetensors"
     tensors = safetensors.torch.load_file(file)
     for name, tensor in tensors.items():
@@ -574,7 +570,7 @@ def test_T13_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(
         "[" * 50_000,
     ],
 )
-def test_T13_rows_of_a_log_that_are_none_are_refused(classify: Classify, copied: Path, row: str) -> None:
+def test_rows_of_a_log_that_are_none_are_refused(classify: Classify, copied: Path, row: str) -> None:
     log = copied / "log.jsonl"
     before = log.read_bytes()
     line = before.splitlines(keepends=True)[0]
@@ -616,7 +612,7 @@ def test_a_result_that_cannot_be_is_none(tmp_path: Path, result: dict[str, Any])
         assert finished(tmp_path) is None
 
 
-def test_T13_a_pickle_is_refused_and_not_run(classify: Classify, copied: Path, tmp_path: Path) -> None:
+def test_a_pickle_is_refused_and_not_run(classify: Classify, copied: Path, tmp_path: Path) -> None:
     place = copied / "checkpoints" / "step_00000004"
     torch.save({"a": Trap(tmp_path / "trapped")}, place / "model.safetensors")
     facts = json.loads((place / "state.json").read_text())
@@ -628,7 +624,7 @@ def test_T13_a_pickle_is_refused_and_not_run(classify: Classify, copied: Path, t
     assert not (tmp_path / "trapped").exists()
 
 
-def test_T15_a_state_of_a_newer_version_says_which(classify: Classify, copied: Path) -> None:
+def test_a_state_of_a_newer_version_says_which(classify: Classify, copied: Path) -> None:
     path = copied / "checkpoints" / "step_00000004" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2, "made_by": "9.9"}))
     code, _, err = classify()
@@ -636,7 +632,7 @@ def test_T15_a_state_of_a_newer_version_says_which(classify: Classify, copied: P
     assert "made by visattn 9.9, needs >= 9.9; upgrade visattn." in told(err)
 
 
-def test_T15_a_network_of_a_newer_version_says_which(data: Path, tmp_path: Path) -> None:
+def test_a_network_of_a_newer_version_says_which(data: Path, tmp_path: Path) -> None:
     train(recipe(data, epochs=0.4), tmp_path / "run")
     path = tmp_path / "run" / "final" / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2, "made_by": "9.9"}))
@@ -645,7 +641,7 @@ def test_T15_a_network_of_a_newer_version_says_which(data: Path, tmp_path: Path)
     assert caught.value.exit_code == 4
 
 
-def test_T09_by_force_the_recipe_that_is_written_down_is_the_one_that_is_trained(data: Path, tmp_path: Path) -> None:
+def test_by_force_the_recipe_that_is_written_down_is_the_one_that_is_trained(data: Path, tmp_path: Path) -> None:
     run = begun(recipe(data), tmp_path / "run")
     changed = replace(recipe(data), weight_decay=0.3, momentum=0.1, ema=0.9)
     train(changed, run, force=True)
@@ -656,7 +652,7 @@ def test_T09_by_force_the_recipe_that_is_written_down_is_the_one_that_is_trained
     assert decays == {0.0, 0.3}
 
 
-def test_T09_a_finished_run_is_never_told_another_recipe(data: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_never_told_another_recipe(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(recipe(data), run)
     before = (run / "config.toml").read_bytes()
@@ -665,11 +661,11 @@ def test_T09_a_finished_run_is_never_told_another_recipe(data: Path, tmp_path: P
     assert (run / "config.toml").read_bytes() == before
 
 
-# T14: workers
+# workers
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_T14_a_killed_worker_is_named_and_nothing_hangs(data: Path, tmp_path: Path, victim: int) -> None:
+def test_a_killed_worker_is_named_and_nothing_hangs(data: Path, tmp_path: Path, victim: int) -> None:
     file, place = written(recipe(data, workers=2, epochs=3000.0), tmp_path / "recipe.toml"), tmp_path / "run"
     log = tmp_path / "log"
 

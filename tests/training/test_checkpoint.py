@@ -128,7 +128,7 @@ def test_a_state_that_is_half_removed_has_not_the_name_of_one(tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
 
 
-def test_T12_states_are_ordered_by_step_whatever_clocks_say(tmp_path: Path) -> None:
+def test_states_are_ordered_by_step_whatever_clocks_say(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step, time in ((9, 2_000_000_000), (10, 1)):
         os.utime(checkpoints.save(state_of(step)), (time, time))
@@ -153,9 +153,7 @@ def cut_file(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [damage_file, cut_file, Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("file", ["state.json", "model.safetensors", "optimizer.safetensors", "random0.safetensors"])
-def test_T04_a_damaged_state_is_passed_over_and_its_file_named(
-    tmp_path: Path, file: str, spoil: Callable[[Path], object]
-) -> None:
+def test_a_damaged_state_is_passed_over_and_its_file_named(tmp_path: Path, file: str, spoil: Callable[[Path], object]) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state_of(3))
     spoil(checkpoints.save(state_of(4)) / file)
@@ -172,7 +170,7 @@ def test_T04_a_damaged_state_is_passed_over_and_its_file_named(
 
 
 @pytest.mark.parametrize("position", range(0, 400, 7))
-def test_T04_no_byte_of_the_facts_can_change_unseen(tmp_path: Path, position: int) -> None:
+def test_no_byte_of_the_facts_can_change_unseen(tmp_path: Path, position: int) -> None:
     place = Checkpoints(tmp_path).save(state_of(1))
     content = bytearray((place / "state.json").read_bytes())
     content[position % len(content)] ^= 1
@@ -184,7 +182,7 @@ def test_T04_no_byte_of_the_facts_can_change_unseen(tmp_path: Path, position: in
         pass
 
 
-def test_T05_no_whole_state_is_an_error_that_names_them_all(tmp_path: Path) -> None:
+def test_no_whole_state_is_an_error_that_names_them_all(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         damage_file(checkpoints.save(state_of(step)) / "model.safetensors")
@@ -215,7 +213,7 @@ def signed(told: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_T13_facts_of_other_types_are_refused_though_their_digest_is_right(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_facts_of_other_types_are_refused_though_their_digest_is_right(tmp_path: Path, change: dict[str, Any]) -> None:
     place = Checkpoints(tmp_path).save(state_of(4))
     told = json.loads((place / "state.json").read_text())
     (place / "state.json").write_text(signed(told | change))
@@ -228,7 +226,7 @@ def test_T13_facts_of_other_types_are_refused_though_their_digest_is_right(tmp_p
 @pytest.mark.parametrize(
     "text", ["[]", "null", "3", '"a"', "{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass"), b"\xff\xfe"]
 )
-def test_T13_a_state_file_that_is_none_is_refused(tmp_path: Path, text: str | bytes) -> None:
+def test_a_state_file_that_is_none_is_refused(tmp_path: Path, text: str | bytes) -> None:
     place = Checkpoints(tmp_path).save(state_of(4))
     (place / "state.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CheckpointError, match=r"state\.json: "):
@@ -246,7 +244,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "random0.safetensors"])
-def test_T13_a_pickle_under_the_name_of_tensors_is_refused_and_not_run(tmp_path: Path, file: str) -> None:
+def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_run(tmp_path: Path, file: str) -> None:
     place = Checkpoints(tmp_path / "states").save(state_of(4))
     torch.save({"all": Trap(tmp_path / "trapped")}, place / file)
     told = json.loads((place / "state.json").read_text())
@@ -260,7 +258,7 @@ def test_T13_a_pickle_under_the_name_of_tensors_is_refused_and_not_run(tmp_path:
     assert (tmp_path / "trapped").exists()  # it would have been
 
 
-def test_T15_a_state_of_a_newer_version_is_refused_though_an_older_is_whole(tmp_path: Path) -> None:
+def test_a_state_of_a_newer_version_is_refused_though_an_older_is_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state_of(3))
     place = checkpoints.save(state_of(4))

@@ -226,34 +226,34 @@ def rows(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_t08_two_processes_learn_what_one_does(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
+def test_two_processes_learn_what_one_does(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
     apart = distance(done / "one" / name, done / "two" / name)
-    figures(f"T08 two processes against one, {name}", apart, "<= 1e-5")
+    figures(f"two processes against one, {name}", apart, "<= 1e-5")
     assert apart <= 1e-5
     for one, two in zip(rows(done / "one" / name / "log.jsonl"), rows(done / "two" / name / "log.jsonl"), strict=True):
         assert one == pytest.approx(two, abs=1e-5)
 
 
-def test_t08_recipes_differ_by_more_than_processes_do(done: Path) -> None:
+def test_recipes_differ_by_more_than_processes_do(done: Path) -> None:
     names = ["sgd", "sgd ema clipping", "adamw", ALL]
     assert min(distance(done / "one" / one, done / "one" / other) for one, other in pairwise(names)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["two then one", "one then two", "two then two"])
-def test_t08_a_run_goes_on_with_other_processes(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
+def test_a_run_goes_on_with_other_processes(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
     apart = distance(done / "one" / ALL, done / name)
-    figures(f"T08 {name} against one, unbroken", apart, "<= 1e-5")
+    figures(f"{name} against one, unbroken", apart, "<= 1e-5")
     assert apart <= 1e-5
     for one, other in zip(rows(done / "one" / ALL / "log.jsonl"), rows(done / name / "log.jsonl"), strict=True):
         assert one == pytest.approx(other, abs=1e-5)
 
 
-def test_t08_the_same_processes_go_on_to_the_same_bytes(done: Path) -> None:
+def test_the_same_processes_go_on_to_the_same_bytes(done: Path) -> None:
     for name in ("log.jsonl", "final/model.safetensors"):
         assert (done / "two then two" / name).read_bytes() == (done / "two" / ALL / name).read_bytes()
 
 
-def test_t08_every_picture_is_learned_once_an_epoch_by_one_process(done: Path) -> None:
+def test_every_picture_is_learned_once_an_epoch_by_one_process(done: Path) -> None:
     taken: dict[tuple[int, int], list[int]] = {}
     for rank in range(2):
         for line in (done / f"notes{rank}.jsonl").read_text().splitlines()[: BREAK + STEPS - LAST_SAVED]:
@@ -270,7 +270,7 @@ def test_t08_every_picture_is_learned_once_an_epoch_by_one_process(done: Path) -
 
 
 @pytest.mark.parametrize(("world", "parts"), [(1, 1), (2, 1), (2, 2), (4, 2), (8, 1)])
-def test_t08_a_stream_is_the_same_however_it_is_shared_and_broken(world: int, parts: int) -> None:
+def test_a_stream_is_the_same_however_it_is_shared_and_broken(world: int, parts: int) -> None:
     whole = [[ticket for part in [piece] for ticket in part] for piece in Stream(50, 16, 0, 9, seed=3)]
     for begun in range(10):  # steps by one process, then by several
         first = list(Stream(50, 16, 0, begun, seed=3))
@@ -284,27 +284,27 @@ def test_t08_a_stream_is_the_same_however_it_is_shared_and_broken(world: int, pa
         assert first + later == whole
 
 
-def test_t08_only_the_first_process_writes(done: Path) -> None:
+def test_only_the_first_process_writes(done: Path) -> None:
     first, second = (json.loads((done / f"told{rank}.json").read_text())["written"] for rank in range(2))
     assert any(path.endswith("log.jsonl") for path in first)
     assert not second
 
 
-def test_t08_a_run_that_is_held_is_refused_in_every_process(done: Path) -> None:
+def test_a_run_that_is_held_is_refused_in_every_process(done: Path) -> None:
     messages = {json.loads((done / f"told{rank}.json").read_text())["refused"] for rank in range(2)}
     assert messages == {f"{done / 'held'}: another process is training here; wait for it, or choose another folder (-o/--output)"}
 
 
-def test_t08_asked_to_stop_all_processes_save_and_one_goes_on(done: Path, figures: Callable[[str, float, str], None]) -> None:
+def test_asked_to_stop_all_processes_save_and_one_goes_on(done: Path, figures: Callable[[str, float, str], None]) -> None:
     assert "SIGTERM" in (done / "stderr").read_text()
     paces = rows(done / "asked" / "speed.jsonl")
     assert [row["step"] for row in paces] == [5, 10, 15, 20]  # nothing was learned twice: the state of step 6 was saved
     apart = distance(done / "one" / ALL, done / "asked")
-    figures("T08 SIGTERM to torchrun, then one process, against one, unbroken", apart, "<= 1e-5")
+    figures("SIGTERM to torchrun, then one process, against one, unbroken", apart, "<= 1e-5")
     assert apart <= 1e-5
 
 
-def test_t08_batch_norms_of_several_processes_on_a_cpu_are_warned_of_once(done: Path) -> None:
+def test_batch_norms_of_several_processes_on_a_cpu_are_warned_of_once(done: Path) -> None:
     first, second = (json.loads((done / f"told{rank}.json").read_text())["warnings"] for rank in range(2))
     assert len(first) == 1
     assert "torch synchronises them on GPUs alone" in first[0]
@@ -329,7 +329,7 @@ def test_synchronised_batch_norms_keep_their_activation() -> None:
     assert (model(x) >= 0).all()
 
 
-def test_t08_no_number_in_one_process_ends_all(place: Path) -> None:
+def test_no_number_in_one_process_ends_all(place: Path) -> None:
     began = time.monotonic()
     ended = torchrun("fail", place)  # a process that hangs is more than WAIT
     assert ended.returncode != 0

@@ -1,4 +1,4 @@
-"""What was interrupted goes on to the same bits: T01, T02, T08 and T11 of the bad cases; the others are in `test_bad_training.py`."""
+"""What was interrupted goes on to the same bits; other bad cases are in `test_bad_training.py`."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return content(run)
 
 
-def test_T01_no_state_is_lost_when_a_save_is_killed(tmp_path: Path, figures: Figures) -> None:
+def test_no_state_is_lost_when_a_save_is_killed(tmp_path: Path, figures: Figures) -> None:
     seen = kills.saves(25, tmp_path)
     figures("training states lost by 25 kills while saving (T01)", 0, f"0; {seen['in a save']} in a save")
     assert seen["in a save"] > 0
 
 
-def test_T02_killed_trainings_come_out_equal_to_the_last_bit(tmp_path: Path, figures: Figures) -> None:
+def test_killed_trainings_come_out_equal_to_the_last_bit(tmp_path: Path, figures: Figures) -> None:
     places, compared = kills.runs(6, tmp_path)
     figures("trainings that 6 kills changed (T02)", 0, f"0 of {compared}; {kills._told(places)}")
     assert places.total() == 6
 
 
-def test_T02_the_comparison_sees_one_bit(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_the_comparison_sees_one_bit(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     train(recipe(data, lr=0.05000000000000001), tmp_path / "run")
     wrong = different(content(tmp_path / "run"), unbroken)
     assert {"facts", "log.jsonl"} <= set(wrong)
@@ -78,12 +78,12 @@ def test_T02_the_comparison_sees_one_bit(data: Path, unbroken: dict[str, Any], t
 
 
 @pytest.mark.parametrize("steps", [0, 3, 7])
-def test_T02_a_crash_before_any_step_changes_nothing(data: Path, unbroken: dict[str, Any], tmp_path: Path, steps: int) -> None:
+def test_a_crash_before_any_step_changes_nothing(data: Path, unbroken: dict[str, Any], tmp_path: Path, steps: int) -> None:
     train(recipe(data), begun(recipe(data), tmp_path / "run", steps))
     assert not different(content(tmp_path / "run"), unbroken)
 
 
-def test_T02_dropout_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
+def test_dropout_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(DROPOUT)
     config = recipe(data, model=f"{tmp_path}/own.py:small", widths=())
     train(config, tmp_path / "unbroken")
@@ -92,7 +92,7 @@ def test_T02_dropout_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["final", "result.json", "log.csv"])
-def test_T02_a_crash_at_the_end_changes_nothing(data: Path, unbroken: dict[str, Any], tmp_path: Path, place: str) -> None:
+def test_a_crash_at_the_end_changes_nothing(data: Path, unbroken: dict[str, Any], tmp_path: Path, place: str) -> None:
     run = tmp_path / "run"
     train(recipe(data), run)
     (run / "result.json").unlink()
@@ -102,7 +102,7 @@ def test_T02_a_crash_at_the_end_changes_nothing(data: Path, unbroken: dict[str, 
     assert not different(content(run), unbroken)
 
 
-def test_T08_workers_change_nothing_be_there_some_none_or_some_again(data: Path, tmp_path: Path) -> None:
+def test_workers_change_nothing_be_there_some_none_or_some_again(data: Path, tmp_path: Path) -> None:
     config = recipe(data, **EVERYTHING)
     train(config, tmp_path / "two")
     begun(config, tmp_path / "mixed", 3)
@@ -110,7 +110,7 @@ def test_T08_workers_change_nothing_be_there_some_none_or_some_again(data: Path,
     assert not different(content(tmp_path / "mixed"), content(tmp_path / "two"))
 
 
-def test_T08_another_batch_is_refused(data: Path, tmp_path: Path) -> None:
+def test_another_batch_is_refused(data: Path, tmp_path: Path) -> None:
     run = begun(recipe(data), tmp_path / "run")
     with pytest.raises(
         OptionError,
@@ -120,7 +120,7 @@ def test_T08_another_batch_is_refused(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
-def test_T11_a_signal_saves_and_the_run_goes_on_to_the_same_bits(
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_bits(
     data: Path, unbroken: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     file, run = written(recipe(data), tmp_path / "config.toml"), tmp_path / "run"
@@ -137,7 +137,7 @@ def test_T11_a_signal_saves_and_the_run_goes_on_to_the_same_bits(
     assert not different(content(run), unbroken)
 
 
-def test_T11_the_second_signal_ends_at_once(data: Path, tmp_path: Path) -> None:
+def test_the_second_signal_ends_at_once(data: Path, tmp_path: Path) -> None:
     file, run = written(recipe(data), tmp_path / "config.toml"), tmp_path / "run"
 
     def twice() -> None:
@@ -152,7 +152,7 @@ def test_T11_the_second_signal_ends_at_once(data: Path, tmp_path: Path) -> None:
     assert ended(fork(impatient, tmp_path / "log"), tmp_path / "log").code == -signal.SIGTERM
 
 
-def test_T11_a_signal_to_the_whole_group_takes_no_worker_before_the_save(data: Path, tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_group_takes_no_worker_before_the_save(data: Path, tmp_path: Path) -> None:
     file, run = written(recipe(data, workers=2), tmp_path / "config.toml"), tmp_path / "run"
 
     def interrupted() -> int:

@@ -36,8 +36,9 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from tests import oracles, tiny
+from tests import tiny
 from tests.nn.golden import image, maps, waves
+from tests.oracles import maps as oracles
 
 HERE = Path(__file__).parent
 VIT: dict[str, Any] = {"img_size": [32, 48], "patch_size": 16, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 4}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.oracles import Array
+from tests.oracles.maps import Array
 
 # matrices
 
