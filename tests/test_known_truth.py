@@ -89,6 +89,7 @@ def test_figures_of_a_network_are_those_of_its_maps(script: ModuleType, checkpoi
     assert {name for name in rows if name.startswith("captum")} == quick
 
 
+@pytest.mark.full
 def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(script: ModuleType, checkpoints: Path) -> None:
     text = script.section(script.NETWORKS["scenes_cnn_shortcut"], checkpoints, COUNT, 0)
     assert f"The mark covers {81 / 64**2:.1%} of the picture." in text

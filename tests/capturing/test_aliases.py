@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -102,6 +103,7 @@ def verdict(program: Program, x: Tensor, inference: bool) -> str:
     return "right" if lies else "wrong"
 
 
+@pytest.mark.full
 def test_programs_that_write_over_tokens(figures: Figures) -> None:
     found, wrong = Counter[str](), []
     for seed in range(200):

@@ -124,6 +124,7 @@ def nothing_compiled() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.full
 @flex_warns
 @pytest.mark.parametrize("name", list(FLEX))
 @pytest.mark.parametrize(("compiled", "groups"), [(False, 2), (True, 1)], ids=["plain", "compiled, grouped queries"])

@@ -76,6 +76,7 @@ def worst_rows(record: AttentionRecord, dtype: torch.dtype) -> float:
     return worst
 
 
+@pytest.mark.full
 @real
 @pytest.mark.parametrize("layer", range(12))
 def test_rows_of_dinov2_equal_float64_softmax_of_its_query_and_key(layer: int, seen: Seen, figures: Figures) -> None:
@@ -110,6 +111,7 @@ def weights_of_eager(model: nn.Module, receive: Callable[[int, Tensor], None]) -
             handle.remove()
 
 
+@pytest.mark.full
 @real
 def test_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, figures: Figures) -> None:
     prepared, recording = seen("astronaut")

@@ -113,6 +113,7 @@ FUSED = [
 FUSED += ["volo", "pvt_v2", "twins", "tiny_vit"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", FUSED)
 def test_gradients_equal_autograd_through_the_model_written_out(name: str, dtype: torch.dtype, figures: Figures) -> None:

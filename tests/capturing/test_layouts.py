@@ -27,7 +27,14 @@ class Seen(NamedTuple):
     probes: list[Probe]
 
 
-@pytest.fixture(scope="module", params=list(SIZES))
+KINDS = [name for name, _ in SIZES.values()]
+# the first size of each kind is looked at by `make test`, the others by `make test-full`
+PARAMS = [
+    pytest.param(key, marks=[pytest.mark.full] if name in KINDS[:i] else []) for i, (key, (name, _)) in enumerate(SIZES.items())
+]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def seen(request: pytest.FixtureRequest) -> Seen:
     name, size = SIZES[request.param]
     family = zoo.FAMILIES[name]

@@ -314,6 +314,7 @@ def test_there_are_many_ways() -> None:
     assert len(WAYS) >= 150
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(WAYS))
 def test_tokens_are_where_they_are_in_each_of_ten_forwards(name: str) -> None:
     assert WAYS[name]() == [True] * FORWARDS

@@ -169,6 +169,7 @@ def test_one_photo_has_no_intervals_and_says_little(run: Run, photos: Path) -> N
     assert Path("stats/distance.png").exists()
 
 
+@pytest.mark.full
 def test_windows_have_their_own_baselines_and_no_sinks(run: Run, photos: Path) -> None:
     swin = ("--model", "swin_tiny_patch4_window7_224", "--weights", "none")
     code, _, err = run("stats", photos, *swin, "--limit", "2")
@@ -257,6 +258,7 @@ def test_a_folder_without_a_photo_ends_with_3(run: Run, tmp_path: Path, make: An
     assert not Path("stats").exists()
 
 
+@pytest.mark.full
 def test_an_existing_output_is_refused_and_another_run_replaces_it_whole(run: Run, photos: Path) -> None:
     assert run("stats", photos, *TINY, "--limit", "1")[0] == 0
     before = Path("stats/heads.csv").read_bytes()

@@ -172,6 +172,7 @@ def assert_apart(scenes: Sequence[Scene]) -> None:
             assert not side.any()
 
 
+@pytest.mark.full
 def test_masks_are_apart_and_of_two_to_eight_percent(drawn: list[Scene]) -> None:
     assert_apart(drawn)
 
@@ -339,6 +340,7 @@ def test_watermark_is_a_small_square_in_a_corner(drawn: list[Scene]) -> None:
         assert {left, 63 - right} & {1}
 
 
+@pytest.mark.full
 def test_watermark_tells_the_label(twins: dict[str, list[Scene]]) -> None:
     codes = {(code_of(scene), scene.label) for scene in twins["label"]}
     assert len(codes) == len({code for code, _ in codes}) == len(CLASSES)

@@ -214,6 +214,7 @@ print(overlay(photo, heat).tobytes() == photo.tobytes(), overlay(photo, heat, bl
 """
 
 
+@pytest.mark.full
 def test_photo_of_which_nothing_was_seen_comes_back() -> None:
     """In a process of its own: OpenCV divides by the size of an empty array, which kills it."""
     done = subprocess.run([sys.executable, "-c", NOTHING_SEEN], capture_output=True, text=True, timeout=60, check=False)

@@ -106,6 +106,7 @@ def test_statistics_are_those_of_loops(prefix: Sequence[str], grid: tuple[int, i
         assert differs(found, by_loops(record, oracles.array(tiny.matrices(record)))) < 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["swin", "swin padded", "pvt v2", "hiera", "maxvit"])
 def test_windows_pooled_keys_and_padding(name: str) -> None:
     family = FAMILIES[name]

@@ -23,6 +23,7 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "photo.png"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224"])
 @pytest.mark.parametrize("channels", [0, 2, 4, 5, 16, 17, 48, 192])
 def test_weights_of_other_channels_than_a_photos_are_one_line(

@@ -68,6 +68,7 @@ def test_map_is_drawn_on_the_three_channels_that_are_asked_for(vit: Any) -> None
     assert found.overlay(opacity=0).tobytes() == found.photo.tobytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["auto", "attention", "gradcam", "captum.integrated_gradients", "captum.occlusion"])
 def test_methods_explain_images_of_more_channels(vit: Any, method: str) -> None:
     few: dict[str, Any] = {"evaluations": 8} if method == "captum.integrated_gradients" else {}

@@ -236,6 +236,7 @@ def wide() -> tuple[Recording, Recording]:
     return made, replace(made, records=known)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [

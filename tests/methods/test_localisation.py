@@ -27,6 +27,7 @@ def lift(made: AttentionMap, photo: str) -> float:
     return oracles.lift(mask, (left, top, right, bottom), width, height)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("photo", list(BOUNDS))
 def test_best_head_of_the_last_layer_finds_the_object(photo: str, seen: Seen, figures: Figures) -> None:
     prepared, recording = seen(photo)

@@ -379,6 +379,7 @@ def real_rollout(seen: Seen, dinov2: nn.Module) -> Callable[[int], tuple[Recordi
     return of
 
 
+@pytest.mark.full
 @pytest.mark.real
 @both
 @pytest.mark.parametrize("size", [224, 518], ids=lambda size: f"{size} px")

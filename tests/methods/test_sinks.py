@@ -172,6 +172,7 @@ def test_recording_without_self_attention_is_refused() -> None:
 # DINOv2
 
 
+@pytest.mark.full
 @pytest.mark.real
 @pytest.mark.parametrize("photo", list(data.PHOTOS))
 def test_sinks_of_dinov2_are_those_of_a_float64_forward(photo: str, seen: Seen) -> None:
@@ -186,6 +187,7 @@ def largest_share(values: torch.Tensor, count: int = 3) -> float:
     return float(values.flatten().topk(count).values.sum() / values.sum())
 
 
+@pytest.mark.full
 @pytest.mark.real
 @pytest.mark.parametrize("photo", [name for name in data.PHOTOS if GOLDEN[name]])
 def test_dropping_sinks_cuts_the_brightest_patches(photo: str, seen: Seen, figures: Figures) -> None:

@@ -101,6 +101,7 @@ def test_weighed_by_their_probabilities_all_draws_give_the_exact_gradient_whatev
     assert float((rows - counted()[0]).abs().max()) > 0.1  # a single draw does not
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "start", "decay"), BASELINES, ids=[name for name, _, _ in BASELINES])
 def test_50_000_draws_give_the_exact_gradient(
     script: ModuleType, figures: Figures, name: str, start: float, decay: float

@@ -95,6 +95,7 @@ def recomposed(base: Any, ours: nn.Module, attention: str, image: Tensor) -> Ten
     return out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attention", [*GATES, "bam"])
 @pytest.mark.parametrize(("build", "theirs"), PAIRS, ids=["resnet18", "resnet50"])
 def test_attention_is_where_its_paper_has_it(

@@ -204,6 +204,7 @@ def test_random_stream_of_the_gpu_is_put_back() -> None:
     assert torch.equal(before, torch.cuda.get_rng_state())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("build", [plain, tiny.vit])
 def test_nothing_is_kept_from_page_to_page(
     build: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def test_groups_divide_and_what_is_shared_counts_once_as_parameter_and_twice_as_
     assert cost(nn.Sequential(conv, nn.ReLU(), conv), (8, 5, 7)) == Cost(8 * 9 + 8, 2 * 5 * 7 * 8 * 9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ATTENTION)
 def test_every_attention_can_be_counted(name: str) -> None:
     plain, found = cost(models.resnet20(), (3, 32, 32)), cost(models.resnet20(attention=name), (3, 32, 32))
