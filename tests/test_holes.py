@@ -15,8 +15,8 @@ from torch import Tensor
 
 import visattn
 from tests import tiny
-from tests.maps.test_maps import mix_nearest, slow_heat
 from tests.oracles import maps as oracles
+from tests.oracles.heatmaps import mix_nearest, slow_heat
 from visattn import evaluation, methods
 from visattn.drawing.marks import spotlight
 from visattn.drawing.overlays import overlay, rgb_components

@@ -1,0 +1,14 @@
+"""A picture that tests of images share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.images.making import Pixels
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Pixels:
+    """A picture without any symmetry."""
+    return np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
