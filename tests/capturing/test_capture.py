@@ -1,7 +1,8 @@
+"""Captures are exact: on the real model, and on tiny ones with names and places."""
+
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,25 +16,23 @@ from torch import Tensor, nn
 
 import visattn
 from tests import tiny
+from tests.capturing.written_out import run, write_out
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
-from visattn import data, methods, models
-from visattn.errors import CaptureError, ModelError, NoAttentionCaptured, OptionError
-from visattn.operators import MatrixOperator, SoftmaxOperator
-from visattn.pipeline.run import look
-from visattn.records import AttentionRecord, Recording
+from visattn import models
+from visattn.operators import SoftmaxOperator
+from visattn.records import AttentionRecord
 
 every_model = pytest.mark.parametrize("name", list(tiny.MODELS))
+
+
 real = pytest.mark.real
+
+
 SIZES = {"224 px, 257 tokens": 224, "518 px, 1370 tokens": 518}
+
+
 every_size = pytest.mark.parametrize("size", SIZES.values(), ids=list(SIZES))
-
-
-def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Recording]:
-    """Output and recording of one forward."""
-    with torch.no_grad(), visattn.capture(model, **options) as recording:
-        out = model(x)
-    return out, recording
 
 
 def softmax_operator(record: AttentionRecord) -> SoftmaxOperator:
@@ -46,22 +45,12 @@ def photo_at(seen: Seen, size: int) -> Tensor:
     return F.interpolate(seen("astronaut")[0].pixels, (size, size), mode="bilinear", antialias=True)
 
 
-def write_out(model: nn.Module) -> None:
-    """Put a model of timm on its eager branch."""
-    attentions: list[Any] = [module for module in model.modules() if hasattr(module, "fused_attn")]
-    for module in attentions:
-        module.fused_attn = False
-
-
 def outputs_of(model: nn.Module) -> dict[str, Tensor]:
     """What each module gives in the next forward, by name."""
     outputs: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
     return outputs
-
-
-# exactness on the real model
 
 
 def worst_rows(record: AttentionRecord, dtype: torch.dtype) -> float:
@@ -87,14 +76,6 @@ def test_rows_of_dinov2_equal_float64_softmax_of_its_query_and_key(layer: int, s
     figures(f"capture at 518 px, layer {layer:2}: rows against float64, float64 mode", double, "<= 1e-6")
     assert default <= 5e-5
     assert double <= 1e-6
-
-
-@pytest.fixture(scope="module")
-def eager() -> nn.Module:
-    """DINOv2 on timm's own branch that writes its attention out."""
-    model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
-    write_out(model)
-    return model
 
 
 @contextmanager
@@ -192,9 +173,6 @@ def test_rows_of_a_model_under_autocast_sum_to_one(side: int, options: dict[str,
     with torch.autocast("cpu", torch.bfloat16):
         _, recording = run(tiny.vit(img_size=size, **options), tiny.pixels(size=size))
     np.testing.assert_allclose(recording[1].operator.dense().sum(-1), 1, atol=1e-5)
-
-
-# tiny models: exactness, names and places
 
 
 class Kernel:
@@ -387,307 +365,3 @@ def test_training_mode_records_weights_before_dropout() -> None:
     model = tiny.vit(attn_drop_rate=0.5).train()
     _, recording = run(model, tiny.pixels())
     np.testing.assert_allclose(recording[0].operator.dense().sum(-1), 1, atol=1e-6)
-
-
-# nothing is left behind
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
-
-
-def traces(model: nn.Module) -> dict[str, Any]:
-    """All that a capture could have changed."""
-    return {
-        "hooks": {name: [len(getattr(module, hook)) for hook in _HOOKS] for name, module in model.named_modules()},
-        "training": {name: module.training for name, module in model.named_modules()},
-        "fused": {name: getattr(module, "fused_attn", None) for name, module in model.named_modules()},
-        "attributes": {name: sorted(vars(module)) for name, module in model.named_modules()},
-        "forwards": {name: "forward" in vars(module) for name, module in model.named_modules()},
-        "requires_grad": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
-        "grad": {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()},
-        "state": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
-        "kernel": F.scaled_dot_product_attention,
-    }
-
-
-def marked() -> nn.Module:
-    """A model in a state worth restoring: part training, part frozen, gradients, a hook of its own."""
-    model = tiny.vit()
-    model(tiny.pixels()).sum().backward()
-    model.get_submodule("blocks.1").train()
-    model.get_parameter("head.weight").requires_grad_(False)
-    model.get_submodule("norm").register_forward_hook(lambda *_: None)
-    return model
-
-
-class Broken(Exception):
-    """Raised on purpose."""
-
-
-def leave_normally(model: nn.Module) -> None:
-    with visattn.capture(model, values=True, features="all"):
-        model(tiny.pixels())
-
-
-def leave_by_the_body(model: nn.Module) -> None:
-    with visattn.capture(model):
-        model(tiny.pixels())
-        raise Broken
-
-
-def leave_by_the_forward(model: nn.Module) -> None:
-    def fail(*_: object) -> None:
-        raise Broken
-
-    handle = model.get_submodule("blocks.1.mlp").register_forward_hook(fail)
-    try:
-        with visattn.capture(model):
-            model(tiny.pixels())
-    finally:
-        handle.remove()
-
-
-def leave_without_a_forward(model: nn.Module) -> None:
-    with visattn.capture(model):
-        pass
-
-
-def leave_by_a_wrong_input(model: nn.Module) -> None:
-    with visattn.capture(model):
-        model(torch.zeros(1, 3, 5, 5))
-
-
-EXITS: dict[str, tuple[Callable[[nn.Module], None], type[BaseException] | None]] = {
-    "normal": (leave_normally, None),
-    "the body raises": (leave_by_the_body, Broken),
-    "the forward raises": (leave_by_the_forward, Broken),
-    "the input does not fit": (leave_by_a_wrong_input, AssertionError),
-    "the model was not run": (leave_without_a_forward, CaptureError),
-}
-
-
-@pytest.mark.parametrize("way", list(EXITS))
-@pytest.mark.parametrize("what", list(traces(nn.Identity())))
-def test_capture_leaves_the_model_as_it_was(way: str, what: str) -> None:
-    act, error = EXITS[way]
-    model = marked()
-    before = traces(model)[what]
-    with nullcontext() if error is None else pytest.raises(error):
-        act(model)
-    assert traces(model)[what] == before
-
-
-@pytest.mark.parametrize("way", ["the body raises", "the forward raises"])
-def test_model_records_again_after_an_error(way: str) -> None:
-    act, error = EXITS[way]
-    model = tiny.vit()
-    assert error is not None
-    with pytest.raises(error):
-        act(model)
-    assert len(run(model, tiny.pixels())[1]) == 2
-
-
-def test_look_restores_training_flags() -> None:
-    model = marked()
-    before = traces(model)["training"]
-    look(model, visattn.prepare(visattn.load_image(data.photo_path("coffee")), model))
-    assert traces(model)["training"] == before
-
-
-def test_explain_restores_training_flags_and_runs_in_evaluation_mode() -> None:
-    model = tiny.vit(pos_drop_rate=0.9).train()
-    first, second = (visattn.explain(model, data.photo_path("coffee")).map.values for _ in range(2))
-    assert all(module.training for module in model.modules())
-    assert torch.equal(first, second)
-
-
-def test_explain_restores_training_flags_when_the_forward_fails() -> None:
-    model = tiny.vit().train()
-
-    def fail(*_: object) -> None:
-        raise Broken
-
-    model.get_submodule("blocks.1").register_forward_hook(fail)
-    with pytest.raises(ModelError, match=r"blocks\.1 fails for pixels .*: Broken: ") as caught:
-        visattn.explain(model, data.photo_path("coffee"))
-    assert isinstance(caught.value.__cause__, Broken)
-    assert all(module.training for module in model.modules())
-
-
-# several captures
-
-
-def test_nested_captures_of_one_model_both_record() -> None:
-    model = tiny.vit()
-    with torch.no_grad(), visattn.capture(model) as outer:
-        model(tiny.pixels())
-        with visattn.capture(model) as inner:
-            model(tiny.pixels(seed=1))
-    assert (len(outer), len(inner)) == (4, 2)
-    assert outer.forwards == [0, 1]
-    assert torch.equal(outer[3].operator.dense(), inner[1].operator.dense())
-
-
-def test_nested_captures_of_two_models_record_their_own() -> None:
-    first, second = tiny.vit(), tiny.vit(1, depth=3)
-    with torch.no_grad(), visattn.capture(first) as outer, visattn.capture(second) as inner:
-        first(tiny.pixels())
-        second(tiny.pixels())
-    assert outer.layers == ["blocks.0.attn", "blocks.1.attn"]
-    assert inner.layers == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
-    assert torch.equal(outer[0].operator.dense(), run(first, tiny.pixels())[1][0].operator.dense())
-
-
-def test_another_model_run_inside_is_not_recorded() -> None:
-    model, other = tiny.vit(), tiny.vit(1)
-    with torch.no_grad(), visattn.capture(model) as recording:
-        other(tiny.pixels())
-        model(tiny.pixels())
-        other(tiny.pixels())
-    assert len(recording) == 2
-    assert torch.equal(recording[1].operator.dense(), run(model, tiny.pixels())[1][1].operator.dense())
-
-
-def test_attention_of_the_body_itself_is_not_recorded() -> None:
-    model = tiny.vit()
-    with torch.no_grad(), visattn.capture(model) as recording:
-        F.scaled_dot_product_attention(*torch.randn(3, 1, 2, 7, 8))
-        model(tiny.pixels())
-    assert len(recording) == 2
-
-
-@pytest.mark.parametrize("shared", [True, False], ids=["one model", "a model each"])
-def test_three_threads_record_their_own_forwards(shared: bool) -> None:
-    models_of = [tiny.vit(0 if shared else i) for i in range(3)]
-    used = [models_of[0] if shared else model for model in models_of]
-    expected = [run(models_of[i], tiny.pixels(seed=i))[1][1].operator.dense() for i in range(3)]
-    found: dict[int, list[Recording]] = {0: [], 1: [], 2: []}
-    ready = threading.Barrier(3)
-
-    def work(i: int) -> None:
-        ready.wait()
-        found[i] = [run(used[i], tiny.pixels(seed=i))[1] for _ in range(8)]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [len(recordings) for recordings in found.values()] == [8, 8, 8]
-    assert {len(recording) for recordings in found.values() for recording in recordings} == {2}
-    assert all(torch.equal(recording[1].operator.dense(), expected[i]) for i in found for recording in found[i])
-    assert not used[0].get_submodule("patch_embed")._forward_pre_hooks
-
-
-def test_forward_of_the_same_model_in_another_thread_is_not_recorded() -> None:
-    model = tiny.vit()
-    elsewhere = threading.Thread(target=model, args=(tiny.pixels(seed=1),))
-    with torch.no_grad(), visattn.capture(model, features="all") as recording:
-        elsewhere.start()
-        elsewhere.join()
-        model(tiny.pixels())
-    alone = run(model, tiny.pixels(), features="all")[1]
-    assert recording.forwards == [0]
-    assert (len(recording), len(recording.features)) == (len(alone), len(alone.features))
-    assert torch.equal(recording.features[0].value, alone.features[0].value)
-
-
-# refusals
-
-
-def test_attention_that_is_written_out_is_captured_as_the_fused_one() -> None:
-    model, eager = tiny.vit(), tiny.vit()
-    write_out(eager)
-    (_, fused), (_, plain) = run(model, tiny.pixels()), run(eager, tiny.pixels())
-    for one, other in zip(fused, plain, strict=True):
-        assert isinstance(other.operator, MatrixOperator)
-        assert (one.queries, one.keys, one.kind, other.probability) == (other.queries, other.keys, other.kind, True)
-        torch.testing.assert_close(other.operator.dense(), one.operator.dense(), rtol=0, atol=1e-5)
-
-
-def test_model_without_layers_captures_nothing() -> None:
-    with pytest.raises(NoAttentionCaptured, match="no layer of VisionTransformer multiplied a softmax with values"):
-        run(tiny.vit(depth=0), tiny.pixels())
-
-
-def test_model_must_be_run() -> None:
-    with pytest.raises(CaptureError, match="the model was not run inside the capture"), visattn.capture(tiny.vit()):
-        pass
-
-
-def test_part_of_a_model_is_refused() -> None:
-    model = tiny.vit()
-    with pytest.raises(CaptureError, match=r"blocks\.0\.attn ran before the model saw an image"), visattn.capture(model):
-        model.get_submodule("blocks")(torch.zeros(1, 7, 32))
-
-
-@pytest.mark.parametrize("features", ["last", "all", "none"])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_nan_in_the_weights_names_the_layer(layer: int, features: Any) -> None:
-    model = tiny.vit()
-    with torch.no_grad():
-        model.get_parameter(f"blocks.{layer}.attn.qkv.weight")[3, 5] = torch.nan
-    with pytest.raises(CaptureError, match=rf"blocks\.{layer}\.attn: \d+ of \d+ query values are NaN"):
-        run(model, tiny.pixels(), features=features)
-
-
-def test_nan_behind_the_last_attention_is_found() -> None:
-    model = tiny.vit()
-    with torch.no_grad():
-        model.get_parameter("blocks.1.mlp.fc2.weight")[0, 0] = torch.inf
-    with pytest.raises(CaptureError, match=r"norm: \d+ .*token values are NaN or infinite"):
-        run(model, tiny.pixels())
-
-
-def test_nan_in_the_pooling_head_is_found() -> None:
-    model = tiny.vit(class_token=False, global_pool="map")
-    with torch.no_grad():
-        model.get_parameter("attn_pool.q.weight")[0, 0] = torch.nan
-    with pytest.raises(CaptureError, match=r"attn_pool: \d+ of \d+ query values are NaN"):
-        run(model, tiny.pixels())
-
-
-def run_twice(model: nn.Module, first: Tensor, second: Tensor) -> None:
-    with torch.no_grad(), visattn.capture(model):
-        model(first)
-        model(second)
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["second forward", "first forward"])
-def test_nan_in_any_forward_is_found(order: tuple[int, int]) -> None:
-    inputs = tiny.pixels(), tiny.pixels() * torch.nan
-    model = tiny.vit()
-    with pytest.raises(CaptureError, match="NaN"):
-        run_twice(model, inputs[order[0]], inputs[order[1]])
-
-
-def test_dropped_patches_are_chosen_anew_in_each_forward() -> None:
-    """Data chose them, so nothing of the first forward may be used in the second."""
-    model = tiny.vit(patch_drop_rate=0.5).train()
-    for seed in range(4):
-        torch.manual_seed(seed)
-        run(model, tiny.pixels())
-    model.patch_drop = nn.Identity()
-    assert {record.kind for record in run(model, tiny.pixels())[1]} == {"self"}
-
-
-# some layers only
-
-
-def test_chosen_layers_are_recorded_as_in_a_whole_capture() -> None:
-    model = tiny.vit()
-    whole_out, whole = run(model, tiny.pixels())
-    out, recording = run(model, tiny.pixels(), layers="blocks.1.*")
-    assert recording.layers == ["blocks.1.attn"]
-    assert torch.equal(out, whole_out)
-    torch.testing.assert_close(recording[0].operator.dense(), whole[1].operator.dense(), rtol=0, atol=0)
-
-
-def test_part_of_the_layers_is_not_multiplied() -> None:
-    _, recording = run(tiny.vit(), tiny.pixels(), layers="blocks.1.*")
-    with pytest.raises(OptionError, match=r"only the layers blocks\.1\.\* were captured.*Capture without layers="):
-        methods.rollout(recording)
-
-
-def test_layers_that_match_nothing_name_what_there_is() -> None:
-    with pytest.raises(NoAttentionCaptured, match=r"'blocks\.7\.\*'; the model's are blocks\.0\.attn, blocks\.1\.attn"):
-        run(tiny.vit(), tiny.pixels(), layers="blocks.7.*")

@@ -82,7 +82,7 @@ def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = F
         ResourceError: If the disk is full, or a worker was killed.
     """
     run = Path(run)
-    with processes(config.device) as group, ExitStack() as stack:
+    with patient(), processes(config.device) as group, ExitStack() as stack:  # torch tells of a dead worker also while this ends
 
         def begin() -> Result | None:
             stack.enter_context(held(run))

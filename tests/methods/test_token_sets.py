@@ -1,0 +1,150 @@
+"""Relevance through several sets of tokens, against the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import tiny
+from tests.methods.truths import BATCH, EXACT, PRECISE, on_grid, query_weights
+from tests.oracles import methods as oracles
+from tests.oracles.maps import Array, array
+from tests.oracles.methods import Attended
+from visattn import methods
+from visattn.geometry import Box
+from visattn.operators import MatrixGradient, SoftmaxOperator
+from visattn.records import AttentionRecord, Recording, TokenLayout
+
+
+def tokens_of(space: str, count: int) -> TokenLayout:
+    """A set of tokens that lie nowhere."""
+    name = "query" if space == "objects" else "word"
+    return TokenLayout(space, tuple(f"{name}{i}" for i in range(count)), (), Box(0, 0, 1, 1))
+
+
+SETS = {"image": tiny.layout(space="image"), "objects": tokens_of("objects", 3), "text": tokens_of("text", 4)}
+
+
+class Composed(NamedTuple):
+    """A recording, and the gradient of each of its records."""
+
+    made: Recording
+    gradients: list[Array]
+
+
+def composed(calls: list[str], *, silent: bool = False) -> Composed:
+    """Random attention and gradients of calls such as `objects > image`.
+
+    With `silent` nothing speaks for the target in the first row of any layer.
+    """
+    made, gradients = Recording(input_size=tiny.INPUT), []
+    for i, call in enumerate(calls):
+        queries, keys = (SETS[name] for name in call.split(" > "))
+        q, k = (torch.randn(BATCH, tiny.HEADS, len(place), 8) for place in (queries, keys))
+        gradient = torch.randn(BATCH, tiny.HEADS, len(queries), len(keys), dtype=torch.float64)
+        if silent:
+            gradient[:, :, 0] = -gradient[:, :, 0].abs()
+        operator = SoftmaxOperator(q, k).with_gradient(MatrixGradient(gradient))
+        kind: Any = "self" if queries is keys else "cross"
+        made.records.append(AttentionRecord(f"layers.{i}", 0, 0, kind, operator, queries, keys))
+        gradients.append(array(gradient))
+    return Composed(made, gradients)
+
+
+def relevances(given: Composed, steps: list[list[int]], image: int) -> dict[tuple[str, str], Array]:
+    """The matrices of one image; a step names the records that read the same state."""
+    made, gradients = given
+    attended = [
+        [
+            Attended(made[i].queries.space, made[i].keys.space, array(tiny.matrices(made[i]))[image], gradients[i][image])
+            for i in step
+        ]
+        for step in steps
+    ]
+    return oracles.relevances(attended, {layout.space: len(layout) for r in made for layout in (r.queries, r.keys)})
+
+
+IMAGE, OBJECTS, TEXT = "image > image", "objects > objects", "text > text"
+
+
+LOOK, READ, ANSWER = "objects > image", "text > image", "image > text"
+
+
+Steps = list[list[int]]
+
+
+def one_by_one(count: int, start: int = 0) -> Steps:
+    return [[i] for i in range(start, count)]
+
+
+def assert_relevance(given: Composed, steps: Steps, **options: Any) -> None:
+    """Of single tokens, of weighted ones, and of one vector for each image of the batch."""
+    made = given.made
+    last = next(record.queries for record in reversed(made.records) if record.keys.grid and not record.queries.grid)
+    tokens = len(last)
+    whole = [relevances(given, steps, b)[last.space, "image"] for b in range(BATCH)]
+    for query in (F.one_hot(torch.tensor(1), tokens).float(), torch.rand(tokens), torch.rand(BATCH, tokens)):
+        weights = query_weights(query, last, "")
+        expected = [oracles.product(weights[b : b + 1], whole[b])[0] for b in range(BATCH)]
+        found = methods.relevance(made, query=query, **options, **PRECISE).values
+        assert float(found.abs().max()) > 1e-2
+        np.testing.assert_allclose(found, on_grid(expected, SETS["image"]), **EXACT)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["", "with rows of zero"])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [IMAGE, IMAGE, OBJECTS, LOOK, OBJECTS, LOOK],
+        [IMAGE, LOOK, LOOK, OBJECTS, LOOK],
+        [LOOK, OBJECTS],
+        [OBJECTS, LOOK, IMAGE, OBJECTS, LOOK],
+    ],
+    ids=["encoder, then decoder", "decoder that looks first", "no encoder", "image attends between"],
+)
+def test_relevance_of_objects_equals_its_oracle(calls: list[str], silent: bool) -> None:
+    assert_relevance(composed(calls, silent=silent), one_by_one(len(calls)))
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 5])
+def test_relevance_of_objects_from_a_layer(start: int) -> None:
+    calls = [IMAGE, IMAGE, OBJECTS, LOOK, OBJECTS, LOOK]
+    assert_relevance(composed(calls), one_by_one(6, start), start_layer=start)
+
+
+def test_object_is_called_by_its_number() -> None:
+    made = composed([IMAGE, OBJECTS, LOOK]).made
+    named = methods.relevance(made, query="query:1", **PRECISE).values
+    assert torch.equal(named, methods.relevance(made, query=torch.tensor([0.0, 1.0, 0.0]), **PRECISE).values)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["", "with rows of zero"])
+@pytest.mark.parametrize(
+    ("calls", "steps"),
+    [
+        ([TEXT, IMAGE, READ, ANSWER, TEXT, IMAGE, READ, ANSWER, READ], [[0], [1], [2, 3], [4], [5], [6, 7], [8]]),
+        ([TEXT, IMAGE, ANSWER, READ, TEXT, IMAGE, READ], [[0], [1], [2, 3], [4], [5], [6]]),
+        ([READ, ANSWER, READ, ANSWER, READ], [[0, 1], [2, 3], [4]]),
+        ([READ, TEXT, ANSWER, IMAGE, READ], [[0], [1], [2], [3], [4]]),
+    ],
+    ids=["text first", "image first", "nothing between", "not side by side"],
+)
+def test_relevance_of_text_equals_its_oracle(calls: list[str], steps: Steps, silent: bool) -> None:
+    assert_relevance(composed(calls, silent=silent), steps)
+
+
+@pytest.mark.parametrize(
+    ("follows", "steps"),
+    [(0, [[0], [1, 2], [3], [4]]), (1, [[0], [1], [2], [3], [4]])],
+    ids=["reads the old text", "reads the text that has looked"],
+)
+def test_answer_that_follows_the_reading_is_a_step_of_its_own(follows: int, steps: Steps) -> None:
+    made, gradients = composed([TEXT, READ, ANSWER, TEXT, READ])
+    before = ["", "layers.0", f"layers.{follows}", "layers.2", "layers.3"]
+    records = [replace(record, follows=(layer, 0)) for record, layer in zip(made, before, strict=True)]
+    assert_relevance(Composed(replace(made, records=records), gradients), steps)
