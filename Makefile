@@ -30,7 +30,8 @@ test: lint  ## what a change can break: style, types, import contract, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not full"
 
 test-full: $(READY)  ## what takes long: real trainings, kills, packaging, every operation, the recipes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m full
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist load -m full tests/training/test_resume.py  # forks: no autograd thread may have run before
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m full --ignore tests/training/test_resume.py
 
 bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs
 	$(BIN)/python scripts/benchmark.py $(BENCH)
