@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,3 +80,24 @@ def seen(dinov2: nn.Module) -> Seen:
         return prepared, look(dinov2, prepared)
 
     return of
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that others reach; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture
+def ordinary_user(public_folder: Path) -> Iterator[None]:
+    """Root reads and writes everything: for one test be somebody else."""
+    del public_folder  # is cleared away by root again
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield
+    if root:
+        os.seteuid(0)

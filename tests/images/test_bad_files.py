@@ -9,9 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -383,27 +381,6 @@ def test_link_loop_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "b.png").symlink_to("a.png")
     with pytest.raises(ImageError, match=r"a\.png: cannot be read \(too many levels of symbolic links\)"):
         load_image(tmp_path / "a.png")
-
-
-@pytest.fixture
-def ordinary_user(public_folder: Path) -> Iterator[None]:
-    """Root reads everything: for one test be somebody else."""
-    del public_folder  # is cleared away by root again
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    yield
-    if root:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def public_folder() -> Iterator[Path]:
-    """A folder that others reach; pytest's own are closed to them."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
 
 
 @pytest.mark.parametrize("closed", ["file", "folder"])

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -143,27 +142,6 @@ def test_file_where_the_folder_should_be_is_refused(below: str, tmp_path: Path) 
 def test_disk_that_cannot_be_written_is_refused(frozen_disk: Path) -> None:
     with pytest.raises(OutputError, match=r"out\.png: cannot be written \(read-only file system\); choose a folder that can be"):
         check_output(frozen_disk / "out.png")
-
-
-@pytest.fixture
-def public_folder() -> Iterator[Path]:
-    """A folder that others reach; pytest's own are closed to them."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
-
-
-@pytest.fixture
-def ordinary_user(public_folder: Path) -> Iterator[None]:
-    """Root may write everywhere: for one test be somebody else."""
-    del public_folder  # is cleared away by root again
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    yield
-    if root:
-        os.seteuid(0)
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o000], ids=["readable", "closed"])

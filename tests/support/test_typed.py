@@ -35,6 +35,8 @@ def vit() -> Any:
         ({"img_size": "big"}, "img_size must be a whole number or None, got 'big'."),
         ({"labels": 5}, "labels must be a list or None, got 5."),
         ({"target": 1.5}, "target must be a whole number or a text or a list or a function or None, got 1.5."),
+        ({"max_pixels": "x"}, "max_pixels must be a whole number, got 'x'."),
+        ({"versus": 1.5}, "versus must be a whole number or a text or None, got 1.5."),
         ({"seed": "x"}, "seed must be a whole number, got 'x'."),
         ({"resize": 3}, "resize must be 'auto' or 'fit' or 'model', got 3."),
         ({"rgb": 3}, "rgb must be a list or None, got 3."),

@@ -25,7 +25,6 @@ from tests.training.small import (
     ended,
     fork,
     forked,
-    pictures,
     recipe,
     states,
     written,
@@ -41,11 +40,6 @@ from torch import nn
 def small(num_classes, in_channels):
     return nn.Sequential(nn.Conv2d(in_channels, 4, 3), nn.Dropout(0.3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, num_classes))
 """
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="module")

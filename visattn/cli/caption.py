@@ -35,11 +35,7 @@ _HOWS = [how for how in get_args(How) if how != "gumbel"]  # which is for traini
 @click.option("--beam", type=click.IntRange(1), default=5, show_default=True, help="Hypotheses that are followed; 1: greedy.")
 @click.option("--longest", type=click.IntRange(1, 200), default=50, show_default=True, help="Most words.")
 @click.option("--normalise", is_flag=True, help="Compare hypotheses by their mean log-probability; else short ones win.")
-@click.option(
-    "--how",
-    type=click.Choice([how for how in get_args(How) if how != "gumbel"]),
-    help="What hard attention takes: argmax by default.",
-)
+@click.option("--how", type=click.Choice(_HOWS), help="What hard attention takes: argmax by default.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --how sample.")
 @click.option("--caption", "text", help="Show where the words of this caption look, in the place of telling one.")
 @click.option(

@@ -12,7 +12,7 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of what parallelises, compiles or averages it."""
+    """The model inside of what parallelizes, compiles or averages it."""
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
     split = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

@@ -169,7 +169,7 @@ class ProductCall(Call):
     """A product of weights with values; the weights went through a softmax."""
 
     _operands = ("weights",)
-    _layout = torch.preserve_format  # heads that were mixed lie last in memory; to put them first would take three times as long
+    _layout = torch.preserve_format  # heads that were mixed lie last in memory; putting them first takes longer
 
     def __init__(self, product: Product) -> None:
         """Take the operands."""
