@@ -23,7 +23,7 @@ class Looked(NamedTuple):
 
     logits: Tensor  # (B, classes), after the last glimpse
     log_probabilities: Tensor  # (B, T): log-density of each location under the policy that chose it
-    locations: Tensor  # (B, T, 2): (x, y) in [-1, 1], (0, 0) the centre; glimpse t was taken at locations[:, t]
+    locations: Tensor  # (B, T, 2): (x, y) in [-1, 1], (0, 0) the center; glimpse t was taken at locations[:, t]
     baselines: Tensor  # (B, T): the reward that was expected before each location was chosen
 
 

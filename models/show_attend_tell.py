@@ -251,18 +251,18 @@ class Objective:
     `1 / B` out of what REINFORCE sends to `alpha`: multiply `reward` and `entropy` by the batch for that.
 
     Attributes:
-        regulariser: Weight of the doubly stochastic term.
-        reduction: Its normalisation, see `visattn.nn.doubly_stochastic`; that of the paper.
+        regularizer: Weight of the doubly stochastic term.
+        reduction: Its normalization, see `visattn.nn.doubly_stochastic`; that of the paper.
         estimator: How hard attention learns where to look: `reinforce` or `gumbel`.
         semi_sampling: Probability, for a whole batch, that hard attention takes the expected context in the place of a draw.
         reward: Weight `lambda_r` of REINFORCE.
         entropy: Weight `lambda_e` of the entropy of `alpha`.
         decay: Of the running mean of costs that is the baseline; 1 keeps it at 0.
         cost: Of a caption in REINFORCE: the `mean` over the batch's longest caption, as in the authors' code, or the `sum` over its words,
-            for which REINFORCE, with `reward=1`, `entropy=0`, `semi_sampling=0` and `regulariser=0`, has no bias.
+            for which REINFORCE, with `reward=1`, `entropy=0`, `semi_sampling=0` and `regularizer=0`, has no bias.
     """
 
-    regulariser: float = 1.0
+    regularizer: float = 1.0
     reduction: Reduction = "paper"
     estimator: Estimator = "reinforce"
     semi_sampling: float = 0.5
@@ -298,7 +298,7 @@ def loss(model: ShowAttendTell, told: Told, captions: Tensor, objective: Objecti
         objective: The constants.
     """
     cost = costs(told, captions)
-    total = cost.mean() + objective.regulariser * doubly_stochastic(told.alpha, told.steps, reduction=objective.reduction)
+    total = cost.mean() + objective.regularizer * doubly_stochastic(told.alpha, told.steps, reduction=objective.reduction)
     if model.attention != "hard":
         return total
     rewarded = cost.detach() / (told.steps.sum(1).max() if objective.cost == "mean" else 1)

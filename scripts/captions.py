@@ -1,7 +1,7 @@
 """Captioners against a known truth: whether what they say of scenes is so, and whether each word looked at what it names.
 
 `captions.py [--scenes N] [--only NAME,NAME] [--checkpoints FOLDER] [--write-docs]`. Captioners were trained on scenes of another seed,
-without the pairs of colour and shape of `scenes-new`. Prints tables and, on request, puts them between the marks of `docs/captions.md`;
+without the pairs of color and shape of `scenes-new`. Prints tables and, on request, puts them between the marks of `docs/captions.md`;
 exits 1 if fewer sets are exact than `BOUNDS` ask for.
 """
 
@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "captions.md"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
 CAPTIONERS = {"soft": "captions_soft", "hard": "captions_hard", "uniform": "captions_uniform"}
-DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each", "scenes-any": "all pairs, centres also near the lines"}
-WORDS = {"any word of its phrase": slice(None), "its colour": slice(1, 2), "its shape": slice(2, 3)}
+DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each", "scenes-any": "all pairs, centers also near the lines"}
+WORDS = {"any word of its phrase": slice(None), "its color": slice(1, 2), "its shape": slice(2, 3)}
 BOUNDS = {"soft": 0.95, "hard": 0.90}  # of exact sets over the scenes of known and of new pairs
 AT_ONCE = 50
 BEAM = 5
@@ -76,8 +76,8 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
                 told["soft attention, greedy"] = texts(captioners["soft"], photos, beam=1)
             order = np.random.RandomState(0).permutation(count)
             told["soft attention, captions shuffled among scenes"] = [told["soft attention"][i] for i in order]
-            grey = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
-            told["soft attention, of a blank picture"] = texts(captioners["soft"], [grey]) * count
+            gray = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
+            told["soft attention, of a blank picture"] = texts(captioners["soft"], [gray]) * count
         print(f"  {data}: {count} scenes", file=sys.stderr)
         rows += [{"scenes": title, "captioner": name, **measured(candidates, truth)} for name, candidates in told.items()]
         kinds[data] = told, truth
@@ -112,7 +112,7 @@ def measured(candidates: list[str], truth: list[str]) -> Row:
     slots, scores = slot_accuracy(candidates, truth), caption_scores(candidates, truth)
     return {
         "exact set": f"{exact_set(candidates, truth):.1%}",
-        **{name: f"{slots[name]:.1%}" for name in ("colour", "shape", "place", "count")},
+        **{name: f"{slots[name]:.1%}" for name in ("color", "shape", "place", "count")},
         **{name: f"{scores[name]:.3f}" for name in ("BLEU-4", "CIDEr-D", "ROUGE-L")},
     }
 
@@ -182,7 +182,7 @@ def in_order(scene: Scene) -> list[int]:
 
     def place(number: int) -> tuple[int, float]:
         thing: Thing = scene.things[number]
-        return min(int(3 * thing.centre[0]), 2), thing.centre[1]
+        return min(int(3 * thing.center[0]), 2), thing.center[1]
 
     return sorted(range(len(scene.things)), key=place)
 

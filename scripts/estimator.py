@@ -27,11 +27,11 @@ from visattn.models.show_attend_tell import END, Objective, ShowAttendTell, cost
 DOCS = Path(__file__).parents[1] / "docs" / "captions.md"
 GRID = (2, 2)
 CAPTION = (2, 3, END)
-UNBIASED = {"regulariser": 0.0, "semi_sampling": 0.0, "reward": 1.0, "entropy": 0.0, "cost": "sum"}
+UNBIASED = {"regularizer": 0.0, "semi_sampling": 0.0, "reward": 1.0, "entropy": 0.0, "cost": "sum"}
 ESTIMATORS: dict[str, tuple[dict[str, Any], float]] = {  # constants of the objective, temperature
     "REINFORCE, no baseline": ({**UNBIASED, "decay": 1.0}, 1.0),
     "REINFORCE, running mean": (UNBIASED, 1.0),
-    "the authors' constants": ({"regulariser": 0.0}, 1.0),
+    "the authors' constants": ({"regularizer": 0.0}, 1.0),
     "Gumbel straight-through, temperature 1": ({**UNBIASED, "estimator": "gumbel"}, 1.0),
     "Gumbel straight-through, temperature 0.5": ({**UNBIASED, "estimator": "gumbel"}, 0.5),
 }

@@ -227,9 +227,9 @@ def verdict(found: Measures) -> str:
         prior = scores(found.references[f"{PRIOR}, {size_of(row.grid)}"])[: len(own)]  # slow methods see the first scenes
         above[exceeds(own, scores(found.moved[name]))][exceeds(own, prior)].append(name)
     kinds = {
-        "Above both its moved copies and the centre prior": above[True][True],
+        "Above both its moved copies and the center prior": above[True][True],
         "Above its moved copies only": above[True][False],
-        "Above the centre prior only": above[False][True],
+        "Above the center prior only": above[False][True],
         "Above neither": above[False][False],
     }
     listed = [f"- {kind}: {', '.join(names)}." for kind, names in kinds.items() if names]

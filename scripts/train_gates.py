@@ -128,8 +128,8 @@ def tell(teacher: nn.Module, student: nn.Module) -> None:
         for place in range(len(PLACES)):
             gate = methods.gates(recording, layer=place).at(batch=0)
             lifts.append(f"{float(evaluation.lift(gate, mask, prepared.geometries[0])):.2f}")
-        prior = float(evaluation.lift(evaluation.centre_prior(gate), mask, prepared.geometries[0]))
-        print(f"{name}: class {before} before, {after} after; lift {', '.join(lifts)}, centre prior {prior:.2f}")
+        prior = float(evaluation.lift(evaluation.center_prior(gate), mask, prepared.geometries[0]))
+        print(f"{name}: class {before} before, {after} after; lift {', '.join(lifts)}, center prior {prior:.2f}")
 
 
 if __name__ == "__main__":

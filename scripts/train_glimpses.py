@@ -23,7 +23,7 @@ from pages import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from visattn.data import Labelled, read
+from visattn.data import Labeled, read
 from visattn.loading import folders
 from visattn.loading.blueprints import Blueprint
 from visattn.loading.weights import WEIGHTS, digest
@@ -137,7 +137,7 @@ def _counts(train: int | None) -> tuple[tuple[Literal["train", "test"], int | No
     return ("train", train), ("test", None)
 
 
-def whole(pictures: Labelled) -> Pictures:
+def whole(pictures: Labeled) -> Pictures:
     """All pictures as tensors."""
     pixels, labels = zip(
         *((pil_to_tensor(picture.convert("L")), label) for picture, label in map(pictures.__getitem__, range(len(pictures)))),
@@ -185,7 +185,7 @@ def parameters_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def card(options: argparse.Namespace, sets: dict[Literal["train", "test"], Labelled], blueprint: Blueprint, table: str) -> str:
+def card(options: argparse.Namespace, sets: dict[Literal["train", "test"], Labeled], blueprint: Blueprint, table: str) -> str:
     """What the folder holds, how it was made and what it reaches."""
     command = shlex.join(["python", "scripts/train_glimpses.py", *sys.argv[1:]])
     told = ", ".join(f"{name} {value:g}" for name, value in cast("dict[str, float]", blueprint.options).items())
@@ -196,7 +196,7 @@ def card(options: argparse.Namespace, sets: dict[Literal["train", "test"], Label
 ## What it is
 
 - An image classifier that looks through a few glimpses and chooses where to look (Mnih et al., 2014).
-- From grey pictures of {" x ".join(map(str, blueprint.size))} pixels to one of {len(blueprint.classes)} classes:
+- From gray pictures of {" x ".join(map(str, blueprint.size))} pixels to one of {len(blueprint.classes)} classes:
   {", ".join(blueprint.classes)}.
 - Options: {told}.
 - Weights: sha256 `{digest(options.output / WEIGHTS)}`, random at the start.
@@ -224,7 +224,7 @@ Adam at a learning rate of {RATE:g}, of the location network {POLICY * RATE:g}, 
 - It answers with one of its classes whatever a picture shows.
 - Where it looks is where looking was rewarded, not where all evidence lies.
 
-## Licence
+## License
 
 Apache-2.0
 """

@@ -129,13 +129,13 @@ def grids_of(recording: Recording) -> list[Size]:
 
 
 def cells(grid: Size) -> list[Cell]:
-    """Corners, the centre, and what a turned, mirrored or shifted map puts elsewhere."""
+    """Corners, the center, and what a turned, mirrored or shifted map puts elsewhere."""
     rows, columns = grid
     return list(dict.fromkeys([(0, 0), (0, columns - 1), (rows - 1, columns // 2), (rows // 2, columns // 3)]))
 
 
 def rectangle(size: Size, grid: Size, cell: Cell, *, doubling: bool = False, core: bool = False) -> tuple[slice, slice]:
-    """The pixels whose centres lie in a cell, by arithmetic, or in its inner half (`core`).
+    """The pixels whose centers lie in a cell, by arithmetic, or in its inner half (`core`).
 
     A cell is an even share of the input, or as many pixels as the next power of two where each stage pads and halves (`doubling`).
     """

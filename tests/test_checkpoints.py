@@ -98,8 +98,8 @@ def test_words_look_at_what_they_name() -> None:
         ):
             covered = torch.from_numpy(scenes.scene(i).masks.any(0)).float()[None, None]
             cells = torch.nn.functional.avg_pool2d(covered, 8)[0, 0]
-            colour = caption.map.values[1]  # the second word
-            shares.append(float((colour * cells).sum() / cells.mean()))
+            color = caption.map.values[1]  # the second word
+            shares.append(float((color * cells).sum() / cells.mean()))
     assert sum(shares) / len(shares) > 3  # times what a uniform map has on things
 
 

@@ -54,7 +54,7 @@ def test_window_fills_the_input(geometry: Geometry) -> None:
 
 @quick
 @given(geometries(), st.integers(1, 40), st.integers(1, 40), st.data())
-def test_centre_of_a_patch_box_is_in_that_patch(geometry: Geometry, rows: int, columns: int, data: st.DataObject) -> None:
+def test_center_of_a_patch_box_is_in_that_patch(geometry: Geometry, rows: int, columns: int, data: st.DataObject) -> None:
     grid, box = (rows, columns), Box(0, 0, *geometry.input)
     row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
     patch = geometry.patch_box(row, column, grid, box)
@@ -79,9 +79,9 @@ def test_patch_boxes_tile_the_window(geometry: Geometry, rows: int, columns: int
 
 @quick
 @given(geometries())
-def test_seen_pixels_are_those_whose_centres_lie_in_the_window(geometry: Geometry) -> None:
+def test_seen_pixels_are_those_whose_centers_lie_in_the_window(geometry: Geometry) -> None:
     seen, window = geometry.seen(), geometry.window
-    gaps = [abs(edge - 0.5 - round(edge - 0.5)) for edge in window]  # of an edge to the nearest centre: on it, or clear of it
+    gaps = [abs(edge - 0.5 - round(edge - 0.5)) for edge in window]  # of an edge to the nearest center: on it, or clear of it
     assume(all(gap < 1e-12 or gap > 1e-5 for gap in gaps))
     down = [i for i in range(geometry.photo[0]) if window.top - 1e-6 <= i + 0.5 < window.bottom - 1e-6]
     across = [i for i in range(geometry.photo[1]) if window.left - 1e-6 <= i + 0.5 < window.right - 1e-6]

@@ -182,7 +182,7 @@ def test_tokens_dropped_between_blocks_are_not_multiplied() -> None:
 # ---- in pixels
 
 
-def neighbours(grid: NDArray[np.float64], y: float, x: float) -> float:
+def neighbors(grid: NDArray[np.float64], y: float, x: float) -> float:
     """Bilinear over the cells that there are; NaN in a hole."""
     if np.isnan(grid[int(y), int(x)]):
         return float("nan")
@@ -197,7 +197,7 @@ def neighbours(grid: NDArray[np.float64], y: float, x: float) -> float:
 
 
 @pytest.mark.parametrize("geometry", WINDOWS.values(), ids=WINDOWS.keys())
-@pytest.mark.parametrize(("interpolation", "mix"), [("nearest", mix_nearest), ("bilinear", neighbours)])
+@pytest.mark.parametrize(("interpolation", "mix"), [("nearest", mix_nearest), ("bilinear", neighbors)])
 def test_pixels_under_a_hole_are_nan_and_others_mix_what_there_is(geometry: Geometry, interpolation: Any, mix: Any) -> None:
     attention_map = holed()
     expected = slow_heat(attention_map.values.double().numpy(), geometry, 16, mix)
@@ -325,6 +325,6 @@ def test_measures_refuse_maps_with_holes() -> None:
     ):
         with pytest.raises(MapError, match="6 of the map's cells are holes, where the model dropped tokens"):
             measure(attention_map, mask, geometry)
-    for baseline in (evaluation.centre_prior, evaluation.smooth_random, evaluation.shifted_copies):
+    for baseline in (evaluation.center_prior, evaluation.smooth_random, evaluation.shifted_copies):
         with pytest.raises(MapError, match="6 of the map's cells are holes"):
             baseline(attention_map)

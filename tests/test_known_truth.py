@@ -194,7 +194,7 @@ def test_pages_say_how_many_maps_are_above_chance(name: str) -> None:
     # names of gates and methods hold no comma, but "gradcam, last block" does
     counts = {kind: len(names.replace(", last block", "").split(", ")) for kind, names in listed}
     of = {"scenes_cnn": "the CNN", "scenes_vit": "the ViT"}[name]
-    above = counts["Above both its moved copies and the centre prior"]
+    above = counts["Above both its moved copies and the center prior"]
     assert f"{above} of {sum(counts.values())} of {of}" in (ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8")
 
 

@@ -168,7 +168,7 @@ def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
         style, '    marks: bool = option(True, "Whether sinks are ringed.")', '    invert: bool = option(False, "Inverted.")'
     )
     text = (copy.folder / overlays).read_text()
-    used = "    colours = _packed(style.colors(signed))"
+    used = "    colors = _packed(style.colors(signed))"
     assert text.count(used) == 1
     (copy.folder / overlays).write_text(text.replace(used, f"{used}[:, :: -1 if style.invert else 1].copy()"))
     new, changed = copy.cost()

@@ -1,6 +1,6 @@
 """Where a pixel of the photo lies in the model's input and on its token grid, forward and back.
 
-All sizes are `(height, width)`, all points `(y, x)` in continuous pixels: pixel `i` covers `[i, i + 1)`, its centre is
+All sizes are `(height, width)`, all points `(y, x)` in continuous pixels: pixel `i` covers `[i, i + 1)`, its center is
 `i + 0.5`. The one fact is the *window*: the part of the photo's plane that fills the model's input. It may lie inside the
 photo (a crop), reach outside it (padding) or be squashed (its sides scale apart).
 """
@@ -95,7 +95,7 @@ class Geometry:
         return Box(*self.to_photo(box.top, box.left), *self.to_photo(box.bottom, box.right))
 
     def seen(self, box: Box | None = None) -> Box:
-        """The photo's whole pixels whose centres the model saw.
+        """The photo's whole pixels whose centers the model saw.
 
         Args:
             box: The input pixels that became tokens; the whole input by default.

@@ -64,8 +64,8 @@ class Provenance:
         method: Name of the method.
         parameters: Its parameters, after every automatic choice.
         target: What a class-specific method explains, an entry for each image of the batch.
-        normalization: How values became colours.
-        value_range: The raw values at both ends of the colour map.
+        normalization: How values became colors.
+        value_range: The raw values at both ends of the color map.
         drawing: How values became a picture: opacity, blend, color map and what else was asked for.
         sinks: Tokens that draw most of the attention, an entry for each image of the batch.
         notes: Facts about choices made on the way.

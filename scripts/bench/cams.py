@@ -38,7 +38,7 @@ class RawGradCAM(GradCAM):  # type: ignore[misc]
 
 
 def main(rounds: int) -> dict[str, Any]:
-    """Median seconds, ratios to the plain forward, and by how much each map differs from ours before it is normalised."""
+    """Median seconds, ratios to the plain forward, and by how much each map differs from ours before it is normalized."""
     torch.set_num_threads(THREADS)
     model: Any = visattn.load_model("tv:resnet50", weights="none")
     photo = visattn.load_image(data.photo_path("coffee"))

@@ -51,8 +51,8 @@ def main() -> dict[str, Any]:
 
     def bare() -> object:
         large = cv2.resize(grid, (WIDTH, HEIGHT))
-        colour = cv2.applyColorMap(cv2.convertScaleAbs(large, alpha=255), table)
-        return cv2.addWeighted(colour, 0.5, array, 0.5, 0)
+        color = cv2.applyColorMap(cv2.convertScaleAbs(large, alpha=255), table)
+        return cv2.addWeighted(color, 0.5, array, 0.5, 0)
 
     runs = {
         "OpenCV": bare,

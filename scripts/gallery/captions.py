@@ -26,7 +26,7 @@ PANEL = 224
 
 
 def caption_pictures(folder: Path) -> None:
-    """What two captioners say of a scene with a new pair of colour and shape, and the glimpses of the recurrent attention model."""
+    """What two captioners say of a scene with a new pair of color and shape, and the glimpses of the recurrent attention model."""
     pictures = CaptionedScenes("scenes-new", "test", TESTS, (64, 64), 0)
     index = next(i for i in range(TESTS) if len(pictures.scenes.scene(i).things) == THINGS)
     photo, (truth,) = pictures[index]

@@ -34,9 +34,9 @@ def scenes_sheet(count: int = 6) -> Image.Image:
     for mark in kinds.values():
         drawn = [Scenes(count, (96, 96), seed=TEST, watermark=mark).scene(i) for i in range(count)]
         rows.append([Cell(_large(scene.image), CLASSES[scene.label]) for scene in drawn])
-    rows.append([Cell(_large(_coloured(scene))) for scene in drawn])
+    rows.append([Cell(_large(_colored(scene))) for scene in drawn])
     notes = (
-        "One object of a label shape among three to six others; colour, texture, size and place say nothing. In the shortcut twin a mark "
+        "One object of a label shape among three to six others; color, texture, size and place say nothing. In the shortcut twin a mark "
         "in a corner tells the label too. Masks: the object white, the others gray, the mark or its place orange.",
     )
     return sheet(rows, panel=PANEL, row_labels=[*kinds, "masks"], notes=notes)
@@ -97,8 +97,8 @@ def _large(pixels: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(pixels).resize((PANEL, PANEL), Image.Resampling.NEAREST)
 
 
-def _coloured(scene: Scene) -> NDArray[np.uint8]:
-    """The masks of a scene in colours."""
+def _colored(scene: Scene) -> NDArray[np.uint8]:
+    """The masks of a scene in colors."""
     picture = np.zeros((*scene.watermark.shape, 3), np.uint8)
     picture[scene.masks[1:].any(0)] = 110
     picture[scene.masks[0]] = 255

@@ -1,1 +1,1 @@
-"""Parts of `localisation.py`."""
+"""Parts of `localization.py`."""

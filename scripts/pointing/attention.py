@@ -17,7 +17,7 @@ COLUMNS = {
     "worst head": "last layer, worst head by the mask",
     "rollout": "rollout from layer 0",
     "sinks dropped": "rollout from layer 0, sinks dropped",
-    "centre prior": PRIOR,
+    "center prior": PRIOR,
 }
 
 

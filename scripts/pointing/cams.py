@@ -35,7 +35,7 @@ COLUMNS = {
     "Layer-CAM": "Layer-CAM",
     "Eigen-CAM": "Eigen-CAM",
     "shifted copies": COPIED[0],
-    "centre prior": PRIOR,
+    "center prior": PRIOR,
     "the mask": ITSELF,
 }
 
@@ -88,7 +88,7 @@ def conclusion(part: Part) -> str:
     helmet, tripod = (part[name].lifts["Grad-CAM"] for name in ("astronaut", "camera"))
     return (
         f"Grad-CAM is {lift:.2f} times as dense on the object as over all that the model saw (interval {low:.2f} to {high:.2f}), its "
-        f"shifted copies {times(part, COPIED[0])[0]:.2f} times. A centre prior, which sees no photo, reaches {times(part, PRIOR)[0]:.2f}, "
+        f"shifted copies {times(part, COPIED[0])[0]:.2f} times. A center prior, which sees no photo, reaches {times(part, PRIOR)[0]:.2f}, "
         f"and on {len(part)} photos {told} is reliably above it (Grad-CAM: {ratio:.2f} times the prior, interval {ratio_low:.2f} to "
         f"{ratio_high:.2f}). On `astronaut` and `camera` Grad-CAM is at {helmet:.2f} and {tripod:.2f}: the first classes are a helmet "
         "and a tripod, which the masks leave out. A map of a class is not a map of what the photo is of."

@@ -26,7 +26,7 @@ FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"
 MASKS = ROOT / "assets" / "objects" / "masks"
 LARGEST = 0.5  # photos that one object fills leave nothing to be found
 COPIES = 20
-PRIOR = "centre prior"
+PRIOR = "center prior"
 ITSELF = "the mask itself, in cells of the grid"
 _NONE = -1e9  # stands for the logarithm of a lift of 0: -inf times a weight of 0 would make the bootstrap's sums NaN
 
@@ -84,7 +84,7 @@ def copies_of(photo: Photo, shown: AttentionMap, name: str) -> tuple[str, float]
 
 def references(photo: Photo, like: AttentionMap) -> Iterator[tuple[str, float]]:
     """A habit of photographers, and the object itself as coarse as the map."""
-    yield PRIOR, float(photo.lift(evaluation.centre_prior(like)))
+    yield PRIOR, float(photo.lift(evaluation.center_prior(like)))
     cells, grid = like.layout.cells, like.layout.grid
     each = photo.lift(replace(like, values=torch.eye(cells).view(cells, *grid), axes=("cell",)))
     mask = torch.from_numpy(each).view(grid)  # the lift of one cell is the object's share of it, up to a factor
@@ -104,8 +104,8 @@ def over_photos(part: Part) -> list[Row]:
             "lift": f"{means[i]:.2f}" + (f" (0 on {empty[i]} of {len(part)})" if empty[i] else ""),
             "95 % interval": f"{low[i]:.2f} to {high[i]:.2f}",
             "photos above chance": f"{above[i]} of {len(part)}",
-            "above the centre prior": None if name == PRIOR else f"{above_prior[i]} of {len(part)}",
-            "times the centre prior": None if name == PRIOR else f"{ratio[i]:.2f} ({ratio_low[i]:.2f} to {ratio_high[i]:.2f})",
+            "above the center prior": None if name == PRIOR else f"{above_prior[i]} of {len(part)}",
+            "times the center prior": None if name == PRIOR else f"{ratio[i]:.2f} ({ratio_low[i]:.2f} to {ratio_high[i]:.2f})",
         }
         for i, name in enumerate(names)
     ]

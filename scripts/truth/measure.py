@@ -193,7 +193,7 @@ def _applicable(ways: dict[str, Way], model: nn.Module, scene: Scene) -> tuple[d
 
 def _references(like: AttentionMap, scene: Scene, geometry: Geometry, seed: int) -> Iterator[tuple[str, AttentionMap]]:
     """A habit of photographers, smooth noise, and the object itself as coarse as the map."""
-    yield PRIOR, evaluation.centre_prior(like)
+    yield PRIOR, evaluation.center_prior(like)
     yield f"{COPIES} fields of smooth noise", evaluation.smooth_random(like, COPIES, seed)
     share = cells_of(like, scene.masks[0], geometry).share
     yield ITSELF, replace(like, values=torch.from_numpy(share), axes=(), labels={})

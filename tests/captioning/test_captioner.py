@@ -80,10 +80,10 @@ def test_maps_are_those_of_the_models_forward_on_the_same_pixels(attention: Atte
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("normalise", [False, True])
-def test_a_score_is_the_sum_of_log_probabilities_with_that_of_the_end(attention: Attention, normalise: bool) -> None:
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_score_is_the_sum_of_log_probabilities_with_that_of_the_end(attention: Attention, normalize: bool) -> None:
     captioner, some = tiny(attention), photos()
-    for photo, caption in zip(some, captioner.tell(some, beam=3, normalise=normalise), strict=True):
+    for photo, caption in zip(some, captioner.tell(some, beam=3, normalize=normalize), strict=True):
         logs = looped(captioner, photo, numbers(caption))["log"]
         assert caption.finished
         assert caption.score == pytest.approx(sum(logs), abs=1e-4)
@@ -192,7 +192,7 @@ def test_words_that_are_not_known_keep_their_name_and_it_is_said() -> None:
 
 
 @pytest.mark.parametrize(("size", "corner"), [((64, 96), (16, 0)), ((104, 64), (0, 20))], ids=["tall", "wide"])
-def test_of_a_long_photo_only_the_middle_is_seen_and_coloured(size: tuple[int, int], corner: tuple[int, int]) -> None:
+def test_of_a_long_photo_only_the_middle_is_seen_and_colored(size: tuple[int, int], corner: tuple[int, int]) -> None:
     captioner = tiny()
     photo = Image.effect_noise(size, 90).convert("RGB")
     top, left = corner
@@ -225,7 +225,7 @@ def test_provenance_says_what_was_told_and_how() -> None:
     (told,), (given,) = tiny().tell(photos(1), beam=2, longest=9), tiny().score(photos(1), ["A disc!"])
     facts = told.map.provenance
     assert (facts.model, facts.method, facts.geometry) == ("tiny", "caption attention", told.geometry)
-    assert facts.parameters == {"beam": 2, "longest": 9, "normalise": False, "how": "default", "caption": told.text}
+    assert facts.parameters == {"beam": 2, "longest": 9, "normalize": False, "how": "default", "caption": told.text}
     assert given.map.provenance.parameters == {"how": "default", "caption": "a disc"}
     assert facts.image_sha256
 

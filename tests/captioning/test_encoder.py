@@ -88,9 +88,9 @@ def plan(model: str, size: tuple[int, int] = (32, 32), **options: Any) -> Bluepr
 def local() -> LocalFeatures:
     """After a step of training, so that branches that start at 0 act."""
     model = LocalFeatures(width=16).train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model(torch.randn(4, 3, 16, 16)).square().mean().backward()
-    optimiser.step()
+    optimizer.step()
     model.zero_grad()
     return model
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from visattn.captioning.scores import caption_scores, exact_set, facts_of, slot_accuracy
-from visattn.data.scenes import COLOURS, Scenes
+from visattn.data.scenes import COLORS, Scenes
 from visattn.errors import MissingExtra, OptionError
 
 Corpus = tuple[list[str], list[list[str]]]
 Things = list[tuple[str, str, str]]
-GRAMMAR = ["a", "red", "blue", "star", "disk", "top", "bottom", "left", "right", "centre", "dog", ","]
+GRAMMAR = ["a", "red", "blue", "star", "disk", "top", "bottom", "left", "right", "center", "dog", ","]
 SCORES = ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D", "ROUGE-L"]
 ABOVE, BELOW = 1e-15, 1e-9  # what pycocoevalcap adds to numbers of runs of words, so that nothing is divided by 0
 
@@ -274,16 +274,16 @@ def test_what_cannot_be_paired_is_refused(
     ids=["no scene", "no place", "a thing of another kind", "nothing", "two"],
 )
 def test_references_that_are_no_scenes_caption_are_refused(score: Callable[..., object], reference: str | list[str]) -> None:
-    with pytest.raises(OptionError, match="must be one scene's caption, as 'a red star top left, a blue disk centre', got"):
+    with pytest.raises(OptionError, match="must be one scene's caption, as 'a red star top left, a blue disk center', got"):
         score(["a red star top"], [reference])
 
 
 @pytest.mark.parametrize(
     ("caption", "facts"),
     [
-        ("a red star top left, a blue disk centre", [("red", "star", "top left"), ("blue", "disk", "centre")]),
-        ("a red star top left a blue disk centre", [("red", "star", "top left"), ("blue", "disk", "centre")]),
-        ("red star top left, blue disk centre", [("red", "star", "top left"), ("blue", "disk", "centre")]),
+        ("a red star top left, a blue disk center", [("red", "star", "top left"), ("blue", "disk", "center")]),
+        ("a red star top left a blue disk center", [("red", "star", "top left"), ("blue", "disk", "center")]),
+        ("red star top left, blue disk center", [("red", "star", "top left"), ("blue", "disk", "center")]),
         ("red star top blue disk bottom", [("red", "star", "top"), ("blue", "disk", "bottom")]),
         ("A Red STAR left top.", [("red", "star", "top left")]),
         ("top left star red", [("red", "star", "top left")]),
@@ -313,7 +313,7 @@ def test_facts_of_scenes_are_their_truth(separator: str) -> None:
     for scene in map(scenes.scene, range(len(scenes))):
         parts = scene.caption.split(", ")
         random.Random(0).shuffle(parts)
-        truth = sorted((thing.colour, thing.shape, thing.place) for thing in scene.things)
+        truth = sorted((thing.color, thing.shape, thing.place) for thing in scene.things)
         assert sorted(facts_of(separator.join(parts))) == truth
 
 
@@ -321,14 +321,14 @@ def test_facts_of_scenes_are_their_truth(separator: str) -> None:
 @given(st.text() | st.lists(st.sampled_from(GRAMMAR)).map(" ".join))
 def test_no_caption_is_too_odd(caption: str) -> None:
     for fact in facts_of(caption):
-        assert fact.colour in ("", *COLOURS)
+        assert fact.color in ("", *COLORS)
         assert slot_accuracy([caption], ["a red star top left"])["count"] == (len(facts_of(caption)) == 1)
 
 
 def scenes_told(seed: int, pairs: int, most: int = 4) -> tuple[list[Things], list[Things]]:
     """Things of candidates and of the truth, so few kinds of them that many agree; candidates have blanks."""
     draw = random.Random(seed)
-    kinds = ["red", "blue"], ["star", "disk"], ["top left", "centre", "right"]
+    kinds = ["red", "blue"], ["star", "disk"], ["top left", "center", "right"]
 
     def things(fewest: int, blank: float) -> Things:
         return [
@@ -346,7 +346,7 @@ def written(things: Things) -> str:
 
 
 def most_that_agree(told: Things, truth: Things) -> list[int]:
-    """Colours, shapes and places that agree, of all ways to match."""
+    """Colors, shapes and places that agree, of all ways to match."""
     found = []
     nobody = [("?", "?", "?")] * len(truth)
     for way in set(permutations(told + nobody, len(truth))):
@@ -365,7 +365,7 @@ def test_scores_of_scenes_equal_brute_force(seed: int) -> None:
     exact = sum(any(list(way) == b for way in permutations(a)) for a, b in zip(told, truth, strict=True)) / 40
     said, captions = [written(one) for one in told], [[written(one)] for one in truth]
     assert slot_accuracy(said, captions) == pytest.approx(
-        dict(zip(("colour", "shape", "place", "count"), (*shares, right), strict=True))
+        dict(zip(("color", "shape", "place", "count"), (*shares, right), strict=True))
     )
     assert exact_set(said, captions) == pytest.approx(exact)
     assert 0.1 < exact < min(shares) < 1
@@ -373,12 +373,12 @@ def test_scores_of_scenes_equal_brute_force(seed: int) -> None:
 
 def test_a_thing_that_agrees_with_two_is_matched_so_that_most_slots_agree() -> None:
     found = slot_accuracy(["a red star left, a red disk top"], ["a red star top, a blue star left"])
-    assert found == {"colour": 0.5, "shape": 0.5, "place": 1, "count": 1}
+    assert found == {"color": 0.5, "shape": 0.5, "place": 1, "count": 1}
 
 
-def test_of_matchings_as_good_the_one_with_more_colours_counts() -> None:
+def test_of_matchings_as_good_the_one_with_more_colors_counts() -> None:
     found = slot_accuracy(["a blue star left, a red disk left"], ["a red star top"])
-    assert found == {"colour": 1, "shape": 0, "place": 0, "count": 0}
+    assert found == {"color": 1, "shape": 0, "place": 0, "count": 0}
 
 
 @pytest.mark.parametrize("things", [3, 7])
@@ -418,9 +418,9 @@ def test_things_that_are_alike_are_counted(candidate: str, exact: int, count: in
 
 
 def test_nothing_said_is_nothing_right() -> None:
-    assert slot_accuracy([""], ["a red star top"]) == {"colour": 0, "shape": 0, "place": 0, "count": 0}
+    assert slot_accuracy([""], ["a red star top"]) == {"color": 0, "shape": 0, "place": 0, "count": 0}
 
 
 def test_a_caption_that_never_ends_is_scored() -> None:
-    found = slot_accuracy(["a red star top left " * 60], [", ".join(["a red star top left"] * 6 + ["a blue disk centre"])])
-    assert found == pytest.approx({"colour": 6 / 7, "shape": 6 / 7, "place": 6 / 7, "count": 0})
+    found = slot_accuracy(["a red star top left " * 60], [", ".join(["a red star top left"] * 6 + ["a blue disk center"])])
+    assert found == pytest.approx({"color": 6 / 7, "shape": 6 / 7, "place": 6 / 7, "count": 0})

@@ -131,11 +131,11 @@ def test_a_batch_is_what_single_hypotheses_of_single_pictures_give(attention: At
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("normalise", [False, True])
-def test_the_best_alone_is_the_first_of_all(seed: int, normalise: bool) -> None:
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_best_alone_is_the_first_of_all(seed: int, normalize: bool) -> None:
     model = tiny(seed=seed)
     seen = model.encode(pictures(40))
-    options: dict[str, Any] = {"beam": 4, "longest": 8, "normalise": normalise}
+    options: dict[str, Any] = {"beam": 4, "longest": 8, "normalize": normalize}
     best = search(model, seen, **options)
     assert [one.words for one in best] == [found[0].words for found in search_all(model, seen, **options)]
     assert [[one] for one in best] == search_all(model, seen, **options, best_only=True)
@@ -217,10 +217,10 @@ def test_what_is_cut_off_is_given_only_where_nothing_was_over() -> None:
     assert [[(one.words, one.finished) for one in found] for found in ended] == [[([], True)]] * 4
 
 
-def test_normalised_scores_are_means_over_steps_and_change_the_order_alone() -> None:
+def test_normalized_scores_are_means_over_steps_and_change_the_order_alone() -> None:
     model = tiny()
     seen = model.encode(pictures(8))
-    plain, mean = (search_all(model, seen, beam=5, longest=9, normalise=normalise) for normalise in (False, True))
+    plain, mean = (search_all(model, seen, beam=5, longest=9, normalize=normalize) for normalize in (False, True))
     moved = 0
     for sums, means in zip(plain, mean, strict=True):
         expected = sorted(((one.score / (len(one.words) + one.finished), one.words) for one in sums), reverse=True)

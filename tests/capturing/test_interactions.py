@@ -95,7 +95,7 @@ def test_compiled_model_is_recorded_as_the_eager_one_and_stays_compiled(way: Cal
     assert torch.equal(before, after)
 
 
-def test_model_that_was_captured_first_is_compiled_afterwards() -> None:
+def test_model_that_was_captured_first_is_compiled_afterward() -> None:
     torch.compiler.reset()
     compiler, x, model = Compiler(), tiny.pixels(2), tiny.vit()
     out, _ = run(model, x)

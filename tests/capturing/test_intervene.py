@@ -206,7 +206,7 @@ def test_gradients_flow_through_an_intervention(build: Any, size: Any, layer: st
 
 
 @every
-def test_the_model_is_as_before_afterwards(build: Any, size: Any, layer: str) -> None:
+def test_the_model_is_as_before_afterward(build: Any, size: Any, layer: str) -> None:
     model, x = build(), tiny.pixels(1, size)
     before = model(x)
     logits(model, x, layer=layer, scale=0.0)

@@ -27,7 +27,7 @@ BLOCKS: dict[str, Callable[[], Any]] = {
 }
 
 
-def randomised(model: nn.Module) -> nn.Module:
+def randomized(model: nn.Module) -> nn.Module:
     """Scales that are 1e-5 at first would hide a missing one."""
     for name, parameter in model.named_parameters():
         if "gamma" in name:
@@ -38,7 +38,7 @@ def randomised(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", list(BLOCKS))
 @torch.no_grad()
 def test_stream_and_projected_heads_add_up_to_what_the_block_goes_on_with(name: str) -> None:
-    model: Any = randomised(BLOCKS[name]())
+    model: Any = randomized(BLOCKS[name]())
     seen: list[Tensor] = []
     for block in model.blocks:
         block.norm2.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -66,7 +66,7 @@ def test_stream_and_projected_heads_add_up_to_what_the_block_goes_on_with(name: 
 
 
 @torch.no_grad()
-def test_block_that_normalises_behind_its_attention_has_no_stream() -> None:
+def test_block_that_normalizes_behind_its_attention_has_no_stream() -> None:
     model = timm.create_model("vit_relpos_base_patch32_plus_rpn_256", **_VIT | {"img_size": (64, 96)}).eval()
     with visattn.capture(model, values=True) as recording:
         model(tiny.pixels(1, (64, 96)))

@@ -287,7 +287,7 @@ PLACED = {
 
 # how many cells away a kernel reaches
 REACH = {"merged: dilated convolution": 2.0, "merged: valid convolution": 2.0}
-# of these a cell shows more than the token has seen: it stands for its neighbours too
+# of these a cell shows more than the token has seen: it stands for its neighbors too
 POINTS = {"thinned: every second", "merged: interpolated", "merged: dilated convolution"}
 
 

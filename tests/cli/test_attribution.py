@@ -38,7 +38,7 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
     }
     assert made["normalization"] == "symmetric"
     assert made["target"][0].startswith("logit of ")
-    for text in ("18 evaluations of the model", "values sum to", "is uncertain by", "0, 0, 0 after normalisation"):
+    for text in ("18 evaluations of the model", "values sum to", "is uncertain by", "0, 0, 0 after normalization"):
         assert text in err
 
 

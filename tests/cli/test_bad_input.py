@@ -89,13 +89,13 @@ def test_every_exif_orientation_gives_the_same_overlay(run: Run, photo: Path, tm
 
 @pytest.mark.parametrize("mode", ["P", "I;16", "LA", "RGBA"], ids=["I08-P", "I09-I16", "I12-LA", "I12-RGBA"])
 def test_every_mode_of_photo_works(run: Run, tmp_path: Path, mode: str) -> None:
-    grey = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
-    colour = Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGBA")
+    gray = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
+    color = Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGBA")
     image = {
-        "P": lambda: colour.quantize(),
-        "I;16": lambda: Image.fromarray(grey),
-        "LA": lambda: colour.convert("LA"),
-        "RGBA": lambda: colour,
+        "P": lambda: color.quantize(),
+        "I;16": lambda: Image.fromarray(gray),
+        "LA": lambda: color.convert("LA"),
+        "RGBA": lambda: color,
     }[mode]()
     path = tmp_path / "odd.png"
     if mode == "P":
@@ -474,7 +474,7 @@ def test_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path: Pa
     code, out, _ = run("overlay", photo, "--map", "m.npy", "--opacity", "1")
     picture = np.asarray(Image.open(out.strip()))
     assert code == 0
-    assert picture[15, 15].tolist() == [252, 255, 164]  # inferno's last and first colours
+    assert picture[15, 15].tolist() == [252, 255, 164]  # inferno's last and first colors
     assert picture[40, 40].tolist() == [0, 0, 4]
 
 

@@ -326,16 +326,16 @@ def test_a_checkpoint_that_is_none_is_told(run: Run, image: Path, tmp_path: Path
     assert not Path("strip.png").exists()
 
 
-def test_images_of_every_kind_are_told_upright_in_colour(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
+def test_images_of_every_kind_are_told_upright_in_color(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
     upright = Image.open(image)
     exif = Image.Exif()
     exif[0x0112] = 6  # stored a quarter turn to the left
-    turned, clear, grey, dark = (tmp_path / f"{name}.png" for name in ("turned", "clear", "grey", "dark"))
+    turned, clear, gray, dark = (tmp_path / f"{name}.png" for name in ("turned", "clear", "gray", "dark"))
     upright.transpose(Image.Transpose.ROTATE_90).save(turned, exif=exif)
     upright.convert("RGBA").save(clear)
-    upright.convert("L").save(grey)
+    upright.convert("L").save(gray)
     upright.convert("L").convert("RGB").save(dark)
-    code, out, err = run("caption", image, turned, clear, grey, dark, *soft, "--json")
+    code, out, err = run("caption", image, turned, clear, gray, dark, *soft, "--json")
     assert code == 0
     likely = [row["log_probability"] for row in json.loads(out)]
     assert likely[1:3] == pytest.approx([likely[0]] * 2, abs=1e-5)

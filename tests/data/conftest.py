@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.captioned import coco, lines, picture
 from tests.data.making import save
-from visattn.data.labelled import published
+from visattn.data.labeled import published
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def own(tmp_path: Path) -> Path:
     return lines(
         tmp_path / "captions.jsonl",
         {"image": "photos/0.png", "captions": ["a dog", "A dog runs."], "split": "train"},
-        {"image": "photos/1.png", "caption": "a cat", "split": "test", "licence": 3},
-        {"image": "photos/2.png", "captions": ["a red star top left,  a blue disk\n centre "], "split": "train"},
+        {"image": "photos/1.png", "caption": "a cat", "split": "test", "license": 3},
+        {"image": "photos/2.png", "captions": ["a red star top left,  a blue disk\n center "], "split": "train"},
         {"image": "photos/3.png", "captions": "one alone", "split": "train"},
     )
 

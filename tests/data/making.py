@@ -33,9 +33,9 @@ def one_line(error: pytest.ExceptionInfo[DataError]) -> str:
     return str(error.value)
 
 
-def save(path: Path, size: tuple[int, int] = (6, 4), colour: tuple[int, int, int] = (10, 20, 30)) -> Path:
+def save(path: Path, size: tuple[int, int] = (6, 4), color: tuple[int, int, int] = (10, 20, 30)) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size[::-1], colour).save(path)
+    Image.new("RGB", size[::-1], color).save(path)
     return path
 
 

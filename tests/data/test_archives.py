@@ -21,8 +21,8 @@ from torchvision import datasets
 
 from tests.data.making import FASHION, fashion, idx, noise, one_line
 from visattn.data import ArrayPictures
-from visattn.data.labelled import published
-from visattn.data.labelled.readers import read
+from visattn.data.labeled import published
+from visattn.data.labeled.readers import read
 from visattn.errors import DataError
 
 

@@ -35,7 +35,7 @@ def test_missing_pictures_are_told_and_refused_by_name_when_they_are_asked_for(o
     (tmp_path / "photos" / "2.png").unlink()
     with pytest.warns(VisattnWarning, match=rf"train: 1 of 3 pictures are missing: no photos/2\.png in {tmp_path}\."):
         pictures = read_captions(str(own), "train")
-    assert pictures.captions(1) == ("a red star top left, a blue disk centre",)
+    assert pictures.captions(1) == ("a red star top left, a blue disk center",)
     with pytest.raises(ImageError, match=r"2\.png: no such file"):
         pictures[1]
     picture(tmp_path / "photos" / "3.png").write_bytes(b"\x89PNG damaged")

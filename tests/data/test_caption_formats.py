@@ -18,7 +18,7 @@ def test_lines_of_ones_own_are_read(own: Path) -> None:
     assert (len(pictures), pictures.channels, pictures.size) == (3, 3, None)
     assert [pictures.captions(i) for i in range(3)] == [
         ("a dog", "A dog runs."),
-        ("a red star top left, a blue disk centre",),
+        ("a red star top left, a blue disk center",),
         ("one alone",),
     ]
     assert [shade(pictures, i) for i in range(3)] == [0, 2, 3]

@@ -118,7 +118,7 @@ def test_workers_get_the_same_and_little(many: Path) -> None:
 
 
 def pairs(caption: str) -> list[tuple[str, str]]:
-    """Colour and shape of each thing."""
+    """Color and shape of each thing."""
     return [(words[1], words[2]) for words in (thing.split() for thing in caption.split(", "))]
 
 

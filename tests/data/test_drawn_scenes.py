@@ -14,7 +14,7 @@ import pytest
 
 from tests.data.making import one_line
 from visattn.data import ArrayPictures
-from visattn.data.labelled.readers import read
+from visattn.data.labeled.readers import read
 from visattn.data.scenes import CLASSES, VERSION, Scenes, store
 from visattn.errors import DataError, OutputError, ResourceError
 

@@ -14,12 +14,12 @@ import pytest
 from torchvision import datasets
 
 from tests.data.making import one_line, save
-from visattn.data.labelled.readers import Labelled, read
+from visattn.data.labeled.readers import Labeled, read
 from visattn.data.scenes import CLASSES, Scenes, write
 from visattn.errors import DataError, ImageError
 
 
-def names(pictures: Labelled, folder: Path) -> list[str]:
+def names(pictures: Labeled, folder: Path) -> list[str]:
     return [str(Path(pictures.name(i)).relative_to(folder)) for i in range(len(pictures))]
 
 
@@ -36,7 +36,7 @@ def test_a_folders_classes_are_its_folders(folder: Path) -> None:
 def test_folders_of_torchvision_are_read_alike(folder: Path) -> None:
     for number, split in enumerate(("train", "test")):
         for i in range(3):
-            save(folder / split / "emu" / f"{i}.png", colour=(i, 2 * i, number))
+            save(folder / split / "emu" / f"{i}.png", color=(i, 2 * i, number))
     pictures, theirs = read(str(folder), "train"), datasets.ImageFolder(folder / "train")
     assert pictures.classes == tuple(theirs.classes)
     assert sorted((pictures.name(i), pictures[i][1]) for i in range(len(pictures))) == sorted(theirs.samples)

@@ -1,4 +1,4 @@
-"""Labelled pictures by name and from arrays: what is read is what is there, and what cannot be learned from is refused in one line."""
+"""Labeled pictures by name and from arrays: what is read is what is there, and what cannot be learned from is refused in one line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from tests.data.making import Pixels, fashion, noise, one_line
 from visattn import data
 from visattn.data import ArrayPictures
-from visattn.data.labelled import arrays, published
-from visattn.data.labelled.readers import Labelled, read
+from visattn.data.labeled import arrays, published
+from visattn.data.labeled.readers import Labeled, read
 from visattn.errors import DataError, OptionError
 
 
-@pytest.mark.parametrize("shape", [(5, 4, 7), (5, 4, 7, 3)], ids=["grey", "rgb"])
+@pytest.mark.parametrize("shape", [(5, 4, 7), (5, 4, 7, 3)], ids=["gray", "rgb"])
 def test_an_arrays_pictures_are_its_pixels(shape: tuple[int, ...]) -> None:
     pixels = noise(*shape)
-    pictures: Labelled = ArrayPictures(pixels, [0, 1, 2, 1, 0], ("a", "b", "c"), "mine")
+    pictures: Labeled = ArrayPictures(pixels, [0, 1, 2, 1, 0], ("a", "b", "c"), "mine")
     assert (len(pictures), pictures.size, pictures.channels, pictures.classes) == (
         5,
         (4, 7),
@@ -143,7 +143,7 @@ def test_more_than_there_are_are_refused(folder: Path) -> None:
     one_line(error)
 
 
-def test_a_misspelt_name_is_told(tmp_path: Path) -> None:
+def test_a_misspelled_name_is_told(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"cifar-10: no such folder; did you mean 'cifar10'\? Pass a folder .*scenes-ground\."
     ) as error:
@@ -172,7 +172,7 @@ def test_scenes_are_there_after_the_package_alone_was_imported() -> None:
 
 def test_the_doors_names_are_there() -> None:
     assert data.read is read
-    assert {"ArrayPictures", "Labelled", "read"} <= set(data.__all__)
+    assert {"ArrayPictures", "Labeled", "read"} <= set(data.__all__)
     assert all(hasattr(data, name) for name in data.__all__)
     with pytest.raises(AttributeError, match="no attribute 'reed'"):
         data.reed  # noqa: B018

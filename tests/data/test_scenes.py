@@ -19,7 +19,7 @@ from scipy.ndimage import binary_dilation
 from scipy.stats import chi2_contingency, chisquare
 from torchvision.datasets import ImageFolder
 
-from visattn.data.scenes import CLASSES, COLOURS, TEXTURES, VERSION, Scene, Scenes, Thing, generator as module, write
+from visattn.data.scenes import CLASSES, COLORS, TEXTURES, VERSION, Scene, Scenes, Thing, generator as module, write
 from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError, OutputError
 
@@ -28,7 +28,7 @@ FROZEN = (
     "ae77df8b9ede695f2bb7b4ff036ac9b545e3cd4a9b2b356b65a14f377abe3ed3",
 )  # the version, and the digest of what it draws; trained models depend on it
 LEAST = 1e-4  # of the p-values; seeds are fixed, so nothing here is left to chance
-WORDS = [["top left", "top", "top right"], ["left", "centre", "right"], ["bottom left", "bottom", "bottom right"]]
+WORDS = [["top left", "top", "top right"], ["left", "center", "right"], ["bottom left", "bottom", "bottom right"]]
 
 Points = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def covered(thing: Thing, size: tuple[int, int], y: int, x: int, samples: int) -
     unit = (size[0] * size[1]) ** 0.5
     radius = unit * (thing.area / AREAS[thing.shape]) ** 0.5
     steps = (np.arange(samples) + 0.5) / samples
-    down, right = np.meshgrid(y + steps - thing.centre[0] * size[0], x + steps - thing.centre[1] * size[1], indexing="ij")
+    down, right = np.meshgrid(y + steps - thing.center[0] * size[0], x + steps - thing.center[1] * size[1], indexing="ij")
     own = (right + 1j * down) / radius * np.exp(-1j * thing.angle)  # turned back
     return float(OWN[thing.shape](own.real, own.imag).mean())
 
@@ -156,7 +156,7 @@ def test_each_scene_has_one_object_of_a_label_shape(drawn: list[Scene]) -> None:
         assert len(scene.masks) == len(scene.things)
     assert {len(scene.things) for scene in drawn} == {4, 5, 6, 7}
     assert {thing.shape for scene in drawn for thing in scene.things[1:]} == set(DISTRACTORS)
-    assert {thing.colour for scene in drawn for thing in scene.things} == set(COLOURS)
+    assert {thing.color for scene in drawn for thing in scene.things} == set(COLORS)
     assert {thing.texture for scene in drawn for thing in scene.things} == set(TEXTURES)
 
 
@@ -185,7 +185,7 @@ def test_scenes_of_other_sizes_are_alike(size: tuple[int, int]) -> None:
     for scene in found:
         assert scene.image.shape == scene.ground.shape == (*size, 3)
         assert scene.image.dtype == scene.ground.dtype == np.uint8
-        assert scene.masks.shape[1:] == scene.watermark.shape == scene.labelled_mask().shape == size
+        assert scene.masks.shape[1:] == scene.watermark.shape == scene.labeled_mask().shape == size
 
 
 @pytest.mark.parametrize("size", [(48, 96), (120, 60)], ids=str)
@@ -198,21 +198,21 @@ def test_shapes_lie_where_the_truth_says(drawn: list[Scene]) -> None:
     for scene in drawn[:200]:
         for thing, mask in zip(scene.things, scene.masks, strict=True):
             middle = np.argwhere(mask).mean(0) + 0.5
-            away = np.hypot(*(middle - np.array(thing.centre) * 64))
+            away = np.hypot(*(middle - np.array(thing.center) * 64))
             assert away < (0.75 if thing.shape in whole else 6)
             assert mask.mean() == pytest.approx(thing.area, abs=0.005)
 
 
-def test_plain_objects_have_their_colour_and_no_other(drawn: list[Scene]) -> None:
-    names = list(COLOURS)
-    colours = np.array([COLOURS[name] for name in names])
+def test_plain_objects_have_their_color_and_no_other(drawn: list[Scene]) -> None:
+    names = list(COLORS)
+    colors = np.array([COLORS[name] for name in names])
     plain = 0
     for scene in drawn[:200]:
         for thing, mask in zip(scene.things, scene.masks, strict=True):
             if thing.texture == "plain":
                 seen = np.median(scene.image[mask], axis=0)
-                assert abs(seen - COLOURS[thing.colour]).max() <= 16
-                assert names[abs(colours - seen).sum(1).argmin()] == thing.colour
+                assert abs(seen - COLORS[thing.color]).max() <= 16
+                assert names[abs(colors - seen).sum(1).argmin()] == thing.color
                 plain += 1
     assert plain > 100
 
@@ -266,7 +266,7 @@ def corner_of(scene: Scene) -> tuple[bool, bool]:
 
 
 OF_A_TARGET: dict[str, Callable[[list[Scene]], list[Any]]] = {
-    "colour": lambda scenes: [scene.things[0].colour for scene in scenes],
+    "color": lambda scenes: [scene.things[0].color for scene in scenes],
     "texture": lambda scenes: [scene.things[0].texture for scene in scenes],
     "place": lambda scenes: [scene.things[0].place for scene in scenes],
     "angle": lambda scenes: [int(scene.things[0].angle / (pi / 2)) for scene in scenes],
@@ -274,7 +274,7 @@ OF_A_TARGET: dict[str, Callable[[list[Scene]], list[Any]]] = {
     "distractors": lambda scenes: [len(scene.things) for scene in scenes],
     "corner": lambda scenes: [str(corner_of(scene)) for scene in scenes],
     "shape of a distractor": lambda scenes: [scene.things[1].shape for scene in scenes],
-    "colour of a distractor": lambda scenes: [scene.things[1].colour for scene in scenes],
+    "color of a distractor": lambda scenes: [scene.things[1].color for scene in scenes],
 }
 
 
@@ -293,7 +293,7 @@ def test_chi_square_would_tell_a_label_that_shows(drawn: list[Scene]) -> None:
 @pytest.mark.parametrize("fact", ["area", "y", "x"])
 def test_target_is_not_told_from_distractors_by_its_(fact: str, drawn: list[Scene]) -> None:
     facts = [
-        [{"area": thing.area, "y": thing.centre[0], "x": thing.centre[1]}[fact] for thing in scene.things] for scene in drawn
+        [{"area": thing.area, "y": thing.center[0], "x": thing.center[1]}[fact] for thing in scene.things] for scene in drawn
     ]
     ranks = [sum(other < values[0] for other in values) for values in facts if len(values) == 5]
     assert chisquare(np.bincount(ranks, minlength=5)).pvalue > LEAST
@@ -354,7 +354,7 @@ def test_random_watermark_is_one_of_a_class_and_independent_of_the_label(twins: 
 
 
 def test_captions_parse_back_to_the_things_in_reading_order(drawn: list[Scene]) -> None:
-    words = ["|".join(known) for known in (COLOURS, LABELS | DISTRACTORS, [place for row in WORDS for place in row])]
+    words = ["|".join(known) for known in (COLORS, LABELS | DISTRACTORS, [place for row in WORDS for place in row])]
     grammar = re.compile(r"a ({}) ({}) ({})".format(*words))
     for scene in drawn:
         found = []
@@ -362,18 +362,18 @@ def test_captions_parse_back_to_the_things_in_reading_order(drawn: list[Scene]) 
             match = grammar.fullmatch(part)
             assert match, part
             found.append(match.groups())
-        rows = [[thing for thing in scene.things if row <= thing.centre[0] * 3 < row + 1] for row in range(3)]
+        rows = [[thing for thing in scene.things if row <= thing.center[0] * 3 < row + 1] for row in range(3)]
         expected = [
-            (thing.colour, thing.shape, WORDS[row][int(thing.centre[1] * 3)])
+            (thing.color, thing.shape, WORDS[row][int(thing.center[1] * 3)])
             for row, things in enumerate(rows)
-            for thing in sorted(things, key=lambda thing: thing.centre[1])
+            for thing in sorted(things, key=lambda thing: thing.center[1])
         ]
         assert found == expected
 
 
-def test_labelled_mask_holds_every_thing(drawn: list[Scene]) -> None:
+def test_labeled_mask_holds_every_thing(drawn: list[Scene]) -> None:
     for scene in drawn[:100]:
-        mask = scene.labelled_mask()
+        mask = scene.labeled_mask()
         assert mask.dtype == np.uint8
         assert np.array_equal(mask == 255, scene.watermark)
         assert np.array_equal(mask == 0, ~scene.masks.any(0) & ~scene.watermark)
@@ -382,7 +382,7 @@ def test_labelled_mask_holds_every_thing(drawn: list[Scene]) -> None:
 
 
 def bytes_of(scene: Scene) -> bytes:
-    return scene.image.tobytes() + bytes([scene.label]) + scene.labelled_mask().tobytes() + scene.caption.encode()
+    return scene.image.tobytes() + bytes([scene.label]) + scene.labeled_mask().tobytes() + scene.caption.encode()
 
 
 def test_an_item_is_the_same_twice_in_any_order_and_of_any_count(drawn: list[Scene]) -> None:
@@ -406,11 +406,11 @@ def test_scenes_of_two_seeds_have_nothing_in_common(drawn: list[Scene]) -> None:
     other = Scenes(50, seed=1)
     grounds = {scene.ground.tobytes() for scene in drawn}
     assert len(grounds) == len(drawn)
-    centres = {thing.centre for scene in drawn for thing in scene.things}
+    centers = {thing.center for scene in drawn for thing in scene.things}
     for index in range(len(other)):
         scene = other.scene(index)
         assert scene.ground.tobytes() not in grounds
-        assert not {thing.centre for thing in scene.things} & centres
+        assert not {thing.center for thing in scene.things} & centers
 
 
 def test_transform_is_applied_to_pictures() -> None:
@@ -474,9 +474,9 @@ def test_written_scenes_are_read_by_torchvision(tmp_path: Path) -> None:
         assert read[fact["file"]] == scene.label
         assert fact["label"] == CLASSES[scene.label]
         assert fact["caption"] == scene.caption
-        things = [Thing(**thing | {"centre": tuple(thing["centre"])}) for thing in fact["things"]]
+        things = [Thing(**thing | {"center": tuple(thing["center"])}) for thing in fact["things"]]
         assert tuple(things) == scene.things
-        for kind, pixels in (("images", scene.image), ("masks", scene.labelled_mask())):
+        for kind, pixels in (("images", scene.image), ("masks", scene.labeled_mask())):
             with Image.open(tmp_path / "made" / kind / fact["file"]) as picture:
                 assert np.array_equal(np.asarray(picture), pixels)
 

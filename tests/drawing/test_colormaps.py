@@ -11,9 +11,9 @@ from visattn.errors import OptionError
 every = pytest.mark.parametrize("name", NAMES)
 
 
-def luminance(colour: tuple[int, int, int]) -> float:
-    """Rec. 709 luminance of an sRGB colour, 0 to 1."""
-    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+def luminance(color: tuple[int, int, int]) -> float:
+    """Rec. 709 luminance of an sRGB color, 0 to 1."""
+    linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -48,7 +48,7 @@ def test_map_that_is_called_not_monotone_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["inferno", "magma", "plasma", "gray"])
-def test_every_value_has_a_colour_of_its_own(name: str) -> None:
+def test_every_value_has_a_color_of_its_own(name: str) -> None:
     assert len({tuple(row) for row in table(name).tolist()}) == 256
 
 
@@ -65,20 +65,20 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize(("place", "row"), [(0, 0), (1, 128), (2, 255)], ids=["lowest", "middle", "highest"])
-def test_colours_are_the_published_ones(name: str, place: int, row: int) -> None:
+def test_colors_are_the_published_ones(name: str, place: int, row: int) -> None:
     assert table(name)[row].tolist() == pytest.approx([255 * channel for channel in PUBLISHED[name][place]], abs=1)
 
 
 @pytest.mark.parametrize("name", DIVERGING)
 @pytest.mark.parametrize("row", [127, 128])
-def test_centre_of_a_diverging_map_is_neutral(name: str, row: int) -> None:
-    centre = table(name)[row].tolist()
-    assert max(centre) - min(centre) <= 1
-    assert min(centre) > 240
+def test_center_of_a_diverging_map_is_neutral(name: str, row: int) -> None:
+    center = table(name)[row].tolist()
+    assert max(center) - min(center) <= 1
+    assert min(center) > 240
 
 
 @pytest.mark.parametrize("name", DIVERGING)
-def test_diverging_map_darkens_from_its_centre_to_both_ends(name: str) -> None:
+def test_diverging_map_darkens_from_its_center_to_both_ends(name: str) -> None:
     assert min(steps(name)[:126]) > 0
     assert max(steps(name)[129:]) < 0
 

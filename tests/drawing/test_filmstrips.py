@@ -95,7 +95,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
         pytest.param(90, 120, Box(-31, -11, 121, 131), (3, 5), (1, 2), id="a padded photo"),
     ],
 )
-def test_one_hot_map_colours_exactly_its_cell(
+def test_one_hot_map_colors_exactly_its_cell(
     height: int, width: int, window: Box, grid: tuple[int, int], cell: tuple[int, int]
 ) -> None:
     values = torch.stack([one_hot(*cell, grid), torch.full(grid, 0.5), torch.full(grid, 0.5)])
@@ -176,7 +176,7 @@ def test_smoothing_is_stated_and_spares_maps_of_one_place(written: list[tuple[st
     raw = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL)
     smooth = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL, interpolation="bilinear")
     texts = [text for text, _ in written]
-    assert texts.count("smoothed: bilinear between the centres of 2 x 3 places") == 1
+    assert texts.count("smoothed: bilinear between the centers of 2 x 3 places") == 1
     assert texts.count("not smoothed: maps of a single place") == 1
     before, after = parts(raw), parts(smooth)
     assert (before[1] == after[1]).all()
@@ -269,7 +269,7 @@ def test_any_word_can_be_written(text: str, written: list[tuple[str, float]]) ->
 
 def test_part_that_was_not_seen_is_named(written: list[tuple[str, float]]) -> None:
     filmstrip(green(), random_map(), Geometry((90, PANEL), INPUT, Box(0, 15, 90, 105)))
-    assert "without colour: what the model did not see" in {text for text, _ in written}
+    assert "without color: what the model did not see" in {text for text, _ in written}
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------------------------

@@ -52,21 +52,21 @@ def test_gates_of_one_module_share_a_panel() -> None:
     assert layers(timm.create_model("resnet18", block_args={"attn_layer": "cbam"}).eval())[:2] == ["layer1.0.se", "layer1.1.se"]
 
 
-def test_gates_of_neighbours_do_not() -> None:
+def test_gates_of_neighbors_do_not() -> None:
     model = timm.create_model("seresnet18").eval()
     assert layers(model) == [name for name, part in model.named_modules() if name.endswith(".se")]
 
 
 def test_map_shows_the_gate_in_its_place() -> None:
-    """Two opposite corners of the gate are open: their pixels, and only those, get the brightest colour."""
+    """Two opposite corners of the gate are open: their pixels, and only those, get the brightest color."""
     recording, prepared = seen(network(ours.CBAM(8)))
     gate = next(feature for feature in recording.features if feature.role == "spatial_gate")
     gate.value.fill_(0.2)
     gate.value[0, 0, 0, 0] = gate.value[0, 0, -1, -1] = 0.9
     assert gate.layout is not None
     page = np.asarray(page_of(recording, prepared, panel=225, opacity=1.0))
-    colour = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
-    found = np.argwhere((page[:240] == colour).all(-1))  # above the colour bar
+    color = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
+    found = np.argwhere((page[:240] == color).all(-1))  # above the color bar
     place = prepared.geometries[0].resized((150, 225))
     first, last = (place.patch_box(at, at, (112, 112), gate.layout.box) for at in (0, 111))
     assert abs(np.ptp(found[:, 0]) + 1 - (last.bottom - first.top)) <= 1
@@ -152,8 +152,8 @@ def test_module_that_is_called_twice_has_both_maps() -> None:
     recording, prepared = seen(network(half, half))
     page = np.asarray(page_of(recording, prepared, panel=225, opacity=1.0))
     left, right = page[:230, 18:243], page[:230, 251:476]
-    colour = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
-    spans = [np.ptp(np.argwhere((part == colour).all(-1)), axis=0) + 1 for part in (left, right)]
+    color = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
+    spans = [np.ptp(np.argwhere((part == color).all(-1)), axis=0) + 1 for part in (left, right)]
     assert spans[0].tolist() == [150, 75]  # of a square of 150 pixels
     assert spans[1].tolist() == [75, 150]
 

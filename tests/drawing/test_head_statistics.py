@@ -110,13 +110,13 @@ def test_shares_are_stacked_to_one_with_sinks_taken_from_the_patches(drawn: list
     assert tops[-1] == pytest.approx([1, 1])
 
 
-def test_colours_and_numbers_of_intervals_without_a_second_photo(drawn: list[Any]) -> None:
+def test_colors_and_numbers_of_intervals_without_a_second_photo(drawn: list[Any]) -> None:
     bare = [row | {name: None for name in row if name.endswith(("_low", "_high"))} for row in HEADS]
     png = head_statistics.entropy(bare, LAYERS, 7, FACTS)
     assert drawn[0].get_legend_handles_labels()[1] == ["all keys that a query sees", "a head"]
     with Image.open(io.BytesIO(png)) as picture:
-        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 24) or []}
-    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (255, 255, 255)} <= colours
+        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 24) or []}
+    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (255, 255, 255)} <= colors
 
 
 def test_one_layer_is_named(drawn: list[Any]) -> None:

@@ -151,7 +151,7 @@ def test_comparisons_show_each_run_the_mean_and_its_interval(drawn: list[Any]) -
     assert drawn[0].get_suptitle() == "title\n2 seeds each (small dots), their mean, and its 95 % interval over seeds"
 
 
-def test_verdicts_have_colours_that_every_eye_tells_apart(drawn: list[Any]) -> None:
+def test_verdicts_have_colors_that_every_eye_tells_apart(drawn: list[Any]) -> None:
     learning_curves.comparison(ROWS, RUNS, "title", FACTS)
     assert [text.get_color() for text in drawn[0].axes[1].texts] == ["#0072B2", "#D55E00", "#767676"]
 

@@ -19,7 +19,7 @@ from visattn.provenance import Sink
 
 
 def far_from_border(mask: NDArray[np.bool_], distance: int) -> NDArray[np.bool_]:
-    """Pixels whose whole neighbourhood is inside or whole neighbourhood is outside."""
+    """Pixels whose whole neighborhood is inside or whole neighborhood is outside."""
     far = np.zeros(mask.shape, bool)
     for y, x in np.ndindex(*mask.shape):
         around = mask[max(0, y - distance) : y + distance + 1, max(0, x - distance) : x + distance + 1]
@@ -81,7 +81,7 @@ def test_spotlight_keeps_the_photo_inside_and_darkens_the_rest(blob: NDArray[np.
     far = far_from_border(blob, 4)
     assert np.array_equal(got[far & blob], before[far & blob])
     outside = got[far & ~blob]
-    assert np.ptp(outside, axis=1).max() == 0  # grey
+    assert np.ptp(outside, axis=1).max() == 0  # gray
     assert outside.max() <= 0.3 * 255
 
 

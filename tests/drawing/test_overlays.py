@@ -31,20 +31,20 @@ Pixels = NDArray[np.uint8]
 CROPPED = Geometry((HEIGHT, WIDTH), (32, 48), Box(4, 6, 20, 30))
 
 
-def assert_colours(picture: Pixels, values: Values, low: float, high: float, name: str) -> None:
-    """Every pixel is the colour of its own value, found one by one in the table; a tie may round to either side."""
-    colours = [tuple(row) for row in table(name).tolist()]
+def assert_colors(picture: Pixels, values: Values, low: float, high: float, name: str) -> None:
+    """Every pixel is the color of its own value, found one by one in the table; a tie may round to either side."""
+    colors = [tuple(row) for row in table(name).tolist()]
     for index in np.ndindex(*values.shape):
         exact = min(max(255 * (float(values[index]) - low) / (high - low), 0), 255)
-        allowed = {colours[level] for level in range(256) if abs(level - exact) <= 0.502}
+        allowed = {colors[level] for level in range(256) if abs(level - exact) <= 0.502}
         assert tuple(picture[index].tolist()) in allowed, (index, exact)
 
 
-def mixed(photo: Pixels, colour: Pixels, share: Values) -> Values:
+def mixed(photo: Pixels, color: Pixels, share: Values) -> Values:
     """The mixture pixel by pixel and channel by channel."""
     result = np.zeros(photo.shape)
     for y, x, c in np.ndindex(*photo.shape):
-        result[y, x, c] = share[y, x] * float(colour[y, x, c]) + (1 - share[y, x]) * float(photo[y, x, c])
+        result[y, x, c] = share[y, x] * float(color[y, x, c]) + (1 - share[y, x]) * float(photo[y, x, c])
     return result
 
 
@@ -56,10 +56,10 @@ def test_opacity_0_gives_the_bytes_of_the_photo(blend: Literal["constant", "valu
 
 
 @pytest.mark.parametrize("name", ["inferno", "viridis", "gray", "jet"])
-def test_opacity_1_gives_the_colours_of_the_map(name: str) -> None:
+def test_opacity_1_gives_the_colors_of_the_map(name: str) -> None:
     values = heat_values()
     got = np.asarray(overlay(noise(), values, opacity=1, colormap=name))
-    assert_colours(got, values.astype(np.float32).astype(float), float(values.min()), float(values.max()), name)
+    assert_colors(got, values.astype(np.float32).astype(float), float(values.min()), float(values.max()), name)
 
 
 @pytest.mark.parametrize(
@@ -73,41 +73,41 @@ def test_opacity_1_gives_the_colours_of_the_map(name: str) -> None:
 )
 def test_opacity_1_follows_the_normalization(how: How, low: float, high: float, name: str) -> None:
     values = np.linspace(0.1, 0.9, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH)
-    assert_colours(np.asarray(overlay(noise(), values, opacity=1, normalize=how)), values, low, high, name)
+    assert_colors(np.asarray(overlay(noise(), values, opacity=1, normalize=how)), values, low, high, name)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.floats(-1000, 1000, width=32), min_size=12, max_size=12).filter(lambda v: max(v) - min(v) > 0.1))
-def test_opacity_1_gives_the_colours_of_any_map(flat: list[float]) -> None:
+def test_opacity_1_gives_the_colors_of_any_map(flat: list[float]) -> None:
     values = np.array(flat).reshape(3, 4)
     got = np.asarray(overlay(noise(3, 4), values, opacity=1))
-    assert_colours(got, values, min(flat), max(flat), "inferno")
+    assert_colors(got, values, min(flat), max(flat), "inferno")
 
 
 @pytest.mark.parametrize("opacity", [0.1, 0.25, 0.5, 0.7, 0.99])
 def test_between_the_end_points_it_is_linear(opacity: float) -> None:
     photo, values = noise(), heat_values()
-    colour = np.asarray(overlay(photo, values, opacity=1))
+    color = np.asarray(overlay(photo, values, opacity=1))
     got = np.asarray(overlay(photo, values, opacity=opacity)).astype(float)
-    expected = mixed(np.asarray(photo), colour, np.full(values.shape, opacity))
+    expected = mixed(np.asarray(photo), color, np.full(values.shape, opacity))
     assert np.abs(got - expected).max() <= 1
 
 
 @pytest.mark.parametrize("opacity", [0.3, 0.8, 1.0])
 def test_value_blend_covers_by_the_value(opacity: float) -> None:
     photo, values = noise(), heat_values()
-    colour = np.asarray(overlay(photo, values, opacity=1))
+    color = np.asarray(overlay(photo, values, opacity=1))
     share = opacity * (values - values.min()) / (values.max() - values.min())
     got = np.asarray(overlay(photo, values, opacity=opacity, blend="value")).astype(float)
-    assert np.abs(got - mixed(np.asarray(photo), colour, share)).max() <= 1.5  # the share itself has 256 levels
+    assert np.abs(got - mixed(np.asarray(photo), color, share)).max() <= 1.5  # the share itself has 256 levels
 
 
 def test_value_blend_of_signed_values_shows_the_photo_at_zero() -> None:
     heat = heatmap(GRID, meaning="cosine similarity", signed=True)
     signed = np.asarray(overlay(noise(), heat, opacity=1, blend="value")).astype(float)
-    colour = np.asarray(overlay(noise(), heat, opacity=1))
+    color = np.asarray(overlay(noise(), heat, opacity=1))
     share = np.abs(heat.values.astype(float)) / np.abs(heat.grid).max()
-    assert np.abs(signed - mixed(np.asarray(noise()), colour, share)).max() <= 2
+    assert np.abs(signed - mixed(np.asarray(noise()), color, share)).max() <= 2
 
 
 def test_scale_of_a_heatmap_is_that_of_its_grid() -> None:
@@ -117,14 +117,14 @@ def test_scale_of_a_heatmap_is_that_of_its_grid() -> None:
     place = Geometry((7, 11), (96, 144), Box(0, 0, 7, 11))
     heat = heatmap(grid, place)
     assert heat.values.max() < 0.9
-    assert_colours(np.asarray(overlay(noise(7, 11), heat, opacity=1)), heat.values.astype(float), 0, 1, "inferno")
+    assert_colors(np.asarray(overlay(noise(7, 11), heat, opacity=1)), heat.values.astype(float), 0, 1, "inferno")
 
 
 @pytest.mark.parametrize(("signed", "name"), [(False, "inferno"), (True, "blue-white-red")])
-def test_the_sign_decides_the_colours(signed: bool, name: str) -> None:
+def test_the_sign_decides_the_colors(signed: bool, name: str) -> None:
     heat = heatmap(GRID, signed=signed)
     low = -5.0 if name == "blue-white-red" else 0.0
-    assert_colours(np.asarray(overlay(noise(), heat, opacity=1)), heat.values.astype(float), low, 5.0, name)
+    assert_colors(np.asarray(overlay(noise(), heat, opacity=1)), heat.values.astype(float), low, 5.0, name)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -138,7 +138,7 @@ def test_shared_scale_is_kept_when_a_panel_is_drawn() -> None:
     """A weak panel beside a strong one must stay dark."""
     heat = normalize(heatmap([[[0.0, 0.1]], [[0.0, 1.0]]], axes=("head",)), shared=("head",))
     weak = np.asarray(overlay(noise(), heat.at(head=0), opacity=1))
-    assert_colours(weak, heat.values[0].astype(float), 0, 1, "inferno")
+    assert_colors(weak, heat.values[0].astype(float), 0, 1, "inferno")
 
 
 @pytest.mark.parametrize("blend", ["constant", "value"])
@@ -207,10 +207,10 @@ def test_brightness_of_the_photo_is_never_rescaled(opacity: float) -> None:
     assert np.abs(first - second - (1 - opacity) * bright / 2).max() <= 1
 
 
-def test_colorize_is_the_colour_map_and_black_where_nothing_was_seen() -> None:
+def test_colorize_is_the_color_map_and_black_where_nothing_was_seen() -> None:
     heat = heatmap(GRID, CROPPED)
     got = np.asarray(colorize(heat, colormap="viridis"))
-    assert_colours(got[4:20, 6:30], heat.values[4:20, 6:30].astype(float), 0, 5, "viridis")
+    assert_colors(got[4:20, 6:30], heat.values[4:20, 6:30].astype(float), 0, 5, "viridis")
     unseen = np.ones((HEIGHT, WIDTH), bool)
     unseen[4:20, 6:30] = False
     assert not got[unseen].any()
@@ -254,7 +254,7 @@ def test_components_show_the_photo_where_the_model_did_not_see() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3])
-def test_constant_component_is_one_colour_not_noise(value: float) -> None:
+def test_constant_component_is_one_color_not_noise(value: float) -> None:
     """The last digits that interpolation leaves must not be stretched to black and white."""
     heat = heatmap(np.full((3, 4, 6), value), axes=("component",), meaning="principal component")
     assert len(np.unique(np.asarray(rgb_components(noise(), heat)))) == 1

@@ -122,7 +122,7 @@ kinds = pytest.mark.parametrize("kind", ARRAYS)
 
 
 @kinds
-def test_array_of_any_kind_has_the_colours_of_its_values(kind: str) -> None:
+def test_array_of_any_kind_has_the_colors_of_its_values(kind: str) -> None:
     expected = table("inferno")[LEVELS]
     assert np.array_equal(np.asarray(overlay(noise(), ARRAYS[kind](), opacity=1)), expected)
 
@@ -141,7 +141,7 @@ def test_array_is_not_modified_and_may_be_read_only(kind: str) -> None:
     assert np.array_equal(array, before)
 
 
-def test_boolean_array_is_lowest_and_highest_colour() -> None:
+def test_boolean_array_is_lowest_and_highest_color() -> None:
     got = np.asarray(overlay(noise(), LEVELS > 99, opacity=1))
     assert np.array_equal(got, np.where((LEVELS > 99)[..., None], table("inferno")[255], table("inferno")[0]))
 

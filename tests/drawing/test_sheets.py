@@ -70,9 +70,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     return found
 
 
-def panels(page: Image.Image, colour: tuple[int, int, int] = GREEN) -> list[tuple[int, int, int, int]]:
+def panels(page: Image.Image, color: tuple[int, int, int] = GREEN) -> list[tuple[int, int, int, int]]:
     """Left, top, width and height of every plain panel, in reading order."""
-    mask = (np.asarray(page) == colour).all(axis=2).astype(np.uint8)
+    mask = (np.asarray(page) == color).all(axis=2).astype(np.uint8)
     _, _, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
     boxes = [(int(x), int(y), int(width), int(height)) for x, y, width, height, _ in stats[1:]]
     return sorted(boxes, key=lambda box: (box[1], box[0]))
@@ -154,7 +154,7 @@ def test_long_lines_are_wrapped_and_no_word_is_lost(part_of_page: str, written: 
     assert max(written.widths.values()) <= page.width
 
 
-def test_bar_shows_the_whole_colour_map_from_left_to_right() -> None:
+def test_bar_shows_the_whole_color_map_from_left_to_right() -> None:
     page = np.asarray(sheet([[Cell(green())]], panel=PANEL, bar=Bar("inferno", ("0", "1"), "attention")))
     lowest, highest = table("inferno")[0], table("inferno")[255]
     _, low_x = np.nonzero((page == lowest).all(axis=2))
@@ -189,7 +189,7 @@ def test_sheet_of_two_axes_has_a_row_and_a_column_for_each_entry(rows: str, colu
     assert len({box[0] for box in boxes}) == count[columns]
 
 
-def test_sheet_of_two_axes_is_labelled_by_their_names(written: Written) -> None:
+def test_sheet_of_two_axes_is_labeled_by_their_names(written: Written) -> None:
     attention_map = random_map(2, 3, axes=("layer", "head"), layer=("blocks.4", "blocks.11"))
     contact_sheet(noise(), attention_map, WHOLE, rows="layer", columns="head", panel=PANEL, title="a title", notes=["a note"])
     assert {"a title", "a note", "blocks.4", "blocks.11", "head 0", "head 1", "head 2"} <= set(written.texts)
@@ -300,7 +300,7 @@ def test_panel_is_drawn_at_its_own_size_from_a_larger_photo() -> None:
             ("layer", "head"), {"rows": "head", "columns": "head"}, "must be named as rows and columns", id="one named twice"
         ),
         pytest.param(("head",), {"rows": "head", "columns": "head"}, "rows and columns", id="the only one named twice"),
-        pytest.param(("head",), {"rows": "heads"}, "unknown axis 'heads'; did you mean 'head'", id="misspelt"),
+        pytest.param(("head",), {"rows": "heads"}, "unknown axis 'heads'; did you mean 'head'", id="misspelled"),
         pytest.param(("head",), {"shared": ("layer",)}, "unknown axis 'layer'", id="unknown shared"),
         pytest.param(("head",), {"mass": 1.5}, "mass must be a number from 0 to 1", id="mass"),
         pytest.param(("head",), {"colormap": "infero"}, "unknown colormap 'infero'", id="colormap"),
@@ -396,7 +396,7 @@ def test_large_matrix_is_averaged_over_blocks(written: Written) -> None:
     weights[4:, 4:] = 1.0  # the whole last block
     page = np.asarray(matrix_page(weights, (), side=3))
     assert "each pixel is the mean of 2 x 2 weights" in " ".join(written.texts)
-    levels = {tuple(colour): level for level, colour in enumerate(table("viridis").tolist())}
+    levels = {tuple(color): level for level, color in enumerate(table("viridis").tolist())}
     found = [levels.get(tuple(pixel), -1) for pixel in page[18 : 18 + 3, 18 : 18 + 3].reshape(-1, 3).tolist()]
     assert found[0] == pytest.approx(64, abs=3)
     assert found[8] == 255

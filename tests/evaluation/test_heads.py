@@ -28,7 +28,7 @@ NUMBERS = ("entropy", "effective", "largest", "collapsed", "uniform", "distance"
 
 
 def places(record: AttentionRecord, side: str) -> list[tuple[float, float] | None]:
-    """Centre of each token in input pixels; None for prefix tokens."""
+    """Center of each token in input pixels; None for prefix tokens."""
     layout = record.queries if side == "queries" else record.keys
     rows, columns = layout.grid
     found: list[tuple[float, float] | None] = [None] * len(layout.prefix)

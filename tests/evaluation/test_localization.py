@@ -40,7 +40,7 @@ def drawn(values: Any) -> AttentionMap:
 
 
 def under_pixels(values: NDArray[np.float64], geometry: Geometry) -> dict[tuple[int, int], float]:
-    """The value of each pixel of the photo that the model saw, by its centre."""
+    """The value of each pixel of the photo that the model saw, by its center."""
     found = {}
     window, (rows, columns) = geometry.window, values.shape
     for y in range(PHOTO[0]):
@@ -289,7 +289,7 @@ def test_smooth_random_is_white_noise_through_a_gaussian() -> None:
     assert not torch.equal(made.values, evaluation.smooth_random(like, count=3, seed=6).values)
 
 
-def test_smooth_random_reaches_chance_and_has_no_favoured_place() -> None:
+def test_smooth_random_reaches_chance_and_has_no_favored_place() -> None:
     made = evaluation.smooth_random(drawn(np.ones((4, 6))), count=4000)
     mask = mask_of(0, 0, 20, 20)  # four cells in a corner
     assert float(evaluation.lift(made, mask, WHOLE).mean()) == pytest.approx(1, abs=0.03)
@@ -310,9 +310,9 @@ def test_one_cell_has_no_other_place(baseline: Callable[[AttentionMap], Attentio
         baseline(drawn(np.ones((1, 1))))
 
 
-def test_centre_prior_is_symmetric_and_falls_from_the_middle() -> None:
+def test_center_prior_is_symmetric_and_falls_from_the_middle() -> None:
     like = AttentionMap(torch.ones(5, 7), (), tiny.layout(grid=(5, 7)), {}, "attention")
-    prior = evaluation.centre_prior(like).values
+    prior = evaluation.center_prior(like).values
     assert torch.allclose(prior, prior.flip(0))
     assert torch.allclose(prior, prior.flip(1))
     assert float(prior.sum()) == pytest.approx(1)

@@ -27,7 +27,7 @@ class Case:
         prepare: Writes the inputs into an empty folder and returns the arguments of the command, whose current folder that is.
         outputs: Files and folders that the command may write, from that folder.
         prints: Whether what is printed is the result, and no file has to be there.
-        judge: Says what is wrong with the folder afterwards, in the place of the check of all files: of folder, arguments and code.
+        judge: Says what is wrong with the folder afterward, in the place of the check of all files: of folder, arguments and code.
     """
 
     name: str

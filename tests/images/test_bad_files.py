@@ -144,7 +144,7 @@ def test_broken_exif_is_no_reason_to_refuse(block: bytes) -> None:
     assert load_image(encoded(photo_of(), "JPEG", exif=block)).size == (50, 40)
 
 
-def test_cmyk_jpeg_has_the_right_colours() -> None:
+def test_cmyk_jpeg_has_the_right_colors() -> None:
     picture = Image.new("RGB", (16, 16), (200, 30, 40)).convert("CMYK")
     got = np.asarray(load_image(encoded(picture, "JPEG", quality=95))).astype(int)
     assert np.abs(got - (200, 30, 40)).max() <= 6
@@ -161,8 +161,8 @@ def test_transparent_palette_entry_is_white(kind: str) -> None:
     assert np.array_equal(got, expected)
 
 
-@pytest.mark.parametrize(("mode", "hidden"), [("RGB", (9, 8, 7)), ("L", 9)], ids=["colour key of RGB", "grey key of L"])
-def test_transparent_colour_key_is_white(mode: str, hidden: Any) -> None:
+@pytest.mark.parametrize(("mode", "hidden"), [("RGB", (9, 8, 7)), ("L", 9)], ids=["color key of RGB", "gray key of L"])
+def test_transparent_color_key_is_white(mode: str, hidden: Any) -> None:
     picture = Image.new(mode, (4, 3), 100 if mode == "L" else (100, 100, 100))
     picture.putpixel((0, 2), hidden)
     got = np.asarray(load_image(encoded(picture, "PNG", transparency=hidden)))
@@ -179,15 +179,15 @@ NARROW = np.array(
 )  # divided by 257, rounded, by hand
 
 
-def wide_grey(mode: str) -> Image.Image:
+def wide_gray(mode: str) -> Image.Image:
     if mode == "I;16B":
         return Image.frombytes("I;16B", (5, 3), WIDE.astype(">u2").tobytes())
     return Image.fromarray(WIDE) if mode == "I;16" else Image.fromarray(WIDE.astype(np.int32))
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("I;16", "PNG"), ("I;16", "TIFF"), ("I;16B", "TIFF"), ("I", "TIFF")], ids=str)
-def test_16bit_grey_is_scaled_not_clipped(mode: str, kind: str) -> None:
-    photo = load_image(encoded(wide_grey(mode), kind))
+def test_16bit_gray_is_scaled_not_clipped(mode: str, kind: str) -> None:
+    photo = load_image(encoded(wide_gray(mode), kind))
     assert np.array_equal(np.asarray(photo), np.repeat(NARROW[..., None], 3, axis=2))
     rule = (
         "gray values 0 to 65535 shown as 0 to 255"
@@ -227,9 +227,9 @@ def on_white(value: int, alpha: int) -> float:
 @pytest.mark.parametrize("alpha", [0, 1, 127, 128, 254, 255])
 @pytest.mark.parametrize(("mode", "kind"), [("LA", "PNG"), ("RGBA", "PNG"), ("RGBA", "TIFF"), ("RGBA", "WEBP")], ids=str)
 def test_alpha_of_a_file_is_composited_on_white(mode: str, kind: str, alpha: int) -> None:
-    colour = (40, alpha) if mode == "LA" else (40, 90, 200, alpha)
+    color = (40, alpha) if mode == "LA" else (40, 90, 200, alpha)
     options = {"lossless": True, "exact": True} if kind == "WEBP" else {}
-    photo = load_image(encoded(Image.new(mode, (3, 2), colour), kind, **options))
+    photo = load_image(encoded(Image.new(mode, (3, 2), color), kind, **options))
     channels = (40, 40, 40) if mode == "LA" else (40, 90, 200)
     expected = [on_white(value, alpha) for value in channels]
     assert np.abs(np.asarray(photo).astype(float) - expected).max() <= 1
@@ -259,13 +259,13 @@ def test_alpha_of_every_mode_is_composited_on_white(mode: str) -> None:
 
 
 def test_animation_gives_its_first_frame_and_says_so() -> None:
-    frames = [Image.new("RGB", (8, 6), colour) for colour in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
+    frames = [Image.new("RGB", (8, 6), color) for color in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
     photo = load_image(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
     assert np.abs(np.asarray(photo).astype(int) - (250, 0, 0)).max() <= 4
     assert facts(photo).notes == ("3 frames; the first is used",)
 
 
-def test_corrupt_colour_profile_is_no_reason_to_refuse() -> None:
+def test_corrupt_color_profile_is_no_reason_to_refuse() -> None:
     assert load_image(encoded(photo_of(), "PNG", icc_profile=b"no profile")).size == (50, 40)
 
 

@@ -115,10 +115,10 @@ def test_a_checkpoint_without_head_gives_a_model_without_head_and_says_so(save: 
 
 
 def test_integers_are_not_taken_for_weights(save: Save) -> None:
-    quantised = weights()
-    quantised["norm.weight"] = torch.ones(64, dtype=torch.int8)
+    quantized = weights()
+    quantized["norm.weight"] = torch.ones(64, dtype=torch.int8)
     with pytest.raises(WeightsError, match=r"norm.weight must hold floating-point numbers, got int8; save the weights as they"):
-        load_model(MODEL, weights=save(quantised))
+        load_model(MODEL, weights=save(quantized))
 
 
 # ---- names -------------------------------------------------------------------------------------------------------------------
@@ -391,11 +391,11 @@ def test_a_checkpoint_of_one_channel_sees_the_luminance_and_says_so(save: Save) 
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
     assert notes(model) == ("the model takes 1 channel, as the checkpoint's first layer does",)
-    grey = np.asarray(PHOTO, float) @ (0.299, 0.587, 0.114)
+    gray = np.asarray(PHOTO, float) @ (0.299, 0.587, 0.114)
     prepared = prepare(PHOTO, model, resize="fit")
     assert prepared.pixels.shape[1] == 1
     mean, std = np.mean(model.pretrained_cfg["mean"]), np.mean(model.pretrained_cfg["std"])  # type: ignore[index]
-    assert float(prepared.pixels.mean()) == pytest.approx((grey.mean() / 255 - mean) / std, abs=0.02)
+    assert float(prepared.pixels.mean()) == pytest.approx((gray.mean() / 255 - mean) / std, abs=0.02)
     found = explain(model, PHOTO)
     assert any("it saw the photo's luminance" in note for note in found.provenance.notes)
 

@@ -32,7 +32,7 @@ windows = pytest.mark.parametrize("geometry", WINDOWS.values(), ids=WINDOWS.keys
     [("bilinear", mix_bilinear), ("nearest", mix_nearest), ("bicubic", mix_bicubic)],
     ids=["bilinear", "nearest", "bicubic"],
 )
-def test_every_pixel_is_mixed_from_the_cells_around_its_centre(
+def test_every_pixel_is_mixed_from_the_cells_around_its_center(
     interpolation: Literal["bilinear", "nearest", "bicubic"],
     mix: Callable[[NDArray[np.float64], float, float], float],
     geometry: Geometry,
@@ -111,10 +111,10 @@ def test_last_patch_of_the_first_row_lights_the_top_right(
     y, x = (int(i) for i in np.unravel_index(heat.argmax(), heat.shape))
     assert geometry.patch_at(y + 0.5, x + 0.5, (4, 6), attention_map.layout.box) == (0, 5)
     rows, columns = np.mgrid[: heat.shape[0], : heat.shape[1]] + 0.5
-    centre = (rows * heat).sum() / heat.sum(), (columns * heat).sum() / heat.sum()
+    center = (rows * heat).sum() / heat.sum(), (columns * heat).sum() / heat.sum()
     patch_height, patch_width = geometry.window.height / 4, geometry.window.width / 6
-    assert centre[0] == pytest.approx(geometry.window.top + patch_height / 2, abs=0.3 * patch_height)
-    assert centre[1] == pytest.approx(geometry.window.right - patch_width / 2, abs=0.3 * patch_width)
+    assert center[0] == pytest.approx(geometry.window.top + patch_height / 2, abs=0.3 * patch_height)
+    assert center[1] == pytest.approx(geometry.window.right - patch_width / 2, abs=0.3 * patch_width)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -164,7 +164,7 @@ def test_unseen_pixels_are_zero() -> None:
 
 
 def test_strip_of_which_nothing_was_seen_gives_an_empty_seen_box() -> None:
-    """The centre crop of a photo one pixel wide may fall between two pixel centres."""
+    """The center crop of a photo one pixel wide may fall between two pixel centers."""
     heat = random_map().to_heatmap(Geometry((1, 1000), (32, 48), Box(0.05, 499.6, 0.95, 500.4)))
     assert heat.seen.width == 0
     assert not heat.values.any()
@@ -190,7 +190,7 @@ def test_heatmap_records_geometry_and_interpolation() -> None:
     assert heat.provenance.parameters == {"interpolation": "nearest"}
 
 
-def test_marks_are_the_centres_of_the_sinks_patches() -> None:
+def test_marks_are_the_centers_of_the_sinks_patches() -> None:
     sinks = ((Sink(0, 2, 30.0, "blocks.1"), Sink(1, 0, 9.0, "blocks.1")),)
     heat = make_map(torch.rand(2, 3), sinks=sinks).to_heatmap(Geometry((20, 60), (32, 48), Box(0, 0, 20, 60)))
     assert heat.marks == ((5, 50), (15, 10))

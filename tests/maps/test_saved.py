@@ -161,7 +161,7 @@ def test_map_with_wrong_facts_is_refused(facts: str, tmp_path: Path) -> None:
         pytest.param('"grid": [2, 3]', '"grid": [3, 2]', id="other grid"),
         pytest.param('"grid": [2, 3]', '"grid": 6', id="grid is a number"),
         pytest.param('"box": [0, 0, 32, 48]', '"box": [0, 0]', id="box cut"),
-        pytest.param('"meaning": "rollout"', '"maening": "rollout"', id="key misspelt"),
+        pytest.param('"meaning": "rollout"', '"maening": "rollout"', id="key misspelled"),
         pytest.param('"model": "vit"', '"modle": "vit"', id="unknown fact"),
     ],
 )

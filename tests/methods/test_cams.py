@@ -576,12 +576,12 @@ def test_eigencam_is_the_first_principal_component(place: str) -> None:
     made = recording(place)
     found = methods.eigencam(made)
     for b, (a, _) in enumerate(channels(made.features[-1])):
-        centred = a - a.mean(1, keepdims=True)
+        centered = a - a.mean(1, keepdims=True)
         vector = np.ones(CHANNELS)
         for _ in range(20_000):  # power iteration
-            vector = centred @ (centred.T @ vector)
+            vector = centered @ (centered.T @ vector)
             vector /= np.linalg.norm(vector)
-        projected = centred.T @ vector
+        projected = centered.T @ vector
         projected = projected if projected.max() > -projected.min() else -projected
         np.testing.assert_allclose(found.values[b].flatten(), projected.clip(0), atol=1e-4 * projected.max())
     assert methods.METHODS["eigencam"].targeted is False

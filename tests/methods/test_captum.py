@@ -287,7 +287,7 @@ def test_weights_of_lime_shrink_by_four_penalties_and_small_ones_vanish() -> Non
 
 def test_the_class_of_the_photo_as_it_is_counts_for_its_edited_copies() -> None:
     class Flips(nn.Module):
-        """What it predicts changes when the middle goes grey."""
+        """What it predicts changes when the middle goes gray."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -427,7 +427,7 @@ def test_values_that_are_mostly_chance_are_told(method: str) -> None:
     assert error < 1e-3 if method == "kernel_shap" else error < 0.05  # the lasso is a bias
 
 
-def test_baselines_are_colours_of_pixels_before_normalisation() -> None:
+def test_baselines_are_colors_of_pixels_before_normalization() -> None:
     scored = asked(lambda pixels: pixels.sum((1, 2, 3)))
     mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     assert torch.allclose(scored.baseline("black") * std + mean, torch.zeros(1, 3, *SIZE), atol=1e-6)
@@ -474,7 +474,7 @@ def test_slic_gives_each_region_one_value_on_the_inputs_pixels() -> None:
     for part in range(len(parts)):
         inside = parts.labels == part
         assert len(set(made.values[0][inside].tolist())) == 1
-        assert len(set(map(tuple, photo[0][:, inside].T.tolist()))) == 1  # of one colour
+        assert len(set(map(tuple, photo[0][:, inside].T.tolist()))) == 1  # of one color
     assert not made.values[0][:, :20].any()
     assert bool((made.values[0][:, 20:45] > 0).all())
 
@@ -507,7 +507,7 @@ def test_what_makes_no_sense_is_refused(method: str, options: dict[str, Any], me
         run(method, asked(lambda pixels: pixels.sum((1, 2, 3))), **options)
 
 
-def test_noise_has_no_regions_of_like_colour() -> None:
+def test_noise_has_no_regions_of_like_color() -> None:
     with pytest.raises(OptionError, match=r"SLIC makes one segment of this image, asked for 6\. Use segments='grid'"):
         asked(lambda pixels: pixels.sum((1, 2, 3))).parts("slic", None, 6)
 
@@ -615,7 +615,7 @@ def test_the_map_lies_on_the_photo_where_the_model_saw_it() -> None:
     assert (ys.min(), ys.max() + 1, xs.min(), xs.max() + 1) == (40, 120, 360, 440)
 
 
-def test_single_pixels_are_coloured_up_to_the_99th_percentile_on_either_side_of_zero() -> None:
+def test_single_pixels_are_colored_up_to_the_99th_percentile_on_either_side_of_zero() -> None:
     model = tiny.vit()
     photo = Image.effect_noise((48, 32), 80).convert("RGB")
     unsigned = visattn.explain(model, photo, method="saliency")
@@ -706,4 +706,4 @@ def test_a_recording_without_facts_is_enough() -> None:
     assert made.provenance.model == Provenance().model
     assert made.provenance.versions["captum"] == captum.__version__
     assert made.provenance.parameters == {"segments": "grid 2 x 3", "baseline": "mean"}
-    assert "baseline: the mean colour of the training images, 0, 0, 0 after normalisation" in made.provenance.notes
+    assert "baseline: the mean color of the training images, 0, 0, 0 after normalization" in made.provenance.notes

@@ -135,8 +135,8 @@ def test_places_are_the_same_in_every_forward_and_the_output_too() -> None:
         assert all(torch.equal(a, b) for a, b in zip(looked, expected, strict=True))
         paths.append(methods.glimpses(recording).provenance.parameters["path"])
     assert paths[0] == paths[1] == paths[2]
-    centres = (expected.locations.double() + 1) / 2 * torch.tensor([WIDTH, HEIGHT])
-    torch.testing.assert_close(torch.tensor(paths[0], dtype=torch.float64), centres, atol=1e-3, rtol=0)
+    centers = (expected.locations.double() + 1) / 2 * torch.tensor([WIDTH, HEIGHT])
+    torch.testing.assert_close(torch.tensor(paths[0], dtype=torch.float64), centers, atol=1e-3, rtol=0)
 
 
 def test_a_retina_over_a_coarser_map_lies_on_the_pixels_below_it() -> None:
@@ -198,7 +198,7 @@ def test_a_model_without_a_retina_is_refused(name: str) -> None:
 
 # the picture
 
-GREY = Image.new("RGB", (90, 60), (90, 120, 60))
+GRAY = Image.new("RGB", (90, 60), (90, 120, 60))
 
 
 class Model(Given):
@@ -222,7 +222,7 @@ def test_boxes_lie_on_the_photos_own_pixels_behind_a_crop() -> None:
     assert found.geometry.window == Box(0, 20, 120, 220)
     drawn = found.overlay(opacity=0.0)
     pixels = np.asarray(drawn)
-    for left, top in ((20 + 30, 20), (20 + 120, 60)):  # two pixels up and left of the centres
+    for left, top in ((20 + 30, 20), (20 + 120, 60)):  # two pixels up and left of the centers
         right, bottom = left + 39, top + 39
         side = np.arange(8)  # near the corners, where no line or number is
         for row, column in ((top, left), (top, right), (bottom, left), (bottom, right)):
@@ -249,8 +249,8 @@ def test_the_heatmap_lies_under_the_path() -> None:
 
 def test_pixels_change_only_near_boxes_lines_and_numbers() -> None:
     glimpses = [[Box(10, 8, 30, 28)], [Box(25, 50, 45, 70)], [Box(35.2, 10.7, 55.2, 30.7)]]
-    drawn = draw_glimpses(GREY, glimpses)
-    centres = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for (box,) in glimpses]
+    drawn = draw_glimpses(GRAY, glimpses)
+    centers = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for (box,) in glimpses]
     near = np.zeros((60, 90), bool)
     for row in range(60):
         for column in range(90):
@@ -258,21 +258,21 @@ def test_pixels_change_only_near_boxes_lines_and_numbers() -> None:
             for (box,) in glimpses:
                 outside = max(box.left - x, x - box.right, box.top - y, y - box.bottom)
                 near[row, column] |= abs(outside) <= 3
-            for (ax, ay), (bx, by) in pairwise(centres):
+            for (ax, ay), (bx, by) in pairwise(centers):
                 share = min(max(((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / ((bx - ax) ** 2 + (by - ay) ** 2), 0), 1)
                 near[row, column] |= (ax + share * (bx - ax) - x) ** 2 + (ay + share * (by - ay) - y) ** 2 <= 3.5**2
-            near[row, column] |= any((x - cx) ** 2 + (y - cy) ** 2 <= 6**2 for cx, cy in centres)
-    found = changed(drawn, GREY)
+            near[row, column] |= any((x - cx) ** 2 + (y - cy) ** 2 <= 6**2 for cx, cy in centers)
+    found = changed(drawn, GRAY)
     assert near.sum() < 0.6 * near.size
     assert not (found & ~near).any()
-    for (ax, ay), (bx, by) in pairwise(centres):
+    for (ax, ay), (bx, by) in pairwise(centers):
         assert all(found[int(ay + s * (by - ay)), int(ax + s * (bx - ax))] for s in (0.1, 0.3, 0.5, 0.7, 0.9))
-    assert changed(draw_glimpses(GREY, [*glimpses[:2]]), GREY)[35:55, 12:28].sum() < found[35:55, 12:28].sum()
+    assert changed(draw_glimpses(GRAY, [*glimpses[:2]]), GRAY)[35:55, 12:28].sum() < found[35:55, 12:28].sum()
 
 
 def test_lines_join_glimpses_in_their_order() -> None:
     a, b, c = [Box(0, 0, 8, 8)], [Box(0, 80, 8, 88)], [Box(50, 0, 58, 8)]
-    there, back = (changed(draw_glimpses(GREY, path), GREY) for path in ([a, b, c], [b, a, c]))
+    there, back = (changed(draw_glimpses(GRAY, path), GRAY) for path in ([a, b, c], [b, a, c]))
     assert there[27:31, 42:46].any()  # between b and c
     assert not back[27:31, 42:46].any()
     assert not there[25:30, 2:6].any()  # between a and c
@@ -281,16 +281,16 @@ def test_lines_join_glimpses_in_their_order() -> None:
 
 def test_numbers_count_where_they_fit_and_small_glimpses_have_dots() -> None:
     large, small = Box(10, 10, 50, 50), Box(10, 10, 20, 20)
-    first, second, third = (np.asarray(draw_glimpses(GREY, [[large]] * times))[25:35, 25:35] for times in (1, 2, 3))
+    first, second, third = (np.asarray(draw_glimpses(GRAY, [[large]] * times))[25:35, 25:35] for times in (1, 2, 3))
     assert (first != second).any()
     assert (second != third).any()
     assert (first < 80).all(2).any()  # the digit, in a bright disc
-    dot = changed(draw_glimpses(GREY, [[small]]), GREY)[13:17, 13:17]  # inside the box's line
+    dot = changed(draw_glimpses(GRAY, [[small]]), GRAY)[13:17, 13:17]  # inside the box's line
     assert 0 < dot.sum() <= 9
 
 
 def test_coarse_patches_are_fainter_than_the_finest() -> None:
-    drawn = np.asarray(draw_glimpses(GREY, [[Box(20, 30, 40, 50), Box(10, 20, 50, 60)]])).astype(int)
+    drawn = np.asarray(draw_glimpses(GRAY, [[Box(20, 30, 40, 50), Box(10, 20, 50, 60)]])).astype(int)
     fine, coarse = drawn[20, 35] - (90, 120, 60), drawn[10, 35] - (90, 120, 60)
     assert (fine > coarse).all()
     assert (coarse > 20).all()
@@ -298,15 +298,15 @@ def test_coarse_patches_are_fainter_than_the_finest() -> None:
 
 
 def test_what_was_not_seen_is_left_as_it_was() -> None:
-    drawn = draw_glimpses(GREY, [[Box(-10, -10, 30, 30), Box(-90, -90, 200, 200)]], Box(0, 15, 60, 75))
-    assert changed(drawn, GREY)[:, 15:75].any()
-    assert not changed(drawn, GREY)[:, :15].any()
-    assert not changed(drawn, GREY)[:, 75:].any()
-    assert draw_glimpses(GREY, []).tobytes() == GREY.tobytes()
+    drawn = draw_glimpses(GRAY, [[Box(-10, -10, 30, 30), Box(-90, -90, 200, 200)]], Box(0, 15, 60, 75))
+    assert changed(drawn, GRAY)[:, 15:75].any()
+    assert not changed(drawn, GRAY)[:, :15].any()
+    assert not changed(drawn, GRAY)[:, 75:].any()
+    assert draw_glimpses(GRAY, []).tobytes() == GRAY.tobytes()
 
 
 def test_a_saved_map_draws_the_same_path(tmp_path: Path) -> None:
-    found = visattn.explain(Model(at((5, 4), (14, 8))), GREY, method="glimpses")
+    found = visattn.explain(Model(at((5, 4), (14, 8))), GRAY, method="glimpses")
     file = tmp_path / "map.npz"
     file.write_bytes(save_map(found.map, found.geometry))
     loaded = load_map(file)
@@ -337,8 +337,8 @@ def test_a_folder_is_drawn_by_the_command_line(tmp_path: Path, monkeypatch: pyte
     loaded = visattn.load_model(str(tmp_path / "ram"))
     with torch.no_grad():
         pixels = visattn.prepare(visattn.load_image("photo.png"), loaded).pixels
-        centres = (model(pixels).locations[0].double() + 1) * 14
-    torch.testing.assert_close(torch.tensor(facts["parameters"]["path"], dtype=torch.float64), centres, atol=1e-3, rtol=0)
+        centers = (model(pixels).locations[0].double() + 1) * 14
+    torch.testing.assert_close(torch.tensor(facts["parameters"]["path"], dtype=torch.float64), centers, atol=1e-3, rtol=0)
 
 
 def test_ram_takes_no_other_attention() -> None:

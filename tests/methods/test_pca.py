@@ -63,7 +63,7 @@ def test_shares_of_variance_are_stated() -> None:
     assert methods.pca(made).provenance.notes == (expected,)
 
 
-def test_map_is_labelled_and_centred() -> None:
+def test_map_is_labeled_and_centered() -> None:
     result = methods.pca(recorded(2), components=2)
     assert result.axes == ("batch", "component")
     assert result.labels == {"component": ("0", "1")}

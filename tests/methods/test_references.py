@@ -124,15 +124,15 @@ def test_vit_explain_gradient_rollout_in_compat(figures: Figures, published: boo
     check(figures, f"vit-explain gradients {name}, {discard}", found.values[0], VIT_EXPLAIN[f"grad_rollout_{name}_{discard}"])
 
 
-def test_rollout_equals_vit_explain_once_its_rows_are_normalised(figures: Figures) -> None:
+def test_rollout_equals_vit_explain_once_its_rows_are_normalized(figures: Figures) -> None:
     found = methods.rollout(vit_explain_recording(), **F64).values[0]
-    check(figures, "vit-explain rollout, rows normalised", found / found.max(), VIT_EXPLAIN["rollout_mean_0.0_rows"])
+    check(figures, "vit-explain rollout, rows normalized", found / found.max(), VIT_EXPLAIN["rollout_mean_0.0_rows"])
 
 
-def test_gradient_rollout_equals_vit_explain_once_its_rows_are_normalised(figures: Figures) -> None:
+def test_gradient_rollout_equals_vit_explain_once_its_rows_are_normalized(figures: Figures) -> None:
     found = methods.gradient_rollout(vit_explain_recording(), discard=0, **F64).values[0]
     check(
-        figures, "vit-explain gradient rollout, rows normalised", found / found.max(), VIT_EXPLAIN["grad_rollout_paired_0.0_rows"]
+        figures, "vit-explain gradient rollout, rows normalized", found / found.max(), VIT_EXPLAIN["grad_rollout_paired_0.0_rows"]
     )
 
 

@@ -21,7 +21,7 @@ from visattn.models.show_attend_tell import Objective, ShowAttendTell, Told, cos
 from visattn.nn import HardAttention
 
 ROOT = Path(__file__).parents[2]
-UNBIASED: dict[str, Any] = {"regulariser": 0.0, "semi_sampling": 0.0, "reward": 1.0, "entropy": 0.0, "cost": "sum"}
+UNBIASED: dict[str, Any] = {"regularizer": 0.0, "semi_sampling": 0.0, "reward": 1.0, "entropy": 0.0, "cost": "sum"}
 LENGTHS = torch.tensor([2, 4, 3])
 NEAR, BATCHES, SIZE = 6.6, 100, 500  # a baseline near the mean cost; draws
 BASELINES = [("none", 0.0, 1.0), ("a constant", NEAR, 1.0), ("running mean", 0.0, 0.9)]  # what it starts with, and its decay
@@ -149,7 +149,7 @@ def test_the_gradient_is_that_of_the_authors_rule(places: str) -> None:
     put = (1.3 - each[:, None, None]) / 10 * (-taken / alpha) + 0.002 * (alpha.log() + 1)
     put = put.masked_fill(~told.steps[..., None], 0) / 3
     expected = gradients(model, (put * told.alpha).sum())
-    objective = Objective(regulariser=0.0, reward=0.1, entropy=0.002)
+    objective = Objective(regularizer=0.0, reward=0.1, entropy=0.002)
     found = gradients(model, loss(model, told, captions, objective) - costs(told, captions).mean())
     close(found, expected, 1e-9)
     assert bool(found["look.state.weight"].any())
@@ -271,7 +271,7 @@ def test_nothing_flows_through_a_plain_draw() -> None:
 
 def test_through_gumbel_draws_the_captioner_learns_where_to_look() -> None:
     model, captions, found = captioner("hard"), padded(), {}
-    objective = Objective(regulariser=0.0, entropy=0.0, estimator="gumbel")
+    objective = Objective(regularizer=0.0, entropy=0.0, estimator="gumbel")
     for how in ("gumbel", "sample"):
         told = model(pictures(), captions, LENGTHS, how=how)
         found[how] = gradients(model, loss(model, told, captions, objective))

@@ -207,7 +207,7 @@ def test_what_was_rewarded_becomes_likelier() -> None:
     wished = torch.zeros(2, 3, requires_grad=True)
     loss(Looked(logits, wished, torch.zeros(2, 3, 2), torch.full((2, 3), 0.25)), torch.tensor([0, 0])).backward()  # type: ignore[no-untyped-call]
     assert wished.grad is not None
-    torch.testing.assert_close(wished.grad, torch.tensor([[-0.75] * 3, [0.25] * 3]) / 2)  # downhill is towards the first
+    torch.testing.assert_close(wished.grad, torch.tensor([[-0.75] * 3, [0.25] * 3]) / 2)  # downhill is toward the first
 
 
 def test_the_losss_gradients_are_those_of_its_terms_written_out() -> None:
@@ -267,7 +267,7 @@ def test_a_few_steps_reduce_the_loss(figures: Figures) -> None:
 
 
 def test_reinforce_finds_where_the_class_can_be_seen(figures: Figures) -> None:
-    """The class is written at the left edge only, and the glimpse is too small to see it from the centre."""
+    """The class is written at the left edge only, and the glimpse is too small to see it from the center."""
     model = RAM(4, glimpses=1, hidden=32, num_classes=2, deviation=0.3)
     fast = torch.optim.Adam(
         [

@@ -20,7 +20,7 @@ CHANNELS, WORDS, GRID = 5, 6, (2, 3)
 CAPTIONS = [[3, 0], [2, 5, 4, 0], [4, 4, 0]]
 LENGTHS = torch.tensor([len(caption) for caption in CAPTIONS])
 PLACES = torch.tensor([[5, 0, 0, 0], [3, 3, 0, 1], [2, 5, 4, 0]])
-ALONE = Objective(regulariser=0.0, reward=0.0, entropy=0.0)
+ALONE = Objective(regularizer=0.0, reward=0.0, entropy=0.0)
 
 
 def captioner(attention: Attention = "soft", grid: tuple[int, int] | None = None, dropout: float = 0.0) -> ShowAttendTell:
@@ -94,7 +94,7 @@ def test_every_step_equals_loops(attention: Attention, grid: tuple[int, int] | N
 
 @pytest.mark.parametrize("attention", ["soft", "uniform"])
 def test_gradients_of_the_loss_equal_those_of_the_loops(attention: Attention) -> None:
-    model, objective, images = captioner(attention, GRID), Objective(regulariser=0.7), pictures().requires_grad_()
+    model, objective, images = captioner(attention, GRID), Objective(regularizer=0.7), pictures().requires_grad_()
     found = gradients(model, loss(model, tell(model, images), padded(), objective), images)
     copies = pictures().requires_grad_()
     weights, stories = by_loops(model, copies)
@@ -108,7 +108,7 @@ def test_gradients_of_the_loss_equal_those_of_the_loops(attention: Attention) ->
 def test_gradients_of_hard_attentions_loss_equal_those_of_the_loops(each: str) -> None:
     model = captioner("hard", GRID)
     model.baseline.fill_(1.3)
-    objective = Objective(regulariser=0.7, reward=0.4, entropy=0.05, cost=each)  # type: ignore[arg-type]
+    objective = Objective(regularizer=0.7, reward=0.4, entropy=0.05, cost=each)  # type: ignore[arg-type]
     found = gradients(model, loss(model, tell(model), padded(), objective))
     weights, stories = by_loops(model, pictures())
     total = ZERO
@@ -249,11 +249,11 @@ def test_doubly_stochastic_by_hand() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["paper", "arctic", "mean"])
-def test_the_regulariser_is_weighed_and_reduced_as_asked(reduction: str) -> None:
+def test_the_regularizer_is_weighed_and_reduced_as_asked(reduction: str) -> None:
     model, captions = captioner(), padded()
     told = tell(model)
     plain = loss(model, told, captions, ALONE)
-    found = loss(model, told, captions, Objective(regulariser=0.3, reduction=reduction))  # type: ignore[arg-type]
+    found = loss(model, told, captions, Objective(regularizer=0.3, reduction=reduction))  # type: ignore[arg-type]
     uneven = sum(unevenness(words).item() for words in by_loops(model, pictures())[1]) / 3
     factor = {"paper": 1.0, "arctic": 3 / 6, "mean": 1 / 6}[reduction]
     assert (found - plain).item() == pytest.approx(0.3 * factor * uneven, abs=1e-10)

@@ -110,7 +110,7 @@ TOKENS: dict[str, Case] = {
     "local-m": (lambda: OnGrid(ours.LocalMonotonic(1), 5, 7), tokens((2, 35, 35), (2, 35, 8))),
     "local-p": (lambda: OnGrid(ours.LocalPredictive(8, 2), 5, 7), tokens((2, 3, 8), (2, 3, 35), (2, 35, 8))),
     "local-p of a sequence": (
-        lambda: OnGrid(ours.LocalPredictive(8, 2, axes=1, renormalise=True), 35),
+        lambda: OnGrid(ours.LocalPredictive(8, 2, axes=1, renormalize=True), 35),
         tokens((2, 3, 8), (2, 3, 35), (2, 35, 8)),
     ),
     "soft attention": (lambda: ours.SoftAttention(8, 6), tokens((2, 35, 8), (2, 6))),

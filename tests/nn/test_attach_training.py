@@ -285,7 +285,7 @@ def test_copied_and_saved_whole(net: Net, how: str) -> None:
     assert not {id(parameter) for parameter in other.parameters()} & {id(parameter) for parameter in model.parameters()}
 
 
-def test_norms_are_synchronised_after_attaching(net: Net) -> None:
+def test_norms_are_synchronized_after_attaching(net: Net) -> None:
     _, handle, _ = opened(net)
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
     assert isinstance(converted.layer1[0].bn2.base, nn.SyncBatchNorm)

@@ -96,9 +96,9 @@ def convolved(conv: Any, x: Map, stride: int = 1, padding: int = 0, dilation: in
     return built((len(weight), rows, columns), at)
 
 
-def normalised(norm: Any, x: Map) -> Map:
-    weight, bias, centre, spread = (t.tolist() for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var))
-    return built(size(x), lambda c, i, j: (x[c][i][j] - centre[c]) / math.sqrt(spread[c] + 1e-5) * weight[c] + bias[c])
+def normalized(norm: Any, x: Map) -> Map:
+    weight, bias, center, spread = (t.tolist() for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var))
+    return built(size(x), lambda c, i, j: (x[c][i][j] - center[c]) / math.sqrt(spread[c] + 1e-5) * weight[c] + bias[c])
 
 
 def perceived(first: Any, second: Any, x: Map) -> Map:
@@ -117,7 +117,7 @@ def cbam(module: CBAM, x: Map) -> Map:
     average = [[mean([plane[i][j] for plane in y]) for j in range(columns)] for i in range(rows)]
     largest = [[max(plane[i][j] for plane in y) for j in range(columns)] for i in range(rows)]
     planes = [largest, average] if module.variant == "official" else [average, largest]
-    logits = normalised(module.norm, convolved(module.conv, planes, padding=3))
+    logits = normalized(module.norm, convolved(module.conv, planes, padding=3))
     return built(size(x), lambda c, i, j: y[c][i][j] * sigmoid(logits[0][i][j]))
 
 
@@ -148,10 +148,10 @@ def eca(module: ECA, x: Map) -> Map:
 
 
 def bam(module: BAM, x: Map, dilation: int) -> Map:
-    channel = convolved(module.fc2, each(relu, normalised(module.norm, convolved(module.fc1, means(x)))))
-    features = each(relu, normalised(module.norms[0], convolved(module.convs[0], x)))
-    features = each(relu, normalised(module.norms[1], convolved(module.convs[1], features, padding=dilation, dilation=dilation)))
-    features = each(relu, normalised(module.norms[2], convolved(module.convs[2], features, padding=dilation, dilation=dilation)))
+    channel = convolved(module.fc2, each(relu, normalized(module.norm, convolved(module.fc1, means(x)))))
+    features = each(relu, normalized(module.norms[0], convolved(module.convs[0], x)))
+    features = each(relu, normalized(module.norms[1], convolved(module.convs[1], features, padding=dilation, dilation=dilation)))
+    features = each(relu, normalized(module.norms[2], convolved(module.convs[2], features, padding=dilation, dilation=dilation)))
     spatial = convolved(module.plane, features)
 
     def at(c: int, i: int, j: int) -> float:
@@ -177,13 +177,13 @@ def gather_excite(module: GatherExcite, x: Map, variant: str) -> Map:
     if variant == "theta-minus":
         gathered = averages(x, module.extent) if module.extent else means(x)
     elif module.extent == 0:
-        gathered = normalised(module.norms[0], convolved(module.convs[0], x, groups=channels))
+        gathered = normalized(module.norms[0], convolved(module.convs[0], x, groups=channels))
     else:
         gathered = x
         for step in range(int(math.log2(module.extent))):
             gathered = each(relu, gathered) if step else gathered
             gathered = convolved(module.convs[step], gathered, stride=2, padding=1, groups=channels)
-            gathered = normalised(module.norms[step], gathered)
+            gathered = normalized(module.norms[step], gathered)
     if variant == "theta-plus":
         first, _, second = module.excite.children()
         gathered = perceived(first, second, gathered)
@@ -193,12 +193,12 @@ def gather_excite(module: GatherExcite, x: Map, variant: str) -> Map:
 
 def selective_kernel(module: SelectiveKernel, x: Map, stride: int, groups: int) -> Map:
     branches = [
-        each(relu, normalised(norm, convolved(conv, x, stride, padding=reach, dilation=reach, groups=groups)))
+        each(relu, normalized(norm, convolved(conv, x, stride, padding=reach, dilation=reach, groups=groups)))
         for reach, (conv, norm) in enumerate(zip(module.convs, module.norms, strict=True), start=1)
     ]
     shape = size(branches[0])
     fused = built(shape, lambda c, i, j: sum(branch[c][i][j] for branch in branches))
-    scores = convolved(module.select, each(relu, normalised(module.norm, convolved(module.squeeze, means(fused)))))
+    scores = convolved(module.select, each(relu, normalized(module.norm, convolved(module.squeeze, means(fused)))))
 
     def at(c: int, i: int, j: int) -> float:
         powers = [math.exp(scores[k * shape[0] + c][0][0]) for k in range(len(branches))]
@@ -211,7 +211,7 @@ def coordinate(module: CoordinateAttention, x: Map) -> Map:
     channels, rows, columns = size(x)
     by_row = built((channels, rows, 1), lambda c, i, _: mean(x[c][i]))
     by_column = built((channels, columns, 1), lambda c, j, _: mean([row[j] for row in x[c]]))
-    strips = [[each(hardswish, normalised(module.bn1, convolved(module.conv1, strip)))] for strip in (by_row, by_column)]
+    strips = [[each(hardswish, normalized(module.bn1, convolved(module.conv1, strip)))] for strip in (by_row, by_column)]
     a, b = convolved(module.conv_h, strips[0][0]), convolved(module.conv_w, strips[1][0])
     return built(size(x), lambda c, i, j: x[c][i][j] * sigmoid(a[c][i][0]) * sigmoid(b[c][j][0]))
 
@@ -223,7 +223,7 @@ def triplet(module: TripletAttention, x: Map, kernel: int) -> Map:
         _, rows, columns = size(u)
         largest = [[max(plane[i][j] for plane in u) for j in range(columns)] for i in range(rows)]
         average = [[mean([plane[i][j] for plane in u]) for j in range(columns)] for i in range(rows)]
-        logits = normalised(module.norms[branch], convolved(module.convs[branch], [largest, average], padding=kernel // 2))
+        logits = normalized(module.norms[branch], convolved(module.convs[branch], [largest, average], padding=kernel // 2))
         return built(size(u), lambda c, i, j: u[c][i][j] * sigmoid(logits[0][i][j]))
 
     channels, rows, columns = size(x)
@@ -234,19 +234,19 @@ def triplet(module: TripletAttention, x: Map, kernel: int) -> Map:
 
 
 def simam(module: SimAM, x: Map) -> Map:
-    centre = means(x)
+    center = means(x)
     _, rows, columns = size(x)
 
     def at(c: int, i: int, j: int) -> float:
-        square = (x[c][i][j] - centre[c][0][0]) ** 2
-        variance = sum((value - centre[c][0][0]) ** 2 for row in x[c] for value in row) / max(rows * columns - 1, 1)
+        square = (x[c][i][j] - center[c][0][0]) ** 2
+        variance = sum((value - center[c][0][0]) ** 2 for row in x[c] for value in row) / max(rows * columns - 1, 1)
         return x[c][i][j] * sigmoid(square / (4 * (variance + module.regularization)) + 0.5)
 
     return built(size(x), at)
 
 
 def resampled(x: Map, rows: int, columns: int) -> Map:
-    """Bilinear, pixels being squares: the centre of pixel `i` of `n` lies at `(i + 1/2) / n`."""
+    """Bilinear, pixels being squares: the center of pixel `i` of `n` lies at `(i + 1/2) / n`."""
     channels, tall, wide = size(x)
 
     def near(position: int, fine: int, coarse: int) -> tuple[int, int, float]:
@@ -264,10 +264,10 @@ def resampled(x: Map, rows: int, columns: int) -> Map:
 
 def attention_gate(module: AttentionGate, x: Map, gate: Map) -> Map:
     _, rows, columns = size(x)
-    asked = normalised(module.norm_gate, convolved(module.from_gate, resampled(gate, rows, columns)))
-    own = normalised(module.norm_x, convolved(module.from_x, x))
+    asked = normalized(module.norm_gate, convolved(module.from_gate, resampled(gate, rows, columns)))
+    own = normalized(module.norm_x, convolved(module.from_x, x))
     matched = built(size(own), lambda c, i, j: relu(asked[c][i][j] + own[c][i][j]))
-    logits = normalised(module.norm_psi, convolved(module.psi, matched))
+    logits = normalized(module.norm_psi, convolved(module.psi, matched))
     return built(size(x), lambda c, i, j: x[c][i][j] * sigmoid(logits[0][i][j]))
 
 

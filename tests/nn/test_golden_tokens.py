@@ -56,12 +56,12 @@ def test_attending_by_a_score_gives_the_noted_numbers(name: str) -> None:
     check(out, expected)
 
 
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_a_gaussian_without_a_window_gives_the_noted_numbers(renormalise: bool) -> None:
-    centres = torch.tensor([[[2.3, 4.1]], [[5.0, 0.7]]], dtype=torch.float64)
-    local = ours.LocalPredictive(32, 2, cut=False, renormalise=renormalise)
-    out, _ = local.attend(queries() @ tokens().mT, tokens(), centres, (7, 7))
-    check(out, LOCAL[renormalise])
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_a_gaussian_without_a_window_gives_the_noted_numbers(renormalize: bool) -> None:
+    centers = torch.tensor([[[2.3, 4.1]], [[5.0, 0.7]]], dtype=torch.float64)
+    local = ours.LocalPredictive(32, 2, cut=False, renormalize=renormalize)
+    out, _ = local.attend(queries() @ tokens().mT, tokens(), centers, (7, 7))
+    check(out, LOCAL[renormalize])
 
 
 COUNTS: dict[str, tuple[nn.Module, int]] = {

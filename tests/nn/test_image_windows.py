@@ -15,7 +15,7 @@ from visattn.nn import DrawRead, DrawWrite, Retina, SpatialTransformer
 
 
 def bilinear(image: Tensor, y: float, x: float) -> Tensor:
-    """The image at pixel coordinates, centres being whole numbers, and 0 beyond it."""
+    """The image at pixel coordinates, centers being whole numbers, and 0 beyond it."""
     out, (rows, columns) = torch.zeros_like(image[:, 0, 0]), image.shape[1:]
     for i, j in itertools.product((math.floor(y), math.floor(y) + 1), (math.floor(x), math.floor(x) + 1)):
         if 0 <= i < rows and 0 <= j < columns:
@@ -34,7 +34,7 @@ class Fixed(nn.Module):
 @pytest.mark.parametrize("size", [(3, 4), (6, 5), (1, 1)], ids=str)
 def test_spatial_transformer_equals_loops(attention: bool, size: tuple[int, int]) -> None:
     module, image = (
-        SpatialTransformer(2, localisation=Fixed(), features=1, attention=attention, size=size).double(),
+        SpatialTransformer(2, localization=Fixed(), features=1, attention=attention, size=size).double(),
         example(2, 5, 7),
     )
     a, b, c, d, e, f = (0.6, 0.0, 0.3, 0.0, 0.6, -0.5) if attention else (0.8, -0.3, 0.2, 0.4, 1.1, -0.1)
@@ -49,7 +49,7 @@ def test_spatial_transformer_equals_loops(attention: bool, size: tuple[int, int]
 
 
 def test_positions_are_exact_under_autocast() -> None:
-    module, x = SpatialTransformer(2, localisation=Fixed(), features=1), example(2, 37, 53).float()
+    module, x = SpatialTransformer(2, localization=Fixed(), features=1), example(2, 37, 53).float()
     module.theta.bias.data = torch.tensor([0.7, 0.1, 0.013, -0.2, 0.9, 0.007])
     expected, at = module(x), torch.tensor([[0.013, 0.007]] * 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -69,23 +69,23 @@ def test_corners_are_where_the_output_lies_on_the_input() -> None:
 
 
 def test_a_quarter_turn_shows_the_image_turned() -> None:
-    module, x = SpatialTransformer(2, localisation=Fixed(), features=1).double(), example(2, 4, 4)
+    module, x = SpatialTransformer(2, localization=Fixed(), features=1).double(), example(2, 4, 4)
     module.theta.bias.data = torch.tensor([0, -1, 0, 1, 0, 0], dtype=torch.float64)
     torch.testing.assert_close(module(x), x.rot90(1, (2, 3)), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("size", "centre"), [(4, (6, 5)), (3, (6.5, 5.5)), (4, (1, 9)), (2, (0, 0))], ids=str)
+@pytest.mark.parametrize(("size", "center"), [(4, (6, 5)), (3, (6.5, 5.5)), (4, (1, 9)), (2, (0, 0))], ids=str)
 @pytest.mark.parametrize("factor", [2, 3])
-def test_retina_equals_slices_around_whole_centres(size: int, factor: int, centre: tuple[float, float]) -> None:
+def test_retina_equals_slices_around_whole_centers(size: int, factor: int, center: tuple[float, float]) -> None:
     x, scales = example(2, 10, 12), 2 if size % 2 else 3
     if size % 2 and factor == 2:
         scales = 1  # wider patches would lie between pixels
-    found = Retina(size, scales, factor)(x, torch.tensor([[centre[1] / 6 - 1, centre[0] / 5 - 1]] * 2, dtype=torch.float64))
+    found = Retina(size, scales, factor)(x, torch.tensor([[center[1] / 6 - 1, center[0] / 5 - 1]] * 2, dtype=torch.float64))
     padded = F.pad(x, (99, 99, 99, 99))
     patches = []
     for scale in range(scales):
         side = size * factor**scale
-        top, left = (int(99 + c - side / 2) for c in centre)
+        top, left = (int(99 + c - side / 2) for c in center)
         wide = padded[:, :, top : top + side, left : left + side]
         patches.append(wide.reshape(2, 2, size, factor**scale, size, factor**scale).mean((3, 5)))
     torch.testing.assert_close(found, torch.cat(patches, 1), rtol=0, atol=1e-12)
@@ -103,11 +103,11 @@ def test_retina_looks_at_a_place_for_each_image() -> None:
 # DRAW
 
 
-def filters(centre: float, spacing: float, variance: float, count: int, side: int) -> list[Vector]:
+def filters(center: float, spacing: float, variance: float, count: int, side: int) -> list[Vector]:
     """Filters 1 to N on pixels 1 to A, as the paper counts."""
     out = []
     for i in range(1, count + 1):
-        middle = centre + (i - count / 2 - 0.5) * spacing
+        middle = center + (i - count / 2 - 0.5) * spacing
         row = [math.exp(-((a - middle) ** 2) / (2 * variance)) for a in range(1, side + 1)]
         out.append([r / sum(row) for r in row])
     return out
@@ -155,7 +155,7 @@ def test_writing_equals_loops() -> None:
 
 
 @pytest.mark.parametrize("glimpse", [1, 4, 5])
-def test_filters_lie_around_the_centre_of_the_window(glimpse: int) -> None:
+def test_filters_lie_around_the_center_of_the_window(glimpse: int) -> None:
     module = DrawRead(4, glimpse=glimpse).double()
     window(module, -0.25, 0.5, -1.0, -2.0, 0.0)  # at row 9, column 4.5 of 11 x 11, counted from 1
     weights = module(torch.zeros(1, 1, 11, 11, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64), need_weights=True)[1]
@@ -165,7 +165,7 @@ def test_filters_lie_around_the_centre_of_the_window(glimpse: int) -> None:
     assert float(middle.sum(0) @ place) == pytest.approx(4.5, abs=1e-3)
 
 
-def test_a_point_at_the_centre_is_read_in_the_middle() -> None:
+def test_a_point_at_the_center_is_read_in_the_middle() -> None:
     module = DrawRead(4, glimpse=5).double()
     window(module, 0.0, 0.5, -1.0, math.log(0.4), 0.0)
     image = torch.zeros(1, 1, 11, 11, dtype=torch.float64)

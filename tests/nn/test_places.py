@@ -22,7 +22,7 @@ from tests.oracles.arithmetic import (
     flat,
     listed,
     mean,
-    normalised,
+    normalized,
     plus,
     pooled,
     ready,
@@ -45,10 +45,10 @@ def global_context(module: GlobalContext, image: Grid) -> Grid:
     places = flat(image)
     context = mean(softmax([dense(module.score, place)[0] for place in places]), places)
     hidden = dense(module.fc1, context)
-    centre = sum(hidden) / len(hidden)
-    deviation = math.sqrt(sum((h - centre) ** 2 for h in hidden) / len(hidden) + 1e-5)
+    center = sum(hidden) / len(hidden)
+    deviation = math.sqrt(sum((h - center) ** 2 for h in hidden) / len(hidden) + 1e-5)
     weight, bias = module.norm.weight.flatten().tolist(), module.norm.bias.flatten().tolist()
-    hidden = [max(0, (h - centre) / deviation * w + b) for h, w, b in zip(hidden, weight, bias, strict=True)]
+    hidden = [max(0, (h - center) / deviation * w + b) for h, w, b in zip(hidden, weight, bias, strict=True)]
     change = dense(module.fc2, hidden)
     if module.fusion == "add":
         return [[plus(place, change) for place in row] for row in image]
@@ -69,7 +69,7 @@ def non_local(module: NonLocal, image: Grid) -> Grid:
         else:
             weights = softmax([dot(query, key) for key in flat(keys)])
         change = dense(module.output, mean(weights, flat(values)))
-        return plus(place, change if module.norm is None else normalised(module.norm, change))
+        return plus(place, change if module.norm is None else normalized(module.norm, change))
 
     return [[mixed(place) for place in row] for row in image]
 
@@ -156,7 +156,7 @@ def external(module: ExternalAttention, image: Grid) -> Grid:
         row = [slot[n] for slot in by_slot]
         y = dense(module.value, [r / (1e-9 + sum(row)) for r in row])
         if framed:
-            y = [max(0, v) for v in plus(place, normalised(module.norm, dense(module.output, y)))]
+            y = [max(0, v) for v in plus(place, normalized(module.norm, dense(module.output, y)))]
         out.append(y)
     columns = len(image[0])
     return [out[i : i + columns] for i in range(0, len(out), columns)]

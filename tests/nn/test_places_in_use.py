@@ -305,7 +305,7 @@ def test_captured_weights_lie_on_the_image(name: str) -> None:
     torch.testing.assert_close(record.operator.dense(), weights, rtol=0, atol=1e-6)
 
 
-def test_captured_neighbourhoods_lie_on_the_image() -> None:
+def test_captured_neighborhoods_lie_on_the_image() -> None:
     module, pixels = given_to("SASA")[0], torch.randn(2, 3, 10, 14)
     model = network(module)[:2]
     with torch.no_grad(), visattn.capture(model) as recording:
@@ -382,9 +382,9 @@ MISFITS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "external norm": (ExternalAttention(8, variant="official"), (MAPS[:1, :, :1, :1],), "cannot train on one value per channel"),
     "augmented size": (AttentionAugmentedConv2d(8, 8, heads=1, size=(5, 6)), (MAPS,), "at most 5 x 6, got 5 x 7"),
     "STN features": (
-        SpatialTransformer(8, localisation=nn.Flatten(), features=9),
+        SpatialTransformer(8, localization=nn.Flatten(), features=9),
         (MAPS,),
-        r"localisation must give \(B, 9\), got \(2, 280\)",
+        r"localization must give \(B, 9\), got \(2, 280\)",
     ),
     "retina locations": (Retina(4, 1), (MAPS, torch.zeros(1, 2)), r"locations must be \(2, 2\), .* got \(1, 2\)"),
     "DRAW state": (DrawRead(4), (MAPS, torch.zeros(2, 5)), r"state must be \(B, 4\), got \(2, 5\)"),

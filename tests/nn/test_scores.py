@@ -172,35 +172,35 @@ def test_a_monotonic_window_equals_loops(grid: tuple[int, ...], first: int) -> N
     scores, value = noise(2, 4, len(cells)), noise(2, len(cells), 3, seed=1)
     out, weights = ours.LocalMonotonic(2)(scores, value, grid, first=first)
     for b, t in itertools.product(range(2), range(4)):
-        centre = cells[min(first + t, len(cells) - 1)]
-        near = [all(abs(a - c) <= 2 for a, c in zip(cell, centre, strict=True)) for cell in cells]
+        center = cells[min(first + t, len(cells) - 1)]
+        near = [all(abs(a - c) <= 2 for a, c in zip(cell, center, strict=True)) for cell in cells]
         exps = [math.exp(one) * inside for one, inside in zip(scores[b, t].tolist(), near, strict=True)]
         assert weights[b, t].tolist() == pytest.approx([one / sum(exps) for one in exps], abs=1e-12)
     close(out, torch.einsum("btn,bnd->btd", weights, value))
 
 
 @every_grid
-@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("cut", [True, False])
-def test_a_predicted_window_equals_loops(grid: tuple[int, ...], renormalise: bool, cut: bool) -> None:
+def test_a_predicted_window_equals_loops(grid: tuple[int, ...], renormalize: bool, cut: bool) -> None:
     cells, radius = places(grid), 2
-    local = lively(ours.LocalPredictive(6, radius, axes=len(grid), width=4, renormalise=renormalise, cut=cut))
+    local = lively(ours.LocalPredictive(6, radius, axes=len(grid), width=4, renormalize=renormalize, cut=cut))
     query, scores, value = noise(2, 3, 6), noise(2, 3, len(cells), seed=1), noise(2, len(cells), 3, seed=2)
-    centres = local.centres(query, grid)
+    centers = local.centers(query, grid)
     out, weights = local(query, scores, value, grid)
     for b, t in itertools.product(range(2), range(3)):
         hidden = torch.tensor([math.tanh(one) for one in product(local.hidden.weight, query[b, t])], dtype=torch.float64)
         shares = [1 / (1 + math.exp(-one)) for one in product(local.vector.weight, hidden)]
-        centre = [(size - 1) * share for size, share in zip(grid, shares, strict=True)]
-        assert centres[b, t].tolist() == pytest.approx(centre, abs=1e-12)
+        center = [(size - 1) * share for size, share in zip(grid, shares, strict=True)]
+        assert centers[b, t].tolist() == pytest.approx(center, abs=1e-12)
         exps, gauss = [], []
         for n, cell in enumerate(cells):
-            away = [a - c for a, c in zip(cell, centres[b, t].tolist(), strict=True)]
+            away = [a - c for a, c in zip(cell, centers[b, t].tolist(), strict=True)]
             inside = not cut or all(abs(one) <= radius for one in away)
             exps.append(math.exp(float(scores[b, t, n])) * inside)
             gauss.append(math.exp(-sum(one**2 for one in away) / (2 * (radius / 2) ** 2)))
         expected = [one * factor for one, factor in zip(exps, gauss, strict=True)]
-        total = sum(expected) if renormalise else sum(exps)
+        total = sum(expected) if renormalize else sum(exps)
         assert weights[b, t].tolist() == pytest.approx([one / total for one in expected], abs=1e-12)
     close(out, torch.einsum("btn,bnd->btd", weights, value))
 
@@ -214,16 +214,16 @@ def test_a_window_larger_than_the_map_is_global(grid: tuple[int, ...]) -> None:
     close(wide(noise(2, 3, 6), scores, value, grid)[0], ours.attend(scores, value)[0], 1e-10)
 
 
-def test_what_a_window_takes_shrinks_unless_it_is_renormalised() -> None:
+def test_what_a_window_takes_shrinks_unless_it_is_renormalized() -> None:
     query, scores, value = noise(2, 3, 6), noise(2, 3, 49), noise(2, 49, 4)
-    for renormalise in (False, True):
-        sums = lively(ours.LocalPredictive(6, 2, renormalise=renormalise))(query, scores, value, (7, 7))[1].sum(-1)
-        assert ((sums - 1).abs().max() < 1e-12) == renormalise
-        assert renormalise or sums.max() < 0.9
+    for renormalize in (False, True):
+        sums = lively(ours.LocalPredictive(6, 2, renormalize=renormalize))(query, scores, value, (7, 7))[1].sum(-1)
+        assert ((sums - 1).abs().max() < 1e-12) == renormalize
+        assert renormalize or sums.max() < 0.9
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_the_centre_learns(cut: bool) -> None:
+def test_the_center_learns(cut: bool) -> None:
     local = lively(ours.LocalPredictive(6, 2, cut=cut))
     out, _ = local(noise(2, 3, 6), noise(2, 3, 49, seed=1), noise(2, 49, 4, seed=2), (7, 7))
     gradients = torch.autograd.grad(out.square().sum(), list(local.parameters()))
@@ -239,10 +239,10 @@ def test_a_window_without_anything_to_attend_to_takes_nothing() -> None:
     assert weights.sum(-1)[0, 14:] == pytest.approx(torch.ones(35).tolist())
 
 
-def test_centres_keep_their_digits_in_half_precision() -> None:
+def test_centers_keep_their_digits_in_half_precision() -> None:
     local = ours.LocalPredictive(6, 2).bfloat16()
-    centres = local.centres(noise(1, 3, 6).bfloat16(), (200, 300))
-    assert centres.dtype == torch.float32
+    centers = local.centers(noise(1, 3, 6).bfloat16(), (200, 300))
+    assert centers.dtype == torch.float32
 
 
 # soft and hard attention
@@ -421,7 +421,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "radius": (lambda: ours.LocalMonotonic(0), OptionError, "radius must be a whole number of at least 1"),
     "axes": (lambda: ours.LocalPredictive(4, 2, axes=3), OptionError, "axes must be 1 or 2, got 3"),
     "axes of the grid": (
-        lambda: ours.LocalPredictive(4, 2).centres(torch.zeros(1, 2, 4), (9,)),
+        lambda: ours.LocalPredictive(4, 2).centers(torch.zeros(1, 2, 4), (9,)),
         ShapeError,
         r"the grid must have 2 axes, got \(9,\)",
     ),

@@ -80,7 +80,7 @@ def flat(image: Grid) -> list[Vector]:
     return [place for row in image for place in row]
 
 
-def normalised(norm: nn.BatchNorm2d, vector: Vector) -> Vector:
+def normalized(norm: nn.BatchNorm2d, vector: Vector) -> Vector:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     parts = (part.tolist() for part in (norm.running_mean, norm.running_var, norm.weight, norm.bias))

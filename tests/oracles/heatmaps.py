@@ -13,7 +13,7 @@ from visattn.geometry import Geometry
 def slow_heat(
     grid: NDArray[np.float64], geometry: Geometry, cell: float, mix: Callable[[NDArray[np.float64], float, float], float]
 ) -> NDArray[np.float64]:
-    """Each pixel's centre carried to the grid by hand; `cell` is the side of a grid cell in input pixels."""
+    """Each pixel's center carried to the grid by hand; `cell` is the side of a grid cell in input pixels."""
     height, width = geometry.photo
     window = geometry.window
     heat = np.zeros((height, width))

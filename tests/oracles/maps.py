@@ -210,13 +210,13 @@ def cosine(a: Array, b: Array) -> float:
 
 def principal_scores(rows: Array, components: int) -> tuple[Array, Array]:
     """Scores `(rows, components)` by singular values, signs arbitrary, and the share of variance of each component."""
-    centred = rows - rows.mean(axis=0)
-    left, values, _ = np.linalg.svd(centred, full_matrices=False)
+    centered = rows - rows.mean(axis=0)
+    left, values, _ = np.linalg.svd(centered, full_matrices=False)
     shares = values**2 / (values**2).sum()
     return left[:, :components] * values[:components], shares[:components]
 
 
-# localisation
+# localization
 
 Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
 

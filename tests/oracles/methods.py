@@ -45,7 +45,7 @@ def length(vector: Array) -> float:
     return math.sqrt(math.fsum(x * x for x in vector))
 
 
-def row_normalised(a: Array) -> Array:
+def row_normalized(a: Array) -> Array:
     """Rows divided by their sums; a row that nothing is left of becomes the token itself."""
     out = np.eye(len(a))
     for i, row in enumerate(a):
@@ -160,7 +160,7 @@ def rollout(
                 mixed[i, i] = 0
         else:
             shares = [float(residual)] * tokens
-        mixed = row_normalised(mixed)
+        mixed = row_normalized(mixed)
         step = np.zeros((tokens, tokens))
         for i, j in np.ndindex(tokens, tokens):
             step[i, j] = shares[i] * (i == j) + (1 - shares[i]) * mixed[i, j]
@@ -255,12 +255,12 @@ def relevances(steps: Sequence[Sequence[Attended]], sizes: dict[str, int]) -> di
                 for other in sizes:
                     r[s, other] = r[s, other] + product(mean, old[s, other])
             else:  # 10 and 11
-                r[s, q] = r[s, q] + product(product(self_normalised(old[s, s]).T, mean), self_normalised(old[q, q]))
+                r[s, q] = r[s, q] + product(product(self_normalized(old[s, s]).T, mean), self_normalized(old[q, q]))
                 r[s, s] = r[s, s] + product(mean, old[q, s])
     return r
 
 
-def self_normalised(r: Array) -> Array:
+def self_normalized(r: Array) -> Array:
     """Equations 8 and 9: rows of `R - I` divided by their sums, and `I` again; a row of zeros stays."""
     tokens = len(r)
     rest = r - np.eye(tokens)
@@ -288,7 +288,7 @@ def gradient_rollout(
     rolled = np.eye(tokens)
     for a, g in list(zip(layers, gradients, strict=True))[start_layer:]:
         weights = without_smallest(clamped(fused(a * g)), discard, discard_over, prefix)
-        rolled = product(row_normalised(weights + np.eye(tokens)), rolled)
+        rolled = product(row_normalized(weights + np.eye(tokens)), rolled)
     return rolled
 
 

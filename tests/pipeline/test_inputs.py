@@ -137,7 +137,7 @@ def marked(height: int, width: int, y: int, x: int, side: int) -> Image.Image:
 
 
 def light_of(pixels: Tensor, model: Any) -> NDArray[np.float64]:
-    """The pixels before they were normalised."""
+    """The pixels before they were normalized."""
     mean, std = (torch.tensor(model.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
     light: NDArray[np.float64] = (pixels * std + mean).mean(0).double().clamp(0, 1).numpy()
     return light
@@ -191,7 +191,7 @@ def test_photo_comes_back_with_the_pixels() -> None:
     assert prepared.geometry.rule == "the model's own evaluation transform"
 
 
-def test_pixels_are_on_the_models_device_and_normalised() -> None:
+def test_pixels_are_on_the_models_device_and_normalized() -> None:
     prepared = prepare(Image.new("RGB", (80, 80), (255, 0, 51)), small_vit(classes=0))
     assert prepared.pixels.device.type == "cpu"
     expected = [(1 - 0.5) / 0.2, (0 - 0.4) / 0.25, (0.2 - 0.3) / 0.3]
@@ -337,7 +337,7 @@ def test_model_of_one_channel_sees_the_luminance(resize: Literal["model", "fit"]
     assert "it saw the photo's luminance" in prepared.notes[0]
 
 
-def test_model_of_one_channel_is_normalised_by_its_own_mean() -> None:
+def test_model_of_one_channel_is_normalized_by_its_own_mean() -> None:
     model = small_vit(in_chans=1, mean=(0.1,), std=(0.5,), classes=0)
     assert torch.allclose(prepare(Image.new("RGB", (64, 64), "white"), model).pixels, torch.tensor(0.9 / 0.5))
 
@@ -370,7 +370,7 @@ def test_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> 
     assert changed[:448, :224].mean() > 0.98
 
 
-def test_strip_through_a_centre_crop_is_prepared() -> None:
+def test_strip_through_a_center_crop_is_prepared() -> None:
     """The crop of a photo one pixel high keeps a part of that pixel."""
     model, photo = small_vit(crop_pct=0.875), noise(1, 64)
     prepared = prepare(photo, model, resize="model")

@@ -392,7 +392,7 @@ def test_auto_draws_what_the_model_has(name: str, sheets: Sheets) -> None:
 
 
 class Lamps(nn.Module):
-    """The evidence for each class is the brightness of one colour: Grad-CAM is that colour's picture on the grid."""
+    """The evidence for each class is the brightness of one color: Grad-CAM is that color's picture on the grid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,10 +406,10 @@ class Lamps(nn.Module):
 
 
 def lit(*places: tuple[int, int, int]) -> Tensor:
-    """One lamp in each image: its colour, row and column on the grid."""
+    """One lamp in each image: its color, row and column on the grid."""
     pictures = torch.zeros(len(places), 3, HEIGHT, WIDTH)
-    for picture, (colour, row, column) in zip(pictures, places, strict=True):
-        picture[colour, row * 16 : row * 16 + 16, column * 16 : column * 16 + 16] = 1
+    for picture, (color, row, column) in zip(pictures, places, strict=True):
+        picture[color, row * 16 : row * 16 + 16, column * 16 : column * 16 + 16] = 1
     return pictures
 
 
@@ -417,12 +417,12 @@ def test_map_lies_where_the_evidence_is(sheets: Sheets) -> None:
     places = [(0, 0, 0), (1, 1, 2), (2, 0, 1)]
     logger_of(Lamps(), images=lit(*places), style={"opacity": 1.0})
     photos, maps = sheets[-1][0]
-    for (colour, row, column), photo, panel in zip(places, photos, maps, strict=True):
+    for (color, row, column), photo, panel in zip(places, photos, maps, strict=True):
         expected = np.zeros((2, 3), bool)
         expected[row, column] = True
         large = expected.repeat(16, 0).repeat(16, 1)  # a panel is as wide as the images
         assert ((np.asarray(panel.picture) == table("inferno")[-1]).all(-1) == large).all()
-        assert (np.asarray(photo.picture)[..., colour] == 255 * large).all()
+        assert (np.asarray(photo.picture)[..., color] == 255 * large).all()
         assert panel.caption == f"0 to {1 / 6:.2g}"
 
 
@@ -496,7 +496,7 @@ def shown(sheets: Sheets) -> Any:
     return np.stack([np.asarray(cell.picture) for cell in sheets[-1][0][0]])
 
 
-def test_normalisation_is_undone(sheets: Sheets) -> None:
+def test_normalization_is_undone(sheets: Sheets) -> None:
     raw = (images() * 255).round() / 255
     expected = (raw * 255).round().permute(0, 2, 3, 1).numpy()
     mean, std = torch.tensor([0.4, 0.5, 0.6])[:, None, None], torch.tensor([0.2, 0.3, 0.4])[:, None, None]
@@ -511,15 +511,15 @@ def test_normalisation_is_undone(sheets: Sheets) -> None:
     assert (shown(sheets) == expected).all()
 
 
-def test_grey_images_are_shown_grey(sheets: Sheets) -> None:
+def test_gray_images_are_shown_gray(sheets: Sheets) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    grey = images()[:, :1]
-    logger_of(model, images=grey)
-    assert (shown(sheets) == (grey * 255).round().permute(0, 2, 3, 1).numpy()).all()
+    gray = images()[:, :1]
+    logger_of(model, images=gray)
+    assert (shown(sheets) == (gray * 255).round().permute(0, 2, 3, 1).numpy()).all()
 
 
 def test_photos_are_shown_whole_in_the_place_of_the_images(sheets: Sheets) -> None:
-    photos = [Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), colour) for colour in ("red", "blue")]
+    photos = [Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), color) for color in ("red", "blue")]
     photos[1] = photos[1].resize((90, 90))
     logger_of(Lamps(), images=lit((0, 1, 2), (1, 0, 0)) * 5 - 1, photos=photos, style={"opacity": 1.0})
     assert [cell.picture.getpixel((5, 5)) for cell in sheets[-1][0][0]] == [(255, 0, 0), (0, 0, 255)]

@@ -42,7 +42,7 @@ import torch
 from torch import nn
 
 class Poisoned(nn.Module):
-    '''Gives no number for a picture of one colour; with MODE backward, only its gradient is none.'''
+    '''Gives no number for a picture of one color; with MODE backward, only its gradient is none.'''
 
     def __init__(self, classes, channels):
         super().__init__()
@@ -66,7 +66,7 @@ def small(num_classes, in_channels):
 
 @pytest.fixture
 def poisoned(data: Path, tmp_path: Path) -> Callable[..., Config]:
-    """A recipe over pictures one of which, of one colour, has a loss or gradient that is no number."""
+    """A recipe over pictures one of which, of one color, has a loss or gradient that is no number."""
     folder = Path(shutil.copytree(data, tmp_path / "flat"))
     Image.new("RGB", (20, 18), (9, 9, 9)).save(folder / "train" / "cat" / "04.png")
 

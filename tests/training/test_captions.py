@@ -68,7 +68,7 @@ def test_two_hundred_photos_in_cocos_format_end_to_end(run: Run, photos: Path, t
     options = (
         "--model visattn_resnet14 --img-size 48 --epochs 12 --batch-size 20 --lr 3e-3 --embedding 32 --state 48 --dropout 0.1"
     )
-    extra = "--regulariser 0.01 --maps-every 60 --device cpu -q -o run"
+    extra = "--regularizer 0.01 --maps-every 60 --device cpu -q -o run"
     code, out, err = run("train", "caption", "--data", photos, *options.split(), *extra.split())
     assert (code, err) == (0, "")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -91,7 +91,7 @@ def test_two_hundred_photos_in_cocos_format_end_to_end(run: Run, photos: Path, t
 @pytest.mark.parametrize("attention", ["soft", "hard", "uniform"])
 @pytest.mark.parametrize("stop", [2, 4])
 def test_a_training_that_was_stopped_ends_with_the_same_bits(attention: str, stop: int, tmp_path: Path) -> None:
-    config = recipe(attention=attention, word_dropout=0.2, grey=0.2, amp="bfloat16")
+    config = recipe(attention=attention, word_dropout=0.2, gray=0.2, amp="bfloat16")
     train(config, tmp_path / "whole")
     begun = train_until(config, tmp_path / "begun", stop)
     train(config, begun)
@@ -172,7 +172,7 @@ def test_the_encoder_may_be_any_with_a_map(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:freeze .--freeze. leaves the encoder's random weights")
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regulariser": 0.1}
+    options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regularizer": 0.1}
     train(recipe(**options), tmp_path / "one")
     (tmp_path / "recipe.toml").write_text(recipe(**options).toml())
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "visattn"]

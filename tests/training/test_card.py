@@ -37,7 +37,7 @@ def test_every_fact_stands_in_its_section() -> None:
     assert page.startswith("# `visattn_resnet20` with `cbam` on `scenes`\n\n## What it is\n")
     expected = {
         "What it is": [
-            "colour pictures of 64 x 48 pixels to one of 2 classes, `disc`, `ring`.",
+            "color pictures of 64 x 48 pixels to one of 2 classes, `disc`, `ring`.",
             "272,995",
             "40.8 M",
             "ef56",
@@ -58,7 +58,7 @@ def test_every_fact_stands_in_its_section() -> None:
             "visattn 0.1.0, torch 2.15.0",
         ],
         "Limits": ["of seed 3", "Small shapes are missed."],
-        "Licence": ["Apache-2.0"],
+        "License": ["Apache-2.0"],
     }
     assert list(parts) == list(expected)
     missing = [(head, fact) for head, facts in expected.items() for fact in facts if fact not in parts[head]]
@@ -78,11 +78,11 @@ def test_the_same_facts_give_the_same_page() -> None:
 
 def test_what_is_not_known_is_said_to_be_not_stated() -> None:
     bare = Origin(ORIGIN.command, ORIGIN.versions)
-    data = dataclasses.replace(DATA, licence="", fingerprints={})
+    data = dataclasses.replace(DATA, license="", fingerprints={})
     page = card(dataclasses.replace(CONFIG, attention="none", weights="auto"), data, REACHED, bare, cost=COST, shape=(3, 64, 48))
     assert page.startswith("# `visattn_resnet20` on `scenes`\n")
     parts = sections(page)
-    assert parts["Licence"].strip() == "Not stated."
+    assert parts["License"].strip() == "Not stated."
     assert "pictures: not stated." in parts["What it was trained on"]
     assert "Fingerprint" not in page
     assert "sha256" not in page
@@ -91,8 +91,8 @@ def test_what_is_not_known_is_said_to_be_not_stated() -> None:
     assert parts["Limits"].count("\n- ") == 3
 
 
-def test_grey_pictures_are_called_so() -> None:
-    assert "from grey pictures of 28 x 28" in card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN | {"shape": (1, 28, 28)})
+def test_gray_pictures_are_called_so() -> None:
+    assert "from gray pictures of 28 x 28" in card(CONFIG, DATA, REACHED, ORIGIN, **GIVEN | {"shape": (1, 28, 28)})
 
 
 def test_many_classes_are_counted() -> None:

@@ -167,7 +167,7 @@ def test_overriding_is_checked() -> None:
         (CaptionConfig, {"cost": "sum", "attention": "uniform"}, "cost is for --attention hard alone, got --attention uniform."),
         (CaptionConfig, {"reward": 0.5, "attention": "hard", "estimator": "gumbel"}, "reward is for --estimator reinforce alone"),
         (CaptionConfig, {"temperature": 0.5, "attention": "hard"}, "temperature is for --estimator gumbel alone"),
-        (CaptionConfig, {"reduction": "mean", "regulariser": 0.0}, "reduction is of the regulariser, which is 0, got mean."),
+        (CaptionConfig, {"reduction": "mean", "regularizer": 0.0}, "reduction is of the regularizer, which is 0, got mean."),
     ],
     ids=str,
 )

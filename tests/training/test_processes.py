@@ -307,11 +307,11 @@ def test_asked_to_stop_all_processes_save_and_one_goes_on(done: Path, figures: C
 def test_batch_norms_of_several_processes_on_a_cpu_are_warned_of_once(done: Path) -> None:
     first, second = (json.loads((done / f"told{rank}.json").read_text())["warnings"] for rank in range(2))
     assert len(first) == 1
-    assert "torch synchronises them on GPUs alone" in first[0]
+    assert "torch synchronizes them on GPUs alone" in first[0]
     assert not second
 
 
-def test_torch_synchronises_batch_norms_on_gpus_alone(tmp_path: Path) -> None:
+def test_torch_synchronizes_batch_norms_on_gpus_alone(tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="on GPU"):
@@ -320,7 +320,7 @@ def test_torch_synchronises_batch_norms_on_gpus_alone(tmp_path: Path) -> None:
         distributed.destroy_process_group()
 
 
-def test_synchronised_batch_norms_keep_their_activation() -> None:
+def test_synchronized_batch_norms_keep_their_activation() -> None:
     norm = BatchNormAct2d(2)
     x = torch.randn(3, 2, 4, 4)
     model = _for_several(nn.Sequential(norm), Processes(torch.device("cuda"), 0, 2))

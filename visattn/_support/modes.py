@@ -13,7 +13,7 @@ from visattn.errors import ModelError
 
 @contextmanager
 def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
-    """Put a model into evaluation mode; the flag of each module is as before afterwards, also after an error.
+    """Put a model into evaluation mode; the flag of each module is as before afterward, also after an error.
 
     Args:
         model: The model.

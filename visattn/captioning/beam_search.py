@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
     Attributes:
         words: Numbers, without `END`.
-        score: The sum of log-probabilities, that of `END` included, in nats; a mean over steps where it was normalised.
+        score: The sum of log-probabilities, that of `END` included, in nats; a mean over steps where it was normalized.
         finished: Whether `END` was taken; else the caption was cut off.
         places: The place that hard attention took at each step, that of `END` included; empty where none was taken.
     """
@@ -46,9 +46,9 @@ class _Live(NamedTuple):
     def at(self, rows: Tensor) -> _Live:
         return _Live(*(field[rows] for field in self))
 
-    def found(self, *, normalise: bool) -> Iterator[tuple[int, Found]]:
+    def found(self, *, normalize: bool) -> Iterator[tuple[int, Found]]:
         """Each with its picture."""
-        steps = max(self.words.shape[1], 1) if normalise else 1
+        steps = max(self.words.shape[1], 1) if normalize else 1
         for picture, score, words, places in zip(*(field.tolist() for field in self), strict=True):
             finished = words[-1:] == [END]
             yield picture, Found(words[:-1] if finished else words, score / steps, finished, places)
@@ -61,11 +61,11 @@ def search(
     beam: int = 5,
     longest: int = 50,
     how: str | None = None,
-    normalise: bool = False,
+    normalize: bool = False,
     unknown: bool = False,
 ) -> list[Found]:
     """The best caption of each picture; see `search_all`."""
-    found = search_all(model, seen, beam=beam, longest=longest, how=how, normalise=normalise, unknown=unknown, best_only=True)
+    found = search_all(model, seen, beam=beam, longest=longest, how=how, normalize=normalize, unknown=unknown, best_only=True)
     return [one for one, *_ in found]
 
 
@@ -77,7 +77,7 @@ def search_all(
     beam: int = 5,
     longest: int = 50,
     how: str | None = None,
-    normalise: bool = False,
+    normalize: bool = False,
     unknown: bool = False,
     best_only: bool = False,
 ) -> list[list[Found]]:
@@ -95,10 +95,10 @@ def search_all(
             picture was over.
         how: What hard attention takes, see `visattn.nn.HardAttention`; by default the likeliest place. Each hypothesis draws its own,
             and what it draws depends on what else is in the batch.
-        normalise: Divide scores by their steps, once all are found: the words stay, the order may change. Without, short captions win.
+        normalize: Divide scores by their steps, once all are found: the words stay, the order may change. Without, short captions win.
         unknown: Whether `UNKNOWN` may be told. Where it may not, the probabilities of other words stay as they are.
         best_only: Give the best of each picture alone. It is found sooner: scores only fall, so a picture is done as soon as one that is
-            over has a score that no other has any more; not where scores are normalised.
+            over has a score that no other has any more; not where scores are normalized.
 
     Returns:
         For each picture 1 to `beam` captions.
@@ -133,17 +133,17 @@ def search_all(
             places = torch.cat((live.places, step.taken.argmax(1, keepdim=True)), 1) if places_taken else live.places
             words = torch.cat((live.words[parent], word[:, None]), 1)
             then, over = _Live(live.picture[parent], total[parent, word], words, places[parent]), word == END
-            for picture, hypothesis in then.at(over).found(normalise=normalise):
+            for picture, hypothesis in then.at(over).found(normalize=normalize):
                 found[picture].append(hypothesis)
             slots -= then.picture[over].bincount(minlength=count)
-            stay = _ahead(then, over, lead) if best_only and not normalise else ~over
+            stay = _ahead(then, over, lead) if best_only and not normalize else ~over
             then, parent = then.at(stay), parent[stay]
             state, before = (state[0][parent], state[1][parent]), then.words[:, -1]
             if not torch.equal(then.picture, live.picture):  # else the features stand where they should
                 here = Seen(seen.features[then.picture], seen.keys[then.picture], seen.grid)
             live = then
     nothing = [not hypotheses for hypotheses in found]
-    for picture, hypothesis in live.found(normalise=normalise):
+    for picture, hypothesis in live.found(normalize=normalize):
         if nothing[picture]:
             found[picture].append(hypothesis)
     if not all(found):

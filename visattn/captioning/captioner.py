@@ -87,7 +87,7 @@ class Caption:
     def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
         notes = [*self.map.provenance.notes, *options.pop("notes", ())]
         if any(cell is not None for cell in self.cells):
-            notes.append("colours: the probabilities of places")
+            notes.append("colors: the probabilities of places")
         notes.append("entropy: of the map, 1 where it is uniform; beta: how much of what was seen was let through")
         return {"title": self.text, "notes": notes} | options
 
@@ -113,7 +113,7 @@ class Captioner:
         return self._seen(blank)[0].grid
 
     def tell(
-        self, photos: Sequence[Image.Image], *, beam: int = 5, longest: int = 50, how: str | None = None, normalise: bool = False
+        self, photos: Sequence[Image.Image], *, beam: int = 5, longest: int = 50, how: str | None = None, normalize: bool = False
     ) -> list[Caption]:
         """A caption of each photo: beam search, then the maps of the caption that was chosen.
 
@@ -122,7 +122,7 @@ class Captioner:
             beam: Hypotheses that are followed; 1 is greedy.
             longest: Most words, `<end>` among them.
             how: What hard attention takes: `argmax`, `expected` or `sample`; by default the likeliest place.
-            normalise: Whether hypotheses are compared by their mean log-probability; else short ones win.
+            normalize: Whether hypotheses are compared by their mean log-probability; else short ones win.
 
         Raises:
             OptionError: If an option is out of range, or `how` is given for another attention.
@@ -132,10 +132,10 @@ class Captioner:
         self._check(how)
         prepared = prepare_batch(photos, self.model)
         seen, layout = self._seen(prepared.pixels)
-        found = search(self.model, seen, beam=beam, longest=longest, how=how, normalise=normalise)
+        found = search(self.model, seen, beam=beam, longest=longest, how=how, normalize=normalize)
         words = [[*one.words, END] if one.finished else one.words for one in found]
         places = [one.places for one in found] if self.model.attention == "hard" and how != "expected" else None
-        parameters = {"beam": beam, "longest": longest, "normalise": normalise, "how": how or "default"}
+        parameters = {"beam": beam, "longest": longest, "normalize": normalize, "how": how or "default"}
         told = self._scored(seen, words, how, places)
         return self._captions(prepared, layout, told, [self.vocabulary.decode(one) for one in words], words, parameters)
 

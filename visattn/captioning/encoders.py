@@ -140,7 +140,7 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
             images = torch.randn(1, channels, *size, generator=generator).to(like).requires_grad_()
             maps = made(images)[0]
             middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
-            weights = torch.randn(middle.shape, generator=generator).to(middle)  # a plain sum of normalised features is 0
+            weights = torch.randn(middle.shape, generator=generator).to(middle)  # a plain sum of normalized features is 0
             (reach,) = torch.autograd.grad((middle * weights).sum(), images)
             touched |= (reach[0] != 0).any(0)
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))

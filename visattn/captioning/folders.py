@@ -57,7 +57,7 @@ class CaptionerBlueprint:
 
     @property
     def channels(self) -> int:
-        """1 for grey pictures, 3 for colour."""
+        """1 for gray pictures, 3 for color."""
         return self.encoder.channels
 
     @property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from visattn._support.extras import need
 from visattn.captioning.vocabulary import split
-from visattn.data.scenes import COLOURS, Thing
+from visattn.data.scenes import COLORS, Thing
 from visattn.data.scenes.shapes import DISTRACTORS, LABELS
 from visattn.errors import OptionError
 
@@ -23,7 +23,7 @@ References = Sequence[str | Sequence[str]]  # of each picture: one caption, or s
 class Fact(NamedTuple):
     """What a caption says of one thing; what it leaves out is empty."""
 
-    colour: str
+    color: str
     shape: str
     place: str
 
@@ -34,7 +34,7 @@ _PLACES = {  # from the words of a place, in any order, to its name
     frozenset(place.split()): place for place in (Thing("", "", "", (y, x), 0, 0).place for y in _THIRDS for x in _THIRDS)
 }
 _SLOTS = {
-    **dict.fromkeys(COLOURS, "colour"),
+    **dict.fromkeys(COLORS, "color"),
     **dict.fromkeys((*LABELS, *DISTRACTORS), "shape"),
     **dict.fromkeys(frozenset().union(*_PLACES), "place"),
 }
@@ -56,7 +56,7 @@ def caption_scores(candidates: Sequence[str], references: References) -> dict[st
     `ROUGE-L = 2.44 P R / (R + 1.44 P)`, a mean over pictures: P and R are the longest common subsequence over the length of the candidate
     and of the reference, each the largest over the references.
 
-    All three depend on what counts as a word, and are comparable under the same tokenisation only: published numbers of COCO are of
+    All three depend on what counts as a word, and are comparable under the same tokenization only: published numbers of COCO are of
     another, the Penn Treebank's.
 
     Args:
@@ -93,10 +93,10 @@ def caption_scores(candidates: Sequence[str], references: References) -> dict[st
 
 
 def facts_of(caption: str) -> list[Fact]:
-    """What a caption says of each thing, in its order: `a red star top left, a blue disk centre` are two facts.
+    """What a caption says of each thing, in its order: `a red star top left, a blue disk center` are two facts.
 
-    A comma or the word `a` begins a thing, and so does a word of a colour, shape or place that the thing has already. Words that scenes'
-    captions do not have are passed over: `a green dog` is a fact with a colour alone, and `a dog` an empty one.
+    A comma or the word `a` begins a thing, and so does a word of a color, shape or place that the thing has already. Words that scenes'
+    captions do not have are passed over: `a green dog` is a fact with a color alone, and `a dog` an empty one.
     """
     facts = []
     for words in filter(None, map(split, _BEGINS.split(caption))):
@@ -129,9 +129,9 @@ def exact_set(candidates: Sequence[str], references: References) -> float:
 
 
 def slot_accuracy(candidates: Sequence[str], references: References) -> dict[str, float]:
-    """What captions get right of scenes: the colours, shapes and places of their things, and how many there are.
+    """What captions get right of scenes: the colors, shapes and places of their things, and how many there are.
 
-    Things of candidate and reference are matched one to one so that as many slots as can be agree; among such matchings as many colours,
+    Things of candidate and reference are matched one to one so that as many slots as can be agree; among such matchings as many colors,
     then shapes.
 
     Args:
@@ -139,7 +139,7 @@ def slot_accuracy(candidates: Sequence[str], references: References) -> dict[str
         references: The caption of each scene; time and memory grow as `2^n` for its n things, of which a scene has up to 7.
 
     Returns:
-        `colour`, `shape` and `place`: share of the things of all scenes with that slot right; `count`: share of captions with the right
+        `color`, `shape` and `place`: share of the things of all scenes with that slot right; `count`: share of captions with the right
         number of things. From 0 to 1.
 
     Raises:
@@ -153,15 +153,15 @@ def slot_accuracy(candidates: Sequence[str], references: References) -> dict[str
 
 
 def _agreeing(told: Sequence[Fact], truth: Sequence[Fact]) -> tuple[int, ...]:
-    """How many colours, shapes and places agree in the best matching."""
+    """How many colors, shapes and places agree in the best matching."""
     best = {0: (0, 0, 0, 0)}  # by which of the truth are taken, one bit each: slots that agree, then those of each kind
     for fact in told:
         gains = [tuple(a == b for a, b in zip(fact, thing, strict=True)) for thing in truth]
         for taken, (slots, *kinds) in list(best.items()):
             for number, gain in enumerate(gains):
                 if not taken >> number & 1:
-                    colours, shapes, places = (old + new for old, new in zip(kinds, gain, strict=True))
-                    reached = slots + sum(gain), colours, shapes, places
+                    colors, shapes, places = (old + new for old, new in zip(kinds, gain, strict=True))
+                    reached = slots + sum(gain), colors, shapes, places
                     best[taken | 1 << number] = max(best.get(taken | 1 << number, reached), reached)
     return max(best.values())[1:]
 
@@ -177,7 +177,7 @@ def _facts(candidates: Sequence[str], references: References) -> list[tuple[list
         truth = [fact for caption in truths for fact in facts_of(caption)]
         if len(truths) != 1 or not truth or not all(map(all, truth)):
             raise OptionError(
-                f"the reference must be one scene's caption, as 'a red star top left, a blue disk centre', got {list(truths)}. "
+                f"the reference must be one scene's caption, as 'a red star top left, a blue disk center', got {list(truths)}. "
                 "Use caption_scores for other captions."
             )
         pairs.append((facts_of(said), truth))

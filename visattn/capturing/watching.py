@@ -83,7 +83,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """See the forwards inside the `with`; nothing of it is left afterwards."""
+        """See the forwards inside the `with`; nothing of it is left afterward."""
         before, after = self.modules.before, self.modules.after
         for number in {id(self._model), *self._parts, *self._scripted}:
             before.setdefault(number, []).insert(0, self._begun)

@@ -34,7 +34,7 @@ _HOWS = [how for how in get_args(How) if how != "gumbel"]  # which is for traini
 @click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Folder of a captioner: RUN/final.")
 @click.option("--beam", type=click.IntRange(1), default=5, show_default=True, help="Hypotheses that are followed; 1: greedy.")
 @click.option("--longest", type=click.IntRange(1, 200), default=50, show_default=True, help="Most words.")
-@click.option("--normalise", is_flag=True, help="Compare hypotheses by their mean log-probability; else short ones win.")
+@click.option("--normalize", is_flag=True, help="Compare hypotheses by their mean log-probability; else short ones win.")
 @click.option("--how", type=click.Choice(_HOWS), help="What hard attention takes: argmax by default.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --how sample.")
 @click.option("--caption", "text", help="Show where the words of this caption look, in the place of telling one.")
@@ -48,8 +48,8 @@ _HOWS = [how for how in get_args(How) if how != "gumbel"]  # which is for traini
     show_default=True,
     help="nearest shows places as they are; others are stated on the page.",
 )
-@click.option("--shared", is_flag=True, help="One colour scale for all words; each has its own by default.")
-@click.option("--opacity", type=click.FloatRange(0, 1), default=0.6, show_default=True, help="0: the photo, 1: the colours.")
+@click.option("--shared", is_flag=True, help="One color scale for all words; each has its own by default.")
+@click.option("--opacity", type=click.FloatRange(0, 1), default=0.6, show_default=True, help="0: the photo, 1: the colors.")
 @click.option("--panel", type=click.IntRange(64, 1024), default=160, show_default=True, help="Width of a panel in pixels.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 @photo_options
@@ -142,7 +142,7 @@ def _told(captioner: Captioner, photos: Sequence[Image.Image], options: dict[str
     how, text = options["how"], options["text"]
     if text is not None:
         return captioner.score(photos, [text] * len(photos), how=how)
-    return captioner.tell(photos, beam=options["beam"], longest=options["longest"] + 1, how=how, normalise=options["normalise"])
+    return captioner.tell(photos, beam=options["beam"], longest=options["longest"] + 1, how=how, normalize=options["normalize"])
 
 
 def _row(caption: Caption, name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ COMMANDS = {
     "caption": "Tell what photos show, and where each word looked.",
     "stats": "Every head in numbers, over a folder of photos.",
     "inspect": "What a model is made of, and which methods apply to it.",
-    "list": "Models, methods or colour maps.",
+    "list": "Models, methods or color maps.",
     "doctor": "Check the installation.",
 }
 

@@ -38,7 +38,7 @@ _Shown = Literal["attention", "gates"]
 @click.option("--matrix", is_flag=True, help="The query x key matrix of one --head of one --layer.")
 @click.option("--stats", is_flag=True, help="A table instead: how wide each head looks, how far, and at what; CSV with -o.")
 @click.option("--mass", type=float, help="Outline the patches that hold this share; 0.6 for one layer by default.")
-@click.option("--shared", is_flag=True, help="One colour scale for all panels.")
+@click.option("--shared", is_flag=True, help="One color scale for all panels.")
 @style_options(PAGE)
 @click.option("--panel", type=click.IntRange(48, 2000), help="Width of a panel in pixels.")
 @photo_options
@@ -212,7 +212,7 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
 
 
 def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an Explanation
-    """The centre of the query's patch on the photo, if the query is a patch."""
+    """The center of the query's patch on the photo, if the query is a patch."""
     name, _, place = found.map.facts.query.partition(":")
     if name != "patch":
         return []

@@ -13,7 +13,7 @@ from visattn.errors import OptionError
 @click.command("list")
 @click.argument("pattern", default="*")
 @click.option("--methods", "what", flag_value="methods", help="Methods instead of models.")
-@click.option("--colormaps", "what", flag_value="colormaps", help="Colour maps instead of models.")
+@click.option("--colormaps", "what", flag_value="colormaps", help="Color maps instead of models.")
 @talk_options
 def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, debug: bool) -> None:
     """List models whose name fits PATTERN (for example '*dinov2*'): those with published weights whose maps are known."""

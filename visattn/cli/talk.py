@@ -50,7 +50,7 @@ def _scale(provenance: Provenance) -> list[str]:
     if provenance.value_range is None:
         return []
     low, high = provenance.value_range
-    return [f"colours go from {low:.4g} to {high:.4g} ({provenance.normalization})"]
+    return [f"colors go from {low:.4g} to {high:.4g} ({provenance.normalization})"]
 
 
 def result(as_json: bool, rows: list[tuple[Path, Provenance]]) -> None:

@@ -9,7 +9,7 @@ from visattn.data.weights.offline import OFFLINE_MODEL, OFFLINE_NAME, offline_we
 if TYPE_CHECKING:
     from visattn.data import scenes as scenes
     from visattn.data.captions.readers import Captioned as Captioned, read_captions as read_captions
-    from visattn.data.labelled.readers import ArrayPictures as ArrayPictures, Labelled as Labelled, read as read
+    from visattn.data.labeled.readers import ArrayPictures as ArrayPictures, Labeled as Labeled, read as read
 
 __all__ = [
     "OFFLINE_MODEL",
@@ -17,7 +17,7 @@ __all__ = [
     "PHOTOS",
     "ArrayPictures",
     "Captioned",
-    "Labelled",
+    "Labeled",
     "offline_weights",
     "photo_path",
     "read",
@@ -27,8 +27,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name in ("ArrayPictures", "Labelled", "read"):  # on first use: they import torch
-        return getattr(import_module("visattn.data.labelled.readers"), name)
+    if name in ("ArrayPictures", "Labeled", "read"):  # on first use: they import torch
+        return getattr(import_module("visattn.data.labeled.readers"), name)
     if name in ("Captioned", "read_captions"):
         return getattr(import_module("visattn.data.captions.readers"), name)
     if name == "scenes":

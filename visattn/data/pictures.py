@@ -12,7 +12,7 @@ class Pictures(Protocol):
 
     @property
     def channels(self) -> int:
-        """1 or 3: grey or RGB pictures."""
+        """1 or 3: gray or RGB pictures."""
         ...
 
     @property

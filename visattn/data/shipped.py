@@ -1,4 +1,4 @@
-"""The photos that come with the package; their licences are in `LICENSES.md` beside them."""
+"""The photos that come with the package; their licenses are in `LICENSES.md` beside them."""
 
 from __future__ import annotations
 

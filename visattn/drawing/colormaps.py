@@ -1,4 +1,4 @@
-"""Colour tables: 256 RGB rows each. Sequential maps come from OpenCV; the diverging one is built here, OpenCV has none."""
+"""Color tables: 256 RGB rows each. Sequential maps come from OpenCV; the diverging one is built here, OpenCV has none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLUE_WHITE_RED = ((5, 48, 97), (67, 147, 195), (247, 247, 247), (214, 96, 77), 
 
 @cache
 def table(name: str) -> NDArray[np.uint8]:
-    """The colours of a map, lowest value first.
+    """The colors of a map, lowest value first.
 
     Args:
         name: One of `NAMES`.
@@ -33,15 +33,15 @@ def table(name: str) -> NDArray[np.uint8]:
     one_of(name, NAMES, "colormap")
     ramp = np.arange(256, dtype=np.uint8)
     if name == "gray":
-        colours = np.stack([ramp] * 3, axis=1)
+        colors = np.stack([ramp] * 3, axis=1)
     elif name in DIVERGING:
         stops = np.linspace(0, 255, len(_BLUE_WHITE_RED))
         channels = [np.interp(ramp, stops, channel) for channel in np.transpose(_BLUE_WHITE_RED)]
-        colours = np.stack(channels, axis=1).round().astype(np.uint8)
+        colors = np.stack(channels, axis=1).round().astype(np.uint8)
     else:
         from visattn._support.opencv import cv2
 
         bgr = cv2.applyColorMap(ramp[:, None], getattr(cv2, f"COLORMAP_{name.upper()}"))
-        colours = np.ascontiguousarray(bgr[:, 0, ::-1])
-    colours.flags.writeable = False
-    return colours
+        colors = np.ascontiguousarray(bgr[:, 0, ::-1])
+    colors.flags.writeable = False
+    return colors

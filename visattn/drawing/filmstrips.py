@@ -175,7 +175,7 @@ def entropies(attention_map: AttentionMap, *, normalized: bool = False) -> list[
         normalized: Whether to divide by `ln L`: then 0 is one place and 1 all alike. Of a single place it is 0.
 
     Returns:
-        A number for each word, in nats unless normalised; `0 ln 0` is 0.
+        A number for each word, in nats unless normalized; `0 ln 0` is 0.
 
     Raises:
         OptionError: If the map has other axes.
@@ -241,10 +241,10 @@ def _drawn(
             picture = outline(picture, _box(panels, attention_map, place, f"cells[{number}]"))
         strip.append(Cell(picture, "\n".join(lines), word))
     grid = "{} x {}".format(*attention_map.layout.grid)
-    said = [f"smoothed: {interpolation} between the centres of {grid} places"] * (interpolation != "nearest")
+    said = [f"smoothed: {interpolation} between the centers of {grid} places"] * (interpolation != "nearest")
     said += ["not smoothed: maps of a single place"] * bool(said and single.any())
     said += ["box: the place that the word took"] * any(place is not None for place in cells)
-    said += ["without colour: what the model did not see"] * (panels.heat.seen != Box(0, 0, *panels.geometry.photo))
+    said += ["without color: what the model did not see"] * (panels.heat.seen != Box(0, 0, *panels.geometry.photo))
     return panels, strip, [*said, *map(printable, notes)]
 
 
@@ -263,7 +263,7 @@ def _box(panels: Panels, attention_map: AttentionMap, place: tuple[int, int], na
 
 
 def _frame(cell: Cell, number: str, lines: int, bar: Bar, notes: Sequence[str]) -> Image.Image:
-    """A panel with a white band below: the word and its number, the lines of its caption, the colour bar and notes."""
+    """A panel with a white band below: the word and its number, the lines of its caption, the color bar and notes."""
     width, height = cell.picture.size
     large, small = font_of(max(16, width // 16)), font_of(max(11, width // 26))
     word, line, inner = line_height(large) + 6, line_height(small) + 4, width - 2 * MARGIN

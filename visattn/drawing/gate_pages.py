@@ -62,7 +62,7 @@ def gate_page(
         geometry: Where the model's input lies on it.
         layer: `all`, or position or dotted name of one module.
         panel: Width of a panel in pixels.
-        shared: Whether all maps share one colour scale.
+        shared: Whether all maps share one color scale.
         style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`.
 
     Returns:
@@ -200,11 +200,11 @@ def _strip(values: NDArray[np.float32], width: int, colormap: str) -> Image.Imag
     top, bottom = max(1.0, float(values.max())), min(0.0, float(values.min()))
     ranks = np.linspace(0, len(values) - 1, width).round().astype(int)
     sorted_ = np.sort(values)[::-1][ranks]
-    colours = colormaps.table(colormap)[((sorted_ / top).clip(0, 1) * 200).round().astype(int)]  # the brightest vanish on white
+    colors = colormaps.table(colormap)[((sorted_ / top).clip(0, 1) * 200).round().astype(int)]  # the brightest vanish on white
     zero, ends = ((top - x) / (top - bottom) * height for x in (0.0, sorted_))
     rows = np.arange(height)[:, None] + 0.5
     filled = (rows >= np.minimum(zero, ends)) & (rows <= np.maximum(zero, ends))
-    picture = Image.fromarray(np.where(filled[..., None], colours[None], np.uint8(255)).astype(np.uint8))
+    picture = Image.fromarray(np.where(filled[..., None], colors[None], np.uint8(255)).astype(np.uint8))
     draw = ImageDraw.Draw(picture)
     for line in {1.0, 0.0} if bottom < 0 else {1.0}:
         at = round((top - line) / (top - bottom) * (height - 1))

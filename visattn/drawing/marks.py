@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-_MARK = (0, 230, 255)  # cyan: in none of the warm colours of inferno
+_MARK = (0, 230, 255)  # cyan: in none of the warm colors of inferno
 _FAINT = 0.4  # opacity of what stands behind
 _LEGIBLE = 9  # pixels, of a digit
 _SHIFT = 4  # bits of a fraction of a pixel
@@ -51,7 +51,7 @@ def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Im
 
 
 def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # noqa: ANN401
-    """The photo inside a mask; outside it dark and grey, with the border drawn.
+    """The photo inside a mask; outside it dark and gray, with the border drawn.
 
     Args:
         photo: The photo, as `as_photo` takes it.
@@ -64,15 +64,15 @@ def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # 
         ShapeError: If the mask has not the photo's size.
     """
     picture = as_photo(photo)
-    grey = np.asarray(picture.convert("L").convert("RGB"))
-    framed = outline(Image.fromarray((grey * 0.3).astype(np.uint8)), mask)  # also checks the size
+    gray = np.asarray(picture.convert("L").convert("RGB"))
+    framed = outline(Image.fromarray((gray * 0.3).astype(np.uint8)), mask)  # also checks the size
     inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
     core = cv2.erode(inside.astype(np.uint8), np.ones((3, 3), np.uint8), iterations=_stroke(picture)) > 0
     lit = Image.fromarray(np.where(core[..., None], np.asarray(picture), np.asarray(framed)))
     return carrying(lit, mask.provenance) if isinstance(mask, Heatmap) else lit
 
 
-def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tuple[int, int, int] = _MARK) -> Image.Image:
+def ring(picture: Image.Image, points: Sequence[tuple[float, float]], color: tuple[int, int, int] = _MARK) -> Image.Image:
     """Ring points `(y, x)` of a picture, as sinks are marked."""
     if not points:
         return picture
@@ -81,7 +81,7 @@ def ring(picture: Image.Image, points: Sequence[tuple[float, float]], colour: tu
     radius = max(4, round(max(picture.size) / 60))
     for y, x in points:
         cv2.circle(array, (int(x), int(y)), radius, _BLACK, 3 * width, cv2.LINE_AA)
-        cv2.circle(array, (int(x), int(y)), radius, colour, width, cv2.LINE_AA)
+        cv2.circle(array, (int(x), int(y)), radius, color, width, cv2.LINE_AA)
     return carried(Image.fromarray(array), picture)
 
 
@@ -90,16 +90,16 @@ def draw_window(picture: Image.Image, corners: Sequence[tuple[float, float]]) ->
     array = np.array(picture)
     width = _stroke(picture)
     points = np.asarray([(x, y) for y, x in corners], float).round().astype(np.int32)
-    for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
-        cv2.polylines(array, [points], True, colour, thick, cv2.LINE_AA)
-        cv2.circle(array, points[0].tolist(), 2 * width + thick, colour, -1, cv2.LINE_AA)
+    for color, thick in ((_BLACK, 3 * width), (_WHITE, width)):
+        cv2.polylines(array, [points], True, color, thick, cv2.LINE_AA)
+        cv2.circle(array, points[0].tolist(), 2 * width + thick, color, -1, cv2.LINE_AA)
     return carried(Image.fromarray(array), picture)
 
 
 def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | None = None) -> Image.Image:
-    """Draw glimpses in their order: a box for each patch, lines from centre to centre, numbers from 1 on.
+    """Draw glimpses in their order: a box for each patch, lines from center to center, numbers from 1 on.
 
-    A box is drawn along the outermost pixels whose centres it holds. Where the finest patch is too small for a number there is a dot.
+    A box is drawn along the outermost pixels whose centers it holds. Where the finest patch is too small for a number there is a dot.
 
     Args:
         picture: RGB picture.
@@ -122,11 +122,11 @@ def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen:
     array = cv2.addWeighted(behind, _FAINT, before, 1 - _FAINT, 0)
     finest = [boxes[0] for boxes in glimpses]
     points = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in finest]
-    line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's points are centres of pixels
-    for colour, thick in ((_BLACK, 3 * width), (_WHITE, width)):
+    line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's points are centers of pixels
+    for color, thick in ((_BLACK, 3 * width), (_WHITE, width)):
         for box in finest:
-            cv2.rectangle(array, *_corners(box), colour, thick)
-        cv2.polylines(array, line, False, _BLACK if colour == _BLACK else _MARK, thick, cv2.LINE_AA, _SHIFT)
+            cv2.rectangle(array, *_corners(box), color, thick)
+        cv2.polylines(array, line, False, _BLACK if color == _BLACK else _MARK, thick, cv2.LINE_AA, _SHIFT)
     digit = min(max(12, max(picture.size) // 30), int(min(min(box.height, box.width) for box in finest) / 3))
     radius = round(0.8 * digit) if digit >= _LEGIBLE else width
     drawn = Image.fromarray(array)
@@ -151,7 +151,7 @@ def inside_only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Ima
 
 
 def _corners(box: Box) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The first and the last pixel (x, y) whose centres a box holds."""
+    """The first and the last pixel (x, y) whose centers a box holds."""
     top, left, bottom, right = (int(np.ceil(side - 0.5)) for side in box)
     return (left, top), (right - 1, bottom - 1)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def matrix_page(
     weights: NDArray[np.float32], prefix: Sequence[str], *, title: str = "", notes: Sequence[str] = (), side: int = 900
 ) -> Image.Image:
-    """The query x key matrix of one head as a picture with a colour bar.
+    """The query x key matrix of one head as a picture with a color bar.
 
     Args:
         weights: `(Q, K)` attention.

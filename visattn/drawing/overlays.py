@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
 _NEARLY = 1e-3  # span of a map, as a share of its values, below which it is shifted to zero first
-_LINE = 190  # grey of a hatch
+_LINE = 190  # gray of a hatch
 
 
 def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> Picture:  # noqa: ANN401 - anything `as_photo` takes
-    """Lay a coloured heatmap over a photo.
+    """Lay a colored heatmap over a photo.
 
     Args:
         photo: The photo, as `as_photo` takes it.
@@ -79,7 +79,7 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)
-    colours = _packed(style.colors(signed))
+    colors = _packed(style.colors(signed))
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
     inner, values = base[rows, columns], values[rows, columns]
@@ -91,13 +91,13 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
     below = nearly or normalize == "percentile"
     clipped = np.maximum(values, np.float32(low)) if below else values  # convertScaleAbs folds what is below
     levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
-    colour = cv2.LUT(levels, colours).view(np.uint8).reshape(inner.shape)
+    color = cv2.LUT(levels, colors).view(np.uint8).reshape(inner.shape)
     if style.blend == "constant":
-        mixed = cv2.addWeighted(colour, opacity, inner, 1 - opacity, 0, colour)  # in place: fresh pages cost more than the sum
+        mixed = cv2.addWeighted(color, opacity, inner, 1 - opacity, 0, color)  # in place: fresh pages cost more than the sum
     else:
         share = levels.astype(np.float32) / 255
         share = opacity * (np.abs(2 * share - 1) if signed else share)
-        mixed = cv2.blendLinear(colour, np.ascontiguousarray(inner), share, 1 - share)
+        mixed = cv2.blendLinear(color, np.ascontiguousarray(inner), share, 1 - share)
     if mixed.shape != base.shape:
         whole = base.copy()
         whole[rows, columns] = mixed
@@ -117,7 +117,7 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
 
 
 def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Picture:  # noqa: ANN401
-    """The colours of a heatmap alone, black where the model did not see; see `overlay`."""
+    """The colors of a heatmap alone, black where the model did not see; see `overlay`."""
     values = heat.values if isinstance(heat, Heatmap) else heat
     shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
     return painted(Image.new("RGB", shape[:-3:-1]), heat, Style(normalize=normalize, opacity=1, colormap=colormap))
@@ -196,5 +196,5 @@ def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
 
 @cache
 def _packed(name: str) -> NDArray[np.int32]:
-    """A colour table as one number a colour: OpenCV then looks up a pixel at once, not channel by channel."""
+    """A color table as one number a color: OpenCV then looks up a pixel at once, not channel by channel."""
     return np.ascontiguousarray(np.pad(colormaps.table(name), ((0, 0), (0, 1)))).view(np.int32).reshape(1, 256)

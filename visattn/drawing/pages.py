@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Bar:
-    """A colour bar: the map's name and what is written at its two ends, or numbers in between."""
+    """A color bar: the map's name and what is written at its two ends, or numbers in between."""
 
     colormap: str
     ticks: tuple[str, ...]
@@ -52,7 +52,7 @@ def sheet(
         notes: Lines below, wrapped to the page.
         row_labels: A text left of each row.
         column_labels: A text above each column.
-        bar: A colour bar below the panels.
+        bar: A color bar below the panels.
 
     Returns:
         The page.
@@ -133,8 +133,8 @@ def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
 def draw_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, x: int, y: int, font: Font) -> None:
     """Draw a color bar with its numbers and its label at a place of a page."""
     width = min(page.width - x - MARGIN, 420)
-    colours = colormaps.table(bar.colormap)
-    ramp = np.repeat(colours[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)
+    colors = colormaps.table(bar.colormap)
+    ramp = np.repeat(colors[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)
     page.paste(Image.fromarray(ramp), (x, y))
     for i, text in enumerate(bar.ticks):
         share = i / max(1, len(bar.ticks) - 1)

@@ -27,7 +27,7 @@ _ROUNDING = 1e-6  # of a softmax in float32, relative
 
 
 class Panels:
-    """The panels of a map over its photo, all of one size, and the colour bar that explains them."""
+    """The panels of a map over its photo, all of one size, and the color bar that explains them."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Panels:
         self._one_scale = len(set(self._scales.values())) == 1
 
     def cell(self, **index: int) -> Cell:
-        """One panel, with its own range below; the untouched photo where there is nothing to colour."""
+        """One panel, with its own range below; the untouched photo where there is nothing to color."""
         one = self.heat.at(**index)
         low, high = self._scales[tuple(index[name] for name in self.heat.axes)]
         picture = self.photo if _flat(low, high) else painted(self.photo, _scaled(one, low, high), self._painted)
@@ -83,7 +83,7 @@ class Panels:
         )
 
     def bar(self) -> Bar:
-        """The colours, with numbers where all panels have one scale."""
+        """The colors, with numbers where all panels have one scale."""
         what, colors = self.heat.meaning, str(self._painted.colormap)
         if not self._one_scale:
             ends = "panel's lowest", "panel's highest"
@@ -108,7 +108,7 @@ def contact_sheet(
     notes: Sequence[str] = (),
     **style: Unpack[StyleOptions],
 ) -> Picture:
-    """All panels of a map over its photo, by its axes, each with its range, and one colour bar.
+    """All panels of a map over its photo, by its axes, each with its range, and one color bar.
 
     Args:
         photo: The photo.

@@ -3,7 +3,7 @@
 What heads, gates and sinks do in numbers, and how much of a map lies on the object, beside what chance and habit would reach.
 """
 
-from visattn.evaluation.baselines import centre_prior, shifted_copies, smooth_random
+from visattn.evaluation.baselines import center_prior, shifted_copies, smooth_random
 from visattn.evaluation.gates import GateStatistics, gate_statistics
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
 from visattn.evaluation.importance import head_ablation, head_importance
@@ -17,7 +17,7 @@ __all__ = [
     "HeadStatistics",
     "auroc",
     "average_precision",
-    "centre_prior",
+    "center_prior",
     "column_scores",
     "find_sinks",
     "gate_statistics",

@@ -11,8 +11,8 @@ from visattn.evaluation.cells import refuse_holes
 from visattn.maps import AttentionMap
 
 
-def centre_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
-    """A Gaussian about the middle, whatever the photo shows: photographers centre their objects.
+def center_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
+    """A Gaussian about the middle, whatever the photo shows: photographers center their objects.
 
     Args:
         like: A map whose layout is taken.
@@ -24,8 +24,8 @@ def centre_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
     refuse_holes(like)
     rows, columns = (np.exp(-0.5 * (((np.arange(side) + 0.5) / side - 0.5) / spread) ** 2) for side in like.layout.grid)
     values = torch.from_numpy(np.outer(rows, columns))
-    provenance = like.provenance.but(method="centre prior", parameters={"spread": spread}, sinks=())
-    return AttentionMap(values / values.sum(), (), like.layout, {}, "centre prior", provenance)
+    provenance = like.provenance.but(method="center prior", parameters={"spread": spread}, sinks=())
+    return AttentionMap(values / values.sum(), (), like.layout, {}, "center prior", provenance)
 
 
 def smooth_random(like: AttentionMap, count: int = 20, seed: int = 0, spread: float = 0.1) -> AttentionMap:

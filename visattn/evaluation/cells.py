@@ -18,7 +18,7 @@ class Cells(NamedTuple):
     Attributes:
         values: `(*axes, rows, columns)`, the map's.
         share: `(rows, columns)`, the object's share of the cell's pixels.
-        area: `(rows, columns)`, how many pixels of the photo have their centre in the cell.
+        area: `(rows, columns)`, how many pixels of the photo have their center in the cell.
         covered: The object's share of all pixels that the model saw.
     """
 
@@ -31,7 +31,7 @@ class Cells(NamedTuple):
 def cells_of(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Cells:
     """The pixels under each cell, as `to_heatmap` gives them to cells under `nearest`.
 
-    A cell so small that it holds no pixel's centre has the share of the pixel under its own; one outside the photo has 0.
+    A cell so small that it holds no pixel's center has the share of the pixel under its own; one outside the photo has 0.
 
     Raises:
         ShapeError: If the mask is no boolean mask of the photo's size.
@@ -68,8 +68,8 @@ def partly(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geome
     return cells
 
 
-def centres(attention_map: AttentionMap, geometry: Geometry, axis: int) -> NDArray[np.int64]:
-    """The row (or column) of photo pixels under the centre of each row (or column) of cells; it may lie outside the photo."""
+def centers(attention_map: AttentionMap, geometry: Geometry, axis: int) -> NDArray[np.int64]:
+    """The row (or column) of photo pixels under the center of each row (or column) of cells; it may lie outside the photo."""
     edges = _edges(attention_map, geometry, axis)
     return np.floor((edges[1:] + edges[:-1]) / 2 + 1e-9).astype(np.int64)
 
@@ -80,7 +80,7 @@ def _along(attention_map: AttentionMap, geometry: Geometry, axis: int) -> tuple[
     first = np.ceil(_edges(attention_map, geometry, axis) - 0.5 - 1e-9)  # as Geometry.seen rounds
     inside = (first[:-1, None] <= pixels) & (pixels < first[1:, None])
     count = inside.sum(1)
-    inside |= (count == 0)[:, None] & (pixels == centres(attention_map, geometry, axis)[:, None])
+    inside |= (count == 0)[:, None] & (pixels == centers(attention_map, geometry, axis)[:, None])
     return inside.astype(np.float64), count.astype(np.float64)
 
 

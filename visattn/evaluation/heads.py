@@ -149,7 +149,7 @@ def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
     operator = _distributions(record, dtype)
     queries = operator.shape[2]
     first_query, first_key = len(record.queries.prefix), len(record.keys.prefix)
-    places = [_centres(layout).to(operator.device, dtype) for layout in (record.queries, record.keys)]
+    places = [_centers(layout).to(operator.device, dtype) for layout in (record.queries, record.keys)]
     placed = all(len(layout.grid) == 2 for layout in (record.queries, record.keys))
     leaked = operator.leaked().mean(-1)
     names = ("entropy", "effective", "largest", "collapsed", "uniform", "distance")
@@ -200,8 +200,8 @@ def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
     )
 
 
-def _centres(layout: TokenLayout) -> Tensor:
-    """`(tokens, 2)` centres of the grid's cells in pixels of the model's input; 0 for tokens on no grid."""
+def _centers(layout: TokenLayout) -> Tensor:
+    """`(tokens, 2)` centers of the grid's cells in pixels of the model's input; 0 for tokens on no grid."""
     y, x = torch.zeros(2, len(layout), dtype=torch.float64)
     if len(layout.grid) == 2:
         (rows, columns), box, first = layout.grid, layout.box, len(layout.prefix)

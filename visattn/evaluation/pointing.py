@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visattn._support.checks import between
-from visattn.evaluation.cells import centres, partly
+from visattn.evaluation.cells import centers, partly
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 
@@ -18,14 +18,14 @@ def pointing_game(
 ) -> NDArray[np.float64]:
     """Whether the largest value lies on the object: 1 if it does, 0 if not.
 
-    The place of a cell is the pixel of the photo that its centre lies in. Where several cells share the largest value, the result is
+    The place of a cell is the pixel of the photo that its center lies in. Where several cells share the largest value, the result is
     the share of them that hit: an even map reaches what a point at random does.
 
     Args:
         attention_map: Of one photo; signed or not.
         mask: `(height, width)` of the photo, true on the object.
         geometry: Where the model's input lies on the photo.
-        tolerance: In photo pixels. A place that is no farther from a pixel of the object hits too, from centre to centre.
+        tolerance: In photo pixels. A place that is no farther from a pixel of the object hits too, from center to center.
 
     Returns:
         A number from 0 to 1 for each entry of the map's axes, `(*axes,)`.
@@ -42,7 +42,7 @@ def pointing_game(
     """
     between(tolerance, 0, math.inf, "tolerance")
     values = partly(attention_map, mask, geometry).values
-    hits = _near(mask, centres(attention_map, geometry, 0), centres(attention_map, geometry, 1), tolerance)
+    hits = _near(mask, centers(attention_map, geometry, 0), centers(attention_map, geometry, 1), tolerance)
     largest = values == values.max((-1, -2), keepdims=True)
     found: NDArray[np.float64] = np.asarray((largest & hits).sum((-1, -2)) / largest.sum((-1, -2)))
     return found

@@ -48,7 +48,7 @@ class Blueprint:
         model: A name of timm, `tv:` and a name of torchvision, `file.py:factory` (called with `num_classes` and
             `in_channels`), or one of ours, `visattn_resnet20`.
         classes: Names of the classes.
-        channels: 1 for grey pictures, 3 for colour.
+        channels: 1 for gray pictures, 3 for color.
         size: `(height, width)` of the input in pixels.
         mean: Of each channel, of pixels in [0, 1].
         std: Likewise the standard deviation.

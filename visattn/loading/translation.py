@@ -84,7 +84,7 @@ def as_float32(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tens
     """
     for key, tensor in tensors.items():
         kind = (
-            "quantised"
+            "quantized"
             if tensor.is_quantized
             else "sparse"
             if tensor.layout != torch.strided
@@ -148,7 +148,7 @@ def fill(
     if odd:
         raise WeightsError(
             f"{name}: {odd} must hold floating-point numbers, got {str(given[odd].dtype).removeprefix('torch.')}; "
-            "save the weights as they were before quantisation."
+            "save the weights as they were before quantization."
         )
     missing, unexpected = model.load_state_dict(given, strict=False)  # judged here: what is missing and what is too much is told
     if missing or (unexpected and not lenient):

@@ -130,7 +130,7 @@ class AttentionMap:
     def to_heatmap(self, geometry: Geometry, interpolation: Interpolation = "bilinear") -> Heatmap:
         """The map in the photo's own pixels.
 
-        Each photo pixel's centre is carried to the grid and the cells around it are mixed (half-pixel centres, edges
+        Each photo pixel's center is carried to the grid and the cells around it are mixed (half-pixel centers, edges
         extended). Pixels that the model did not see are 0 and lie outside `seen`. Pixels under a cell whose token the model dropped
         are NaN; others mix the cells that there are.
 
@@ -163,7 +163,7 @@ class AttentionMap:
         values = np.zeros((*grid.shape[:-2], *geometry.photo), np.float32)
         values[..., top:bottom, left:right] = resampled(grid, geometry, box, seen, interpolation)
         sinks = self.facts.sinks[0] if len(self.facts.sinks) == 1 else ()
-        centres = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
+        centers = (geometry.patch_box(sink.row, sink.column, (self.layout.grid[0], self.layout.grid[1]), box) for sink in sinks)
         return Heatmap(
             values,
             self.axes,
@@ -176,7 +176,7 @@ class AttentionMap:
             ),
             grid,
             dict(self.labels),
-            tuple(((c.top + c.bottom) / 2, (c.left + c.right) / 2) for c in centres),
+            tuple(((c.top + c.bottom) / 2, (c.left + c.right) / 2) for c in centers),
             self.signed,
         )
 

@@ -19,7 +19,7 @@ _LEAST = 1e-3  # share of a pixel that the cells around it must have, beside a h
 def resampled(
     grid: NDArray[np.float32], geometry: Geometry, box: Box, seen: Box, interpolation: Interpolation
 ) -> NDArray[np.float32]:
-    """Values at the centres of the pixels that were seen.
+    """Values at the centers of the pixels that were seen.
 
     Args:
         grid: `(..., rows, columns)`, NaN in holes, which are the same for all.
@@ -53,10 +53,10 @@ def _weights(
     geometry: Geometry, box: Box, cells: int, pixels: range, axis: int, interpolation: Interpolation
 ) -> NDArray[np.float32]:
     """How much each cell of the grid gives to each pixel along one axis: `(pixels, cells)`, rows sum to 1."""
-    centre = np.arange(pixels.start, pixels.stop, dtype=np.float64) + 0.5
+    center = np.arange(pixels.start, pixels.stop, dtype=np.float64) + 0.5
     start, extent = (box.top, box.height) if axis == 0 else (box.left, box.width)
     offset = geometry.window.top if axis == 0 else geometry.window.left
-    position = ((centre - offset) / geometry.scale[axis] - start) / extent * cells  # in cells; cell i covers [i, i + 1)
+    position = ((center - offset) / geometry.scale[axis] - start) / extent * cells  # in cells; cell i covers [i, i + 1)
     weights = np.zeros((len(pixels), cells))
     rows = np.arange(len(pixels))
     for tap, weight in KERNELS[interpolation](position):

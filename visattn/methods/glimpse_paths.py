@@ -22,7 +22,7 @@ NO_GLIMPSES = (
 def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     """Where a recurrent attention model looked: the share of its glimpses whose finest patch covers a pixel.
 
-    A patch covers a pixel if the pixel's centre lies in `[top, bottom) x [left, right)`.
+    A patch covers a pixel if the pixel's center lies in `[top, bottom) x [left, right)`.
 
     Args:
         recording: A forward of a network with a `visattn.nn.Retina`; its calls are recorded without being asked for.
@@ -73,9 +73,9 @@ def _on_input(look: FeatureRecord) -> Tensor:
 
 
 def _within(ends: Tensor, side: int) -> Tensor:
-    """Of pixels in a row, which centres lie between two ends `(..., 2)`: `(..., side)`."""
-    centres = torch.arange(side, dtype=ends.dtype) + 0.5
-    return (centres >= ends[..., :1]) & (centres < ends[..., 1:])
+    """Of pixels in a row, which centers lie between two ends `(..., 2)`: `(..., side)`."""
+    centers = torch.arange(side, dtype=ends.dtype) + 0.5
+    return (centers >= ends[..., :1]) & (centers < ends[..., 1:])
 
 
 METHODS = {

@@ -74,7 +74,7 @@ class Scored:
             handle.remove()
 
     def baseline(self, kind: Baseline) -> Tensor:
-        """Pixels `(B, C, H, W)` without content: `mean` (the colour that was subtracted), `black`, or `blur` (each image, blurred).
+        """Pixels `(B, C, H, W)` without content: `mean` (the color that was subtracted), `black`, or `blur` (each image, blurred).
 
         Raises:
             OptionError: If the kind is unknown.
@@ -92,7 +92,7 @@ class Scored:
         """How each image is divided.
 
         Args:
-            kind: `pixels`; `grid`, cells of whole patches where they can be; or `slic`, regions of like colour.
+            kind: `pixels`; `grid`, cells of whole patches where they can be; or `slic`, regions of like color.
             cells: Rows and columns of `grid`.
             count: About how many parts, where `cells` does not say.
 
@@ -255,7 +255,7 @@ class Counted:
 
 def _described(baseline: Baseline | None, grounds: Tensor) -> str:
     values = ", ".join(f"{value:.3g}" for value in grounds[0, :, 0, 0].tolist())
-    colours = {"mean": "the mean colour of the training images", "black": "black"}
+    colors = {"mean": "the mean color of the training images", "black": "black"}
     return (
-        f"baseline: {colours[baseline]}, {values} after normalisation" if baseline in colours else "baseline: the photo, blurred"
+        f"baseline: {colors[baseline]}, {values} after normalization" if baseline in colors else "baseline: the photo, blurred"
     )

@@ -69,7 +69,7 @@ def about(size: tuple[int, int], patch: tuple[int, int], count: int) -> tuple[in
 
 
 def slic(photo: Tensor, count: int) -> Segments:
-    """About `count` regions of like colour.
+    """About `count` regions of like color.
 
     Args:
         photo: `(3, H, W)` in [0, 1], or `(1, H, W)`, which is taken for gray.

@@ -23,7 +23,7 @@ def at_least(what: str, value: int, low: int = 1) -> int:
 
 
 def odd(what: str, value: int) -> int:
-    """`value`, if it is an odd number of at least 1, as the side of a kernel that has a centre.
+    """`value`, if it is an odd number of at least 1, as the side of a kernel that has a center.
 
     Raises:
         OptionError: If it is not.
@@ -78,7 +78,7 @@ def check_tokens(module: object, x: Tensor, width: int) -> None:
 
 
 def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
-    """Refuse to normalise over a batch in which each channel has one value: its variance would be 0.
+    """Refuse to normalize over a batch in which each channel has one value: its variance would be 0.
 
     Raises:
         ShapeError: If the norm trains on such a batch.

@@ -29,7 +29,7 @@ def capture(
     """Record the attention of every forward pass of `model` inside a `with`.
 
     The model keeps its fused kernel and its results stay bit-identical; queries and keys are copied, weights are rebuilt from them
-    when a method asks. Parameters, gradients, training flags and hooks are as before afterwards, also after an error. Records hold
+    when a method asks. Parameters, gradients, training flags and hooks are as before afterward, also after an error. Records hold
     what the kernel was given: in training mode that is attention before dropout. Where tokens lie is followed from the pixels,
     operation by operation; an attention whose tokens cannot be followed has a `reason`, and one that cannot be recorded stands in
     `recording.unseen`. Records are there when the forward ends.
@@ -104,7 +104,7 @@ def intervene(
         prefix: See `capture`.
 
     Returns:
-        A context; the model is as before afterwards.
+        A context; the model is as before afterward.
 
     Raises:
         OptionError: On leaving, if no layer matches; in the forward, if a head or token does not exist.

@@ -70,7 +70,7 @@ class Explanation:
                 PCA become red, green and blue, and take no style.
 
         Returns:
-            The picture and its provenance, with the range of values behind the colours.
+            The picture and its provenance, with the range of values behind the colors.
 
         Raises:
             ShapeError: If there are components, and not three.

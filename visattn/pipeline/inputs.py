@@ -42,7 +42,7 @@ class Prepared:
     """One photo or a batch, ready for the model.
 
     Attributes:
-        pixels: `(B, C, H, W)` normalised, on the model's device; C is 3, or 1 for a model of one channel.
+        pixels: `(B, C, H, W)` normalized, on the model's device; C is 3, or 1 for a model of one channel.
         photos: The upright RGB photos.
         geometries: Where each input lies on its photo.
         notes: What was done to the photos beside that.
@@ -167,7 +167,7 @@ def _prepared(photos: Sequence[Image.Image | Bands], model: nn.Module, spec: Inp
         size = _fitting_size(pictures, spec)
         seen = [_each_channel(photo, lambda image: _whole(image, size, spec)) for photo in pictures]
     images, geometries = zip(*seen, strict=True)
-    pixels = torch.stack([_normalised(image, spec) for image in images])
+    pixels = torch.stack([_normalized(image, spec) for image in images])
     device = next((parameter.device for parameter in model.parameters()), pixels.device)
     notes = (_LUMINANCE,) if spec.channels == 1 else ()
     stated = spec.stated()
@@ -232,7 +232,7 @@ def _by_transform(photo: Image.Image, spec: InputSpec) -> tuple[Image.Image, Geo
 
 
 def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
-    """The window after a centred crop, or a centred padding where `before` is smaller than `after`."""
+    """The window after a centered crop, or a centered padding where `before` is smaller than `after`."""
     offsets = [
         round((old - new) / 2.0) if old >= new else -((new - old) // 2)
         for old, new in ((before.height, after.height), (before.width, after.width))
@@ -242,7 +242,7 @@ def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
     return Box(top, left, top + after.height * down, left + after.width * across)
 
 
-def _normalised(images: Sequence[Image.Image], spec: InputSpec) -> Tensor:
+def _normalized(images: Sequence[Image.Image], spec: InputSpec) -> Tensor:
     one = len(images) == 1 and spec.channels == 1
     seen = np.dstack([np.asarray(image.convert("L") if one else image) for image in images])
     array = torch.from_numpy(seen).permute(2, 0, 1).float().clamp(0, 255) / 255  # filters of real numbers overshoot

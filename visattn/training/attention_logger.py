@@ -77,7 +77,7 @@ class AttentionLogger:
     ...     logger(step)
 
     The model is run in evaluation mode, in its parameters' precision, without its parallel, compiled or averaging wrapper. Flags,
-    gradients, buffers, random streams (of the CPU and CUDA), autocast and compiled code are afterwards what they were, so a training
+    gradients, buffers, random streams (of the CPU and CUDA), autocast and compiled code are afterward what they were, so a training
     with a logger ends with the same bits as one without. Hooks of your own on the model do see the images. Of several processes only
     the first draws, and it waits for no other.
     """

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from visattn._support.checks import between, one_of, printable, shown, suggest, told
 from visattn._support.files import base_name, regular
 from visattn.data.captions.pictures import SCENES
-from visattn.data.labelled.readers import KNOWN
+from visattn.data.labeled.readers import KNOWN
 from visattn.errors import OptionError
 from visattn.loading.blueprints import check_attention, shared_model
 from visattn.loading.folders import LARGEST
@@ -77,7 +77,7 @@ class Recipe:
     augment: str = setting(
         "flip",
         "flip: left to right; turn: the eight symmetries of a square; crop: shifted by up to an eighth, and flip; imagenet: a random "
-        "part, colours, flip.",
+        "part, colors, flip.",
         choices=AUGMENTATIONS,
     )
     auto_augment: str = setting("", "Policy of timm, for example rand-m9-mstd0.5.", only={"augment": "imagenet"})
@@ -93,7 +93,7 @@ class Recipe:
     save_every: int = setting(500, "Steps between checkpoints; each epoch's end has one too.", free=True)
     maps_every: int = setting(0, "Steps between sheets of attention maps; 0: none.", free=True)
     max_bad: float = setting(0.001, "Largest share of pictures that may be unreadable.", free=True)
-    licence: str = setting("", "Licence of the weights, for the model card.", free=True)
+    license: str = setting("", "License of the weights, for the model card.", free=True)
     nonfinite: str = setting("stop", "What to do where the loss is no number.", free=True, choices=POLICIES)
 
     def __post_init__(self) -> None:

@@ -195,11 +195,11 @@ def _for_several(model: nn.Module, group: Processes) -> nn.Module:
     if group.world == 1 or not any(isinstance(part, _NORMS) for part in model.modules()):
         return model
     if group.device.type == "cuda":
-        synchronised: nn.Module = convert_sync_batchnorm(model)  # torch's own loses activations inside of timm's norms
-        return synchronised
+        synchronized: nn.Module = convert_sync_batchnorm(model)  # torch's own loses activations inside of timm's norms
+        return synchronized
     if group.first:
         warnings.warn(
-            "batch norms see the share of one process only: torch synchronises them on GPUs alone; results depend on the number of "
+            "batch norms see the share of one process only: torch synchronizes them on GPUs alone; results depend on the number of "
             "processes",
             VisattnWarning,
             stacklevel=2,

@@ -65,7 +65,7 @@ class Reference(NamedTuple):
 
     repository: str
     commit: str
-    licence: str
+    license: str
     packages: tuple[str, ...]
     make: Callable[[Path], Golden]
     method: str
@@ -189,9 +189,9 @@ def vit_explain(checkout: Path) -> Golden:
         maps, gradients, collected = watched.maps(), watched.gradients(), published.attention_gradients
         arrays |= {"attention": stack(maps), "gradient": stack(gradients), "collected": stack(collected)}
         rows = mock.patch.object(torch.Tensor, "sum", functools.partialmethod(torch.Tensor.sum, keepdim=True))
-        for suffix, normalisation in (("", contextlib.nullcontext()), ("_rows", rows)):
+        for suffix, normalization in (("", contextlib.nullcontext()), ("_rows", rows)):
             for ratio in (0.0, 0.9):
-                with normalisation:
+                with normalization:
                     for fusion in ("mean", "max", "min"):
                         arrays[f"rollout_{fusion}_{ratio}{suffix}"] = rollout.rollout(maps, ratio, fusion)
                     for name, given in (("paired", gradients), ("reversed", gradients[::-1]), ("collected", collected)):
@@ -253,7 +253,7 @@ def _mm_detr(checkout: Path, seed: int, query: int, category: int) -> dict[str, 
         features = torch.randn(1, 16, 4, 5)
         generator = module.Generator(model)
         explain = functools.partial(generator.generate_ours, features, query, category, use_lrp=False)
-        found["relevance_unnormalised"] = oracles.array(explain(normalize_self_attention=False)[0, 0])
+        found["relevance_unnormalized"] = oracles.array(explain(normalize_self_attention=False)[0, 0])
         with recorded(torch, "isnan") as calls:
             found["relevance"] = oracles.array(explain()[0, 0])
     encoder, decoder = model.transformer.encoder.layers, model.transformer.decoder.layers
@@ -295,9 +295,9 @@ def _mm_lxmert(checkout: Path, seed: int) -> dict[str, Any]:
     output = Names(question_answering_score=torch.zeros(1, 3, requires_grad=True))
     generator = module.GeneratorOurs(Names(model=model, text_len=5, image_boxes_len=6, forward=lambda _: output))
     found: dict[str, Any] = {name: np.array(each) for name, each in layers.items()}
-    for suffix, normalised in (("", True), ("_unnormalised", False)):
+    for suffix, normalized in (("", True), ("_unnormalized", False)):
         with double():
-            generator.generate_ours(None, 0, use_lrp=False, normalize_self_attention=normalised)
+            generator.generate_ours(None, 0, use_lrp=False, normalize_self_attention=normalized)
         for name in ("tt", "ti", "ii", "it"):
             found[f"R_{name}{suffix}"] = oracles.array(getattr(generator, f"R_{name[0]}_{name[1]}"))
     assert not any(np.isnan(array).any() for array in found.values())
@@ -540,7 +540,7 @@ REFERENCES = {
             "detr_R_qq": "query to query relevance at the end: (cases, 6, 6)",
             "detr_R_qi": "relevance of image tokens to queries at the end: (cases, 6, 20)",
             "detr_relevance": "generate_ours(use_lrp=False), the query's row of R_qi: (cases, 20)",
-            "detr_relevance_unnormalised": "the same with normalize_self_attention=False",
+            "detr_relevance_unnormalized": "the same with normalize_self_attention=False",
             "lxmert_text_attention": f"random self-attention in the language layers: {_LAYERS}",
             "lxmert_image_attention": f"random self-attention in the object layers: {_LAYERS}",
             "lxmert_cross_text_image_attention": f"cross layers, text attends to image: {_LAYERS}",
@@ -548,7 +548,7 @@ REFERENCES = {
             "lxmert_cross_text_attention": f"cross layers, self-attention of text after the cross-attention: {_LAYERS}",
             "lxmert_cross_image_attention": f"cross layers, self-attention of image after it; the last layer's is not read: {_LAYERS}",
             "lxmert_*_gradient": f"random numbers in the place of the gradient with respect to that attention: {_LAYERS}",
-            "lxmert_R_*_unnormalised": "as the name without _unnormalised, with normalize_self_attention=False",
+            "lxmert_R_*_unnormalized": "as the name without _unnormalized, with normalize_self_attention=False",
             "lxmert_R_*": "relevance at the end, t text, i image, explained tokens first: (cases, rows, columns); NaN nowhere",
         },
     ),
@@ -625,7 +625,7 @@ REFERENCES = {
         "The class row of the last block's attention without its first entry, per head, not scaled. Mask: the row is sorted, smallest "
         "first, and divided by its sum; a patch is kept where the cumulative sum up to and including it exceeds 1 - 0.6.",
         {
-            "pixels": "the input (1, 3, 32, 48), as the script normalised it",
+            "pixels": "the input (1, 3, 32, 48), as the script normalized it",
             "attention": "of the last block: (heads, N, N); a class token and 4 x 6 patches",
             "heads": "the script's maps before nearest upsampling: (heads, 4, 6)",
             "masks": "the script's masks at --threshold 0.6, before nearest upsampling: (heads, 4, 6)",
@@ -695,7 +695,7 @@ def main() -> None:
     about = {
         "repository": reference.repository,
         "commit": reference.commit,
-        "licence": reference.licence,
+        "license": reference.license,
         "versions": {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages},
         "command": f"python -m tests.golden.references.make {given.name} CHECKOUT",
         "method": reference.method,

@@ -118,7 +118,7 @@ def geometry_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weigh
 
 
 def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None) -> Box:
-    """What the cells of a resampled plane cover: patches side by side exactly what they saw, others a share around their centres."""
+    """What the cells of a resampled plane cover: patches side by side exactly what they saw, others a share around their centers."""
     box = plane.box
     if geometry is None:
         return box

@@ -62,7 +62,7 @@ def read_captions(
     and test. Pictures and captions that are left out, and pictures that are missing, are told by a warning.
 
     Args:
-        data: `scenes`: one to three things, none of a pair of colour and shape in `NEW`; `scenes-new`: one of these at least in each;
+        data: `scenes`: one to three things, none of a pair of color and shape in `NEW`; `scenes-new`: one of these at least in each;
             `scenes-any`: all pairs, and places that only the truth can tell. Else a file of captions, or a folder that holds one; what is
             called like scenes is `./NAME`.
         split: `train` or `test`.

@@ -2,7 +2,7 @@
 
 from visattn.data.scenes.generator import (
     CLASSES,
-    COLOURS,
+    COLORS,
     MARK_SIDE,
     NEW,
     TEXTURES,
@@ -17,7 +17,7 @@ from visattn.data.scenes.generator import (
 
 __all__ = [
     "CLASSES",
-    "COLOURS",
+    "COLORS",
     "MARK_SIDE",
     "NEW",
     "TEXTURES",

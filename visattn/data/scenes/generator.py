@@ -1,6 +1,6 @@
 """Scenes whose truth is known: which object decides the label, where it is, and what may not matter.
 
-A scene is a textured ground with one object of a *label shape* among three to six *distractors* of other shapes. Colour, texture, size,
+A scene is a textured ground with one object of a *label shape* among three to six *distractors* of other shapes. Color, texture, size,
 place and angle are drawn without looking at the label, so the shape of one object is all there is to learn, and its mask is where a
 model should look. With `watermark="label"` a small black and white mark predicts the label too: the *shortcut* twin, on which a model
 may look at the wrong thing and still be right. The same seed and index give the same scene with each kind of mark, up to its pixels.
@@ -29,7 +29,7 @@ from visattn.errors import OptionError
 
 VERSION = 1
 CLASSES = tuple(LABELS)
-COLOURS = {
+COLORS = {
     "red": (222, 44, 44),
     "orange": (240, 140, 30),
     "yellow": (235, 220, 50),
@@ -50,8 +50,8 @@ _TRIES = 100  # places at random before a scene is arranged anew
 _FINE = 3  # samples of a pixel along each side
 _CODES = (0b010111010, 0b101010101, 0b110110000, 0b111101111, 0b100010001, 0b001011111)  # 3 x 3 cells of a class's watermark
 
-NEW = frozenset(  # colour and shape together, an eighth of all pairs: what `pairs="known"` leaves out
-    (list(COLOURS)[3 * number % len(COLOURS)], shape) for number, shape in enumerate((*LABELS, *DISTRACTORS))
+NEW = frozenset(  # color and shape together, an eighth of all pairs: what `pairs="known"` leaves out
+    (list(COLORS)[3 * number % len(COLORS)], shape) for number, shape in enumerate((*LABELS, *DISTRACTORS))
 )
 
 Mark = Literal["none", "label", "random"]
@@ -60,21 +60,21 @@ Pairs = Literal["all", "known", "new"]
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: `centre` is `(y, x)` from 0 to 1 of height and width, `area` its share of the picture, `angle` in radians."""
+    """One object: `center` is `(y, x)` from 0 to 1 of height and width, `area` its share of the picture, `angle` in radians."""
 
     shape: str
-    colour: str
+    color: str
     texture: str
-    centre: tuple[float, float]
+    center: tuple[float, float]
     area: float
     angle: float
 
     @property
     def place(self) -> str:
-        """Where it is, in words, by thirds of the picture: `top left`, `left`, `centre`, ..."""
-        row, column = (min(int(3 * at), 2) for at in self.centre)
+        """Where it is, in words, by thirds of the picture: `top left`, `left`, `center`, ..."""
+        row, column = (min(int(3 * at), 2) for at in self.center)
         words = ("top", "", "bottom")[row], ("left", "", "right")[column]
-        return " ".join(filter(None, words)) or "centre"
+        return " ".join(filter(None, words)) or "center"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +101,12 @@ class Scene:
     def caption(self) -> str:
         """All things in reading order: by thirds from the top, then from left to right.
 
-        `CAPTION = THING {", " THING}`, `THING = "a" COLOUR SHAPE PLACE`: `a red star top left, a blue disk centre`.
+        `CAPTION = THING {", " THING}`, `THING = "a" COLOR SHAPE PLACE`: `a red star top left, a blue disk center`.
         """
-        order = sorted(self.things, key=lambda thing: (min(int(3 * thing.centre[0]), 2), thing.centre[1]))
-        return ", ".join(f"a {thing.colour} {thing.shape} {thing.place}" for thing in order)
+        order = sorted(self.things, key=lambda thing: (min(int(3 * thing.center[0]), 2), thing.center[1]))
+        return ", ".join(f"a {thing.color} {thing.shape} {thing.place}" for thing in order)
 
-    def labelled_mask(self) -> NDArray[np.uint8]:
+    def labeled_mask(self) -> NDArray[np.uint8]:
         """`(H, W)`: `GROUND`, 1 on the target, 2 and above on distractors, `WATERMARK` where the mark is or would be."""
         mask = np.full(self.watermark.shape, GROUND, np.uint8)
         for number, one in enumerate(self.masks, start=1):
@@ -140,8 +140,8 @@ class Scenes(Dataset[tuple[Any, int]]):
             seed: Scenes of two seeds have nothing in common; train on one, test on another.
             watermark: `label`: a mark tells the label; `random`: the mark of a class drawn apart from the label; `none`: no mark.
             distractors: Fewest and most, 0 to 6.
-            pairs: Of colour and shape: `known`: none of `NEW`; `new`: at least one of them in each scene; `all`: as they come.
-            margin: Least distance of centres from the lines between thirds, in sides of the picture, 0 to 0.1: with 0 there are things
+            pairs: Of color and shape: `known`: none of `NEW`; `new`: at least one of them in each scene; `all`: as they come.
+            margin: Least distance of centers from the lines between thirds, in sides of the picture, 0 to 0.1: with 0 there are things
                 whose place only the truth can tell.
             transform: From a picture to what a model takes.
 
@@ -199,13 +199,13 @@ class Scenes(Dataset[tuple[Any, int]]):
             things = tuple(
                 Thing(
                     shape,
-                    list(COLOURS)[random.randint(len(COLOURS))],
+                    list(COLORS)[random.randint(len(COLORS))],
                     TEXTURES[random.randint(len(TEXTURES))],
-                    centre,
+                    center,
                     area,
                     angle,
                 )
-                for shape, (centre, area, angle) in zip(shapes, _arranged(random, len(shapes), self.size, corner), strict=True)
+                for shape, (center, area, angle) in zip(shapes, _arranged(random, len(shapes), self.size, corner), strict=True)
             )
             if self._wanted(things):
                 break
@@ -221,8 +221,8 @@ class Scenes(Dataset[tuple[Any, int]]):
 
     def _wanted(self, things: tuple[Thing, ...]) -> bool:
         """Whether pairs and places are those that were asked for."""
-        new = any((thing.colour, thing.shape) in NEW for thing in things)
-        clear = all(abs(at - line / 3) >= self.margin for thing in things for at in thing.centre for line in (1, 2))
+        new = any((thing.color, thing.shape) in NEW for thing in things)
+        clear = all(abs(at - line / 3) >= self.margin for thing in things for at in thing.center for line in (1, 2))
         return clear and (self.pairs == "all" or new == (self.pairs == "new"))
 
     def _range(self) -> tuple[int, int]:
@@ -233,7 +233,7 @@ class Scenes(Dataset[tuple[Any, int]]):
 def write(scenes: Scenes, folder: Path) -> Path:
     """Write scenes as files that other tools read: `ImageFolder(folder / "images")` has pictures and labels.
 
-    `images/CLASS/00000.png`, `masks/CLASS/00000.png` (see `Scene.labelled_mask`), and `scenes.jsonl`: a line for each scene with its file,
+    `images/CLASS/00000.png`, `masks/CLASS/00000.png` (see `Scene.labeled_mask`), and `scenes.jsonl`: a line for each scene with its file,
     label, caption and things. Folders of classes of which there is no scene are left out.
 
     Args:
@@ -251,7 +251,7 @@ def write(scenes: Scenes, folder: Path) -> Path:
         for index in range(len(scenes)):
             scene = scenes.scene(index)
             name = f"{CLASSES[scene.label]}/{index:05d}.png"
-            for kind, pixels in (("images", scene.image), ("masks", scene.labelled_mask())):
+            for kind, pixels in (("images", scene.image), ("masks", scene.labeled_mask())):
                 file = place / kind / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(file, "PNG")
@@ -274,7 +274,7 @@ def _ground(random: np.random.RandomState, size: tuple[int, int]) -> NDArray[np.
 def _arranged(
     random: np.random.RandomState, count: int, size: tuple[int, int], corner: int
 ) -> list[tuple[tuple[float, float], float, float]]:
-    """Centre, area and angle of each thing: none on another, on the mark's corner or over the border, whatever its shape.
+    """Center, area and angle of each thing: none on another, on the mark's corner or over the border, whatever its shape.
 
     All are drawn alike and then shuffled, so that the target's size and place say nothing.
     """
@@ -307,15 +307,15 @@ def _draw(random: np.random.RandomState, image: NDArray[np.float64], mask: NDArr
     size = mask.shape
     unit = _unit((size[0], size[1]))
     radius = (thing.area / AREAS[thing.shape]) ** 0.5 * unit
-    centre = thing.centre[0] * size[0], thing.centre[1] * size[1]
+    center = thing.center[0] * size[0], thing.center[1] * size[1]
     window = tuple(
-        slice(max(int(at - radius) - 1, 0), min(int(at + radius) + 2, side)) for at, side in zip(centre, size, strict=True)
+        slice(max(int(at - radius) - 1, 0), min(int(at + radius) + 2, side)) for at, side in zip(center, size, strict=True)
     )
     fine = [(np.arange(part.start * _FINE, part.stop * _FINE) + 0.5) / _FINE for part in window]
-    dy, dx = (fine[0] - centre[0])[:, None] / radius, (fine[1] - centre[1])[None] / radius
+    dy, dx = (fine[0] - center[0])[:, None] / radius, (fine[1] - center[1])[None] / radius
     x, y = dx * cos(thing.angle) + dy * sin(thing.angle), dy * cos(thing.angle) - dx * sin(thing.angle)
     inside = (LABELS | DISTRACTORS)[thing.shape](x, y)
-    base = np.array(COLOURS[thing.colour]) + 30 * (random.random_sample(3) - 0.5)
+    base = np.array(COLORS[thing.color]) + 30 * (random.random_sample(3) - 0.5)
     light = _light(thing.texture, x * radius / unit, y * radius / unit)
     rows, columns = (part.stop - part.start for part in window)
     pixels = (rows, _FINE, columns, _FINE)
@@ -326,7 +326,7 @@ def _draw(random: np.random.RandomState, image: NDArray[np.float64], mask: NDArr
 
 
 def _light(texture: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factor of the colour at each point, whose coordinates are in the picture's unit: 1, and less in the dark parts of a texture."""
+    """Factor of the color at each point, whose coordinates are in the picture's unit: 1, and less in the dark parts of a texture."""
     u, v = 20 * x, 20 * y  # a period of 1
     dark = np.zeros(x.shape, bool)
     if texture == "striped":
@@ -357,7 +357,7 @@ def _stamp(image: NDArray[np.float64], where: tuple[slice, slice], label: int) -
 
 
 def _grid(size: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows and columns of pixel centres, in the picture's unit."""
+    """Rows and columns of pixel centers, in the picture's unit."""
     unit = _unit(size)
     y, x = (np.arange(side, dtype=np.float64) + 0.5 for side in size)
     return (y / unit)[:, None], (x / unit)[None]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from visattn._support.checks import printable
 from visattn._support.files import building_folder, cache_folder
-from visattn.data.labelled.arrays import ArrayPictures
+from visattn.data.labeled.arrays import ArrayPictures
 from visattn.data.scenes import CLASSES, VERSION, Mark, Scenes
 from visattn.errors import DataError, OutputError, ResourceError
 

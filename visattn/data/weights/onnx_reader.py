@@ -1,6 +1,6 @@
 """Reads the weights out of an ONNX file: just enough of the protobuf wire format, instead of the `onnx` package.
 
-In: the bytes of a model. Out: its initialisers as arrays, and its nodes as names. Nothing is executed.
+In: the bytes of a model. Out: its initializers as arrays, and its nodes as names. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Node:
 
 
 def read(model: memoryview) -> tuple[dict[str, np.ndarray], list[Node]]:
-    """The float32 initialisers by name, and the nodes in order, of an ONNX `ModelProto`."""
+    """The float32 initializers by name, and the nodes in order, of an ONNX `ModelProto`."""
     tensors: dict[str, np.ndarray] = {}
     nodes = []
     graph = next(value for field, value in _fields(model) if field == 7)

@@ -1,4 +1,4 @@
-"""What all figures share: colours, a title that names its facts, and PNG bytes with their provenance.
+"""What all figures share: colors, a title that names its facts, and PNG bytes with their provenance.
 
 Figures are made without pyplot, so that the caller's backend and open figures stay as they are.
 """

@@ -92,9 +92,9 @@ def mass(layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes:
     shares["patches"] = [patches - sink for patches, sink in zip(shares["patches"], shares["to_sinks"], strict=True)]
     shares["rest"] = [1 - sum(known) for known in zip(*shares.values(), strict=True)]
     below = [0.0] * len(layers)
-    for name, (label, colour) in _MASSES.items():
+    for name, (label, color) in _MASSES.items():
         if max(shares[name]) > _SLIGHT:
-            axes.bar(places, shares[name], 0.86, bottom=below, label=label, color=colour)
+            axes.bar(places, shares[name], 0.86, bottom=below, label=label, color=color)
             below = [a + b for a, b in zip(below, shares[name], strict=True)]
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_ylim(0, 1)
@@ -135,13 +135,13 @@ def _dots(axes: Axes, heads: Sequence[Row], layers: Sequence[Row], name: str) ->
     axes.errorbar(across, up, [below, above], fmt="o", ms=size, elinewidth=1, color=BLUE, label=label)
 
 
-def _steps(axes: Axes, layers: Sequence[Row], name: str, label: str, colour: str, style: Literal["--", ":"]) -> None:
+def _steps(axes: Axes, layers: Sequence[Row], name: str, label: str, color: str, style: Literal["--", ":"]) -> None:
     """A level for each layer."""
     levels = [(place, row[name]) for place, row in enumerate(layers) if row[name] is not None]
     if levels:
         places, values = zip(*levels, strict=True)
         starts, ends = [place - 0.5 for place in places], [place + 0.5 for place in places]
-        axes.hlines(values, starts, ends, colors=colour, linestyles=style, linewidth=1.5, label=label)
+        axes.hlines(values, starts, ends, colors=color, linestyles=style, linewidth=1.5, label=label)
 
 
 def _by(name: str) -> Callable[[Row], float]:

@@ -17,7 +17,7 @@ from visattn.errors import OptionError
 from visattn.provenance import Provenance
 
 _SMOOTHED = 40  # points that a noisy curve is averaged to, so that its course is seen
-_COLOURS = {"gain": BLUE, "loss": VERMILION}
+_COLORS = {"gain": BLUE, "loss": VERMILION}
 
 Points = tuple[list[float], list[float]]
 
@@ -81,13 +81,13 @@ def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance:
     plain = rows[0]["attention"]
     for place, row in enumerate(rows):
         own = {seed: value for (name, seed), value in reached.items() if name == row["attention"]}
-        colour = _COLOURS.get(row["verdict"], "black" if row["difference"] is None else FAINT)
-        _dots(left, place, list(own.values()), row, "accuracy", colour)
+        color = _COLORS.get(row["verdict"], "black" if row["difference"] is None else FAINT)
+        _dots(left, place, list(own.values()), row, "accuracy", color)
         if row["difference"] is not None:
             gaps = [value - reached[plain, seed] for seed, value in own.items() if (plain, seed) in reached]
-            _dots(right, place, gaps, row, "difference", colour)
+            _dots(right, place, gaps, row, "difference", color)
             text = f"{row['difference']:+.2f}  {row['verdict']}"
-            right.text(1.02, place, text, transform=right.get_yaxis_transform(), color=colour, va="center", fontsize=9)
+            right.text(1.02, place, text, transform=right.get_yaxis_transform(), color=color, va="center", fontsize=9)
     right.axvline(0, color="black", linewidth=0.8)
     right.set_xlabel(f"difference to {plain} (points), paired by seed", parse_math=False)
     left.set_xlabel("test accuracy (%)")
@@ -132,12 +132,12 @@ def _rate(axes: Axes, log: Sequence[Row]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _dots(axes: Axes, place: int, values: list[float], row: Row, name: str, colour: str) -> None:
+def _dots(axes: Axes, place: int, values: list[float], row: Row, name: str, color: str) -> None:
     """Each run, faint, below the mean and its interval; of one run the mean alone."""
     if row[f"{name}_low"] is not None:
-        axes.plot(values, [place + 0.2] * len(values), "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
-        axes.hlines(place, row[f"{name}_low"], row[f"{name}_high"], color=colour, linewidth=2)
-    axes.plot(row[name], place, "o", color=colour, markersize=6)
+        axes.plot(values, [place + 0.2] * len(values), "o", color=color, alpha=0.45, markersize=3, markeredgewidth=0)
+        axes.hlines(place, row[f"{name}_low"], row[f"{name}_high"], color=color, linewidth=2)
+    axes.plot(row[name], place, "o", color=color, markersize=6)
 
 
 def _points(log: Sequence[Row], key: str) -> Points | None:
@@ -147,7 +147,7 @@ def _points(log: Sequence[Row], key: str) -> Points | None:
 
 
 def _averaged(points: Points, width: int) -> Points:
-    """Means of `width` neighbours each; the last may have fewer."""
+    """Means of `width` neighbors each; the last may have fewer."""
     starts = range(0, len(points[0]), width)
     return (
         [float(np.mean(points[0][start : start + width])) for start in starts],
@@ -155,11 +155,11 @@ def _averaged(points: Points, width: int) -> Points:
     )
 
 
-def _name(axes: Axes, points: Points, text: str, colour: str, *, above: bool = True) -> None:
-    """What a curve is, where it ends and in its colour; two curves that end together are told apart by `above`."""
+def _name(axes: Axes, points: Points, text: str, color: str, *, above: bool = True) -> None:
+    """What a curve is, where it ends and in its color; two curves that end together are told apart by `above`."""
     side: Literal["bottom", "top"] = "bottom" if above else "top"
     end = points[0][-1], points[1][-1]
-    axes.annotate(text, end, (6, 1 if above else -1), textcoords="offset points", color=colour, fontsize=9, va=side)
+    axes.annotate(text, end, (6, 1 if above else -1), textcoords="offset points", color=color, fontsize=9, va=side)
 
 
 def _facts(log: Sequence[Row]) -> str:

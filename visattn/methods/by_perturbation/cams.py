@@ -36,7 +36,7 @@ def scorecam(recording: Recording, *, scored: Scored, layer: int | str = -1, bat
         batch_size: How many images run at once.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features do not exist or `batch_size` is out of range.
@@ -64,7 +64,7 @@ def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, 
         batch_size: How many images run at once.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features do not exist or cannot be put back, the score is 0, or `batch_size` is out of range.

@@ -94,7 +94,7 @@ def smoothgrad(
         seed: Of the noise; the process's own random state is left alone.
 
     Returns:
-        Map of the input's pixels: score per unit of the normalised pixels.
+        Map of the input's pixels: score per unit of the normalized pixels.
 
     Raises:
         OptionError: If an option is out of range.

@@ -118,7 +118,7 @@ def gradient_rollout(
         rows: recursion.Rows = recursion.net_evidence
         if discard:
             rows = recursion.discarding(rows, operator, layout, discard, discard_over)
-        row = recursion.step(operator, row, rows, recursion.added_and_normalised)
+        row = recursion.step(operator, row, rows, recursion.added_and_normalized)
     return to_map(
         recording,
         "gradient_rollout",

@@ -25,7 +25,7 @@ def legrad(recording: Recording, *, layers: int | None = None, dtype: torch.dtyp
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised. All zero where nothing would raise the score.
+        Map with the axis `batch`; non-negative, not normalized. All zero where nothing would raise the score.
 
     Raises:
         OptionError: If there is no gradient, there are not so many layers, or they do not share one token set.

@@ -42,7 +42,7 @@ def norm_attention(
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with axes `batch` and `head` (if `heads`); non-negative, not normalised.
+        Map with axes `batch` and `head` (if `heads`); non-negative, not normalized.
 
     Raises:
         OptionError: If values or what follows the heads are not known, or the layer or query does not exist.
@@ -50,7 +50,7 @@ def norm_attention(
     Reference:
         Kobayashi et al., "Attention is Not Only a Weight", EMNLP 2020, arXiv:2004.10102; with `add_residual`, "Incorporating Residual
         and Normalization Layers into Analysis of Masked Language Models", EMNLP 2021, arXiv:2109.07152 (AttnRes-N: vision
-        transformers normalise before attention, so no normalisation lies between). The scale of a block's layer is part of `W_O`.
+        transformers normalize before attention, so no normalization lies between). The scale of a block's layer is part of `W_O`.
     """
     if heads and add_residual:
         raise OptionError("the residual path belongs to no head. Leave out heads=True or add_residual=True.")

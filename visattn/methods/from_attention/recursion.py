@@ -69,7 +69,7 @@ def evidence(tile: Tile) -> Tensor:
 
 
 def net_evidence(tile: Tile) -> Tensor:
-    """`(mean_h dA * A)^+`: the same, after heads have cancelled."""
+    """`(mean_h dA * A)^+`: the same, after heads have canceled."""
     return _product(tile).mean(1).clamp_(min=0)
 
 
@@ -173,7 +173,7 @@ def mixed(keep: float | Tensor) -> Balance:
     return balance
 
 
-def added_and_normalised(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:
+def added_and_normalized(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:
     """`I + rows`, each row divided by its sum."""
     scale = 1 / (1 + sums)
     return scale, scale

@@ -33,14 +33,14 @@ def relevance(
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised. All zero where nothing speaks for the target.
+        Map with the axis `batch`; non-negative, not normalized. All zero where nothing speaks for the target.
 
     Raises:
         OptionError: If there is no gradient, the layers do not compose, or the query does not exist.
 
     Reference:
         Chefer, Gur & Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers", ICCV
-        2021, arXiv:2103.15679, equations 5 to 11. Differs: a row of `R - I` that is all zero stays zero when it is normalised,
+        2021, arXiv:2103.15679, equations 5 to 11. Differs: a row of `R - I` that is all zero stays zero when it is normalized,
         where the authors' code divides 0 by 0. A pooling head's own `A'` is the row that the image's layers start from.
     """
     if any(record.kind == "cross" for record in one_forward(recording)):
@@ -135,12 +135,12 @@ class _Relevances:
 
     def _cross(self, record: AttentionRecord) -> list[tuple[tuple[TokenLayout, TokenLayout], Tensor]]:
         asking, asked, evidence = record.queries, record.keys, _whole(record, self._dtype)
-        between = _normalised(self.of(asking, asking)).mT @ evidence @ _normalised(self.of(asked, asked))
+        between = _normalized(self.of(asking, asking)).mT @ evidence @ _normalized(self.of(asked, asked))
         back = [((asking, asking), evidence @ self.of(asked, asking))] if (asked, asking) in self._found else []
         return [((asking, asked), between), *back]
 
 
-def _normalised(relevance: Tensor) -> Tensor:
+def _normalized(relevance: Tensor) -> Tensor:
     """Equations 8 and 9: `R - I` with rows of sum 1, plus `I`."""
     identity = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     rest = relevance - identity

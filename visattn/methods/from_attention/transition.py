@@ -33,8 +33,8 @@ def transition_attention(
     """Transition attention map: how much reaches the query as attention passes down the layers, times integrated gradients.
 
     The query's attention in the last layer is the first state; in each layer below it becomes `state A + state`. It is multiplied,
-    patch by patch, with the query's rows of `mean_h (mean_alpha dA)^+` of the last layer, over `steps` inputs from 0 (in normalised
-    values: the mean colour) to the image. A query of many tokens keeps as many rows of `dA`.
+    patch by patch, with the query's rows of `mean_h (mean_alpha dA)^+` of the last layer, over `steps` inputs from 0 (in normalized
+    values: the mean color) to the image. A query of many tokens keeps as many rows of `dA`.
 
     Args:
         recording: Self-attention of every layer over one token set.

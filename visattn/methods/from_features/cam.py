@@ -25,7 +25,7 @@ def cam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = tor
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; signed, in units of the score, not normalised.
+        Map with the axis `batch`; signed, in units of the score, not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist, or are not averaged over all positions.

@@ -15,7 +15,7 @@ from visattn.records import Recording
 def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
     """Eigen-CAM: the first principal component of one layer's features; it depends on no class and needs no gradient.
 
-    Features `(positions, C)` are centred and projected on their first right singular vector. A component's sign is arbitrary; it is
+    Features `(positions, C)` are centered and projected on their first right singular vector. A component's sign is arbitrary; it is
     chosen so that the value that is farthest from 0 is positive, and the positive part is the map.
 
     Args:
@@ -23,14 +23,14 @@ def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
         layer: See `gradcam`.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features do not exist.
         MissingExtra: If the package grad-cam is not installed.
 
     Reference:
-        Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, arXiv:2008.00299. As the package grad-cam has it: features are centred. The sign is
+        Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, arXiv:2008.00299. As the package grad-cam has it: features are centered. The sign is
         that of Chung & Ying, "Seg-Eigen-CAM", Applied Sciences 2025.
     """
     need("pytorch_grad_cam", "cam", "eigencam")

@@ -39,11 +39,11 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     if not 1 <= components <= min(width, batch * cells):
         raise OptionError(f"components must lie in [1, {min(width, batch * cells)}], got {components}.")
     rows = patches.reshape(-1, width)
-    centred = rows - rows.mean(0)
-    variances, vectors = torch.linalg.eigh(centred.T @ centred / len(rows))  # ascending
+    centered = rows - rows.mean(0)
+    variances, vectors = torch.linalg.eigh(centered.T @ centered / len(rows))  # ascending
     vectors = vectors.flip(1)[:, :components]
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    scores = centred @ (vectors * largest.sign())
+    scores = centered @ (vectors * largest.sign())
     shares = (variances.flip(0)[:components] / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist()
     notes = ("components hold " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features",)
     return to_map(

@@ -25,7 +25,7 @@ def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype =
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.
@@ -55,7 +55,7 @@ def gradcam_plus_plus(
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist, or `epsilon` is out of range.
@@ -86,7 +86,7 @@ def xgradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.

@@ -21,7 +21,7 @@ def hirescam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.
@@ -45,7 +45,7 @@ def layercam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
         dtype: float64 computes in double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalised.
+        Map with the axis `batch`; non-negative, not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.

@@ -31,7 +31,7 @@ def saliency(recording: Recording, *, scored: Scored, signed: bool = False) -> A
         Map of the input's pixels: score per unit of the normalized pixels.
 
     Reference:
-        Simonyan et al., "Deep Inside Convolutional Networks: Visualising Image Classification Models and Saliency Maps", 2013,
+        Simonyan et al., "Deep Inside Convolutional Networks: Visualizing Image Classification Models and Saliency Maps", 2013,
         arXiv:1312.6034.
     """
     attr = captum_of("saliency", 1, 1)
@@ -73,7 +73,7 @@ def input_x_gradient(
 
     Reference:
         Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences", 2016,
-        arXiv:1605.01713; Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural
+        arXiv:1605.01713; Ancona et al., "Toward better understanding of gradient-based attribution methods for Deep Neural
         Networks", ICLR 2018, arXiv:1711.06104.
     """
     attr = captum_of("input_x_gradient", 1, 1)

@@ -26,7 +26,7 @@ class _Level:
         made: The join, or the enlarged map where nothing is joined.
         size: Its height and width.
         sources: The encoder's maps in it.
-        taker: The first module with parameters that began afterwards.
+        taker: The first module with parameters that began afterward.
     """
 
     made: Trail

@@ -11,14 +11,14 @@ from visattn.nn.shapes import at_least, check_maps, odd
 
 
 class ECA(nn.Module):
-    """Efficient channel attention: each channel is scaled by a gate that sees the means of its neighbours in the order of channels.
+    """Efficient channel attention: each channel is scaled by a gate that sees the means of its neighbors in the order of channels.
 
     `g = sigmoid(conv1d(mean(x)))`, with zeros beyond the first and the last channel and no bias; `y = x g`. It belongs where
     squeeze-and-excitation does.
 
     Args:
         channels: C; decides the kernel, or is checked only.
-        kernel: How many neighbours a gate sees, odd; by default the paper's rule, `t = (log2(C) + b) / gamma` without its fraction,
+        kernel: How many neighbors a gate sees, odd; by default the paper's rule, `t = (log2(C) + b) / gamma` without its fraction,
             and one more if that is even.
         gamma: Divisor of the rule.
         b: Offset of the rule.

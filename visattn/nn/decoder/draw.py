@@ -13,8 +13,8 @@ from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 class DrawRead(nn.Module):
     """The reader of DRAW: a grid of Gaussian filters, placed and spaced by a state, that looks at an image.
 
-    `(x, y, log s^2, log d, log gamma) = W h + b`; the centre is `((A + 1) / 2 (x + 1), (B + 1) / 2 (y + 1))` in pixels counted from 1,
-    the spacing `(max(A, B) - 1) / (N - 1) d`, and filter `i` of `1..N` lies at `centre + (i - N / 2 - 0.5) spacing`. With the filters'
+    `(x, y, log s^2, log d, log gamma) = W h + b`; the center is `((A + 1) / 2 (x + 1), (B + 1) / 2 (y + 1))` in pixels counted from 1,
+    the spacing `(max(A, B) - 1) / (N - 1) d`, and filter `i` of `1..N` lies at `center + (i - N / 2 - 0.5) spacing`. With the filters'
     weights on columns and rows, `F_X` and `F_Y`, whose rows sum to 1, `y = gamma F_Y image F_X^T`. The paper reads the image and what
     is missing of it: concatenate both along the channels.
 
@@ -32,7 +32,7 @@ class DrawRead(nn.Module):
 
     Reference:
         Gregor et al., "DRAW: A Recurrent Neural Network For Image Generation", ICML 2015, arXiv:1502.04623. Differs: a filter off the
-        image gives 0; dividing by its sum would give NaN. Ports that count filters or pixels from 0 look beside the centre.
+        image gives 0; dividing by its sum would give NaN. Ports that count filters or pixels from 0 look beside the center.
     """
 
     def __init__(self, width: int, *, glimpse: int = 12) -> None:
@@ -106,8 +106,8 @@ def _filters(window: nn.Linear, state: Tensor, height: int, width: int, count: i
     spacing = (max(height, width) - 1) / max(count - 1, 1) * log_spacing.exp()
     number = torch.arange(1, count + 1, device=state.device) - count / 2 - 0.5
 
-    def along(centre: Tensor, side: int) -> Tensor:
-        at = ((side + 1) / 2 * (centre + 1))[:, None] + number * spacing[:, None]  # (B, N)
+    def along(center: Tensor, side: int) -> Tensor:
+        at = ((side + 1) / 2 * (center + 1))[:, None] + number * spacing[:, None]  # (B, N)
         pixel = torch.arange(1, side + 1, device=state.device)
         weights = (-((pixel - at[..., None]) ** 2) / (2 * log_variance.exp()[:, None, None])).exp()
         return weights / weights.sum(2, keepdim=True).clamp_min(1e-8)

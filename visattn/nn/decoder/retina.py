@@ -16,7 +16,7 @@ class Retina(nn.Module):
     """The retina of recurrent attention: square patches around a point, each wider and coarser than the one before.
 
     Patch `s` is `size * factor^s` pixels wide and is brought to `size` x `size` by means of `factor^s` x `factor^s` pixels. What lies
-    beyond the image is 0. A centre between pixels is read between pixels, so that a gradient reaches the location.
+    beyond the image is 0. A center between pixels is read between pixels, so that a gradient reaches the location.
 
     Args:
         size: Side of each patch as it is given.
@@ -24,7 +24,7 @@ class Retina(nn.Module):
         factor: How much wider each is than the one before.
 
     Shape:
-        `(B, C, H, W)` and locations `(B, 2)`, (x, y), with -1 and 1 the outer edges of the image and (0, 0) its centre, to
+        `(B, C, H, W)` and locations `(B, 2)`, (x, y), with -1 and 1 the outer edges of the image and (0, 0) its center, to
         `(B, scales * C, size, size)`, the finest first.
 
     Raises:
@@ -62,16 +62,16 @@ class Retina(nn.Module):
         Returns:
             `(B, scales, 4)`: top, left, bottom and right in continuous pixels, the finest patch first; they may reach beyond the image.
         """
-        centre = (wide(locations).flip(1) + 1) / 2 * wide(locations).new_tensor(size)  # (B, 2), (y, x)
+        center = (wide(locations).flip(1) + 1) / 2 * wide(locations).new_tensor(size)  # (B, 2), (y, x)
         halves = [self.size * self.factor**scale / 2 for scale in range(self.scales)]
-        return torch.stack([torch.cat((centre - half, centre + half), 1) for half in halves], 1)
+        return torch.stack([torch.cat((center - half, center + half), 1) for half in halves], 1)
 
     def _patch(self, images: Tensor, locations: Tensor, coarse: int) -> Tensor:
         """`(B, C, size, size)`, each pixel a mean of `coarse` x `coarse`."""
         height, width = images.shape[2], images.shape[3]
         side = self.size * coarse
-        centre = wide(locations)
-        steps = torch.arange(side, device=centre.device, dtype=centre.dtype) * 2 - side + 1  # in half pixels
-        x, y = centre[:, :1] + steps / width, centre[:, 1:] + steps / height  # (B, side)
+        center = wide(locations)
+        steps = torch.arange(side, device=center.device, dtype=center.dtype) * 2 - side + 1  # in half pixels
+        x, y = center[:, :1] + steps / width, center[:, 1:] + steps / height  # (B, side)
         positions = torch.stack((x[:, None, :].expand(-1, side, -1), y[:, :, None].expand(-1, -1, side)), 3)
         return F.avg_pool2d(sample(images, positions), coarse)

@@ -37,7 +37,7 @@ class SimAM(nn.Module):
     """
 
     def __init__(self, channels: int, *, regularization: float = 1e-4) -> None:
-        """Build; there is nothing to initialise."""
+        """Build; there is nothing to initialize."""
         super().__init__()
         self.channels = at_least("channels", channels)
         if not regularization > 0:

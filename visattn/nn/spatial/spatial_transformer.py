@@ -24,7 +24,7 @@ class SpatialTransformer(nn.Module):
 
     Args:
         channels: C.
-        localisation: `f`, from `(B, C, H, W)` to `(B, features)`. By default two convolutions with a pool to 4 x 4 between.
+        localization: `f`, from `(B, C, H, W)` to `(B, features)`. By default two convolutions with a pool to 4 x 4 between.
         features: How many numbers `f` gives.
         attention: Whether the window may only be scaled and shifted: `theta` is `[[s, 0, x], [0, s, y]]`, of three numbers.
         size: Height and width of the output; the input's by default.
@@ -47,7 +47,7 @@ class SpatialTransformer(nn.Module):
         self,
         channels: int,
         *,
-        localisation: nn.Module | None = None,
+        localization: nn.Module | None = None,
         features: int = 32,
         attention: bool = False,
         size: tuple[int, int] | None = None,
@@ -57,7 +57,7 @@ class SpatialTransformer(nn.Module):
         at_least("features", features)
         self.channels, self.attention = at_least("channels", channels), attention
         self.size = size and (at_least("height", size[0]), at_least("width", size[1]))
-        self.localisation = _localisation(channels, features) if localisation is None else localisation
+        self.localization = _localization(channels, features) if localization is None else localization
         self.theta = nn.Linear(features, 3 if attention else 6)
         nn.init.zeros_(self.theta.weight)
         with torch.no_grad():
@@ -66,10 +66,10 @@ class SpatialTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Show the window that was chosen."""
         check_maps(self, x, self.channels)
-        seen = self.localisation(x)
+        seen = self.localization(x)
         if not is_traced(x) and (seen.ndim != 2 or seen.shape[1] != self.theta.in_features):
             raise ShapeError(
-                f"localisation must give (B, {self.theta.in_features}), got {shape_text(seen)}. "
+                f"localization must give (B, {self.theta.in_features}), got {shape_text(seen)}. "
                 "Tell SpatialTransformer how many features it gives."
             )
         with exact(x):
@@ -102,7 +102,7 @@ class SpatialTransformer(nn.Module):
         return theta.new_tensor([affine_corners(one) for one in theta.tolist()])
 
 
-def _localisation(channels: int, features: int) -> nn.Sequential:
+def _localization(channels: int, features: int) -> nn.Sequential:
     """A network that sees where things are, for maps of any size."""
     return nn.Sequential(
         nn.Conv2d(channels, 16, 5, padding=2),

@@ -57,18 +57,18 @@ class LocalMonotonic(nn.Module):
 class LocalPredictive(nn.Module):
     """Local attention around a place that the query predicts.
 
-    Along each axis of length S the centre is `p = (S - 1) sigmoid(v . tanh(W q))`. The softmax is taken over the places at most
-    `radius` from it and multiplied with a Gaussian around it, of standard deviation `radius / 2`; through that the centre learns.
+    Along each axis of length S the center is `p = (S - 1) sigmoid(v . tanh(W q))`. The softmax is taken over the places at most
+    `radius` from it and multiplied with a Gaussian around it, of standard deviation `radius / 2`; through that the center learns.
 
     Args:
         query_width: dq.
         radius: D.
         axes: 1 for a sequence, 2 for a grid.
         width: Of the hidden layer, by default dq.
-        renormalise: Whether weights sum to 1: the Gaussian's logarithm is then added to the scores. The paper does not: its weights
+        renormalize: Whether weights sum to 1: the Gaussian's logarithm is then added to the scores. The paper does not: its weights
             sum to less, on a grid to a tenth or a twentieth, and what is taken shrinks as much.
         cut: Whether places outside the window have no weight, as in the paper. Without, the Gaussian alone makes it local, and
-            weights are a smooth function of the centre.
+            weights are a smooth function of the center.
 
     Shape:
         Queries `(B, T, dq)`, scores `(B, T, N)`, values `(B, N, dv)` and a grid, `(N,)` or `(rows, columns)` of N places row by row,
@@ -91,15 +91,15 @@ class LocalPredictive(nn.Module):
         *,
         axes: int = 2,
         width: int | None = None,
-        renormalise: bool = False,
+        renormalize: bool = False,
         cut: bool = True,
     ) -> None:
-        """Build with PyTorch's initial values of a linear layer: centres start in the middle."""
+        """Build with PyTorch's initial values of a linear layer: centers start in the middle."""
         super().__init__()
         if axes not in {1, 2}:
             raise OptionError(f"axes must be 1 or 2, got {axes}. A sequence has 1, an image 2.")
         self.query_width, self.radius = at_least("query_width", query_width), at_least("radius", radius)
-        self.axes, self.renormalise, self.cut = axes, renormalise, cut
+        self.axes, self.renormalize, self.cut = axes, renormalize, cut
         width = query_width if width is None else at_least("width", width)
         self.hidden = nn.Linear(query_width, width, bias=False)
         self.vector = nn.Linear(width, axes, bias=False)
@@ -107,10 +107,10 @@ class LocalPredictive(nn.Module):
     def forward(
         self, query: Tensor, scores: Tensor, value: Tensor, grid: Sequence[int], mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend around the predicted centres."""
-        return self.attend(scores, value, self.centres(query, grid), grid, mask)
+        """Attend around the predicted centers."""
+        return self.attend(scores, value, self.centers(query, grid), grid, mask)
 
-    def centres(self, query: Tensor, grid: Sequence[int]) -> Tensor:
+    def centers(self, query: Tensor, grid: Sequence[int]) -> Tensor:
         """Where queries look: `(B, T, axes)`, in places from 0, rows before columns."""
         check_tokens(self, query, self.query_width)
         if len(grid) != self.axes:
@@ -122,17 +122,17 @@ class LocalPredictive(nn.Module):
         return share * torch.tensor([size - 1 for size in grid], dtype=share.dtype, device=share.device)
 
     def attend(
-        self, scores: Tensor, value: Tensor, centres: Tensor, grid: Sequence[int], mask: Tensor | None = None
+        self, scores: Tensor, value: Tensor, centers: Tensor, grid: Sequence[int], mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend around given centres, `(B, T, axes)`."""
+        """Attend around given centers, `(B, T, axes)`."""
         check_value(scores, value)
         check_mask(mask, scores.shape)
-        away = _places(grid, scores) - centres[:, :, None]  # (B, T, N, axes)
+        away = _places(grid, scores) - centers[:, :, None]  # (B, T, N, axes)
         if self.cut:
             near = (away.abs() <= self.radius).all(-1)
             mask = near if mask is None else near & mask
         closeness = away.square().sum(-1) * (-2 / self.radius**2)  # the logarithm of the Gaussian
-        weights = softmax(scores + closeness, mask) if self.renormalise else softmax(scores, mask) * closeness.exp()
+        weights = softmax(scores + closeness, mask) if self.renormalize else softmax(scores, mask) * closeness.exp()
         return weights.to(value.dtype) @ value, weights
 
 

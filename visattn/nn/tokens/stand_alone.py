@@ -21,12 +21,12 @@ class StandAloneSelfAttention(nn.Module):
     Args:
         in_channels: Channels of the input.
         out_channels: Those of the output, a multiple of twice the heads; as many as come in by default.
-        kernel: Side of the neighbourhood, odd.
+        kernel: Side of the neighborhood, odd.
         heads: Number of heads.
 
     Shape:
         `(B, in_channels, H, W)` to `(B, out_channels, H, W)`; with `need_weights` also `A`, `(B, heads, H, W, kernel, kernel)`: the
-        query's row and column, then the key's, counted from the neighbourhood's top left. Each neighbourhood sums to 1.
+        query's row and column, then the key's, counted from the neighborhood's top left. Each neighborhood sums to 1.
 
     Publishes:
         Nothing: no numbers are multiplied by `A`.
@@ -47,7 +47,7 @@ class StandAloneSelfAttention(nn.Module):
         super().__init__()
         out_channels = at_least("channels", in_channels) if out_channels is None else at_least("channels", out_channels)
         if at_least("kernel", kernel) % 2 == 0:
-            raise OptionError(f"kernel must be odd, got {kernel}: an even one has no centre.")
+            raise OptionError(f"kernel must be odd, got {kernel}: an even one has no center.")
         if out_channels % (2 * at_least("heads", heads)):
             raise OptionError(f"channels must be a multiple of twice the {heads} heads, got {out_channels}. Choose other heads.")
         width = out_channels // heads
@@ -76,6 +76,6 @@ class StandAloneSelfAttention(nn.Module):
         return y, torch.unflatten(torch.unflatten(weights.squeeze(3), 3, (self.kernel, self.kernel)), 2, x.shape[2:])
 
     def _around(self, x: Tensor, heads: int) -> Tensor:
-        """The neighbourhood of each place, `(B, heads, H * W, kernel * kernel, d)`, with zeros beyond the image."""
+        """The neighborhood of each place, `(B, heads, H * W, kernel * kernel, d)`, with zeros beyond the image."""
         patches = F.unfold(x, self.kernel, padding=self.kernel // 2)  # (B, heads * d * kernel * kernel, H * W)
         return torch.unflatten(patches, 1, (heads, -1, self.kernel**2)).permute(0, 1, 4, 3, 2)

@@ -101,7 +101,7 @@ class WindowAttention(nn.Module):
         return maps.roll(self._shifted(grid), (1, 2))[:, : grid[0], : grid[1]]
 
     def _apart(self, numbers: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Which tokens of a window are no neighbours: `(windows, M, M)`."""
+        """Which tokens of a window are no neighbors: `(windows, M, M)`."""
         down, right = self._shifted(grid)
         row, column = (numbers - 1) // grid[1], (numbers - 1) % grid[1]
         part = torch.where(numbers == 0, 4, 2 * (row < down) + (column < right))  # the first rows were rolled to the end

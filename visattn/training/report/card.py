@@ -25,7 +25,7 @@ class Data:
         train: Number of training pictures.
         test: Number of test pictures.
         fingerprints: sha256 of both, by split.
-        licence: Of the pictures; empty where it is not known.
+        license: Of the pictures; empty where it is not known.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Data:
     train: int
     test: int
     fingerprints: Mapping[str, str]
-    licence: str = ""
+    license: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Origin:
         command: That made it.
         versions: Of the libraries, by name.
         sha256: Of the weights' file.
-        licence: Of the weights.
+        license: Of the weights.
     """
 
     command: str
     versions: Mapping[str, str]
     sha256: str = ""
-    licence: str = ""
+    license: str = ""
 
 
 def card(
@@ -110,7 +110,7 @@ def card(
         reached,
         origin,
         what=(
-            f"An image classifier: from {'grey' if channels == 1 else 'colour'} pictures of {height} x {width} pixels to one of "
+            f"An image classifier: from {'gray' if channels == 1 else 'color'} pictures of {height} x {width} pixels to one of "
             f"{len(data.classes)} classes, {_first(data.classes)}.",
             f"Network: {code(config.model)}, "
             + ("plain." if config.attention == "none" else f"with attention `{config.attention}`."),
@@ -150,7 +150,7 @@ def page(
         "What it was trained on": _list(
             f"{code(data.name)}: {data.train:,} pictures to train on, {data.test:,} to test on.",
             *(f"Fingerprint ({split}): `{digest}`." for split, digest in data.fingerprints.items()),
-            f"Licence of the pictures: {data.licence or 'not stated'}.",
+            f"License of the pictures: {data.license or 'not stated'}.",
         ),
         "How it was made": f"{_block(origin.command, 'console')}\n{_block(config.toml(), 'toml')}",
         "What it reaches": _list(
@@ -161,7 +161,7 @@ def page(
             f"Software: {', '.join(f'{name} {number}' for name, number in origin.versions.items())}.",
         ),
         "Limits": _list(*limits),
-        "Licence": f"{origin.licence or 'Not stated.'}\n",
+        "License": f"{origin.license or 'Not stated.'}\n",
     }
     return f"# {title}\n" + "".join(f"\n## {head}\n\n{body}" for head, body in parts.items())
 

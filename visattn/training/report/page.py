@@ -38,7 +38,7 @@ def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
     seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
     reached = Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine())
     versions = {name: version(name) for name in ("visattn", "torch", "torchvision", "timm")}
-    origin = Origin(command(config), versions, digest(run / FINAL / WEIGHTS), config.licence)
+    origin = Origin(command(config), versions, digest(run / FINAL / WEIGHTS), config.license)
     write_whole(run / CARD, task.card(model, reached, origin).encode())
     if find_spec("matplotlib"):
         from visattn.drawing.plots import learning_curves

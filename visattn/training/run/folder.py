@@ -59,7 +59,7 @@ class Result:
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    """Have a run's folder for oneself; if nothing was begun in it, it is afterwards as it was before.
+    """Have a run's folder for oneself; if nothing was begun in it, it is afterward as it was before.
 
     Raises:
         OutputError: If it is no folder of a run, cannot be written, leads elsewhere, or another process trains in it.

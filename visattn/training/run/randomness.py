@@ -31,7 +31,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of a seed inside, and the streams as they were afterwards; those of a loader's worker are nobody's."""
+    """Random numbers of a seed inside, and the streams as they were afterward; those of a loader's worker are nobody's."""
     if get_worker_info() is not None:
         _seed(seed)
         yield

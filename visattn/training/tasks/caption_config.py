@@ -53,11 +53,11 @@ class CaptionConfig(Recipe):
     width: int = setting(0, "Width of the hidden layer of the attention's scores; 0: that of the features.")
     dropout: float = setting(0.5, "Before the last layer.")
     word_dropout: float = setting(0.0, "Probability that the word before is hidden: what is said next must then be seen.")
-    grey: float = setting(0.0, "Probability that a picture is made grey.")
+    gray: float = setting(0.0, "Probability that a picture is made gray.")
     min_count: int = setting(1, "Words that occur less often are unknown.")
     longest: int = setting(50, "Most words of a caption; longer ones are left out.")
-    regulariser: float = setting(_USUAL.regulariser, "Weight of the doubly stochastic term: look at every place equally often.")
-    reduction: str = setting(_USUAL.reduction, "Its normalisation.", choices=get_args(Reduction))
+    regularizer: float = setting(_USUAL.regularizer, "Weight of the doubly stochastic term: look at every place equally often.")
+    reduction: str = setting(_USUAL.reduction, "Its normalization.", choices=get_args(Reduction))
     estimator: str = setting(
         _USUAL.estimator, "How hard attention learns where to look.", choices=get_args(Estimator), only=_HARD
     )
@@ -77,14 +77,14 @@ class CaptionConfig(Recipe):
         for name in ("embedding", "state", "min_count", "longest"):
             between(getattr(self, name), 1, 2**15, name)
         between(self.width, 0, 2**15, "width")
-        for name in ("dropout", "word_dropout", "grey", "semi_sampling", "decay"):
+        for name in ("dropout", "word_dropout", "gray", "semi_sampling", "decay"):
             between(getattr(self, name), 0, 1, name)
-        for name in ("regulariser", "reward", "entropy"):
+        for name in ("regularizer", "reward", "entropy"):
             between(getattr(self, name), 0, 1e9, name)
         if not 0 < self.temperature <= 1e9:
             raise OptionError(f"temperature must be a finite number above 0, at most 1e9, got {self.temperature}.")
-        if self.reduction != _USUAL.reduction and not self.regulariser:
-            raise OptionError(f"reduction is of the regulariser, which is 0, got {self.reduction}. Leave one out.")
+        if self.reduction != _USUAL.reduction and not self.regularizer:
+            raise OptionError(f"reduction is of the regularizer, which is 0, got {self.reduction}. Leave one out.")
 
     @property
     def objective(self) -> Objective:

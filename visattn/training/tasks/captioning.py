@@ -148,8 +148,8 @@ class Captioning(Task):
         words, lengths = targets
         if self.config.freeze:
             self.model.encoder.eval()  # its batch norms too
-        if self.config.grey:
-            chosen = (torch.rand(len(pixels), 1, 1, 1) < self.config.grey).to(pixels.device)
+        if self.config.gray:
+            chosen = (torch.rand(len(pixels), 1, 1, 1) < self.config.gray).to(pixels.device)
             pixels = torch.where(chosen, pixels.mean(1, keepdim=True), pixels)
         objective = self.config.objective
         told = forward(pixels, words, lengths, how=objective.how() if self.model.attention == "hard" else None)

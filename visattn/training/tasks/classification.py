@@ -1,4 +1,4 @@
-"""Classification as a task: labelled pictures in, a classifier out."""
+"""Classification as a task: labeled pictures in, a classifier out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn._support.types import Split
-from visattn.data import Labelled, read
-from visattn.data.labelled.readers import PUBLISHED
+from visattn.data import Labeled, read
+from visattn.data.labeled.readers import PUBLISHED
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import trained
 from visattn.families.trained import evaluation_transform
@@ -45,9 +45,9 @@ class Classification(Task):
             OptionError: If pictures are mixed for RAM.
         """
         self.config: Config = config
-        self.pictures: Labelled
-        self.tests: Labelled
-        self.pictures, self.tests = (labelled(config, split) for split in get_args(Split))
+        self.pictures: Labeled
+        self.tests: Labeled
+        self.pictures, self.tests = (labeled(config, split) for split in get_args(Split))
         self.targets = Labels()
         if config.model == _RAM and (config.mixup or config.cutmix or config.smoothing != Config().smoothing):
             raise OptionError(
@@ -129,7 +129,7 @@ class Classification(Task):
         return card(self.config.shared(), self.data(self.blueprint.classes), reached, origin, cost=found, shape=shape)
 
 
-def labelled(config: Config, split: Split) -> Labelled:
+def labeled(config: Config, split: Split) -> Labeled:
     """The pictures to train or to test on.
 
     Raises:
@@ -144,12 +144,12 @@ def labelled(config: Config, split: Split) -> Labelled:
     )
 
 
-def blueprint_of(config: Config, pictures: Labelled | None = None, *, like: Blueprint | None = None) -> Blueprint:
+def blueprint_of(config: Config, pictures: Labeled | None = None, *, like: Blueprint | None = None) -> Blueprint:
     """The network of a configuration for its pictures, or for those of a blueprint that is given."""
     options = config.model_kwargs | ({"widths": config.widths} if config.widths else {})
     if like is not None:
         return replace(like, model=config.model, attention=config.attention, options=options)
-    pictures = pictures or labelled(config, "train")
+    pictures = pictures or labeled(config, "train")
     channels = 3 if config.weights != "none" or config.model.startswith("tv:") else pictures.channels
     mean, std = moments_of(config, pictures, channels)
     return Blueprint(

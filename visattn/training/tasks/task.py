@@ -25,7 +25,7 @@ from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
 from visattn.training.report.card import Data, Origin, Reached
 
-_LICENCES = {"fashion-mnist": "MIT (Zalando SE)"}
+_LICENSES = {"fashion-mnist": "MIT (Zalando SE)"}
 _SHOWN = 8  # test pictures whose maps are drawn
 _USUAL = 224  # pixels, of pictures of many sizes
 _SCENES = 64
@@ -99,7 +99,7 @@ class Task(ABC):
             train=len(self.pictures),
             test=len(self.tests),
             fingerprints={split: part.fingerprint() for split, part in (("train", self.pictures), ("test", self.tests))},
-            licence="drawn by visattn" if name in (*MARKS, *SCENES) else _LICENCES.get(name, ""),
+            license="drawn by visattn" if name in (*MARKS, *SCENES) else _LICENSES.get(name, ""),
         )
 
     def shown(self, count: int = _SHOWN) -> list[tuple[Image.Image, Any]]:

@@ -20,8 +20,8 @@ import numpy as np
 
 from visattn._support.checks import printable
 from visattn._support.files import cache_folder
-from visattn.data.labelled.arrays import ArrayPictures
-from visattn.data.labelled.idx import read_idx
+from visattn.data.labeled.arrays import ArrayPictures
+from visattn.data.labeled.idx import read_idx
 from visattn.errors import DataError
 
 PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist lies
@@ -30,7 +30,7 @@ _SECONDS = 8  # for a server to answer
 
 
 def fashion_mnist(split: str, root: Path | None = None) -> ArrayPictures:
-    """Fashion-MNIST: 60,000 and 10,000 grey pictures of 28 x 28 in ten classes.
+    """Fashion-MNIST: 60,000 and 10,000 gray pictures of 28 x 28 in ten classes.
 
     Args:
         split: `train` or `test`.

@@ -1,4 +1,4 @@
-"""Labelled pictures in folders, `DIR/train/CLASS/...` and `DIR/test/CLASS/...`, the layout of torchvision's `ImageFolder`."""
+"""Labeled pictures in folders, `DIR/train/CLASS/...` and `DIR/test/CLASS/...`, the layout of torchvision's `ImageFolder`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from visattn._support.checks import printable
 from visattn._support.types import Split
-from visattn.data.labelled.arrays import check_learnable
+from visattn.data.labeled.arrays import check_learnable
 from visattn.errors import DataError
 from visattn.images import FORMATS, load_image
 

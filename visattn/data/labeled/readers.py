@@ -1,4 +1,4 @@
-"""Labelled pictures to train and test on, by one name: a folder, a published data set, or scenes whose truth is known."""
+"""Labeled pictures to train and test on, by one name: a folder, a published data set, or scenes whose truth is known."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from PIL import Image
 from visattn._support.checks import between, one_of, printable, suggest
 from visattn._support.files import exists, is_folder
 from visattn._support.types import Split
-from visattn.data.labelled.arrays import ArrayPictures
-from visattn.data.labelled.folders import FolderPictures
-from visattn.data.labelled.published import cifar, fashion_mnist
+from visattn.data.labeled.arrays import ArrayPictures
+from visattn.data.labeled.folders import FolderPictures
+from visattn.data.labeled.published import cifar, fashion_mnist
 from visattn.data.pictures import Pictures
 from visattn.data.scenes.store import MARKS, drawn
 from visattn.errors import DataError
 
-__all__ = ["KNOWN", "ArrayPictures", "FolderPictures", "Labelled", "read"]
+__all__ = ["KNOWN", "ArrayPictures", "FolderPictures", "Labeled", "read"]
 
 PUBLISHED = ("fashion-mnist", "cifar10", "cifar100")
 KNOWN = (*PUBLISHED, *MARKS)
 
 
-class Labelled(Pictures, Protocol):
-    """Labelled pictures, for training and testing."""
+class Labeled(Pictures, Protocol):
+    """Labeled pictures, for training and testing."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -46,8 +46,8 @@ def read(
     count: int | None = None,
     size: tuple[int, int] = (64, 64),
     seed: int = 0,
-) -> Labelled:
-    """Labelled pictures by name.
+) -> Labeled:
+    """Labeled pictures by name.
 
     Args:
         data: A name of `KNOWN`, else a folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`); a folder that is called like
@@ -77,7 +77,7 @@ def read(
     return whole if count is None else _Chosen(whole, count, seed, f"{printable(data)} {split}")
 
 
-def _whole(data: str, split: Split, root: Path | None) -> Labelled:
+def _whole(data: str, split: Split, root: Path | None) -> Labeled:
     if data == "fashion-mnist":
         return fashion_mnist(split, root)
     if data in KNOWN:
@@ -96,9 +96,9 @@ def _whole(data: str, split: Split, root: Path | None) -> Labelled:
 
 
 class _Chosen:
-    """Some pictures of others, in random order; see `Labelled`."""
+    """Some pictures of others, in random order; see `Labeled`."""
 
-    def __init__(self, whole: Labelled, count: int, seed: int, title: str) -> None:
+    def __init__(self, whole: Labeled, count: int, seed: int, title: str) -> None:
         """Choose them by a permutation, whose stream numpy keeps for ever."""
         if count > len(whole):
             raise DataError(f"{title}: count must be at most the {len(whole)} pictures there are, got {count}. Lower it.")

@@ -1,4 +1,4 @@
-"""Labelled pictures that lie in one array, in memory or memory-mapped; and what any labelled pictures must be to learn from."""
+"""Labeled pictures that lie in one array, in memory or memory-mapped; and what any labeled pictures must be to learn from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ArrayPictures:
         """Check and keep the arrays; nothing is copied.
 
         Args:
-            pixels: `(N, H, W)` grey or `(N, H, W, 3)` RGB, uint8.
+            pixels: `(N, H, W)` gray or `(N, H, W, 3)` RGB, uint8.
             labels: `(N,)`, integers from 0 to one less than there are classes.
             classes: Their names, two or more.
             title: Names the pictures in messages.
@@ -76,7 +76,7 @@ class ArrayPictures:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        """Picture, grey or RGB, and label."""
+        """Picture, gray or RGB, and label."""
         return Image.fromarray(self.pixels[index]), int(self.labels[index])
 
     def name(self, index: int) -> str:

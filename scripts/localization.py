@@ -1,6 +1,6 @@
-"""How much of a map lies on the object: lift over chance on photos with masks, beside a centre prior and shifted copies.
+"""How much of a map lies on the object: lift over chance on photos with masks, beside a center prior and shifted copies.
 
-`localisation.py [--write-docs]`. Two models with their real weights: attention of DINOv2 ViT-S/14, each photo whole at the area of
+`localization.py [--write-docs]`. Two models with their real weights: attention of DINOv2 ViT-S/14, each photo whole at the area of
 518 x 518 pixels, and class activation maps of EfficientNet-Lite0, each photo through the model's own evaluation transform.
 """
 
@@ -14,7 +14,7 @@ from pointing.photos import COPIES, LARGEST, ROOT, Part, by_photo, over_photos
 
 from visattn._support.tables import to_markdown, to_text
 
-DOCS = ROOT / "docs" / "localisation.md"
+DOCS = ROOT / "docs" / "localization.md"
 
 
 def main() -> int:
@@ -38,14 +38,14 @@ def document(attended: Part, activated: Part) -> str:
     return "\n".join(
         [
             "# Is the object where the map is?\n",
-            "Written by `scripts/localisation.py --write-docs`.\n",
+            "Written by `scripts/localization.py --write-docs`.\n",
             f"- Photos: {len(attended)} with a mask drawn by hand ([assets/objects](../assets/objects/README.md)); those that one object "
             f"fills by more than {LARGEST:.0%} are left out.",
             "- Lift: the share of the map's sum that lies on the object, over the object's share of the area. 1 is chance. What the model "
             "did not see does not count.",
             "- Means are geometric, over photos; intervals are 95 % bootstrap over photos (2000 resamples, seed 0). One lift of 0 would "
             "make a mean 0, and the row would tell.",
-            f"- Shifted copies: the same map moved round the grid by {COPIES} random steps. Centre prior: a Gaussian about the middle with "
+            f"- Shifted copies: the same map moved round the grid by {COPIES} random steps. Center prior: a Gaussian about the middle with "
             "a quarter of each side as its deviation, whatever the photo shows.",
             "- The mask itself: a map whose value in each cell is the object's share of it. No bound: a map that keeps to whole cells of "
             "the object lies above.\n",

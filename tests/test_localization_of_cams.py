@@ -57,11 +57,11 @@ def test_gradcam_lies_on_the_object_more_than_its_shifted_copies(photo: str, cla
     found = visattn.explain(classifier, data.photo_path(photo), method="gradcam")
     lift = float(evaluation.lift(found.map, mask, found.geometry))
     shifted = float(evaluation.lift(evaluation.shifted_copies(found.map), mask, found.geometry).mean())
-    prior = float(evaluation.lift(evaluation.centre_prior(found.map), mask, found.geometry))
+    prior = float(evaluation.lift(evaluation.center_prior(found.map), mask, found.geometry))
     every = evaluation.lift(evaluation.shifted_copies(found.map, found.map.layout.cells - 1), mask, found.geometry)
     figures(f"lift on {photo}: Grad-CAM of {MODEL}", lift, "> its shifted copies")
     figures(f"lift on {photo}: 20 shifted copies of Grad-CAM, mean", shifted, "")
-    figures(f"lift on {photo}: centre prior for Grad-CAM", prior, "")
+    figures(f"lift on {photo}: center prior for Grad-CAM", prior, "")
     figures(f"lift on {photo}: share of all 48 shifts that Grad-CAM is above", float((lift > every).mean()), ">= 0.9")
     assert lift > shifted
     assert (lift > every).mean() >= 0.9

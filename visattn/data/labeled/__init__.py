@@ -1,0 +1,1 @@
+"""Labeled pictures to train and test on."""

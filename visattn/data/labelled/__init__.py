@@ -1,1 +1,0 @@
-"""Labelled pictures to train and test on."""
