@@ -18,12 +18,13 @@ $(READY): pyproject.toml
 demo: $(READY)  ## look at four photos through DINOv2; pictures in out/demo
 	$(BIN)/visattn demo --output out/demo --overwrite
 
-lint: $(READY)  ## style, types, import contract, shape of the package
+lint: $(READY)  ## style, types, import contract, shape of the package, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/structure.py
+	$(BIN)/python scripts/words.py
 
 test: lint  ## what a change can break: style, types, import contract, tests
 	$(BIN)/python -c "from visattn.data import offline_weights; print('weights:', offline_weights(), offline_weights('tf_efficientnet_lite0'))"

@@ -1,6 +1,6 @@
-"""Reference architectures, one readable file each. Import them as `visattn.models`.
+"""Reference architectures, one short file each. Import them as `visattn.models`.
 
-Residual networks take `attention="se"`, or another name of `visattn.nn.ATTENTION`. Once this is imported timm builds them by name:
+Residual networks take `attention="se"`, or another name in `visattn.nn.ATTENTION`. Importing this package registers the models in timm:
 `timm.create_model("visattn_cbam_resnet18", num_classes=10)`.
 """
 

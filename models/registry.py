@@ -1,7 +1,8 @@
-"""The networks of `resnet.py` by name in timm: `timm.create_model("visattn_cbam_resnet18", num_classes=10)`.
+"""Registration of the models in timm: `timm.create_model("visattn_cbam_resnet18", num_classes=10)`.
 
-Names are `visattn_resnet50` and, with attention, `visattn_se_resnet50`, for each of `se`, `cbam`, `eca`, `bam` and each depth. Importing
-`visattn.models` registers them. No weights of them are published; `features_only=True` gives the maps of the stem and of each stage.
+Names are such as `visattn_resnet50` and, with attention, `visattn_se_resnet50`, for each of `se`, `cbam`, `eca`, `bam` and each depth.
+Importing `visattn.models` registers them. There are no published weights. `features_only=True` returns the feature maps of the stem and of
+each stage.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from visattn.models.local_features import LocalFeatures
 from visattn.models.resnet import ResNet, resnet14, resnet18, resnet20, resnet50, resnet56
 from visattn.nn import translate
 
-_CIFAR = {  # mean and deviation of the training pixels of CIFAR-10
+_CIFAR = {  # mean and standard deviation of CIFAR-10's training pixels
     "input_size": (3, 32, 32),
     "mean": (0.4914, 0.4822, 0.4465),
     "std": (0.2470, 0.2435, 0.2616),
@@ -33,12 +34,12 @@ default_cfgs: dict[str, Any] = {}  # timm looks here
 
 
 def _register(build: Callable[..., ResNet], attention: str | None, config: dict[str, Any]) -> None:
-    """Tell timm one name, how it is built, and how its pixels are prepared."""
+    """Register one model in timm: its name, constructor and preprocessing."""
     name = "_".join(filter(None, ("visattn", attention, build.__name__)))
     maps = tuple(range(5 if config is _IMAGENET else 4))  # stem and stages
 
     def adapted(in_chans: int = 3, drop_rate: float = 0.0, **options: Any) -> ResNet:  # noqa: ANN401
-        if drop_rate:  # timm's training script passes it always
+        if drop_rate:  # timm's training script always passes it
             raise OptionError(f"{name} has no dropout, got drop_rate={drop_rate}. Leave it at 0.")
         return build(attention=attention, in_channels=in_chans, **options)
 
@@ -53,7 +54,7 @@ def _register(build: Callable[..., ResNet], attention: str | None, config: dict[
 
 
 def _translated(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Names of the authors' networks and timm's as ours; timm calls it with the checkpoint first."""
+    """Translate names of the authors' networks and of timm into ours; timm passes the checkpoint first."""
     return translate(model, state)
 
 

@@ -1,13 +1,14 @@
-"""Show, attend and tell, to read from top to bottom: a caption is written word by word, and each word looks at the picture first.
+"""Show, attend and tell: an image captioner that generates word by word and attends to the image before each word.
 
 Xu et al., "Show, Attend and Tell: Neural Image Caption Generation with Visual Attention", ICML 2015, arXiv:1502.03044. With `soft`
-attention a word sees the mean of all places, weighted by `alpha`, and all is learned by backpropagation. With `hard` attention it sees one
-place, drawn with the probabilities `alpha`, and where to look is learned by REINFORCE, or through a Gumbel straight-through draw. `uniform`
-is the baseline that cannot choose. Captions go through the decoder packed: a caption that is over takes no further step.
+attention the context is the mean of all locations, weighted by `alpha`, and backpropagation trains everything. With `hard` attention the
+context is a single location, sampled with the probabilities `alpha`; REINFORCE or a Gumbel straight-through estimator trains the choice.
+`uniform` attention is a baseline without a choice: all weights are equal. Captions are packed: a finished caption takes no further steps.
 
-Follows the authors' code where it differs from the paper: a tanh and dropout before the last layer. Differs from both: one layer each in
-the networks of the first state and of the scores, and learned coordinates are added to the features where `grid` is given (the authors'
-VGG sees most of the picture from every place; features of a small field cannot say where they are).
+Where the authors' code differs from the paper, this follows the code: a tanh and dropout before the last layer. Differs from both: the
+networks of the initial state and of the scores have one layer each. Also, learned coordinates are added to the features if `grid` is given,
+because features with a small receptive field do not encode their location. The authors' VGG does not need them: there the receptive field
+of every location covers most of the image.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ Attention = Literal["soft", "hard", "uniform"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 Estimator = Literal["reinforce", "gumbel"]
 Cost = Literal["mean", "sum"]
-END, UNKNOWN = 0, 1  # the first two words of every vocabulary
-State = tuple[Tensor, Tensor]  # h and c of the LSTM, each (B, state)
+END, UNKNOWN = 0, 1  # the first two tokens of every vocabulary
+State = tuple[Tensor, Tensor]  # h and c of the LSTM, each (B, hidden)
 
 
-class Seen(NamedTuple):
-    """A picture as the decoder sees it; L places."""
+class EncodedImage(NamedTuple):
+    """Encoded images, the input of the decoder, with L locations each."""
 
     features: Tensor  # (B, L, D)
-    keys: Tensor  # (B, L, width): what the attention needs of them at every step
-    grid: tuple[int, int]  # rows and columns of the places
+    keys: Tensor  # (B, L, attention): projected features, reused at every step
+    grid: tuple[int, int]  # rows and columns of the feature map
 
 
 class Step(NamedTuple):
-    """What one step gives."""
+    """Output of one decoder step."""
 
     logits: Tensor  # (B, words)
-    alpha: Tensor  # (B, L): where the word looked
-    beta: Tensor  # (B,): how much of what it saw was let through
-    taken: Tensor  # (B, L): what was seen: one place of hard attention, else alpha
-    log_probability: Tensor  # (B,): of the place taken
+    alpha: Tensor  # (B, L): attention weights of the word
+    beta: Tensor  # (B,): gate on the context
+    taken: Tensor  # (B, L): one-hot location of hard attention, else alpha
+    log_probability: Tensor  # (B,): of the selected location
     entropy: Tensor  # (B,): of alpha, in nats
 
 
-class Told(NamedTuple):
-    """A whole caption: the fields of `Step` with an axis T, 0 behind a caption's end, and which steps count."""
+class DecoderOutput(NamedTuple):
+    """Output for whole captions: the fields of `Step` with an axis T (0 after the end of a caption), and a mask of valid steps."""
 
     logits: Tensor  # (B, T, words)
     alpha: Tensor  # (B, T, L)
@@ -66,11 +67,11 @@ class Told(NamedTuple):
 
 
 class ShowAttendTell(nn.Module):
-    """Image `(B, C, H, W)` and words so far to the next word.
+    """Image captioner: predicts the next word from an image `(B, C, H, W)` and the words so far.
 
-    `alpha_t` of features `a` and `h_{t-1}`; `z_t = beta_t sum_i alpha_ti a_i` with the gate `beta_t = sigmoid(w . h_{t-1} + b)`, a scalar;
-    `h_t = LSTM([E y_{t-1}; z_t], h_{t-1})`; `p(y_t) = softmax(L_o dropout(tanh(E y_{t-1} + L_h h_t + L_z z_t)))`; `h_0` and `c_0` are each
-    `tanh(W mean_i a_i + b)`.
+    The attention weights `alpha_t` depend on the features `a` and on `h_{t-1}`. The context is `z_t = beta_t sum_i alpha_ti a_i`, with the
+    scalar gate `beta_t = sigmoid(w . h_{t-1} + b)`. Then `h_t = LSTM([E y_{t-1}; z_t], h_{t-1})` and
+    `p(y_t) = softmax(L_o dropout(tanh(E y_{t-1} + L_h h_t + L_z z_t)))`. `h_0` and `c_0` are each `tanh(W mean_i a_i + b)`.
     """
 
     baseline: Tensor
@@ -78,158 +79,174 @@ class ShowAttendTell(nn.Module):
     def __init__(
         self,
         encoder: nn.Module,
-        channels: int,
-        words: int,
+        feature_dim: int,
+        vocab_size: int,
         *,
         attention: Attention = "soft",
-        embedding: int = 512,
-        state: int = 512,
-        width: int | None = None,
+        embed_dim: int = 512,
+        hidden_dim: int = 512,
+        attention_dim: int | None = None,
         dropout: float = 0.5,
         word_dropout: float = 0.0,
         grid: tuple[int, int] | None = None,
         temperature: float = 1.0,
     ) -> None:
-        """Build with PyTorch's initial values.
+        """Build with PyTorch's default initialization.
 
         Args:
-            encoder: From images to features `(B, D, rows, columns)`.
-            channels: D.
-            words: Size of the vocabulary, `END` and `UNKNOWN` among them.
-            attention: `soft`, `hard` or `uniform`.
-            embedding: Width of a word, and of the layer before the last.
-            state: Width of the LSTM's state.
-            width: Of the hidden layer of the scores, by default D.
-            dropout: Before the last layer.
-            word_dropout: Probability, in training, that the word before is hidden: what is said next must then be seen, not guessed
-                from the words so far (Bowman et al., "Generating Sentences from a Continuous Space", CoNLL 2016, arXiv:1511.06349).
+            encoder: Module from images to features `(B, D, rows, columns)`.
+            feature_dim: Number of channels of the features, D.
+            vocab_size: Size of the vocabulary, including `END` and `UNKNOWN`.
+            attention: Type of attention: `soft`, `hard` or `uniform`.
+            embed_dim: Width of a word embedding, and of the layer before the last.
+            hidden_dim: Width of the LSTM's hidden state.
+            attention_dim: Width of the hidden layer of the scoring network, D by default.
+            dropout: Dropout probability before the last layer.
+            word_dropout: Probability, in training, that the previous word is replaced by the start token. This forces the decoder to use
+                the image rather than the previous words (Bowman et al., "Generating Sentences from a Continuous Space", CoNLL 2016,
+                arXiv:1511.06349).
             grid: Rows and columns of the features, for learned coordinates; none by default.
-            temperature: Of Gumbel draws.
+            temperature: Temperature of Gumbel sampling.
 
         Raises:
             OptionError: If the attention is unknown.
         """
         super().__init__()
         one_of(attention, ATTENTIONS, "attention")
-        self.attention, self.words, self.channels = attention, words, channels
+        self.attention, self.vocab_size, self.feature_dim = attention, vocab_size, feature_dim
         self.encoder, self.word_dropout = encoder, word_dropout
-        self.row = nn.Parameter(0.02 * torch.randn(channels, grid[0], 1)) if grid else None
-        self.column = nn.Parameter(0.02 * torch.randn(channels, 1, grid[1])) if grid else None
-        self.first_h, self.first_c = nn.Linear(channels, state), nn.Linear(channels, state)
+        self.row = nn.Parameter(0.02 * torch.randn(feature_dim, grid[0], 1)) if grid else None
+        self.column = nn.Parameter(0.02 * torch.randn(feature_dim, 1, grid[1])) if grid else None
+        self.first_h, self.first_c = nn.Linear(feature_dim, hidden_dim), nn.Linear(feature_dim, hidden_dim)
         self.look = (
-            HardAttention(channels, state, width=width, evaluation="argmax", temperature=temperature)
+            HardAttention(feature_dim, hidden_dim, attention_dim=attention_dim, eval_mode="argmax", temperature=temperature)
             if attention == "hard"
-            else SoftAttention(channels, state, width=width)
+            else SoftAttention(feature_dim, hidden_dim, attention_dim=attention_dim)
             if attention == "soft"
             else None
         )
-        self.gate = nn.Linear(state, 1)
-        self.embed = nn.Embedding(words + 1, embedding, padding_idx=words)  # the last is 0: before the first word there is none
-        self.lstm = nn.LSTMCell(embedding + channels, state)
-        self.from_state, self.from_seen = nn.Linear(state, embedding), nn.Linear(channels, embedding, bias=False)
-        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(embedding, words)
+        self.gate = nn.Linear(hidden_dim, 1)
+        self.embed = nn.Embedding(vocab_size + 1, embed_dim, padding_idx=vocab_size)  # the last row, of the start token, stays 0
+        self.lstm = nn.LSTMCell(embed_dim + feature_dim, hidden_dim)
+        self.from_state, self.from_seen = nn.Linear(hidden_dim, embed_dim), nn.Linear(feature_dim, embed_dim, bias=False)
+        self.dropout, self.last = nn.Dropout(dropout), nn.Linear(embed_dim, vocab_size)
         self.register_buffer("baseline", torch.zeros(()))  # running mean of costs, for REINFORCE
 
     @property
-    def start(self) -> int:
-        """What stands for the word before the first."""
-        return self.words
+    def start_token(self) -> int:
+        """Index of the start token, the input of the first step."""
+        return self.vocab_size
 
-    def encode(self, images: Tensor) -> Seen:
-        """The features of images, and what the attention needs of them.
-
-        Raises:
-            ShapeError: If the encoder gives another shape.
-        """
-        return self.look_at(self.encoder(images))
-
-    def look_at(self, maps: Tensor) -> Seen:
-        """The same of what the encoder gave, `(B, D, rows, columns)`.
+    def encode(self, images: Tensor) -> EncodedImage:
+        """Encode images: compute their features and the projections that the attention needs.
 
         Raises:
-            ShapeError: If the shape is another.
+            ShapeError: If the encoder returns another shape.
         """
-        if maps.ndim != 4 or maps.shape[1] != self.channels:
-            raise ShapeError(f"the encoder must give (B, {self.channels}, rows, columns), got {tuple(maps.shape)}.")
+        return self.encode_features(self.encoder(images))
+
+    def encode_features(self, maps: Tensor) -> EncodedImage:
+        """Prepare encoder outputs `(B, D, rows, columns)` for the decoder.
+
+        Raises:
+            ShapeError: If the shape is wrong.
+        """
+        if maps.ndim != 4 or maps.shape[1] != self.feature_dim:
+            raise ShapeError(f"the encoder must return (B, {self.feature_dim}, rows, columns), got {tuple(maps.shape)}.")
         if self.row is not None and self.column is not None:
             if maps.shape[2:] != (self.row.shape[1], self.column.shape[2]):
                 grid = f"{self.row.shape[1]} x {self.column.shape[2]}"
                 raise ShapeError(
-                    f"coordinates are of {grid} places, the encoder gave {tuple(maps.shape[2:])}. Keep the input's size."
+                    f"the coordinates are for a grid of {grid}, but the encoder returned {tuple(maps.shape[2:])}. Keep the input size."
                 )
             maps = maps + self.row + self.column
-        features = maps.flatten(2).mT
-        return Seen(features, self.look.keys(features) if self.look else features, (maps.shape[2], maps.shape[3]))
+        features = maps.flatten(2).mT  # (B, D, rows, columns) -> (B, L, D)
+        return EncodedImage(features, self.look.keys(features) if self.look else features, (maps.shape[2], maps.shape[3]))
 
-    def begin(self, seen: Seen) -> State:
-        """The state before the first word."""
-        mean = seen.features.mean(1)
+    def initial_state(self, encoded: EncodedImage) -> State:
+        """Compute the initial hidden state from the mean of the features."""
+        mean = encoded.features.mean(1)
         return self.first_h(mean).tanh(), self.first_c(mean).tanh()
 
     def step(
-        self, seen: Seen, state: State, before: Tensor, *, how: str | None = None, places: Tensor | None = None
+        self,
+        encoded: EncodedImage,
+        state: State,
+        previous: Tensor,
+        *,
+        sampling: str | None = None,
+        locations: Tensor | None = None,
     ) -> tuple[Step, State]:
-        """One word.
+        """Run one decoder step.
 
         Args:
-            seen: Of B images.
-            state: Before the word.
-            before: The words before it, `(B,)`; `start` for the first.
-            how: What hard attention takes, see `HardAttention`; by default a draw in training, else the likeliest place.
-            places: The places that hard attention takes, `(B,)`, in the place of that.
+            encoded: Encoded images, B of them.
+            state: Hidden state before the step.
+            previous: Previous words, `(B,)`; `start_token` in the first step.
+            sampling: Mode of hard attention, see `HardAttention`. By default it samples in training, and takes the most probable location
+                otherwise.
+            locations: Locations for hard attention, `(B,)`, instead of selecting them.
         """
-        context, *looked = self._looked(seen, state[0], how, places)
+        context, *looked = self._looked(encoded, state[0], sampling, locations)
         beta = self.gate(state[0]).sigmoid()  # (B, 1)
-        context = beta * context
-        word = self.embed(before)
+        context = beta * context  # (B, D)
+        word = self.embed(previous)  # (B, embed)
         state = self.lstm(torch.cat((word, context), 1), state)
-        hidden = (word + self.from_state(state[0]) + self.from_seen(context)).tanh()
+        hidden = (word + self.from_state(state[0]) + self.from_seen(context)).tanh()  # (B, embed)
         alpha, taken, log_probability, entropy = looked
         return Step(self.last(self.dropout(hidden)), alpha, beta[:, 0], taken, log_probability, entropy), state
 
-    def _looked(self, seen: Seen, h: Tensor, how: str | None, places: Tensor | None) -> tuple[Tensor, ...]:
-        """Context, alpha, what was taken, its log-probability and the entropy."""
+    def _looked(self, encoded: EncodedImage, h: Tensor, sampling: str | None, locations: Tensor | None) -> tuple[Tensor, ...]:
+        """Attend: return the context, alpha, the selection, its log-probability and the entropy."""
         if isinstance(self.look, HardAttention):
-            return tuple(self.look(seen.features, h, seen.keys, how, places))
+            return tuple(self.look(encoded.features, h, encoded.keys, sampling, locations))
         if self.look is not None:
-            context, alpha = self.look(seen.features, h, seen.keys)
+            context, alpha = self.look(encoded.features, h, encoded.keys)
         else:
-            context, alpha = seen.features.mean(1), torch.full_like(seen.features[..., 0], 1 / seen.features.shape[1])
+            context, alpha = encoded.features.mean(1), torch.full_like(encoded.features[..., 0], 1 / encoded.features.shape[1])
         entropy = -torch.special.xlogy(alpha.detach(), alpha.detach()).sum(1)
         return context, alpha, alpha.detach(), torch.zeros_like(entropy), entropy
 
     def forward(
-        self, images: Tensor, captions: Tensor, lengths: Tensor, *, how: str | None = None, places: Tensor | None = None
-    ) -> Told:
-        """Tell captions that are given: each word is predicted from the true ones before it.
+        self, images: Tensor, captions: Tensor, lengths: Tensor, *, sampling: str | None = None, locations: Tensor | None = None
+    ) -> DecoderOutput:
+        """Predict each word of given captions from the ground-truth words before it (teacher forcing).
 
         Args:
-            images: `(B, C, H, W)`.
-            captions: Words, `(B, T)`, each caption with `END` at its end and anything behind it.
-            lengths: Words of each caption with its `END`, `(B,)`, 1 to T.
-            how: See `step`; one choice for the whole batch.
-            places: `(B, T)`: the places that hard attention takes.
+            images: Images, `(B, C, H, W)`.
+            captions: Words, `(B, T)`. Each caption ends with `END`; what follows is ignored.
+            lengths: Length of each caption including `END`, `(B,)`, from 1 to T.
+            sampling: Mode of hard attention for the whole batch, see `step`.
+            locations: Locations for hard attention, `(B, T)`, instead of selecting them.
         """
-        return self.tell(self.encode(images), captions, lengths, how=how, places=places)
+        return self.teacher_forcing(self.encode(images), captions, lengths, sampling=sampling, locations=locations)
 
-    def tell(
-        self, seen: Seen, captions: Tensor, lengths: Tensor, *, how: str | None = None, places: Tensor | None = None
-    ) -> Told:
-        """As `forward`, of pictures that were encoded."""
+    def teacher_forcing(
+        self,
+        encoded: EncodedImage,
+        captions: Tensor,
+        lengths: Tensor,
+        *,
+        sampling: str | None = None,
+        locations: Tensor | None = None,
+    ) -> DecoderOutput:
+        """Run `forward` with images that are already encoded."""
         lengths = lengths.cpu()
         packed = pack_padded_sequence(captions, lengths, batch_first=True, enforce_sorted=False)
-        order, sizes = packed.sorted_indices, packed.batch_sizes.tolist()  # captions from the longest to the shortest
-        seen = Seen(seen.features[order], seen.keys[order], seen.grid)
-        before = F.pad(captions[order, :-1], (1, 0), value=self.start)
+        order, sizes = packed.sorted_indices, packed.batch_sizes.tolist()  # longest caption first
+        encoded = EncodedImage(encoded.features[order], encoded.keys[order], encoded.grid)
+        previous = F.pad(captions[order, :-1], (1, 0), value=self.start_token)  # (B, T), shifted by one
         if self.training and self.word_dropout:
-            before = before.masked_fill(torch.rand(before.shape, device=before.device) < self.word_dropout, self.start)
-        places = places[order] if places is not None else None
-        state, steps = self.begin(seen), []
-        for t, running in enumerate(sizes):
-            seen = Seen(seen.features[:running], seen.keys[:running], seen.grid)
+            previous = previous.masked_fill(
+                torch.rand(previous.shape, device=previous.device) < self.word_dropout, self.start_token
+            )
+        locations = locations[order] if locations is not None else None
+        state, steps = self.initial_state(encoded), []
+        for t, running in enumerate(sizes):  # only the captions that are not finished
+            encoded = EncodedImage(encoded.features[:running], encoded.keys[:running], encoded.grid)
             state = state[0][:running], state[1][:running]
-            given = places[:running, t] if places is not None else None
-            step, state = self.step(seen, state, before[:running, t], how=how, places=given)
+            given = locations[:running, t] if locations is not None else None
+            step, state = self.step(encoded, state, previous[:running, t], sampling=sampling, locations=given)
             steps.append(step)
         total = captions.shape[1]
 
@@ -239,27 +256,29 @@ class ShowAttendTell(nn.Module):
 
         counted = torch.arange(total) < lengths[:, None]
         fields = {name: whole(tuple(getattr(step, name) for step in steps)) for name in Step._fields}
-        return Told(**fields, steps=counted.to(captions.device), grid=seen.grid)
+        return DecoderOutput(**fields, steps=counted.to(captions.device), grid=encoded.grid)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The constants of the loss; the defaults are the authors' code's.
+    """Hyperparameters of the loss; the defaults are those of the authors' code.
 
-    All terms are means over the batch, as in the paper. A batch is what one process takes at once: accumulated parts and several
-    processes each choose `how`, know their own longest caption and `B` of `arctic`, and move the running mean. The authors' code leaves
-    `1 / B` out of what REINFORCE sends to `alpha`: multiply `reward` and `entropy` by the batch for that.
+    All terms are means over the batch, as in the paper. A batch is what one process takes at once. With gradient accumulation or several
+    processes, each micro-batch has its own `sampling`, longest caption and batch size for `arctic`, and each updates the running mean. The
+    authors' code omits the factor `1 / B` in the REINFORCE gradient of `alpha`; multiply `reward` and `entropy` by the batch size to
+    reproduce it.
 
     Attributes:
         regularizer: Weight of the doubly stochastic term.
-        reduction: Its normalization, see `visattn.nn.doubly_stochastic`; that of the paper.
-        estimator: How hard attention learns where to look: `reinforce` or `gumbel`.
-        semi_sampling: Probability, for a whole batch, that hard attention takes the expected context in the place of a draw.
-        reward: Weight `lambda_r` of REINFORCE.
-        entropy: Weight `lambda_e` of the entropy of `alpha`.
-        decay: Of the running mean of costs that is the baseline; 1 keeps it at 0.
-        cost: Of a caption in REINFORCE: the `mean` over the batch's longest caption, as in the authors' code, or the `sum` over its words,
-            for which REINFORCE, with `reward=1`, `entropy=0`, `semi_sampling=0` and `regularizer=0`, has no bias.
+        reduction: Normalization of that term, see `visattn.nn.doubly_stochastic`; the paper's by default.
+        estimator: Gradient estimator of hard attention: `reinforce` or `gumbel`.
+        semi_sampling: Probability, for a whole batch, that hard attention takes the expected context instead of sampling.
+        reward: Weight of the REINFORCE term, `lambda_r`.
+        entropy: Weight of the entropy of `alpha`, `lambda_e`.
+        decay: Decay of the running mean of costs, which is the baseline; 1 keeps it at 0.
+        cost: Cost of a caption in REINFORCE. `mean`: the sum over its words divided by the longest caption of the batch, as in the authors'
+            code. `sum`: the sum over its words, for which REINFORCE is unbiased if `reward=1`, `entropy=0`, `semi_sampling=0` and
+            `regularizer=0`.
     """
 
     regularizer: float = 1.0
@@ -272,43 +291,43 @@ class Objective:
     cost: Cost = "mean"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Validate the hyperparameters."""
         one_of(self.reduction, get_args(Reduction), "reduction")
         one_of(self.estimator, get_args(Estimator), "estimator")
         one_of(self.cost, get_args(Cost), "cost")
         if not (0 <= self.semi_sampling <= 1 and 0 <= self.decay <= 1):
             raise OptionError(f"semi_sampling and decay must lie in [0, 1], got {self.semi_sampling:g} and {self.decay:g}.")
 
-    def how(self) -> str:
-        """What hard attention takes in the next batch; one draw for all of it."""
+    def sampling(self) -> str:
+        """Draw the mode of hard attention for the next batch, the same for all its captions."""
         if float(torch.rand(())) < self.semi_sampling:
             return "expected"
         return "gumbel" if self.estimator == "gumbel" else "sample"
 
 
-def loss(model: ShowAttendTell, told: Told, captions: Tensor, objective: Objective) -> Tensor:
-    """The loss of a batch: a mean over captions of the negative log-likelihood of their words, and what steers the attention.
+def loss(model: ShowAttendTell, decoded: DecoderOutput, captions: Tensor, objective: Objective) -> Tensor:
+    """Compute the loss of a batch: the mean negative log-likelihood of its captions, and the terms that train the attention.
 
-    In training the running mean of costs takes this batch in, after it was used.
+    In training, the running mean of costs is updated with this batch after it was used.
 
     Args:
-        model: What told.
-        told: Of this batch.
-        captions: `(B, T)`, as the model was given.
-        objective: The constants.
+        model: Captioner that decoded the batch. Its running mean of costs is updated in training mode.
+        decoded: Output of the decoder for this batch.
+        captions: Captions as passed to the model, `(B, T)`.
+        objective: Hyperparameters of the loss.
     """
-    cost = costs(told, captions)
-    total = cost.mean() + objective.regularizer * doubly_stochastic(told.alpha, told.steps, reduction=objective.reduction)
+    cost = costs(decoded, captions)
+    total = cost.mean() + objective.regularizer * doubly_stochastic(decoded.alpha, decoded.steps, reduction=objective.reduction)
     if model.attention != "hard":
         return total
-    rewarded = cost.detach() / (told.steps.sum(1).max() if objective.cost == "mean" else 1)
+    rewarded = cost.detach() / (decoded.steps.sum(1).max() if objective.cost == "mean" else 1)
     learned = objective.reward if objective.estimator == "reinforce" else 0.0
     total = total + reinforce(
         rewarded,
-        told.log_probability,
-        told.entropy,
+        decoded.log_probability,
+        decoded.entropy,
         baseline=model.baseline.clone(),
-        steps=told.steps,
+        steps=decoded.steps,
         strength=learned,
         entropy_strength=objective.entropy,
     )
@@ -317,9 +336,9 @@ def loss(model: ShowAttendTell, told: Told, captions: Tensor, objective: Objecti
     return total
 
 
-def costs(told: Told, captions: Tensor) -> Tensor:
-    """The negative log-likelihood of each caption, `(B,)`, in nats."""
-    logits = told.logits if told.logits.dtype == torch.float64 else told.logits.float()
-    words = captions.masked_fill(~told.steps, END)  # what stands behind an end may be anything
-    each = F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none").view_as(captions)
-    return each.masked_fill(~told.steps, 0).sum(1)
+def costs(decoded: DecoderOutput, captions: Tensor) -> Tensor:
+    """Compute the negative log-likelihood of each caption, `(B,)`, in nats."""
+    logits = decoded.logits if decoded.logits.dtype == torch.float64 else decoded.logits.float()
+    words = captions.masked_fill(~decoded.steps, END)  # the padding may hold any value
+    each = F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none").view_as(captions)  # (B, T)
+    return each.masked_fill(~decoded.steps, 0).sum(1)

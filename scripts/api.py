@@ -1,4 +1,4 @@
-"""Every public name with one line of what it is, for docs/api.md: `python scripts/api.py --write-docs`."""
+"""Table of all public names with one-line descriptions, for docs/api.md: `python scripts/api.py --write-docs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made by `python scripts/api.py --write-docs`. A name stands under the module tha
 
 
 def packages() -> list[str]:
-    """The public modules: the package, those among its public names, and those among theirs."""
+    """Return the public modules: the package, its public submodules, and their public submodules."""
     found = ["visattn"]
     for module in found:
         whole = import_module(module)
@@ -26,7 +26,7 @@ def packages() -> list[str]:
 
 
 def line(value: object) -> str:
-    """The first line of a docstring; of values without one what they are."""
+    """Return the first line of a docstring; for values without one, their type."""
     text = inspect.getdoc(value) if callable(value) or isinstance(value, ModuleType) else None
     if text:
         return text.split("\n")[0]
@@ -34,7 +34,7 @@ def line(value: object) -> str:
 
 
 def page() -> str:
-    """The page."""
+    """Return the page as Markdown."""
     parts = [HEAD]
     for module in packages():
         whole = import_module(module)

@@ -1,6 +1,7 @@
-"""Attach CBAM to many CNNs of timm and torchvision, and see that nothing changes until it is trained.
+"""Check that attaching CBAM to many CNNs of timm and torchvision changes nothing until it is trained.
 
-`attach_sweep.py [NAME ...]`, names as `timm/resnet18` or `torchvision/vgg11_bn:stage`; residual is what is left out. Weights are random.
+`attach_sweep.py [NAME ...]`. Names are like `timm/resnet18` or `torchvision/vgg11_bn:stage`. The part after the colon
+names the sites; the default is residual. Weights are random.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests ask the same of a few models
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests run the same check on a few models
 
 from tests.nn.sweep import BACKBONES, examine
 
 
 def main() -> int:
-    """Print one line for each model; 1 if any did not keep what is promised."""
-    parser = argparse.ArgumentParser(description="Attach CBAM to many CNNs.")
-    parser.add_argument("names", nargs="*", default=BACKBONES, metavar="NAME", help="models; all if left out")
+    """Print one line per model; return 1 if any check failed."""
+    parser = argparse.ArgumentParser(description="Check that attached CBAM modules leave many CNNs unchanged.")
+    parser.add_argument("names", nargs="*", default=BACKBONES, metavar="NAME", help="names of models; by default all")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # libraries warn about their own models
+    warnings.simplefilter("ignore")  # timm and torchvision warn about their own models
     failed = 0
     print(f"{'model':<56} {'sites':>5} {'parameters':>10} {'MACs':>12} {'change':>8}  plain loads  detached is identical")
     for name in options.names:
         try:
             seen = examine(name)
-        except Exception as problem:  # the sweep goes on
+        except Exception as problem:  # continue with the next model
             print(f"{name:<56} failed: {type(problem).__name__}: {str(problem)[:160]}", flush=True)
             failed += 1
             continue

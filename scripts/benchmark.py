@@ -1,7 +1,7 @@
-"""Speed and memory against the plain forward pass and against peers; exit status 1 if a bound is exceeded.
+"""Speed and memory, compared with the plain forward pass and with other libraries; exits 1 if a bound is exceeded.
 
-`benchmark.py [--only PART,PART] [--quick] [--write-docs] [--timm-train FILE]`. Each part is measured in processes of its own
-(`python -m bench.timing` and so on), those peers that no extra of visattn brings in an environment of their own (`.bench/peers`).
+`benchmark.py [--only PART,PART] [--quick] [--write-docs] [--timm-train FILE]`. Each part runs in its own processes
+(`python -m bench.timing` and so on). Peers that no extra of visattn installs have their own environment, `.bench/peers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -41,25 +41,44 @@ PARTS = {
     "training": "Training against timm's, and what drawing maps costs",
     "captions": "Captions by beam search against a loop over pictures",
 }
+HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
+    ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"keeps \| 224 \| \d+ \| rollout"),
+    ("capture and rollout, 1036 px", "time", r"keeps \| 1036 \| \d+ \| rollout"),
+    ("capture and heads of the last layer, 224 px", "time", r"keeps \| 224 \| \d+ \| last-layer heads"),
+    ("memory of rollout against the plain forward pass, 1036 px", "memory", r"apart \| 1036 \| peak of rollout / .*?"),
+    ("later capture alone, all models of the coverage sweep", "capture", r"all .*? \| later"),
+    ("rollout from whole matrices, 1036 px", "methods", r"1036 \| dense rollout"),
+    ("overlay", "overlay", r"visattn\.overlay.*?"),
+    ("overlay of grad-cam", "overlay", r"grad-cam .*?"),
+    ("CBAM, forward and backward pass", "modules", r"cbam \| \d+ \| visattn"),
+    ("Grad-CAM of ResNet-50", "cams", r"visattn"),
+    ("training, images/s", "training", r"visattn\.training\.train"),
+    ("captions by beam search, against a loop over pictures", "captions", r"loop over pictures"),
+)
+SHORT = 10  # tables with more rows are folded
 
 THREADS = 2  # as in bench.measuring, which imports torch
 ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
-ROLLOUT = {224: 1.4, 518: 1.5, 1036: 1.8, 1778: 2.2}  # times the plain forward
-ALLOCATORS: dict[str, dict[str, str]] = {  # settings of glibc's malloc, for a whole process
+ROLLOUT = {224: 1.4, 518: 1.5, 1036: 1.8, 1778: 2.2}  # bound, relative to the plain forward pass
+ALLOCATORS: dict[str, dict[str, str]] = {  # settings of glibc's malloc for a process
     "keeps": {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_MAX_": "0"},
     "apart": {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)},
     "default": {},
 }
 HEADS = {224: 1.2, 518: 1.1, 1036: 1.2, 1778: 1.3}
-CAPTURE = {"vit_small_patch16_224": 1.1, "swin_tiny_patch4_window7_224": 1.1, "cait_xxs24_224": 1.18}  # times the plain forward
-FIRST_CAPTURE = 1.9  # times the plain forward
-CAPTURE_SETTINGS = (1, 2), (1, 1), (2, 1)  # threads, batch; the first is bounded
-PROCESSES = 3  # for each peak at 1036 px
+CAPTURE = {
+    "vit_small_patch16_224": 1.1,
+    "swin_tiny_patch4_window7_224": 1.1,
+    "cait_xxs24_224": 1.18,
+}  # bounds, relative to the plain forward pass
+FIRST_CAPTURE = 1.9  # bound, relative to the plain forward pass
+CAPTURE_SETTINGS = (1, 2), (1, 1), (2, 1)  # (threads, batch size); only the first has a bound
+PROCESSES = 3  # processes per peak at 1036 px
 PEAK_RATIO = 1.3
 KEPT, SPARE = 1.15, 64e6  # growth may exceed the plain forward's by 1.15 x queries and keys + 64 MB
 PEAK_1778 = 3e9
 METHOD_ROUNDS = {224: 5, 518: 3, 1036: 1, 1778: 1}
-METHODS = {  # run: what it is a ratio of, the largest side that is run, bytes that it may take at 1778 px
+METHODS = {  # run: what its ratio refers to, the largest side that is run, bound in bytes at 1778 px
     "forward": (None, 1778, None),
     "forward + backward": (None, 1778, None),
     "rollout": ("forward", 1778, 4e9),
@@ -73,20 +92,20 @@ METHODS = {  # run: what it is a ratio of, the largest side that is run, bytes t
     "dense relevance": ("relevance", 518, None),
     "torchxai-explain attribution": ("relevance", 518, None),
 }
-DENSE_RATIO = 4.0  # times rollout, at 1036 px
-OVERLAY_RATIO = 2.5  # times the bare OpenCV calls
-PEER_RATIO = 2.5  # times visattn
-MODULES = {"cbam": 1.0, "se": 1.0}  # times timm's
-MODULE_ROUNDS = 40, 300  # of a module, of a bounded one
-CAM_RATIO = 1.35  # times the plain forward
-CAM_DIFFERENCE = 1e-5  # of the largest value
+DENSE_RATIO = 4.0  # bound, relative to rollout at 1036 px
+OVERLAY_RATIO = 2.5  # bound, relative to the bare OpenCV calls
+PEER_RATIO = 2.5  # bound, relative to visattn
+MODULES = {"cbam": 1.0, "se": 1.0}  # bounds, relative to timm
+MODULE_ROUNDS = 40, 300  # rounds of a module, and of a module with a bound
+CAM_RATIO = 1.35  # bound, relative to the plain forward pass
+CAM_DIFFERENCE = 1e-5  # bound, relative to the largest value
 CAM_ROUNDS = 60
-TRAINING = 0.95  # times timm's images/s
+TRAINING = 0.95  # bound, relative to timm's images/s
 TRAINING_STEPS, TRAINING_BATCH = 120, 32  # as in bench.training
-TRAINING_PROCESSES = 5  # of each, run in turn
-LOGGER = {"resnet18": 0.02, "vit_tiny_patch16_224": 0.02}  # share of the time, a page every 100 steps
+TRAINING_PROCESSES = 5  # processes of each loop, which alternate
+LOGGER = {"resnet18": 0.02, "vit_tiny_patch16_224": 0.02}  # bound on the share of time, with a figure every 100 steps
 LOGGER_EVERY, LOGGER_ROUNDS = 100, 20
-CAPTIONS = 4.0  # times the loop's captions/s
+CAPTIONS = 4.0  # bound, relative to the loop's captions/s
 CAPTION_ROUNDS = 20
 
 _PEERS = (
@@ -94,22 +113,25 @@ _PEERS = (
     "torchcam==0.5.0",
     "torchxai-explain==0.3.0",
     "fast-vit-rollout==0.1.1",
-)  # installed without their dependencies, which would bring a second PyTorch
-_THEIR_NEEDS = ("matplotlib", "scikit-learn", "ttach")  # what importing them needs beyond what is shared
+)  # installed without dependencies, which would include a second PyTorch
+_THEIR_NEEDS = ("matplotlib", "scikit-learn", "ttach")  # what their imports need in addition to the shared packages
 
 
 class NotMeasured(Exception):
-    """A part of the benchmark could not run; the message says why and what to do."""
+    """A part of the benchmark could not run; the message states why and what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts; 0: every bound kept, 1: a bound exceeded, 2: a part could not be measured."""
-    parser = argparse.ArgumentParser(description="Speed and memory of visattn, each with its bound.")
+    """Run the parts; return 0 if all bounds hold, 1 if one is exceeded, 2 if a part could not be measured."""
+    parser = argparse.ArgumentParser(description="Measure speed and memory of visattn, and check the bounds.")
     parser.add_argument("--only", type=parts, default=list(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="leave out 1778 px (some minutes); fewer rounds")
+    parser.add_argument("--quick", action="store_true", help="skip 1778 px (some minutes), and run fewer rounds")
     parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
     parser.add_argument(
-        "--timm-train", type=Path, metavar="FILE", help="timm's train.py, from its repository; the wheel has none"
+        "--timm-train",
+        type=Path,
+        metavar="FILE",
+        help="path of train.py from timm's repository, which the wheel does not contain",
     )
     options = parser.parse_args(arguments)
     if options.write_docs and options.quick:
@@ -149,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parts(text: str) -> list[str]:
-    """Names of parts, separated by commas."""
+    """Split a comma-separated list of parts, and check the names."""
     chosen = text.split(",")
     for part in chosen:
         if part not in PARTS:
@@ -158,7 +180,7 @@ def parts(text: str) -> list[str]:
 
 
 def protocol() -> list[str]:
-    """The machine and how things are measured, a line each."""
+    """Return lines about the machine and about how each part is measured."""
     names = ("visattn", "torch", "torchvision", "timm", "opencv-python", "pillow", "numpy")
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
@@ -167,61 +189,64 @@ def protocol() -> list[str]:
         f"Machine: {cpu}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
         f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
         "CUDA: not measured; everything here ran on the CPU.",
-        "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1; a real photo squeezed to a square.",
-        "Time: a process for each size, one warm-up round, then the runs in turn (A B C A B C ...); medians; ratios of one series.",
-        'Runs: `rollout` captures every layer; `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
-        f"Allocator: `keeps` gives nothing back to the system ({settings('keeps')}), so that the time of taking it anew is left out; "
-        f"`apart` ({settings('apart')}) gives each large tensor back at once, so that a peak is of what lives and not of holes in the "
-        "heap. Both are set for plain forward and visattn alike; `default` is shown beside them and varies much from run to run.",
-        f"Memory: a fresh process each, its own peak of resident memory (VmHWM); at 1036 px the median of {PROCESSES}, run in turn.",
-        "Capture: random weights, 224 px, features not kept; in the `first` capture tokens are followed, a `later` one is compared with "
-        "it, operation by operation, and follows nothing anew. What it costs is mostly Python, whatever the threads and the batch, so the "
-        "ratio is bounded where the kernels have one thread; where a forward is short it is larger.",
-        "Methods: a fresh process each, capture and method together, the default allocator; one warm-up round at 224 and 518 px, "
-        "medians; the growth is of the first round's peak over the loaded model. What needs a target explains feature 0 of the class "
-        "token. Whole matrices and peers run as long as 24 GB allow: rollout at 1778 px would take 25 GB, relevance at 1036 px 26 GB. "
-        "`differs` is the largest difference from our map over its largest value, at 224 px. torchxai-explain's attribution weighs "
-        "attention by its gradient in a rollout and is another method; it is the nearest that it has.",
-        "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. Everyone's inputs are prepared outside the clock.",
-        "Modules: a forward and a backward to the input and all parameters, float32, training mode, maps of 256 x 28 x 28, the batch as "
-        "stated: smaller where all pairs of places are weighed. Peers have the same layers and widths; what has none stands alone. "
-        "`gate` is the bare product of the maps with a number for each channel that is there already. One process, a series for each "
-        f"module, the allocator keeps; 5 warm-up rounds, then {MODULE_ROUNDS[0]}, where bounded {MODULE_ROUNDS[1]}, every other one "
-        "backwards (A B C C B A ...). `measured` is the median of the ratios of each round, and where that median lies with a "
-        "certainty of 95 %; the median is what is bounded.",
-        "Grad-CAM: torchvision's ResNet-50 with random weights, 224 px, batch 1, read at `layer4`; ratios as for modules. `visattn` goes "
-        "from pixels to the map, `explain` from the photo, each after the first time at this size; in the first one tokens are followed, "
-        "as for capture. Peers are told the class, and compared by their map before it is enlarged and scaled.",
-        f"Training: timm's resnet18 from JPEG files of 64 x 64, batch {TRAINING_BATCH}, SGD, no augmentation, one worker, one epoch of "
-        f"{TRAINING_STEPS} steps, the first of which are not counted; `visattn.training.train` and timm's train.py (from its "
-        f"repository) with the same recipe, {TRAINING_PROCESSES} processes of each in turn, each by the images/s that it tells itself. "
-        f"Maps: pages of 8 pictures at 64 px in a bare loop without data; what a page adds to its step and the next, over {LOGGER_EVERY} "
-        "steps.",
-        "Captions: show, attend and tell with soft attention, 64 scenes of 64 px in one batch, beam 5, from pixels to words. The loop has "
-        "the shape of the usual tutorials: a picture at a time, features copied for each hypothesis, lists of what is over, the "
-        "attention's keys anew at each step; `keys once` spares it that. The model was taught the captions of the scenes for a moment. "
-        "Ratios as for modules.",
+        "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1. The image is a real photo squeezed to a square.",
+        "Time: one process for each size and one warm-up round, then the runs in turn (A B C A B C ...). Times are medians, and ratios "
+        "come from one series.",
+        'Runs: `rollout` captures every layer. `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
+        f"Allocator: with `keeps`, no memory returns to the system ({settings('keeps')}). This leaves out the time of allocating it "
+        f"again. With `apart` ({settings('apart')}), each large tensor returns at once. A peak then counts live tensors, not holes in the "
+        "heap. Both are set for the plain forward pass and for visattn. The rows of `default` are for comparison; they vary much from run "
+        "to run.",
+        f"Memory: the peak of resident memory (VmHWM) of a fresh process; at 1036 px the median of {PROCESSES} processes, run in turn.",
+        "Capture: random weights, 224 px, features not kept. The `first` capture traces the tokens. A `later` one is compared with it, "
+        "operation by operation, and traces nothing anew. Its cost is mostly Python and does not depend on threads or batch. So the ratio "
+        "is bounded with one thread, and it is larger for a short forward pass.",
+        "Methods: a fresh process for each method, which includes the capture, with the default allocator. There is one warm-up round at "
+        "224 and 518 px; times are medians. The growth is the first round's peak minus the loaded model. Methods with a target explain "
+        "feature 0 of the class token.",
+        "Whole matrices and peers: they run as far as 24 GB of memory allow. Rollout at 1778 px would take 25 GB, relevance at 1036 px 26 "
+        "GB. The column `differs` is the largest difference from our map over its largest value, at 224 px. The attribution of "
+        "torchxai-explain, a rollout of attention weighted by its gradient, is another method. It is the nearest one in that package.",
+        "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. All inputs are prepared outside the measured time.",
+        "Modules: a forward pass and a backward pass to the input and all parameters, in float32 and training mode. Maps are 256 x 28 x "
+        "28; the batch is in the table, smaller where all pairs of positions are weighed. Peers have the same layers and widths; some "
+        "modules have no peer. A bare `gate` is only the product of the maps with an existing number for each channel.",
+        f"Rounds of modules: one process, one series for each module, the allocator keeps. There are 5 warm-up rounds, then "
+        f"{MODULE_ROUNDS[0]} ({MODULE_ROUNDS[1]} with a bound). Every other round runs backwards (A B C C B A ...). The column `measured` "
+        "has the median of the ratios of each round, and its 95 % confidence interval. The bound applies to the median.",
+        "Grad-CAM: torchvision's ResNet-50 with random weights, 224 px, batch 1, at `layer4`; ratios as for modules. The run `visattn` "
+        "goes from the pixels to the map, and `explain` from the photo, each after a first run at this size. The first run traces the "
+        "tokens, as for capture. Peers are given the class. Their map is compared before it is enlarged and scaled.",
+        f"Training: timm's resnet18 on JPEG files of 64 x 64, batch {TRAINING_BATCH}, SGD, no augmentation, one worker, one epoch of "
+        f"{TRAINING_STEPS} steps. The first steps are not counted. The recipe is the same for `visattn.training.train` and timm's "
+        f"train.py (from its repository), {TRAINING_PROCESSES} processes of each in turn. Each reports its own images/s.",
+        "Maps in training: figures of 8 images at 64 px in a bare loop without data. The cost is the added time of a figure's step and "
+        f"the next step, over {LOGGER_EVERY} steps.",
+        "Captions: show, attend and tell with soft attention, 64 scenes of 64 px in one batch, beam size 5, from pixels to words. The "
+        "model was trained briefly on the captions of the scenes. Ratios as for modules.",
+        "Loop over pictures: the shape of the usual tutorials, with one image at a time, features copied for each hypothesis, lists of "
+        "finished captions, and new attention keys at each step. The run `keys once` computes the keys once.",
     ]
 
 
 def settings(allocator: str) -> str:
-    """An allocator's environment, as one types it."""
+    """Return an allocator's environment variables as shell assignments."""
     return " ".join(f"{name}={value}" for name, value in ALLOCATORS[allocator].items())
 
 
 def row(head: Row, measured: str, value: float, bound: float, limit: str) -> Row:
-    """A row with its bound and verdict; `limit` starts with `<=` or `>=`."""
+    """Return a row with its bound and verdict; `limit` starts with `<=` or `>=`."""
     kept = value >= bound if limit.startswith(">=") else value <= bound
     return {**head, "measured": measured, "bound": limit, "verdict": "ok" if kept else "over"}
 
 
 def unbounded(head: Row, measured: str | None = None) -> Row:
-    """A row that nothing is promised of."""
+    """Return a row without a bound."""
     return {**head, "measured": measured, "bound": None, "verdict": None}
 
 
 def time_rows(quick: bool) -> Iterator[Row]:
-    """Plain forward, capture with rollout, and capture with the heads of the last layer, at each size and with each allocator."""
+    """Measure plain forward pass, rollout and last-layer heads, at each size and with each allocator."""
     for allocator in ("keeps", "default"):
         for side, rounds in sizes(quick or allocator == "default").items():
             progress(f"{side} px, {rounds} rounds, {allocator} allocator")
@@ -238,7 +263,7 @@ def time_rows(quick: bool) -> Iterator[Row]:
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
-    """Peaks of fresh processes, and the growth over the loaded model."""
+    """Measure the peak memory of fresh processes, and the growth over the loaded model."""
     for allocator in ("apart", "default"):
         series: dict[str, list[dict[str, int]]] = {"plain": [], "rollout": []}
         for turn in range(PROCESSES):
@@ -266,7 +291,7 @@ def memory_rows(quick: bool) -> Iterator[Row]:
 
 
 def capture_rows(quick: bool) -> Iterator[Row]:
-    """Captures that compute nothing from what they keep, of models with large and with many small layers."""
+    """Measure captures without a method, for models with large layers and with many small ones."""
     for (name, bound), (threads, batch) in product(CAPTURE.items(), CAPTURE_SETTINGS):
         progress(f"{name}, {threads} threads, batch {batch}")
         rounds = "10" if quick else "40"
@@ -287,11 +312,11 @@ def capture_rows(quick: bool) -> Iterator[Row]:
         text += f", largest {max(ratios):.3f} x plain"
         yield unbounded(head | {"capture": what}, text)
     known = sum(one["remembered"] for one in sweep.values())
-    yield unbounded(head | {"capture": "proven, and not followed anew"}, f"{known} of {len(sweep)} models")
+    yield unbounded(head | {"capture": "later, token positions reused"}, f"{known} of {len(sweep)} models")
 
 
 def method_rows(quick: bool) -> Iterator[Row]:
-    """Each method with its capture, beside the bare passes, whole matrices and peers."""
+    """Measure each method with its capture, compared with bare passes, whole matrices and other libraries."""
     for side, rounds in METHOD_ROUNDS.items():
         if quick and side == 1778:
             continue
@@ -322,14 +347,14 @@ def method_rows(quick: bool) -> Iterator[Row]:
 
 
 def difference(one: list[float] | None, other: list[float] | None) -> str | None:
-    """The largest difference of two maps over the largest value, where both are known."""
+    """Return the largest difference of two maps relative to the largest value, if both are known."""
     if one is None or other is None:
         return None
     return f"{max(abs(a - b) for a, b in zip(one, other, strict=True)) / max(other):.1e}"
 
 
 def overlay_rows(quick: bool) -> Iterator[Row]:
-    """One overlay of a 37 x 37 map on a 1024 x 768 photo."""
+    """Measure one overlay of a 37 x 37 map on a 1024 x 768 photo."""
     found = run_json(str(peers_python()), "bench.overlay")
     seconds, versions = found["seconds"], found["versions"]
     ours = seconds["visattn"]
@@ -344,7 +369,7 @@ def overlay_rows(quick: bool) -> Iterator[Row]:
 
 
 def module_rows(quick: bool) -> Iterator[Row]:
-    """Each module of `visattn.nn.ATTENTION`, beside the modules that compute the same, and a bare gate."""
+    """Measure each module of `visattn.nn.ATTENTION`, equivalent modules of other libraries, and a bare gate."""
     progress("forward and backward of each module")
     rounds = (5, 20) if quick else MODULE_ROUNDS
     found = run_json(sys.executable, "bench.modules", *map(str, rounds), ",".join(MODULES), allocator="keeps")
@@ -371,7 +396,7 @@ def module_rows(quick: bool) -> Iterator[Row]:
 
 
 def cam_rows(quick: bool) -> Iterator[Row]:
-    """Grad-CAM of a CNN, the first time and later, and the same map by others."""
+    """Measure Grad-CAM of a CNN in the first and in later calls, and the same map by other libraries."""
     progress("Grad-CAM")
     found = run_json(sys.executable, "bench.cams", "10" if quick else str(CAM_ROUNDS), allocator="keeps")
     names = {
@@ -395,7 +420,7 @@ def cam_rows(quick: bool) -> Iterator[Row]:
 
 
 def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
-    """Our loop and timm's in turn, then pages of maps during a training."""
+    """Measure our training loop and timm's alternately, then the cost of figures of maps during training."""
     theirs = "timm's train.py"
     if script is None:
         progress(f"{theirs} is left out: name it with --timm-train FILE; it is in timm's repository, not in the wheel")
@@ -430,7 +455,7 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
 
 
 def caption_rows(quick: bool) -> Iterator[Row]:
-    """The batched search, and loops over pictures that find the same captions."""
+    """Measure batched beam search, and loops over images that find the same captions."""
     progress("captions of 64 scenes")
     found = run_json(sys.executable, "bench.captions", "3" if quick else str(CAPTION_ROUNDS), allocator="keeps")
     pictures = found["pictures"]
@@ -443,17 +468,17 @@ def caption_rows(quick: bool) -> Iterator[Row]:
         elif ratio:
             yield unbounded(head, f"visattn is {spread(ratio)} x as fast")
         else:
-            alike = f"{found['alike']} of {pictures} captions alike in all, {found['steps']:.1f} steps each"
+            alike = f"{found['alike']} of {pictures} captions identical in all, {found['steps']:.1f} steps each"
             yield row(head, alike, found["alike"], pictures, f">= {pictures}")
 
 
 def spread(ratio: Sequence[float]) -> str:
-    """A ratio and its interval."""
+    """Format a ratio and its interval."""
     return "{:.3f} ({:.3f} to {:.3f})".format(*ratio)
 
 
 def peers_python() -> Path:
-    """The interpreter of the peers' environment, made on first use; PyTorch, OpenCV and visattn are shared with ours.
+    """Return the interpreter of the peers' environment; create it on first use. PyTorch, OpenCV and visattn are shared with ours.
 
     Raises:
         NotMeasured: If the peers cannot be installed.
@@ -482,10 +507,10 @@ def peers_python() -> Path:
 
 
 def run_json(python: str, part: str, *arguments: str, allocator: str = "default") -> dict[str, Any]:
-    """What a part of the benchmark prints, run in a process of its own.
+    """Run a part of the benchmark in its own process and return the JSON that it prints.
 
     Raises:
-        NotMeasured: If it fails.
+        NotMeasured: If the process fails.
     """
     command = [python, "-m", part, *arguments]
     env = (
@@ -500,30 +525,50 @@ def run_json(python: str, part: str, *arguments: str, allocator: str = "default"
 
 
 def document(measured: dict[str, list[Row]]) -> str:
-    """The page of the docs: protocol and tables; a part that was not measured now stays as it stands."""
+    """Return the docs page: headlines, tables, protocol. Parts that were not measured in this run keep their tables."""
     before = DOCS.read_text(encoding="utf-8") if DOCS.exists() else ""
-    standing = dict(re.findall(r"^## (.+)\n\n((?:\|.*\n)+)", before, re.MULTILINE))
-    tables = {title: to_markdown(measured[part]) if part in measured else standing.get(title) for part, title in PARTS.items()}
+    standing = dict(re.findall(r"^## (.+)\n\n(?:<details>\n.+\n\n)?((?:\|.*\n)+)", before, re.MULTILINE))
+    known = {title: to_markdown(measured[part]) if part in measured else standing.get(title) for part, title in PARTS.items()}
+    tables = {title: table for title, table in known.items() if table}
+    kept, over = (sum(table.count(f"| {verdict} |") for table in tables.values()) for verdict in ("ok", "over"))
     intro = (
-        "Written by `scripts/benchmark.py --write-docs`, each table by one run; `make bench` measures the same anew and fails if a "
-        "bound is exceeded."
+        "Run `make bench` to measure everything anew; it fails if a bound is exceeded. In the runs below, "
+        f"{over} of {kept + over} bounds are exceeded. The word `plain` stands for the model's forward pass without visattn. The page is "
+        "written by `scripts/benchmark.py --write-docs`, each table from one run: [how it was measured](#how-it-was-measured)."
     )
-    sections = [f"## {title}\n\n{table}" for title, table in tables.items() if table]
-    return "\n".join(["# Benchmarks\n", f"{intro}\n", *(f"- {line}" for line in protocol()), "", *sections])
+    sections = [f"## {title}\n\n{folded(table)}" for title, table in tables.items()]
+    how = "\n".join(["## How it was measured\n", *(f"- {line}" for line in protocol()), ""])
+    return "\n".join(["# Benchmarks\n", f"{intro}\n", to_markdown(headlines(tables)), *sections, how])
+
+
+def headlines(tables: Mapping[str, str]) -> list[Row]:
+    """Return the measured rows of `HEADLINES`, each with the last three cells of its table."""
+    rows: list[Row] = []
+    for name, part, start in HEADLINES:
+        if found := re.search(rf"^\| {start} \|.*$", tables.get(PARTS[part], ""), re.MULTILINE):
+            measured, bound, verdict = (cell.strip() for cell in found[0].strip("|").split("|")[-3:])
+            rows.append({"what": name, "measured": measured, "bound": bound, "verdict": verdict})
+    return rows
+
+
+def folded(table: str) -> str:
+    """Return a table; a long one is put into a fold."""
+    rows = table.count("\n") - 2
+    return table if rows <= SHORT else f"<details>\n<summary>Table of {rows} rows</summary>\n\n{table}\n</details>\n"
 
 
 def sizes(quick: bool) -> dict[int, int]:
-    """Sides in pixels and the rounds of each."""
+    """Return the sides in pixels, and the number of rounds for each."""
     return {side: rounds for side, rounds in ROUNDS.items() if not (quick and side == 1778)}
 
 
 def megabytes(count: float) -> str:
-    """Bytes as millions."""
+    """Format bytes as MB."""
     return f"{count / 1e6:.0f}"
 
 
 def progress(text: str) -> None:
-    """Say on stderr what takes time."""
+    """Print on stderr what is being measured."""
     print(f"  ... {text}", file=sys.stderr, flush=True)
 
 

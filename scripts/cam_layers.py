@@ -1,9 +1,9 @@
-"""Which layer class activation maps read by default, in small models of each file of timm and of torchvision's classifiers.
+"""Default layer of class activation maps in small models: one of each file of timm, and torchvision's classifiers.
 
-Prints a table: the layer, its features and their grid; what stands behind it, as told by the gradient (`linear`: an average and one
-linear layer, so that the mean of CAM is the logit without its bias; `average`: an average and more layers); and how far Grad-CAM and
-HiResCAM are apart, which behind an average are the same map. Weights are random. Exits 1 if a layer is named whose features have no
-place on the image, or if both maps differ behind an average.
+Prints a table with the layer, the number of its features and their grid. A further column states which layers follow, found from the
+gradient: `linear` is a mean and one linear layer (the mean of CAM is then the logit without its bias), `average` is a mean and more
+layers. The last column is the difference between Grad-CAM and HiResCAM, which are the same map if a mean follows. Weights are random.
+Exits 1 if the features of a layer cannot be placed on the image, or if both maps differ although a mean follows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CLASS = 3
 def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="names as load_model takes them; by default those of this file")
+    parser.add_argument("names", nargs="*", help="names of models, as for load_model; by default those listed in this file")
     names = parser.parse_args().names or NAMES
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -69,10 +69,10 @@ def main() -> int:
 
 
 def examined(name: str) -> dict[str, Any]:
-    """One row."""
+    """Return the row of one model."""
     model = visattn.load_model(name, weights="none")
     for parameter in model.parameters():
-        if parameter.ndim > 1 and not bool(parameter.any()):  # heads that begin with 0 give no gradient
+        if parameter.ndim > 1 and not bool(parameter.any()):  # heads that are initialized to 0 would give no gradient
             nn.init.normal_(parameter, std=0.02)
     spec, started = input_spec(model), time.perf_counter()
     layer = cam_layer(model)
@@ -99,19 +99,19 @@ def examined(name: str) -> dict[str, Any]:
         weighed, own = methods.gradcam(graded).values, methods.hirescam(graded).values
     except VisattnError as error:
         return row | {"wrong": str(error)}
-    apart = float((weighed - own).abs().max() / (own.abs().max() or 1))  # random weights may leave nothing
+    apart = float((weighed - own).abs().max() / (own.abs().max() or 1))  # with random weights a map may be zero everywhere
     row["apart"] = f"{apart:.1e}"
     try:
         mean = methods.cam(graded).values.mean((1, 2))
     except OptionError:
         return row
-    rest = logits.detach()[:, CLASS] - mean  # of a linear head its bias, whatever the image
+    rest = logits.detach()[:, CLASS] - mean  # for a linear head this is its bias, for every image
     linear = bool((rest[0] - rest[1]).abs() <= BOUND * logits.detach().abs().max())
     return row | {"behind": "linear" if linear else "average", "wrong": "" if apart <= BOUND else "the maps differ"}
 
 
 def calibrate(model: nn.Module, pixels: Tensor) -> None:
-    """Give batch norms the statistics of some pixels: with none, activations of random weights vanish or grow without bound."""
+    """Estimate batch-norm statistics from some pixels; without them, activations of random weights vanish or explode."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.train().momentum = 1.0

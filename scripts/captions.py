@@ -1,8 +1,8 @@
-"""Captioners against a known truth: whether what they say of scenes is so, and whether each word looked at what it names.
+"""Captioners on scenes with synthetic ground truth: are captions correct, and does each word attend to the object that it names?
 
 `captions.py [--scenes N] [--only NAME,NAME] [--checkpoints FOLDER] [--write-docs]`. Captioners were trained on scenes of another seed,
-without the pairs of color and shape of `scenes-new`. Prints tables and, on request, puts them between the marks of `docs/captions.md`;
-exits 1 if fewer sets are exact than `BOUNDS` ask for.
+without the color-shape pairs of `scenes-new`. Prints tables; `--write-docs` also writes them between the marks of `docs/captions.md`.
+Exits 1 if the share of exact sets is below `BOUNDS`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from PIL import Image
 
 from visattn._support.tables import Row, to_markdown
 from visattn.captioning import Caption, Captioner, caption_scores, exact_set, load_captioner, slot_accuracy
-from visattn.data.captions.pictures import CaptionedScenes
-from visattn.data.scenes import Scene, Thing
+from visattn.data.captions.pictures import CaptionSceneDataset
+from visattn.data.scenes import Scene, SceneObject
 from visattn.evaluation.cells import cells_of
 from visattn.evaluation.intervals import mean_interval
 
@@ -30,20 +30,20 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "captions.md"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
 CAPTIONERS = {"soft": "captions_soft", "hard": "captions_hard", "uniform": "captions_uniform"}
-DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each", "scenes-any": "all pairs, centers also near the lines"}
-WORDS = {"any word of its phrase": slice(None), "its color": slice(1, 2), "its shape": slice(2, 3)}
-BOUNDS = {"soft": 0.95, "hard": 0.90}  # of exact sets over the scenes of known and of new pairs
+DATA = {"scenes": "known pairs", "scenes-new": "a new pair in each scene", "scenes-any": "all pairs, any position"}
+WORDS = {"any word of the phrase": slice(None), "color word": slice(1, 2), "shape word": slice(2, 3)}
+BOUNDS = {"soft": 0.95, "hard": 0.90}  # lowest share of exact sets over scenes of known and new pairs
 AT_ONCE = 50
 BEAM = 5
 
 
 def main() -> int:
-    """Measure, print, and write the page."""
-    parser = argparse.ArgumentParser(description="Captioners against a known truth.")
-    parser.add_argument("--scenes", type=int, default=1000, help="how many of each kind, two or more")
+    """Measure, print the tables, and write them to the page on request."""
+    parser = argparse.ArgumentParser(description="Evaluate captioners on scenes with synthetic ground truth.")
+    parser.add_argument("--scenes", type=int, default=1000, help="number of scenes of each kind, at least 2")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(CAPTIONERS), metavar="NAME,NAME")
-    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS, help="where the folders of the captioners are")
-    parser.add_argument("--write-docs", action="store_true", help=f"put the tables into {DOCS.relative_to(ROOT)}")
+    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS, help="folder that contains the captioners' folders")
+    parser.add_argument("--write-docs", action="store_true", help=f"write the tables to {DOCS.relative_to(ROOT)}")
     options = parser.parse_args()
     if options.scenes < 2 or not set(options.only) <= set(CAPTIONERS):
         parser.error(f"two scenes or more are needed, of the captioners {', '.join(CAPTIONERS)}.")
@@ -58,26 +58,27 @@ def main() -> int:
 
 
 def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float], str]:
-    """Whether captions are right, beside what knows less: exact sets over known and new pairs, and the table."""
+    """Evaluate captions, and controls with less information; return the share of exact sets of each captioner, and the table."""
     rows: list[Row] = []
     kinds: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
     for data, title in DATA.items():
-        pictures = CaptionedScenes(data, "test", count, (64, 64), 0)
+        pictures = CaptionSceneDataset(data, "test", count, (64, 64), 0)
         photos = [pictures[i][0] for i in range(count)]
         truth = [pictures.captions(i)[0] for i in range(count)]
         told = {f"{name} attention": texts(captioner, photos) for name, captioner in captioners.items()}
         told |= {
-            f"{name} attention, that may not look": texts(blind(captioner), photos) for name, captioner in captioners.items()
+            f"{name} attention, context zeroed (beta = 0)": texts(blind(captioner), photos)
+            for name, captioner in captioners.items()
         }
         if "hard" in captioners:
-            told["hard attention, the expected context"] = texts(captioners["hard"], photos, how="expected")
+            told["hard attention, expected context"] = texts(captioners["hard"], photos, how="expected")
         if "soft" in captioners:
             if data == "scenes":
                 told["soft attention, greedy"] = texts(captioners["soft"], photos, beam=1)
             order = np.random.RandomState(0).permutation(count)
             told["soft attention, captions shuffled among scenes"] = [told["soft attention"][i] for i in order]
             gray = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
-            told["soft attention, of a blank picture"] = texts(captioners["soft"], [gray]) * count
+            told["soft attention, blank image"] = texts(captioners["soft"], [gray]) * count
         print(f"  {data}: {count} scenes", file=sys.stderr)
         rows += [{"scenes": title, "captioner": name, **measured(candidates, truth)} for name, candidates in told.items()]
         kinds[data] = told, truth
@@ -86,12 +87,14 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
     for name in captioners:
         both = known[f"{name} attention"] + new[f"{name} attention"]
         right[name] = exact_set(both, first + second)
-        rows.append({"scenes": "the first two together", "captioner": f"{name} attention", **measured(both, first + second)})
-    return right, f"{count} scenes of each kind, beam {BEAM}.\n\n{to_markdown(rows)}"
+        rows.append(
+            {"scenes": "known and new pairs together", "captioner": f"{name} attention", **measured(both, first + second)}
+        )
+    return right, f"{count} scenes of each kind, beam size {BEAM}.\n\n{to_markdown(rows)}"
 
 
 def blind(captioner: Captioner) -> Captioner:
-    """The same with beta at 0 for every word: of the picture there is only the mean of all features, in the first state."""
+    """Return a copy with beta = 0 for every word: the decoder receives only the mean of all features, in its initial state."""
     model = copy.deepcopy(captioner.model)
     with torch.no_grad():
         model.gate.weight.zero_()
@@ -100,15 +103,15 @@ def blind(captioner: Captioner) -> Captioner:
 
 
 def texts(captioner: Captioner, photos: Sequence[Image.Image], beam: int = BEAM, how: str | None = None) -> list[str]:
-    """A caption of each photo."""
+    """Generate a caption for each photo."""
     told: list[str] = []
     for start in range(0, len(photos), AT_ONCE):
-        told += [caption.text for caption in captioner.tell(photos[start : start + AT_ONCE], beam=beam, how=how)]
+        told += [caption.text for caption in captioner.generate(photos[start : start + AT_ONCE], beam_size=beam, sampling=how)]
     return told
 
 
 def measured(candidates: list[str], truth: list[str]) -> Row:
-    """The columns of one row."""
+    """Compute the columns of one row."""
     slots, scores = slot_accuracy(candidates, truth), caption_scores(candidates, truth)
     return {
         "exact set": f"{exact_set(candidates, truth):.1%}",
@@ -118,8 +121,8 @@ def measured(candidates: list[str], truth: list[str]) -> Row:
 
 
 def looked(captioners: dict[str, Captioner], count: int) -> str:
-    """Whether words of a thing looked at it, beside a thing of another scene with as many."""
-    pictures = CaptionedScenes("scenes", "test", count, (64, 64), 0)
+    """Measure how much the words of an object attend to it, compared with an object of another scene with the same number."""
+    pictures = CaptionSceneDataset("scenes", "test", count, (64, 64), 0)
     scenes = [pictures.scenes.scene(i) for i in range(count)]
     others = exchanged([len(scene.things) for scene in scenes])
     rows: list[Row] = []
@@ -140,19 +143,19 @@ def looked(captioners: dict[str, Captioner], count: int) -> str:
             rows.append(
                 {
                     "captioner": name,
-                    "measure": "place at least half covered" if name == "hard" else "mass",
-                    "of": word,
-                    "on the thing": interval(own[word]),
-                    "on a thing of another scene": interval(moved[word]),
-                    "all on the best place": interval(best),
+                    "measure": "chosen cell at least half covered" if name == "hard" else "share of attention",
+                    "word": word,
+                    "on the object": interval(own[word]),
+                    "on an object of another scene": interval(moved[word]),
+                    "best possible": interval(best),
                 }
             )
     fields = ", ".join(f"{name} {'x'.join(map(str, captioner.field))}" for name, captioner in captioners.items())
-    return f"{count} scenes. Receptive field of a place, in pixels of 64 x 64: {fields}.\n\n{to_markdown(rows)}"
+    return f"{count} scenes. Receptive field of a cell, in pixels of 64 x 64: {fields}.\n\n{to_markdown(rows)}"
 
 
 def exchanged(things: list[int]) -> list[int]:
-    """For each scene another with as many things."""
+    """Return for each scene the index of another scene with the same number of objects."""
     found = list(range(len(things)))
     for number in set(things):
         same = [i for i, one in enumerate(things) if one == number]
@@ -162,7 +165,7 @@ def exchanged(things: list[int]) -> list[int]:
 
 
 def phrases(scene: Scene) -> list[range]:
-    """Which words of the caption speak of each of its things."""
+    """Return for each object the range of words of the caption that describe it."""
     found, first = [], 0
     for part in scene.caption.split(", "):
         words = len(part.split())
@@ -172,37 +175,37 @@ def phrases(scene: Scene) -> list[range]:
 
 
 def mask(scene: Scene, order: int) -> NDArray[np.bool_]:
-    """Of the thing that the caption names at a place of its order."""
+    """Return the mask of the object that the caption names at position `order`."""
     covered: NDArray[np.bool_] = scene.masks[in_order(scene)[order]]
     return covered
 
 
 def in_order(scene: Scene) -> list[int]:
-    """Things as the caption names them."""
+    """Return the objects' indices in the order of the caption."""
 
     def place(number: int) -> tuple[int, float]:
-        thing: Thing = scene.things[number]
+        thing: SceneObject = scene.things[number]
         return min(int(3 * thing.center[0]), 2), thing.center[1]
 
     return sorted(range(len(scene.things)), key=place)
 
 
 def on(caption: Caption, words: range, covered: NDArray[np.bool_]) -> float:
-    """The largest over words: of the mass on the mask, or whether the cell that was taken is half covered."""
+    """Return the maximum over words of the attention on the mask; for hard attention, of whether the chosen cell is half covered."""
     cells = cells_of(caption.map, covered, caption.geometry)
-    if caption.cells[0] is not None:
-        return max(float(cells.share[cell] >= 0.5) for word in words if (cell := caption.cells[word]) is not None)
+    if caption.chosen_cells[0] is not None:
+        return max(float(cells.share[cell] >= 0.5) for word in words if (cell := caption.chosen_cells[word]) is not None)
     return max(float((cells.values[word] * cells.share).sum() / cells.values[word].sum()) for word in words)
 
 
 def most(caption: Caption, covered: NDArray[np.bool_]) -> float:
-    """What a map that is all on the best place would reach."""
+    """Return the value of a map whose attention is entirely in the best cell."""
     share = cells_of(caption.map, covered, caption.geometry).share
-    return float(share.max() >= 0.5) if caption.cells[0] is not None else float(share.max())
+    return float(share.max() >= 0.5) if caption.chosen_cells[0] is not None else float(share.max())
 
 
 def interval(values: list[list[float]]) -> str:
-    """The mean over scenes of the mean over their things, and its 95 % interval."""
+    """Format the mean over scenes of the mean over their objects, with its 95 % interval."""
     array = np.array([np.mean(things) for things in values])
     low, high = mean_interval(array)
     return f"{array.mean():.2f} ({float(low):.2f} to {float(high):.2f})"

@@ -1,8 +1,8 @@
-"""Time two checkouts against each other: `compare_checkouts.py OLD NEW [--rounds 60]`.
+"""Time comparison of two checkouts: `compare_checkouts.py OLD NEW [--rounds 60]`.
 
-Each runs in a process of its own, with this Python and one thread; rounds alternate, so that both meet the same machine. Prints, for a
-capture that is proven by an earlier one, for `overlay` of a finished heatmap and for a whole explanation with its picture, the median
-of the ratios new / old of a round, with a 95 % bootstrap interval (2,000 resamples, seed 0).
+Each checkout runs in its own process, with this Python and one thread. Rounds alternate, so that both run under the same conditions.
+Timed are a repeated capture, `overlay` of a finished heatmap, and an explanation with its picture. Printed is the median of the ratios
+new / old over all rounds, with a 95 % bootstrap interval (2,000 resamples, seed 0).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ for line in sys.stdin:
 """
 COUNTS = {"capture": 2, "overlay": 20, "explanation": 2}  # calls in one round
 WARMUP = 4
-# nothing is given back to the system: whether glibc maps a picture's pages anew at each call is luck, and costs half of an overlay
+# never return memory to the system: otherwise glibc sometimes maps a picture's memory again in each call, half the time of an overlay
 KEEPS = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_MAX_": "0"}
 
 
@@ -65,7 +65,7 @@ def child(checkout: Path) -> subprocess.Popen[str]:
     )
     loaded = _stream(made.stdout).readline().strip()
     if not Path(loaded).is_relative_to(checkout.resolve()):
-        sys.exit(f"{checkout}: {loaded or 'nothing'} was imported in its place")
+        sys.exit(f"{checkout}: {loaded or 'nothing'} was imported instead")
     return made
 
 
@@ -83,7 +83,7 @@ def _stream(stream: IO[str] | None) -> IO[str]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the comparison and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)

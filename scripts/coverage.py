@@ -1,7 +1,7 @@
-"""What visattn sees of every attention in timm: one small model of each of its files, with random weights, sharpened.
+"""Coverage of timm: attention that visattn records in one small model of each file, with sharpened random weights.
 
-Prints a table, and with --write-docs puts it into docs/coverage.md. Exits 1 if a model's output changes under a capture, a dense softmax
-attention is missed, or weights times values are not what the model's own kernel gave.
+Prints a table; --write-docs also writes it to docs/coverage.md. Exits 1 if a model's output changes under a capture, if a dense softmax
+attention is missed, or if weights times values differ from the output of the model's own kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from visattn.records import Recording
 
 DOCS = Path(__file__).parents[1] / "docs" / "coverage.md"
 BOUND = 1e-5
-SHOWN = "attention", "norm_attention", "rollout", "relevance"  # of the methods; others apply where one of these does
+SHOWN = "attention", "norm_attention", "rollout", "relevance"  # methods in the table; other methods apply if one of these does
 ATTENTION = re.compile(r"attn|attention|mhsa|msa|mla", re.IGNORECASE)
 PART = re.compile(
     r"drop|norm|pool|proj|bias|rel_pos|softmax|scale|block|stage|layer|module|gate|conv|eca|se_|squeeze", re.IGNORECASE
@@ -43,7 +43,7 @@ PART = re.compile(
 def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="models of the list; all by default")
+    parser.add_argument("names", nargs="*", help="models of the list; by default all")
     parser.add_argument("--write-docs", action="store_true", help="replace the table in docs/coverage.md")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -67,19 +67,19 @@ def main() -> int:
 
 
 def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str, Any]:
-    """One row."""
+    """Return the row of one model."""
     model = sharpened(name, arguments)
     side = size or timm.get_pretrained_cfg(name).input_size[-1]
     pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
     calibrate(model, pixels)
-    plain = model(pixels)  # with gradients too: where a bias has one, PyTorch takes another kernel
+    plain = model(pixels)  # gradients stay enabled: PyTorch selects another kernel if a bias requires one
     row: dict[str, Any] = {"file": _model_to_module[name], "model": name}
     try:
         with visattn.capture(model, gradients=True) as recording:
             out = model(pixels)
     except NoAttentionCaptured:
         return row | nothing(model)
-    if not recording.records:  # gates alone
+    if not recording.records:  # only gates
         return row | nothing(model)
     error = max(record.error() for record in recording)
     kinds = Counter(kind_of(record) for record in recording)
@@ -104,7 +104,7 @@ def examined(name: str, size: int | None, arguments: dict[str, Any]) -> dict[str
 
 
 def nothing(model: nn.Module) -> dict[str, Any]:
-    """The row of a model that multiplies no softmax with values."""
+    """Return the row of a model that multiplies no softmax with values."""
     missing = ", ".join(without_call(model, None)) or "none: no attention"
     return dict.fromkeys(("calls", "kinds", "grid", "prefix"), "") | {
         "error": "", "output": "same", "missed": "", "methods": "", "not on the image": missing, "AttentionExtract": "",
@@ -112,7 +112,7 @@ def nothing(model: nn.Module) -> dict[str, Any]:
 
 
 def unchanged_later(model: nn.Module, pixels: Tensor, out: object, first: Recording) -> bool:
-    """Whether the second capture, which writes down where attention is, and the third, which reads it, are as the first."""
+    """Check that the second capture, which stores where attention occurs, and the third, which reuses it, equal the first."""
     for _ in range(2):
         with visattn.capture(model) as recording:
             again = model(pixels)
@@ -123,13 +123,13 @@ def unchanged_later(model: nn.Module, pixels: Tensor, out: object, first: Record
 
 
 def alike(one: visattn.AttentionRecord, other: visattn.AttentionRecord) -> bool:
-    """Whether two records are of the same call with the same weights."""
+    """Check whether two records belong to the same call and have the same weights."""
     facts = [(r.layer, r.call, r.kind, r.queries, r.keys, r.follows, r.reason) for r in (one, other)]
     return facts[0] == facts[1] and torch.equal(one.operator.block(0), other.operator.block(0))
 
 
 def sharpened(name: str, arguments: dict[str, Any]) -> nn.Module:
-    """A model whose attention is far from uniform and whose output is not constant."""
+    """Build a model whose attention is far from uniform and whose output is not constant."""
     torch.manual_seed(0)
     model: nn.Module = timm.create_model(name, **arguments)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def sharpened(name: str, arguments: dict[str, Any]) -> nn.Module:
 
 
 def calibrate(model: nn.Module, pixels: Tensor) -> None:
-    """Give batch norms the statistics of some pixels: with none, activations of random weights grow without bound."""
+    """Estimate batch-norm statistics from some pixels; without them, activations of random weights explode."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = 1.0
@@ -154,13 +154,13 @@ def calibrate(model: nn.Module, pixels: Tensor) -> None:
 
 
 def kind_of(record: visattn.AttentionRecord) -> str:
-    """Its kind, and whether it is cut into windows."""
+    """Return the kind of a record, and whether it has windows."""
     index = record.operator.query_index
     return f"{record.kind} in windows" if index is not None and len(index) > 1 else record.kind
 
 
 def short(prefix: tuple[str, ...]) -> str:
-    """Prefix tokens in a word or two."""
+    """Abbreviate the names of prefix tokens."""
     registers = sum(name.startswith("register") for name in prefix)
     return (
         " + ".join(
@@ -171,7 +171,7 @@ def short(prefix: tuple[str, ...]) -> str:
 
 
 def without_call(model: nn.Module, recording: Recording | None) -> list[str]:
-    """Classes of modules that are called attention and in which no attention was seen."""
+    """Return the classes of modules named attention in which no attention was recorded."""
     seen = set(recording.layers if recording else [])
     found: dict[str, None] = {}
     for name, module in model.named_modules():
@@ -184,7 +184,7 @@ def without_call(model: nn.Module, recording: Recording | None) -> list[str]:
 
 
 def same(a: Any, b: Any) -> bool:  # noqa: ANN401
-    """Whether two outputs are the same bit for bit."""
+    """Check whether two outputs are bit-identical."""
     if isinstance(a, Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
@@ -193,7 +193,7 @@ def same(a: Any, b: Any) -> bool:  # noqa: ANN401
 
 
 def extracted(model: nn.Module, pixels: Tensor) -> int:
-    """How many maps timm's own extractor gives, by the better of its two ways, as the model is."""
+    """Return the number of maps from timm's own extractor, in the better of its two modes, without changes to the model."""
     best = 0
     for way in ("fx", "hook"):
         with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
@@ -202,7 +202,7 @@ def extracted(model: nn.Module, pixels: Tensor) -> int:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Totals of the table."""
+    """Compute the totals of the table."""
     attentive = [row for row in rows if row["calls"]]
     mapped = [row for row in attentive if row["grid"]]
     whole = [row for row in mapped if not row["not on the image"]]
@@ -213,11 +213,11 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"what": "files of timm that define them", "number": len({row["file"] for row in attentive})},
         {"what": "calls", "number": sum(row["calls"] for row in attentive)},
         {"what": "models mapped to the image", "number": len(mapped)},
-        {"what": "of them with every layer", "number": len(whole)},
+        {"what": "of these, with every layer", "number": len(whole)},
         {"what": "models whose output changed", "number": sum(row["output"] != "same" for row in rows)},
         {"what": "models with a dense attention missed", "number": sum(bool(row["missed"]) for row in rows)},
         {"what": "largest error of A V", "number": max((float(row["error"]) for row in attentive), default=0)},
-        {"what": "models of which timm's AttentionExtract gives as many maps", "number": len(complete)},
+        {"what": "models for which timm's AttentionExtract returns as many maps", "number": len(complete)},
     ]
 
 

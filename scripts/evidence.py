@@ -1,4 +1,4 @@
-"""What takes too long or needs too much for the tests: start-up, the refusal without a network, a really clean installation."""
+"""Checks that are too slow or too demanding for the tests: start-up time, runs without a network, a clean installation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
-    """Print each figure with its bound; exit 1 if one is exceeded."""
+    """Print each figure with its bound; return 1 if one is exceeded."""
     rows = [
         {"figure": "visattn --help, median of 20, ms", "seen": round(help_time() * 1000), "bound": 150},
         {"figure": "overlay without hub and cache ends, s", "seen": round(offline_time(), 1), "bound": 10},
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def help_time() -> float:
-    """Seconds of `visattn --help`."""
+    """Measure the median time of `visattn --help` in seconds."""
     command = [str(Path(sys.executable).parent / "visattn"), "--help"]
     times = []
     for _ in range(20):
@@ -49,7 +49,7 @@ def help_time() -> float:
 
 
 def offline_time() -> float:
-    """Seconds until `visattn overlay` gives up where nothing can be reached and nothing is cached."""
+    """Measure the seconds until `visattn overlay` fails without a network and with an empty cache."""
     with tempfile.TemporaryDirectory() as empty:
         nowhere = {**os.environ, "HF_HOME": empty, "HF_ENDPOINT": "http://127.0.0.1:9"}
         started = time.perf_counter()
@@ -65,7 +65,7 @@ def offline_time() -> float:
 
 
 def kills() -> int:
-    """Kill trainings at random moments, print what was seen, and count the loops in which something was lost."""
+    """Kill training runs at random moments, print the results, and return the number of loops in which data was lost."""
     loops = (("saves", "200"), ("runs", "20"))
     return sum(
         subprocess.run([sys.executable, "-m", "tests.training.kills", *loop], cwd=ROOT, check=False).returncode != 0
@@ -74,7 +74,7 @@ def kills() -> int:
 
 
 def clean_install() -> int:
-    """Build the wheel, install it with all its dependencies into a new environment, and use it from another folder."""
+    """Build the wheel, install it with all dependencies into a new environment, and run it from another folder."""
     failed = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

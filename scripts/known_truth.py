@@ -1,7 +1,7 @@
-"""Maps against a known truth: scenes whose one telling object is known to the pixel, and networks that learned a watermark instead.
+"""Evaluation of maps on synthetic ground truth: scenes with a known label object, and networks that learned a watermark instead.
 
-`known_truth.py [--scenes N] [--slow-scenes N] [--only NAME,NAME] [--write-docs]`. Networks were trained on scenes of other seeds; every
-method that applies explains the true class. Prints tables and, on request, puts them between the marks of `docs/known_truth.md`.
+`known_truth.py [--scenes N] [--slow-scenes N] [--only NAME,NAME] [--write-docs]`. Networks were trained on scenes of another seed. Every
+applicable method explains the true class. Prints tables; `--write-docs` also writes them between the marks of `docs/known_truth.md`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pages import write_section
+from pages import folded, write_section
 from pointing.photos import COPIES, PRIOR, ROOT
 from torch import nn
 from truth.mark import Part, exchanged, layer_by_layer
@@ -28,23 +28,23 @@ from visattn.families import input_spec
 
 DOCS = ROOT / "docs" / "known_truth.md"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
-PARTS: dict[str, Part] = {"channels": "channel", "places": "spatial"}
-SEED = 2  # of the test scenes of `scenes`; networks were trained on 1
-LAST_BLOCK = {  # what the mean over patches is taken of
+PARTS: tuple[Part, ...] = ("channel", "spatial")
+SEED = 2  # seed of the test scenes; networks were trained on seed 1
+LAST_BLOCK = {  # the features whose mean over patches the model reads out
     f"{method}, last block": Way(method, {"layer": "blocks.3"}) for method in ("cam", "gradcam")
 }
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network that was trained on scenes.
+    """Network trained on scenes.
 
     Attributes:
-        title: In words.
-        load: From the folder of checkpoints to the network.
-        twin: The same network, trained without a watermark, for one that was trained with a mark that tells the class.
-        extra: Ways to make maps beside every method.
-        layers: Of a CNN with CBAM that learned a mark: where it is asked why the map of its last layer misses it.
+        title: Heading of its section.
+        load: Function from the folder of checkpoints to the network.
+        twin: Name of the same network trained without a watermark, if this one was trained with a mark that reveals the class.
+        extra: Further ways to compute maps, in addition to all methods.
+        layers: Layers of a CNN with CBAM that learned a mark, for the analysis of why the map of its last layer misses the mark.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Network:
 
 
 def folder(name: str) -> Callable[[Path], nn.Module]:
-    """How a network is loaded that `visattn train` wrote."""
+    """Return a function that loads a network written by `visattn train`."""
     return lambda checkpoints: visattn.load_model(str(checkpoints / name))
 
 
@@ -75,13 +75,13 @@ NETWORKS = {
 
 
 def main() -> int:
-    """Measure, print, and write the page."""
-    parser = argparse.ArgumentParser(description="Maps against a known truth.")
-    parser.add_argument("--scenes", type=int, default=100, help="how many scenes (two or more)")
-    parser.add_argument("--slow-scenes", type=int, default=12, help="how many for methods that run the model many times, or 0")
+    """Measure, print the tables, and write them to the page on request."""
+    parser = argparse.ArgumentParser(description="Evaluate maps on scenes with synthetic ground truth.")
+    parser.add_argument("--scenes", type=int, default=100, help="number of scenes, at least 2")
+    parser.add_argument("--slow-scenes", type=int, default=12, help="number of scenes for slow methods; 0 skips these methods")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(NETWORKS), metavar="NAME,NAME")
-    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS, help="where the folders of the networks are")
-    parser.add_argument("--write-docs", action="store_true", help=f"put the tables into {DOCS.relative_to(ROOT)}")
+    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS, help="folder that contains the networks' folders")
+    parser.add_argument("--write-docs", action="store_true", help=f"write the tables to {DOCS.relative_to(ROOT)}")
     options = parser.parse_args()
     if options.scenes < 2 or options.slow_scenes < 0 or options.slow_scenes == 1 or not set(options.only) <= set(NETWORKS):
         parser.error(f"two scenes or more are needed, of the networks {', '.join(NETWORKS)}.")
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def section(network: Network, checkpoints: Path, count: int, slow: int) -> str:
-    """What is told of one network, in Markdown."""
+    """Return the section about one network as Markdown."""
     model = network.load(checkpoints)
     extra = dict(network.extra)
 
@@ -105,36 +105,37 @@ def section(network: Network, checkpoints: Path, count: int, slow: int) -> str:
 
     if network.twin is None:
         found = measured(model, scenes("none"), slow, extra)
-        lines = [f"It tells the class of {accuracy(model, scenes('none')):.1%} of {count} scenes.", "", on_objects(found.maps)]
-        lines += [
+        controls = "Controls: the object mask itself, a center prior, and smooth noise"
+        lines = [
+            f"Accuracy: {accuracy(model, scenes('none')):.1%} of {count} scenes.",
+            "",
             verdict(found),
             "",
-            "What knows nothing of the picture, and the object itself:",
-            "",
-            on_objects(found.references),
+            folded(f"Scores of {len(found.maps)} maps", on_objects(found.maps)),
+            folded(controls, on_objects(found.references)),
+            folded(f"The same maps, each shifted {COPIES} times around the grid", on_objects(found.moved)),
         ]
-        lines += [f"The same maps, each moved round the grid {COPIES} times:", "", on_objects(found.moved)]
     else:
         found = measured(model, scenes("label"), slow, extra)
         twin = measured(NETWORKS[network.twin].load(checkpoints), scenes("label"), slow, extra)
         rates = {mark: accuracy(model, scenes(mark)) for mark in ("label", "none", "random")}
         lines = [
-            f"It tells the class of {rates['label']:.1%} of {count} scenes whose mark tells it too, of {rates['none']:.1%} without a "
-            f"mark, and of {rates['random']:.1%} with the mark of a class at random (chance: {1 / len(CLASSES):.1%}).",
+            f"Accuracy on {count} scenes: {rates['label']:.1%} with the mark of the class, {rates['none']:.1%} without a mark, "
+            f"{rates['random']:.1%} with the mark of a random class (chance: {1 / len(CLASSES):.1%}).",
             "",
             on_marks(found, twin),
         ]
         if network.layers:
             lines += [why(model, network.layers, scenes("label"), scenes("none")), ""]
     if found.refused:
-        lines.append(f"Do not apply: {', '.join(found.refused)}.")
+        lines.append(f"Not applicable: {', '.join(found.refused)}.")
     spent = {name: row.seconds / len(row.numbers["object"]["AUROC"]) for name, row in found.maps.items()}
     print("  seconds a scene: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in spent.items()), file=sys.stderr)
     return "\n".join(lines)
 
 
 def on_objects(table: dict[str, Measured]) -> str:
-    """How maps lie on the object."""
+    """Return the rows about maps and the label object."""
     rows: list[Row] = [
         {
             **title(name, row),
@@ -150,7 +151,7 @@ def on_objects(table: dict[str, Measured]) -> str:
 
 
 def on_marks(found: Measures, twin: Measures) -> str:
-    """How maps lie on the watermark, beside those of a network that never saw one."""
+    """Return the rows about maps and the watermark, compared with a network trained without one."""
     rows: list[Row] = []
     for name, row in ranked(found.maps, "mark"):
         share, lift, other = row.values("share", "mark"), row.values("lift", "mark"), twin.maps.get(name)
@@ -158,21 +159,22 @@ def on_marks(found: Measures, twin: Measures) -> str:
             {
                 **title(name, row),
                 "share of the map on the mark": told(share, percent=True),
-                "times its area": told(lift),
+                "relative to its area": told(lift),
                 "AUROC of the mark": told(row.values("AUROC", "mark")),
-                "largest cell: its middle is on the mark": told(row.values("pointing game", "mark"), percent=True),
-                "it touches the mark": told(row.values("touches", "mark"), percent=True),
-                "of the network without a watermark: AUROC of the mark": told(other.values("AUROC", "mark") if other else None),
+                "largest cell: center on the mark": told(row.values("pointing game", "mark"), percent=True),
+                "largest cell touches the mark": told(row.values("touches", "mark"), percent=True),
+                "AUROC of the mark, network trained without it": told(other.values("AUROC", "mark") if other else None),
                 "AUROC of the object": told(row.values("AUROC")),
             }
         )
     some = next(iter(found.references.values()))
     area = some.values("share", "mark"), some.values("lift", "mark")
-    return f"The mark covers {mean(area[0]) / mean(area[1]):.1%} of the picture.\n\n{to_markdown(rows)}"
+    table = folded(f"Scores of {len(rows)} maps", to_markdown(rows))
+    return f"The mark covers {mean(area[0]) / mean(area[1]):.1%} of the image.\n\n{table}"
 
 
 def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) -> str:
-    """How Grad-CAM finds the mark layer by layer, and what becomes of the accuracy when gates are exchanged."""
+    """Measure how well Grad-CAM finds the mark in each layer, and the accuracy after exchanging gates."""
     rows: list[Row] = []
     for layer, seen in layer_by_layer(model, layers, marked, plain).items():
         values = {name: np.array(numbers) for name, numbers in seen.numbers.items()}
@@ -181,30 +183,30 @@ def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) 
                 "layer": layer,
                 "cells": size_of(seen.grid),
                 "AUROC of the mark": told(values["AUROC"]),
-                "without the mean map": told(values["without the mean map"]),
-                "largest cell: its middle is on the mark": told(values["middle"], percent=True),
-                "it touches the mark": told(values["touches"], percent=True),
-                "the same place without a mark": told(values["touches the place"], percent=True),
+                "AUROC after subtracting the mean map": told(values["without the mean map"]),
+                "largest cell: center on the mark": told(values["middle"], percent=True),
+                "largest cell touches the mark": told(values["touches"], percent=True),
+                "the same cells without a mark": told(values["touches the place"], percent=True),
                 "marked corner": told(values["marked corner"]),
                 "other corners": told(values["other corners"]),
                 "inside": told(values["inside"]),
             }
         )
     gates = [
-        f"- gates of {part}: {exchanged(model, marked, plain, which):.1%} of the marked scenes with the gates of their unmarked "
-        f"twins, {exchanged(model, plain, marked, which):.1%} of the unmarked ones with those of their marked twins."
-        for part, which in PARTS.items()
+        f"- {part} gates: {exchanged(model, marked, plain, part):.1%} of the marked scenes with the gates of their unmarked twins, "
+        f"{exchanged(model, plain, marked, part):.1%} of the unmarked scenes with the gates of their marked twins."
+        for part in PARTS
     ]
     return "\n".join(
         [
-            "Grad-CAM of its layers, of the same scenes. The mean map is that of the other marked scenes. The last columns are values "
-            "as multiples of the map's mean: of the cells that touch the mark, of these in the other three corners, and of all that "
-            "touch no edge of the map.",
+            "Grad-CAM of each layer on the same scenes. The mean map is the mean over the other marked scenes. The last three columns "
+            "are mean values, as multiples of the map's mean. They cover the cells that touch the mark, the same cells in the other "
+            "three corners, and all cells that touch no edge of the map.",
             "",
             to_markdown(rows),
-            f"Of {len(marked)} scenes it tells {exchanged(model, marked, marked, 'channel'):.1%} with a mark and "
-            f"{exchanged(model, plain, plain, 'channel'):.1%} without. When the gates of all CBAM modules are exchanged between a "
-            "marked scene and its unmarked twin, it tells",
+            f"Accuracy on {len(marked)} scenes: {exchanged(model, marked, marked, 'channel'):.1%} with a mark, "
+            f"{exchanged(model, plain, plain, 'channel'):.1%} without. The gates of all CBAM modules are then exchanged between a "
+            "marked scene and its unmarked twin. The accuracy becomes",
             "",
             *gates,
         ]
@@ -212,52 +214,52 @@ def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) 
 
 
 def title(name: str, row: Measured) -> dict[str, str]:
-    """The first columns: what it is, on how many cells and of how many scenes."""
+    """Return the first columns: name, grid and number of scenes."""
     count = len(row.numbers["object"]["AUROC"])
-    note = f" (nothing on {row.empty})" if row.empty else ""
+    note = f" (empty on {row.empty})" if row.empty else ""
     cells = size_of(row.grid)
     return {"map": name.removesuffix(f", {cells}") + note, "cells": cells, "scenes": str(count)}
 
 
 def verdict(found: Measures) -> str:
-    """Which maps are above what knows nothing of the picture, by the difference of AUROC on the same scenes."""
+    """List which maps are better than controls that do not depend on the image, by the difference of AUROC on the same scenes."""
     above: dict[bool, dict[bool, list[str]]] = {copies: {prior: [] for prior in (True, False)} for copies in (True, False)}
     for name, row in ranked(found.maps):
         own = scores(row)
-        prior = scores(found.references[f"{PRIOR}, {size_of(row.grid)}"])[: len(own)]  # slow methods see the first scenes
+        prior = scores(found.references[f"{PRIOR}, {size_of(row.grid)}"])[: len(own)]  # slow methods run only on the first scenes
         above[exceeds(own, scores(found.moved[name]))][exceeds(own, prior)].append(name)
     kinds = {
-        "Above both its moved copies and the center prior": above[True][True],
-        "Above its moved copies only": above[True][False],
+        "Above both its shifted copies and the center prior": above[True][True],
+        "Above its shifted copies only": above[True][False],
         "Above the center prior only": above[False][True],
         "Above neither": above[False][False],
     }
     listed = [f"- {kind}: {', '.join(names)}." for kind, names in kinds.items() if names]
-    return "\n".join(["By the 95 % interval of the difference of AUROC on the same scenes:", "", *listed])
+    return "\n".join(["By the 95 % interval of the AUROC difference on the same scenes:", "", *listed])
 
 
 def scores(row: Measured) -> Array:
-    """AUROC on the object, which every map has."""
+    """Return the AUROC on the object, which is defined for every map."""
     return np.array(row.numbers["object"]["AUROC"])
 
 
 def exceeds(values: Array, others: Array) -> bool:
-    """Whether the 95 % interval of the mean difference lies above 0."""
+    """Check whether the 95 % interval of the mean difference lies above 0."""
     return float(mean_interval(values - others)[0]) > 0
 
 
 def ranked(table: dict[str, Measured], truth: str = "object") -> list[tuple[str, Measured]]:
-    """The highest mean AUROC first."""
+    """Sort maps by mean AUROC, highest first."""
     return sorted(table.items(), key=lambda item: -round(mean(item[1].values("AUROC", truth)), 5))
 
 
 def mean(values: Array | None) -> float:
-    """NaN where there are none."""
+    """Return the mean; NaN if there are no values."""
     return float("nan") if values is None else float(values.mean())
 
 
 def told(values: Array | None, *, percent: bool = False) -> str | None:
-    """The mean over scenes and its 95 % interval."""
+    """Format the mean over scenes and its 95 % interval."""
     if values is None:
         return None
     low, high = mean_interval(values)

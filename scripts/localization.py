@@ -1,7 +1,7 @@
-"""How much of a map lies on the object: lift over chance on photos with masks, beside a center prior and shifted copies.
+"""Localization of maps: lift over chance on photos with object masks, compared with a center prior and shifted copies.
 
-`localization.py [--write-docs]`. Two models with their real weights: attention of DINOv2 ViT-S/14, each photo whole at the area of
-518 x 518 pixels, and class activation maps of EfficientNet-Lite0, each photo through the model's own evaluation transform.
+`localization.py [--write-docs]` evaluates two models with published weights: attention of DINOv2 ViT-S/14, with each whole photo at the
+area of 518 x 518 pixels, and class activation maps of EfficientNet-Lite0, with the model's own evaluation transform.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from pages import folded
 from pointing import attention, cams
 from pointing.photos import COPIES, LARGEST, ROOT, Part, by_photo, over_photos
 
@@ -18,8 +19,8 @@ DOCS = ROOT / "docs" / "localization.md"
 
 
 def main() -> int:
-    """Measure, print, and write the page."""
-    parser = argparse.ArgumentParser(description="Lift of maps over chance on photos with masks.")
+    """Measure, print the page, and write it on request."""
+    parser = argparse.ArgumentParser(description="Measure the lift of maps over chance on photos with object masks.")
     parser.add_argument("--write-docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)} from this run")
     options = parser.parse_args()
     parts = attention.measured(), cams.measured()
@@ -34,42 +35,43 @@ def main() -> int:
 
 
 def document(attended: Part, activated: Part) -> str:
-    """The page of the docs."""
+    """Return the docs page."""
     return "\n".join(
         [
-            "# Is the object where the map is?\n",
-            "Written by `scripts/localization.py --write-docs`.\n",
-            f"- Photos: {len(attended)} with a mask drawn by hand ([assets/objects](../assets/objects/README.md)); those that one object "
-            f"fills by more than {LARGEST:.0%} are left out.",
-            "- Lift: the share of the map's sum that lies on the object, over the object's share of the area. 1 is chance. What the model "
-            "did not see does not count.",
-            "- Means are geometric, over photos; intervals are 95 % bootstrap over photos (2000 resamples, seed 0). One lift of 0 would "
-            "make a mean 0, and the row would tell.",
-            f"- Shifted copies: the same map moved round the grid by {COPIES} random steps. Center prior: a Gaussian about the middle with "
-            "a quarter of each side as its deviation, whatever the photo shows.",
-            "- The mask itself: a map whose value in each cell is the object's share of it. No bound: a map that keeps to whole cells of "
-            "the object lies above.\n",
+            "# Localization: attention and class activation maps on photos\n",
+            "`python scripts/localization.py --write-docs` measures this page and writes it.\n",
+            "How much of a map lies on the object of a photo? *Lift* answers this: the map's share on the object, over the object's share "
+            "of the area. Chance is 1.\n",
+            f"- **Attention of DINOv2.** {attention.conclusion(attended)}",
+            f"- **Class activation maps of EfficientNet-Lite0.** {cams.conclusion(activated)}\n",
+            "## How it is measured\n",
+            f"- Photos: {len(attended)} with a mask drawn by hand ([assets/objects](../assets/objects/README.md)). Photos in which the "
+            f"object covers more than {LARGEST:.0%} are left out.",
+            "- Only the part of the photo that the model received counts.",
+            "- Means over photos are geometric. Intervals are 95 % bootstrap intervals over photos (2000 resamples, seed 0). A single lift "
+            "of 0 makes the mean 0; the row then says so.",
+            f"- *Shifted copies*: the same map, shifted circularly around the grid by {COPIES} random steps.",
+            "- *Center prior*: a Gaussian around the middle, with a standard deviation of a quarter of each side, for every photo.",
+            "- *Object mask at the map's resolution*: a map whose value in each cell is the object's share of the cell. A map that uses "
+            "only cells entirely on the object can score higher.\n",
             "## Attention of DINOv2\n",
-            "- Model: DINOv2 ViT-S/14 with its real weights; each photo whole, at the area of 518 x 518 pixels; query: the class token.",
-            "- The best and the worst head are chosen with the mask in hand: they tell how far heads differ, not what a user gets.",
-            "- `sinks dropped`: patches that draw over 20 times the uniform share of attention get nothing.\n",
-            "### Over photos\n",
-            to_markdown(over_photos(attended)),
-            "### By photo\n",
-            to_markdown(by_photo(attended, attention.COLUMNS)),
+            "- Model: DINOv2 ViT-S/14 with its published weights. Input: the whole photo, at the area of 518 x 518 pixels. Query: the "
+            "class token.",
+            "- The mask chooses the best and the worst head. They show how much heads differ, not what a user gets.",
+            "- `sinks dropped`: patches that attract more than 20 times the uniform share of attention get weight 0.\n",
+            folded("Lift over photos, for each map", to_markdown(over_photos(attended))),
+            folded("Lift for each photo", to_markdown(by_photo(attended, attention.COLUMNS))),
             "## Class activation maps of EfficientNet-Lite0\n",
-            cams.conclusion(activated) + "\n",
-            "- Model: EfficientNet-Lite0 with real ImageNet weights; each photo through its own evaluation transform, which keeps "
-            "the middle (`of it seen`: the share of the object that is left); target: the logit of the first class.",
-            "- The maps have 7 x 7 cells. Objects fill more of a crop, so there is less to gain than above: lifts of the two parts are not "
-            "to be compared.",
-            "- Behind an average `gradcam`, `xgradcam`, `hirescam` and the positive part of `cam` are one map up to a factor, so four rows "
-            f"are one result: their lifts differ by at most {cams.apart(activated):.0e}.",
-            "- Eigen-CAM depends on no class.\n",
-            "### Over photos\n",
-            to_markdown(over_photos(activated)),
-            "### By photo\n",
-            to_markdown(by_photo(activated, cams.COLUMNS)),
+            "- Model: EfficientNet-Lite0 with its published ImageNet weights. Target: the logit of the top class.",
+            "- Input: the model's own evaluation transform, which crops the middle. `inside the crop` is the share of the object that is "
+            "left.",
+            "- The maps have 7 x 7 cells, and objects fill more of a crop, so high lifts are harder to reach. Do not compare lifts between "
+            "the two models.",
+            "- `gradcam`, `xgradcam`, `hirescam` and the positive part of `cam` are the same map up to a factor, because the features are "
+            f"averaged next. Their four rows are one result: the lifts differ by at most {cams.apart(activated):.0e}.",
+            "- Eigen-CAM does not depend on the class.\n",
+            folded("Lift over photos, for each method", to_markdown(over_photos(activated))),
+            folded("Lift for each photo", to_markdown(by_photo(activated, cams.COLUMNS))),
         ]
     )
 

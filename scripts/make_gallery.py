@@ -1,4 +1,4 @@
-"""Rebuild the pictures of README and docs in `assets/gallery/`, from the photos and weights of the demo."""
+"""Script that draws the pictures of README and docs in `assets/gallery/`, from the photos and weights of the demo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from visattn.cli.demo import PROBES, demo_page
 from visattn.drawing.gate_pages import gate_page
 from visattn.drawing.marks import ring, spotlight
 from visattn.drawing.matrices import matrix_page
-from visattn.drawing.pages import Cell, sheet
+from visattn.drawing.pages import Cell, sheet, side_by_side
 from visattn.drawing.plots import head_statistics
 from visattn.drawing.sheets import contact_sheet
 from visattn.evaluation.survey import Survey
@@ -33,7 +33,7 @@ from visattn.pipeline.run import look
 
 ASSETS = Path(__file__).parents[1] / "assets"
 FOLDER = ASSETS / "gallery"
-HEADS = {"astronaut": 4, "coffee": 1, "rocket": 5}  # the head that the strip shows, chosen by eye
+HEADS = {"astronaut": 4, "coffee": 1, "rocket": 5}  # heads shown in the strip, chosen by eye
 
 
 def main() -> None:
@@ -61,8 +61,9 @@ def main() -> None:
             ]
         )
         if name == "coffee":
-            wall = answer(recording, prepared, ask("attention", {"layer": "all"}))
-            _save("wall", contact_sheet(prepared.photo, wall.map, prepared.geometry, rows="layer", columns="head", panel=150))
+            _save("quickstart", side_by_side([prepared.photo, heads.overlay()], panel=400))
+            grid = answer(recording, prepared, ask("attention", {"layer": "all"}))
+            _save("grid", contact_sheet(prepared.photo, grid.map, prepared.geometry, rows="layer", columns="head", panel=150))
             record = recording.select(kind="self", layer=5)[0]
             weights = record.operator.dense()[0, 2].numpy()
             _save("matrix", matrix_page(weights, record.keys.prefix, title="coffee.png, blocks.5.attn, head 2"))
@@ -72,7 +73,14 @@ def main() -> None:
                 "layers",
                 contact_sheet(prepared.photo, layers, prepared.geometry, points=[(y, x)], title="one patch through 12 layers"),
             )
-    titles = ["photo", "one head", "60% of its mass", "patch features", "like the ringed patch", "rollout, sinks ringed"]
+    titles = [
+        "photo",
+        "one head",
+        "60% of its attention",
+        "patch features",
+        "similarity to ringed patch",
+        "rollout, sinks ringed",
+    ]
     _save("strip", sheet(rows, panel=240, column_labels=titles))
     _save("masked", _masked(model))
     _save("holes", _holes(model))
@@ -93,7 +101,7 @@ def main() -> None:
 
 
 def _masked(model: nn.Module) -> Image.Image:
-    """Sinks masked in every layer: the last layer hardly changes, and the model makes itself other sinks."""
+    """Draw attention with sinks masked in every layer: the last layer hardly changes, and other patches become sinks."""
     rows = []
     for name in HEADS:
         prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
@@ -112,7 +120,7 @@ def _masked(model: nn.Module) -> Image.Image:
 
 
 def _holes(model: nn.Module) -> Image.Image:
-    """Patches dropped at random before the first block, and by the class token's attention behind the third."""
+    """Draw maps of a model that drops patches: at random before the first block, or by class-token attention after the third."""
     rows = []
     for name in HEADS:
         prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
@@ -137,7 +145,7 @@ TARGETED = "relevance", "legrad", "gradient_rollout", "transition_attention", "g
 
 
 def _targets(model: nn.Module) -> Image.Image:
-    """Two photos side by side, and which patches make the whole more like one of them than like the other; rollout cannot tell."""
+    """Draw which patches make a pair of photos more similar to one of them; rollout does not depend on this target."""
     photos = [_square(visattn.load_image(ASSETS / "objects" / f"{name}.jpg")) for name in ("macaw", "moose")]
     pair = Image.new("RGB", (photos[0].width * 2, photos[0].height))
     for number, photo in enumerate(photos):
@@ -161,7 +169,7 @@ def _targets(model: nn.Module) -> Image.Image:
         [list(column) for column in zip(*rows, strict=True)],
         panel=480,
         row_labels=["photo", *TARGETED, "rollout"],
-        column_labels=["like the macaw", "like the moose"],
+        column_labels=["similarity to the macaw", "similarity to the moose"],
     )
 
 
@@ -188,7 +196,7 @@ REMEDIES: dict[str, dict[str, Any]] = {
 
 
 def _remedies(model: nn.Module) -> Image.Image:
-    """Rollout with its sinks, and what can be done about them."""
+    """Draw rollout with its sinks, and with the options that reduce them."""
     rows = []
     for path in (data.photo_path("coffee"), data.photo_path("astronaut"), ASSETS / "objects" / "pika.jpg"):
         prepared = visattn.prepare(visattn.load_image(path), model)
@@ -209,7 +217,7 @@ WINDOWS = {
 
 
 def _windows() -> Image.Image:
-    """What one patch can see: where the weights of its row are not zero. Weights are random, the layout is the models' own."""
+    """Draw the patches that one query can attend to, whose weights are nonzero. Weights are random; layouts are the models' own."""
     cells = []
     x, y = PROBES["astronaut"]
     for name, layer in WINDOWS.values():
@@ -224,7 +232,7 @@ def _windows() -> Image.Image:
 
 
 def _distance(model: nn.Module) -> None:
-    """A plot of `visattn stats`, over the photos of the demo and those with one object."""
+    """Draw the distance plot of `visattn stats`, over the photos of the demo and those with one object."""
     survey = Survey(model)
     for path in sorted((*(ASSETS / "photos").glob("*.[jp][pn]g"), *(ASSETS / "objects").glob("*.[jp][pn]g"))):
         survey.add(visattn.load_image(path), path.name)
@@ -234,11 +242,11 @@ def _distance(model: nn.Module) -> None:
     path = FOLDER / "distance.png"
     path.write_bytes(plot or b"")
     print(path)
-    print("as docs/methods.md tells it; mean over photos (ends of the 95 % interval)")
+    print("numbers for docs/methods.md: mean over photos (95 % interval)")
     for row in survey.heads():
         figures = (f"{row[name]:.1f}" for name in ("distance_px", "distance_if_uniform_px", "effective_keys", "keys"))
         print(
-            "layer {}, head {}: looks {} px far, even attention {}, {} effective keys of {}".format(
+            "layer {}, head {}: attention distance {} px (uniform attention {} px), {} effective keys of {}".format(
                 row["layer"], row["head"], *figures
             )
         )
@@ -259,7 +267,7 @@ ATTRIBUTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _attributions() -> Image.Image:
-    """What EfficientNet-Lite0, which has no attention, goes by, over what it saw of each photo in gray."""
+    """Draw attributions of EfficientNet-Lite0, which has no attention, over the crop of each photo in gray."""
     name = "tf_efficientnet_lite0"
     model = visattn.load_model(name, weights=data.offline_weights(name))
     rows = []
@@ -279,10 +287,10 @@ def _attributions() -> Image.Image:
         cut = (seen[1], seen[0], seen[3], seen[2])
         rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
     notes = (
-        "red speaks for the class, blue against it, white is zero; saliency has no sign, bright is steep; each panel on its own scale, in "
-        "units of the logit, of saliency and SmoothGrad per unit of a normalized pixel; baseline: blur",
+        "red: evidence for the class, blue: against it, white: zero; saliency has no sign, bright: large gradient. Each panel has its own "
+        "scale, in units of the logit; for saliency and SmoothGrad, per unit of a normalized pixel. Baseline: blurred image.",
     )
-    return sheet(rows, panel=240, column_labels=["what the model saw", *ATTRIBUTIONS], notes=notes)
+    return sheet(rows, panel=240, column_labels=["model input", *ATTRIBUTIONS], notes=notes)
 
 
 CAMS: dict[str, dict[str, Any]] = {
@@ -295,7 +303,7 @@ CAMS: dict[str, dict[str, Any]] = {
 
 
 def _cams() -> Image.Image:
-    """Class activation maps of EfficientNet-Lite0 on what it saw of each photo."""
+    """Draw class activation maps of EfficientNet-Lite0 over the crop of each photo."""
     name = "tf_efficientnet_lite0"
     model = visattn.load_model(name, weights=data.offline_weights(name))
     rows = []
@@ -307,11 +315,11 @@ def _cams() -> Image.Image:
         pictures = [found[0].photo, *(one.overlay(opacity=0.6) for one in found)]
         cut = (seen[1], seen[0], seen[3], seen[2])
         rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
-    return sheet(rows, panel=220, column_labels=["what the model saw", *CAMS])
+    return sheet(rows, panel=220, column_labels=["model input", *CAMS])
 
 
 def _gates(name: str = "rocket") -> Image.Image:
-    """`visattn heads --method gates` of a CNN whose CBAM was trained on other photos."""
+    """Draw the gates of a CNN whose CBAM modules were trained on other photos."""
     model = gated()
     prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
     recording = look(model, prepared, features="none")
@@ -325,7 +333,7 @@ def _mask(heads: Explanation, head: int) -> Image.Image:
 
 
 def _landscape(picture: Image.Image) -> Image.Image:
-    """The top of a picture at 3:2, so that the strip's rows are of one height."""
+    """Crop the top of a picture to 3:2, so that all rows have the same height."""
     return picture.crop((0, 0, picture.width, min(picture.height, picture.width * 2 // 3)))
 
 

@@ -1,9 +1,9 @@
-"""Memory of `visattn overlay` over many large photos: the peak beside that of one photo, and the growth on the way.
+"""Memory of `visattn overlay` for many large photos: the peak, compared with one photo, and the growth during the run.
 
     python scripts/many_photos.py            200 photos of 12 megapixels, about ten minutes
-    python scripts/many_photos.py --smoke    6 small ones
+    python scripts/many_photos.py --smoke    6 small photos
 
-Photos are drawn from a seed, upright and lying, in two folders that hold the same names. Prints the figures, and fails if the peak
+Photos are generated from a seed, in portrait and landscape format, in two folders with the same file names. Fails if the peak
 is more than 100 MB above that of one photo, if memory grows by more than 20 MB from around the 20th photo to the end, or if a picture is
 missing.
 """
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-PEAK, GROWTH = 100, 20  # MB that are allowed
+PEAK, GROWTH = 100, 20  # largest allowed values in MB
 SIZES = ((3000, 4000), (4000, 3000), (3456, 3472))
 SMALL = ((300, 400), (400, 300))
 
 
 def photos(folder: Path, count: int, sizes: Sequence[tuple[int, int]]) -> list[Path]:
-    """Write `count` photos, half of them in each of two folders, under the same names; equal ones are one file with many names."""
+    """Write `count` photos, half of them in each of two folders, with the same names; identical photos are hard links to one file."""
     made = []
     for i, (height, width) in enumerate(sizes):
         coarse = np.random.default_rng(i).integers(0, 256, (height // 50, width // 50, 3), dtype=np.uint8)
@@ -57,12 +57,12 @@ def run(images: Sequence[Path], output: Path) -> tuple[int, list[int]]:
             after.append(values["VmRSS"])
             peak = values["VmHWM"]
     if process.returncode:
-        sys.exit(f"visattn overlay ended with {process.returncode}")
+        sys.exit(f"visattn overlay failed with exit status {process.returncode}")
     return peak, after
 
 
 def main() -> None:
-    """Measure and judge."""
+    """Measure, print the figures, and exit with an error if a bound is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--smoke", action="store_true")
@@ -76,15 +76,15 @@ def main() -> None:
         pictures = len(list((folder / "all").glob("*.png")))
     early, late = (
         int(statistics.median(part)) for part in (after[10:30] or after[:2], after[-20:])
-    )  # it differs from photo to photo
+    )  # medians, as memory differs from photo to photo
     growth = late - early
     print(
-        f"{count} photos: {pictures} pictures; peak {peak} MB, of one photo {alone} MB; "
+        f"{count} photos: {pictures} pictures; peak {peak} MB, for one photo {alone} MB; "
         f"around picture 20 {early} MB, at the end {late} MB (medians of 20)"
     )
     print(f"peak above that of one photo: {peak - alone} MB (at most {PEAK}); growth: {growth} MB (at most {GROWTH})")
     if pictures != count or peak - alone > PEAK or growth > GROWTH:
-        sys.exit("more memory than allowed, or a picture is missing")
+        sys.exit("too much memory was used, or a picture is missing")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The shape of the package, read off its imports: rooms, arrows between them, and what the shape must not have.
+"""Structure of the package, from its imports: rooms, arrows between them, and checks.
 
-A room is a file or folder at the top of the package. Part of `make lint`; exits 1 if one of these is found: a circle of imports, an
-import inside of a function where nothing excuses it, a private name that is taken from another module, a module that bears the name of
-a function that is public in its folder (importing the module would replace the function), a public function of too many arguments, or
-the choices of an option written where they are not declared.
+A room is a file or folder at the top of the package. Part of `make lint`. Exits 1 if one of these is found: an import cycle, an import
+inside a function without a listed reason, an import of another module's private name, a module with the same name as a public function
+of its folder (importing the module would replace the function), a public function with too many arguments, or
+choices of an option that are repeated outside their declaration.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "visattn"
 MOST_ROOMS = 26
 MOST_ARGUMENTS = 9
-LATE = {  # who may import inside of a function, and why
+LATE = {  # modules that may import inside functions, and the reason
     "visattn": "names are loaded on first use",
     "visattn.cli": "a command imports what it runs, so that --help is quick",
     "visattn.data": "names that need torch are loaded on first use",
     "visattn.drawing.colormaps": "names are listed without OpenCV",
-    "visattn.loading": "networks of our own are imported where one is asked for",
+    "visattn.loading": "our own networks are imported only if one is requested",
     "visattn.training.report": "matplotlib is an extra",
 }
 
 
 @dataclass(frozen=True)
 class Import:
-    """One name that a module takes from another."""
+    """Import of one name by a module."""
 
     by: str
     of: str
@@ -40,7 +40,7 @@ class Import:
 
 
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package by its dotted name, parsed."""
+    """Parse every module of the package; return the trees by dotted name."""
     found = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")) + sorted((ROOT / PACKAGE / "models").resolve().rglob("*.py")):
         within = path.relative_to(ROOT / PACKAGE if path.is_relative_to(ROOT / PACKAGE) else ROOT)
@@ -50,7 +50,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[Import]:
-    """What a module takes from others of the package; what only type checkers see is left out."""
+    """Yield a module's imports from the package, except those under `TYPE_CHECKING`."""
 
     def visit(node: ast.AST, late: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -77,7 +77,7 @@ def imports(name: str, tree: ast.Module, known: dict[str, ast.Module]) -> Iterat
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other in a circle (Tarjan's strongly connected components)."""
+    """Return import cycles as groups of modules (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -106,17 +106,17 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def room(module: str) -> str:
-    """The room of a module."""
+    """Return the room of a module."""
     return ".".join(module.split(".")[:2])
 
 
 def excused(module: str) -> bool:
-    """Whether a module may import inside of functions."""
+    """Check whether a module may import inside functions."""
     return any(module == name or (name != PACKAGE and module.startswith(f"{name}.")) for name in LATE)
 
 
 def shadowing(known: dict[str, ast.Module]) -> list[str]:
-    """Modules with the name of a function that their folder makes public."""
+    """Return modules that have the name of a public function of their folder."""
     functions = {
         f"{module}.{node.name}" for module, tree in known.items() for node in tree.body if isinstance(node, ast.FunctionDef)
     }
@@ -130,10 +130,10 @@ def shadowing(known: dict[str, ast.Module]) -> list[str]:
 
 
 def crowded(module: str, tree: ast.Module) -> list[str]:
-    """Public functions of more than nine arguments, but methods (theirs are the paper's), networks, and what passes a record's fields on.
+    """Return public functions with more than nine arguments. Methods, networks, and functions that pass on options are exempt.
 
-    These are told by what they return or are: a function with a recording first and a map as result, the constructor of a module in
-    `models` or `nn`, and `**name: Unpack[...]`.
+    A method takes a recording first and returns a map; its arguments are those of its paper. A network is a constructor in `models` or
+    `nn`. Options are passed on by `**name: Unpack[...]`.
     """
     found = []
 
@@ -159,7 +159,7 @@ def crowded(module: str, tree: ast.Module) -> list[str]:
 
 
 def spelled_again(known: dict[str, ast.Module]) -> list[str]:
-    """Choices that are written anywhere but in one `Literal`: as two of them, or as strings given to what checks or offers them."""
+    """Return choices that are repeated outside one `Literal`: in a second one, or as strings in calls that check or offer them."""
     declared: dict[frozenset[str], str] = {}
     found = []
     for module, tree in known.items():
@@ -182,7 +182,7 @@ def _words(node: ast.Tuple | ast.List) -> frozenset[str]:
 
 
 def main() -> int:
-    """Print rooms, arrows, late imports and faults."""
+    """Print rooms, arrows, late imports and errors."""
     known = modules()
     every = [one for name, tree in known.items() for one in imports(name, tree, known)]
     rooms = sorted({room(name) for name in known} - {PACKAGE})

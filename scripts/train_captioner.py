@@ -1,4 +1,4 @@
-"""`visattn train caption` from a checkout: `torchrun --nproc-per-node 2 scripts/train_captioner.py --data coco -o runs/two`."""
+"""Script for `visattn train caption` in a clone: `torchrun --nproc-per-node 2 scripts/train_captioner.py --data coco -o runs/two`."""
 
 from __future__ import annotations
 

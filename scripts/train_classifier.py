@@ -1,4 +1,4 @@
-"""`visattn train classify` from a checkout: `torchrun --nproc-per-node 2 scripts/train_classifier.py --data photos -o runs/two`."""
+"""Script for `visattn train classify` in a clone: `torchrun --nproc-per-node 2 scripts/train_classifier.py --data photos -o runs/two`."""
 
 from __future__ import annotations
 

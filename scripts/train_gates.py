@@ -1,9 +1,9 @@
-"""CBAM for a trained CNN whose own weights stay: gates that close wherever the prediction does not need what lies there.
+"""Training of CBAM gates for a frozen CNN: the gates learn to close at locations that the prediction does not need.
 
-`train_gates.py [--steps 1000]` writes `assets/checkpoints/efficientnet_lite0_cbam.safetensors`, some minutes on two cores; `--tell`
-prints what its gates do. `gated()` builds the network, for `visattn heads photo.jpg --model scripts/train_gates.py:gated --method gates`.
+`train_gates.py [--steps 1000]` writes `assets/checkpoints/efficientnet_lite0_cbam.safetensors` in some minutes on two cores. `--tell`
+evaluates its gates. `gated()` builds the network, for `visattn heads photo.jpg --model scripts/train_gates.py:gated --method gates`.
 
-An illustration of gates that mean something, from 11 photos; a far worse classifier than before.
+The result illustrates meaningful gates, learned from 11 photos; the classifier becomes far worse.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from visattn.pipeline.run import look
 ASSETS = Path(__file__).parents[1] / "assets"
 CHECKPOINT = ASSETS / "checkpoints" / "efficientnet_lite0_cbam.safetensors"
 NAME = "tf_efficientnet_lite0"
-PLACES = ["blocks.2", "blocks.4", "blocks.6"]  # of 28 x 28, 14 x 14 and 7 x 7 cells
+PLACES = ["blocks.2", "blocks.4", "blocks.6"]  # feature maps of 28 x 28, 14 x 14 and 7 x 7 cells
 BATCH, RATE, SEED = 8, 1e-2, 0
-PRICE = 7.0  # of open places, beside the divergence of predictions in nats
+PRICE = 7.0  # weight of the share of open locations in the loss, next to the divergence of predictions in nats
 
 
 def main() -> None:
-    """Train, write the checkpoint, and tell what the gates do on photos that were not trained on."""
+    """Train, write the checkpoint, and evaluate the gates on held-out photos."""
     parser = argparse.ArgumentParser(description="Train CBAM gates on a frozen CNN.")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--tell", action="store_true", help="only tell what the gates of the checkpoint do")
+    parser.add_argument("--tell", action="store_true", help="only evaluate the gates of the checkpoint")
     options = parser.parse_args()
     if options.tell:
         tell(visattn.load_model(NAME, weights=data.offline_weights(NAME)), gated())
@@ -55,14 +55,14 @@ def main() -> None:
 
 
 def gated() -> nn.Module:
-    """The network with the gates of the checkpoint."""
+    """Build the network with the gates of the checkpoint."""
     model, _ = attached(visattn.load_model(NAME, weights=data.offline_weights(NAME)))
     model.load_state_dict(load_file(CHECKPOINT), strict=False)
     return model.eval()
 
 
-def attached(teacher: nn.Module) -> tuple[nn.Module, visattn.nn.Attached]:
-    """A copy of the network with gates that are nearly open, and nothing else to train."""
+def attached(teacher: nn.Module) -> tuple[nn.Module, visattn.nn.Attachment]:
+    """Return a frozen copy of the network with trainable gates that are initially almost open."""
     model = copy.deepcopy(teacher).requires_grad_(False)
     handle = visattn.attach(model, "cbam", PLACES, init="paper")
     for site in handle.sites:
@@ -71,8 +71,8 @@ def attached(teacher: nn.Module) -> tuple[nn.Module, visattn.nn.Attached]:
     return model, handle
 
 
-def train(teacher: nn.Module, student: nn.Module, handle: visattn.nn.Attached, steps: int) -> None:
-    """The network shall predict what it did, through as few open places as it can."""
+def train(teacher: nn.Module, student: nn.Module, handle: visattn.nn.Attachment, steps: int) -> None:
+    """Train the gates to keep the teacher's predictions with as few open locations as possible."""
     files = sorted((ASSETS / "objects").glob("*.[jp][pn]g"))
     photos = [visattn.load_image(file) for file in files]
     normalized = transforms.Normalize((0.5,) * 3, (0.5,) * 3)
@@ -115,7 +115,7 @@ def train(teacher: nn.Module, student: nn.Module, handle: visattn.nn.Attached, s
 
 
 def tell(teacher: nn.Module, student: nn.Module) -> None:
-    """How the gates of held-out photos lie on their objects, and whether the prediction is the same."""
+    """Print for held-out photos the lift of the gates on the object, and the predictions with and without gates."""
     for name in data.PHOTOS:
         prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), teacher)
         with Image.open(ASSETS / "objects" / "masks" / f"{name}.png") as picture:

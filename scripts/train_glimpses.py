@@ -1,8 +1,8 @@
-"""The recurrent attention model against a network of its size that sees every pixel, on Fashion-MNIST.
+"""Comparison of the recurrent attention model with a network of the same size that reads every pixel, on Fashion-MNIST.
 
-`train_glimpses.py -o runs/glimpses` trains both, and one that glimpses at random, with the same epochs, optimizer and seed, prints a table
-of their test accuracies, and writes the recurrent attention model as a folder for `visattn overlay PHOTO --model runs/glimpses --method
-glimpses`; some minutes on one core. `--epochs 1 --train-count 6000` is a first look. REINFORCE is that of hard attention.
+`train_glimpses.py -o runs/glimpses` trains both, and a third with random glimpses, with the same epochs, optimizer and seed. It prints
+a table of test accuracies, and writes the recurrent attention model to a folder for `visattn overlay PHOTO --model runs/glimpses --method
+glimpses`, in some minutes on one core. Use `--epochs 1 --train-count 6000` for a quick test. REINFORCE is the same as for hard attention.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pages import write_section
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from visattn.data import Labeled, read
+from visattn.data import LabeledDataset, load_labeled
 from visattn.loading import folders
 from visattn.loading.blueprints import Blueprint
 from visattn.loading.weights import WEIGHTS, digest
@@ -33,17 +33,15 @@ from visattn.training.report.card import wilson
 DATA = "fashion-mnist"
 DOCS = Path(__file__).parents[1] / "docs" / "captions.md"
 BATCH, RATE, SEED, EPOCHS = 128, 2e-3, 0, 12
-POLICY = (
-    0.05  # learning rate of the location network, in the others': at theirs it runs to the edge before there is anything to learn
-)
-GLIMPSES = {"size": 8, "scales": 1, "glimpses": 6, "hidden": 256, "deviation": 0.1}
+POLICY = 0.05  # learning rate of the location network, relative to the others; theirs moves glimpses to the border
+GLIMPSES = {"glimpse_size": 8, "num_scales": 1, "num_glimpses": 6, "hidden_dim": 256, "std": 0.1}
 
 
 class FullImage(nn.Module):
-    """Images to class scores by two hidden layers over all pixels, as wide as `parameters` allow."""
+    """Classifier with two hidden layers over all pixels, as wide as `parameters` allows."""
 
     def __init__(self, size: tuple[int, int], classes: int, parameters: int) -> None:
-        """Build with PyTorch's initial values, with as many numbers to learn as `parameters`, or nearly."""
+        """Build the layers with PyTorch's default initialization and about `parameters` parameters."""
         super().__init__()
         pixels = size[0] * size[1]
 
@@ -56,43 +54,43 @@ class FullImage(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """`(B, 1, H, W)` to `(B, classes)`."""
+        """Compute class scores `(B, classes)` of images `(B, 1, H, W)`."""
         scores: Tensor = self.layers(images)
         return scores
 
 
 class Anywhere(nn.Module):
-    """In the place of a location network: any point of the image, whatever the state."""
+    """Replacement for the location network that returns random locations, independent of the state."""
 
     def forward(self, state: Tensor) -> Tensor:
-        """`(B, hidden)` to what becomes a uniform location under tanh."""
+        """Return values that tanh turns into uniform locations; `state` is `(B, hidden)`."""
         return torch.atanh(torch.rand(len(state), 2) * 1.98 - 0.99)
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """A whole split: pixels `(N, 1, H, W)` in [0, 1], and labels `(N,)`."""
+class Digits:
+    """Tensors of a whole split: pixels `(N, 1, H, W)` in [0, 1], and labels `(N,)`."""
 
     pixels: Tensor
     labels: Tensor
 
 
 def main() -> None:
-    """Train both, tell, and write the folder."""
+    """Train the models, print the table, and write the folder."""
     parser = argparse.ArgumentParser(description="Train the recurrent attention model on Fashion-MNIST.")
     parser.add_argument("-o", "--output", type=Path, help="a new folder for the recurrent attention model")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--train-count", type=int, help="train on a random subset of this size")
-    parser.add_argument("--root", type=Path, help="folder that holds the files of Fashion-MNIST")
-    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/captions.md")
+    parser.add_argument("--root", type=Path, help="folder with the files of Fashion-MNIST")
+    parser.add_argument("--write-docs", action="store_true", help="write the table to docs/captions.md")
     options = parser.parse_args()
     if options.output and options.output.exists():
         parser.error(f"{options.output} exists; choose a new folder.")
-    sets = {split: read(DATA, split, root=options.root, count=count) for split, count in _counts(options.train_count)}
+    sets = {split: load_labeled(DATA, split, root=options.root, count=count) for split, count in _counts(options.train_count)}
     train, test = (whole(sets[split]) for split in ("train", "test"))
     mean, std = float(train.pixels.mean()), float(train.pixels.std())
-    train, test = (Pictures((part.pixels - mean) / std, part.labels) for part in (train, test))
+    train, test = (Digits((part.pixels - mean) / std, part.labels) for part in (train, test))
     classes, size = sets["train"].classes, (train.pixels.shape[2], train.pixels.shape[3])
     blueprint = Blueprint("visattn_ram", classes, 1, size, (round(mean, 4),), (round(std, 4),), options=dict(GLIMPSES))
     torch.manual_seed(options.seed)
@@ -103,8 +101,8 @@ def main() -> None:
     aimless.location = Anywhere()
     rows, reached = [], {}
     for name, model, loss, seen in (
-        ("recurrent attention", glimpsing, ram.loss, GLIMPSES["glimpses"] * GLIMPSES["size"] ** 2),
-        ("recurrent attention, glimpses at random", aimless, ram.loss, GLIMPSES["glimpses"] * GLIMPSES["size"] ** 2),
+        ("recurrent attention", glimpsing, ram.loss, GLIMPSES["num_glimpses"] * GLIMPSES["glimpse_size"] ** 2),
+        ("recurrent attention, glimpses at random", aimless, ram.loss, GLIMPSES["num_glimpses"] * GLIMPSES["glimpse_size"] ** 2),
         ("full image", full, F.cross_entropy, size[0] * size[1]),
     ):
         began = time.perf_counter()
@@ -137,18 +135,18 @@ def _counts(train: int | None) -> tuple[tuple[Literal["train", "test"], int | No
     return ("train", train), ("test", None)
 
 
-def whole(pictures: Labeled) -> Pictures:
-    """All pictures as tensors."""
+def whole(pictures: LabeledDataset) -> Digits:
+    """Load all images as tensors."""
     pixels, labels = zip(
         *((pil_to_tensor(picture.convert("L")), label) for picture, label in map(pictures.__getitem__, range(len(pictures)))),
         strict=True,
     )
-    return Pictures(torch.stack(pixels).float() / 255, torch.tensor(labels))
+    return Digits(torch.stack(pixels).float() / 255, torch.tensor(labels))
 
 
-def fit(model: nn.Module, loss: Callable[..., Tensor], data: Pictures, epochs: int, seed: int) -> None:
-    """Adam with a learning rate that falls along a cosine; the order of the pictures depends on the seed alone."""
-    torch.manual_seed(seed)  # of what is drawn in training
+def fit(model: nn.Module, loss: Callable[..., Tensor], data: Digits, epochs: int, seed: int) -> None:
+    """Train with Adam and a cosine learning-rate schedule; the order of the images depends only on the seed."""
+    torch.manual_seed(seed)  # seeds the sampling during training
     order = torch.Generator().manual_seed(seed)
     steps = max(1, len(data.labels) // BATCH)
     policy = [parameter for name, parameter in model.named_parameters() if name.startswith("location.")]
@@ -170,8 +168,8 @@ def fit(model: nn.Module, loss: Callable[..., Tensor], data: Pictures, epochs: i
     model.eval()
 
 
-def accuracy(model: nn.Module, data: Pictures) -> float:
-    """Share of the pictures that are told right; the recurrent model looks at the means of its locations."""
+def accuracy(model: nn.Module, data: Digits) -> float:
+    """Return the share of correctly classified images; the recurrent model uses the means of its locations."""
     right = 0
     with torch.no_grad():
         for pixels, labels in zip(torch.split(data.pixels, 1000), torch.split(data.labels, 1000), strict=True):
@@ -181,31 +179,33 @@ def accuracy(model: nn.Module, data: Pictures) -> float:
 
 
 def parameters_of(model: nn.Module) -> int:
-    """How many numbers are learned."""
+    """Count the trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def card(options: argparse.Namespace, sets: dict[Literal["train", "test"], Labeled], blueprint: Blueprint, table: str) -> str:
-    """What the folder holds, how it was made and what it reaches."""
+def card(
+    options: argparse.Namespace, sets: dict[Literal["train", "test"], LabeledDataset], blueprint: Blueprint, table: str
+) -> str:
+    """Return the model card: contents of the folder, training procedure and results."""
     command = shlex.join(["python", "scripts/train_glimpses.py", *sys.argv[1:]])
     told = ", ".join(f"{name} {value:g}" for name, value in cast("dict[str, float]", blueprint.options).items())
     versions = ", ".join(f"{name} {version(name)}" for name in ("visattn", "torch"))
     prints = "".join(f"- Fingerprint ({split}): `{part.fingerprint()}`.\n" for split, part in sets.items())
     return f"""# `visattn_ram` on `{DATA}`
 
-## What it is
+## Model details
 
 - An image classifier that looks through a few glimpses and chooses where to look (Mnih et al., 2014).
-- From gray pictures of {" x ".join(map(str, blueprint.size))} pixels to one of {len(blueprint.classes)} classes:
+- Gray images of {" x ".join(map(str, blueprint.size))} pixels, {len(blueprint.classes)} classes:
   {", ".join(blueprint.classes)}.
 - Options: {told}.
 - Weights: sha256 `{digest(options.output / WEIGHTS)}`, random at the start.
 
-## What it was trained on
+## Training data
 
-- `{DATA}`, MIT (Zalando SE): {len(sets["train"]):,} pictures to train on, {len(sets["test"]):,} to test on.
+- `{DATA}`, MIT (Zalando SE): {len(sets["train"]):,} training images, {len(sets["test"]):,} test images.
 {prints}
-## How it was made
+## Training procedure
 
 ```console
 {command}
@@ -214,15 +214,15 @@ def card(options: argparse.Namespace, sets: dict[Literal["train", "test"], Label
 Adam at a learning rate of {RATE:g}, of the location network {POLICY * RATE:g}, that falls along a cosine, batches of {BATCH},
 {options.epochs} epochs, no augmentation; {versions}.
 
-## What it reaches
+## Evaluation results
 
 {table}
 
 ## Limits
 
-- One run, of seed {options.seed}. The interval is over test pictures; another seed may give an accuracy outside it.
-- It answers with one of its classes whatever a picture shows.
-- Where it looks is where looking was rewarded, not where all evidence lies.
+- One run, with seed {options.seed}. The interval covers the choice of test images only; the accuracy with another seed may lie outside it.
+- The model predicts one of its classes for every image, whatever the image shows.
+- The model looks where looking was rewarded during training, which need not be where all evidence lies.
 
 ## License
 

@@ -1,7 +1,7 @@
-"""The way of a photo, of an attention call and of a training batch through the package, walked: which files call which.
+"""Call trace of a photo, an attention call and a training batch through the package: which files call which.
 
-`walk.py [CHECKOUT] [--returns]` walks in another checkout, to compare. A *move* is a pair of rooms, or of files,
-of which one calls the other; a *return* is a move that is made the other way round too, so that a reader goes back and forth.
+`walk.py [CHECKOUT] [--returns]` can trace another checkout, for comparison. A *move* is a pair of rooms, or of files, of which
+one calls the other. A *return* is a move that also occurs in the other direction, so that a reader has to go back and forth.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PHOTO = HERE / "assets" / "photos" / "astronaut.png"
 
 
 class Walk:
-    """Calls between files of a package while it runs."""
+    """Recorder of calls between the files of a package."""
 
     def __init__(self, root: Path, *, shows: bool = False) -> None:
-        """Look at files below `root`; `shows` names the returns."""
+        """Record calls in files below `root`; `shows` prints the names of returns."""
         self._root, self._shows = str(root) + os.sep, shows
         self.functions: set[tuple[str, int]] = set()
         self.calls: set[tuple[str, str]] = set()
@@ -34,7 +34,7 @@ class Walk:
 
     @contextmanager
     def walked(self) -> Iterator[None]:
-        """Note every call inside."""
+        """Record every call inside a `with` block."""
         sys.setprofile(self._seen)
         try:
             yield
@@ -60,7 +60,7 @@ class Walk:
         return name.removeprefix(self._root).removesuffix(".py").replace(os.sep, ".")
 
     def told(self, way: str) -> str:
-        """Return the figures in a line."""
+        """Format the counts as one line."""
         rooms = {(a.split(".")[0], b.split(".")[0]) for a, b in self.calls}
         rooms = {(a, b) for a, b in rooms if a != b}
         parts = [f"{len(self.functions)} functions in {len({name for name, _ in self.functions})} files"]
@@ -74,7 +74,7 @@ class Walk:
 
 
 def photo(main: Callable[[list[str]], None], folder: Path) -> Callable[[], None]:
-    """Lay a rollout over a photo."""
+    """Return a function that draws rollout over a photo."""
     arguments = [
         "overlay",
         str(PHOTO),
@@ -90,22 +90,22 @@ def photo(main: Callable[[list[str]], None], folder: Path) -> Callable[[], None]
 
 
 def batch(main: Callable[[list[str]], None], folder: Path) -> Callable[[], None]:
-    """Train a small network on one batch of scenes."""
+    """Return a function that trains a small network on one batch of scenes."""
     arguments = ["train", "classify", "--data", "scenes", "--model", "visattn_resnet20", "--epochs", "0.01", "--batch-size", "4"]
     return lambda: quiet(main, [*arguments, "--overwrite", "-q", "-o", str(folder / "run")])
 
 
 def quiet(main: Callable[[list[str]], None], arguments: list[str]) -> None:
-    """Run a command without its words."""
+    """Run a command without its output."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
         main(arguments)
 
 
 def main() -> int:
-    """Print a line for each way."""
+    """Print one line per trace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", nargs="?", type=Path, default=HERE)
-    parser.add_argument("--returns", action="store_true", help="name them")
+    parser.add_argument("--returns", action="store_true", help="print the names of the returns")
     options = parser.parse_args()
     checkout = options.checkout.resolve()
     sys.path.insert(0, str(checkout))
@@ -131,7 +131,7 @@ def main() -> int:
             "a training batch": batch(command, Path(folder)),
         }.items():
             if "first" not in way:
-                walk_it()  # imports, and what is remembered
+                walk_it()  # warm-up: imports and caches
             walk = Walk(package, shows=options.returns)
             with walk.walked():
                 walk_it()

@@ -1,4 +1,4 @@
-"""What tests share: one real model, one recording of each photo, and the table of measured figures."""
+"""Shared fixtures: a real model, a recording of each photo, and the table of measured figures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _FIGURE = "figure"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread a process: where other processes share the cores, threads that wait for each other take five times as long."""
+    """Limit torch to one thread per process: on shared cores, threads that wait for each other take five times as long."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    """Each test starts from the same random state and leaves the global one alone."""
+    """Start each test from the same random state, and restore the global state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -39,7 +39,7 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """Note a measured figure and its bound; the run ends with a table of all."""
+    """Record measured figures and their bounds; the run ends with a table of all figures."""
 
     def note(name: str, value: float, bound: str) -> None:
         request.node.user_properties.append((_FIGURE, [name, f"{value:.3g}", bound]))
@@ -48,7 +48,7 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the figures; they travel with the reports, so workers of xdist send theirs too."""
+    """Print the figures; they are stored in the test reports, so those of xdist workers are included."""
     rows = [
         value
         for reports in terminalreporter.stats.values()
@@ -66,13 +66,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def dinov2() -> nn.Module:
-    """The real DINOv2 ViT-S/14; takes any size."""
+    """Load the real DINOv2 ViT-S/14, which takes any input size."""
     return visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
 
 
 @pytest.fixture(scope="session")
 def seen(dinov2: nn.Module) -> Seen:
-    """A photo by name, whole, as DINOv2 wants it, and what it recorded."""
+    """Return a function that prepares a photo in full for DINOv2 and returns it with its recording."""
 
     @cache
     def of(name: str) -> tuple[Prepared, Recording]:
@@ -84,7 +84,7 @@ def seen(dinov2: nn.Module) -> Seen:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that others reach; pytest's own are closed to them."""
+    """Create a folder that other users can access; pytest's own folders are private."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -93,8 +93,8 @@ def public_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def ordinary_user(public_folder: Path) -> Iterator[None]:
-    """Root reads and writes everything: for one test be somebody else."""
-    del public_folder  # is cleared away by root again
+    """Run one test as an ordinary user, since root may read and write everything."""
+    del public_folder  # requested so that root removes it again
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

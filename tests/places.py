@@ -1,7 +1,7 @@
-"""An oracle for where tokens lie: change the pixels of one cell and see whose vectors change.
+"""Oracle for token locations: change the pixels of one cell and check which vectors change.
 
-It shares no code with `visattn.capturing`, and reads of a record what it claims only: prefix, grid and indices. While it looks, a
-model is made local: attention adds nothing and a convolution sees the pixels of its own cell. So one token may change, and no other.
+It shares no code with `visattn.capturing`, and uses only the claims of a record: prefix, grid and indices. During the check the model
+is made local: attention adds nothing, and a convolution reads only the pixels of its own cell. So only one token may change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Size = tuple[int, int]
 Cell = tuple[int, int]
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-_FAINT = 2.0**-60  # weights can still be compared, what they carry is lost in the residual
+_FAINT = 2.0**-60  # the weights can still be compared, but what they add vanishes next to the residual
 _ARGUMENTS = {
     "conv2d": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
     "conv_transpose2d": ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
@@ -34,11 +34,11 @@ _ARGUMENTS = {
 
 
 class Local(TorchFunctionMode):
-    """Nothing passes from one cell to another.
+    """Function mode that makes a model local: no information passes from one cell to another.
 
-    Attention adds nothing; convolutions keep the taps on their own cell, pooling takes its cell, resizing the nearest, and nothing
-    is normalized over the image. `halving` is the input's size where attention is all that leads to the next stage: then each query
-    takes what lies at every second row and column.
+    Attention adds nothing. Convolutions keep the taps on their own cell, pooling reads its own cell, resizing uses the nearest cell, and
+    nothing is normalized over the image. `halving` is the input size, for models where only attention leads to the next stage: each
+    query then takes the value at every second row and column.
     """
 
     def __init__(self, halving: Size | None = None) -> None:
@@ -78,7 +78,7 @@ class Local(TorchFunctionMode):
 
 
 def own_taps(input: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, **_: Any) -> Tensor:
-    """A kernel's weight without what lies beside the cell of `stride` pixels that its output stands for."""
+    """Zero the taps of a kernel outside the cell of `stride` pixels that its output represents."""
     mask = torch.ones_like(weight)
     for axis in (0, 1):
         size = weight.shape[axis - 2]
@@ -87,7 +87,8 @@ def own_taps(input: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, d
         before = same if isinstance(padding, str) else padding if isinstance(padding, int) else padding[axis % len(padding)]
         if not before:
             padded = getattr(input, "before", None)
-            before = padded[axis] if padded is not None else max(0, (size - step) // 2)  # a kernel over its patch's rim
+            # without padding: a kernel that overlaps the border of its patch
+            before = padded[axis] if padded is not None else max(0, (size - step) // 2)
         at = torch.arange(size) * gap - before
         inside = ((at >= 0) & (at < step)).to(weight)
         mask = mask * (inside[:, None] if axis == 0 else inside)
@@ -95,7 +96,7 @@ def own_taps(input: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, d
 
 
 def _every_second(weights: Tensor, size: Size) -> Tensor:
-    """One-hot weights from each of `q` queries to the key at twice its row and column; zero unless `q` is the halved grid."""
+    """Return one-hot weights from each query to the key at twice its row and column; zero unless the queries form the halved grid."""
     queries, keys = weights.shape[-2:]
     rows = round((keys * size[0] / size[1]) ** 0.5)
     columns, halved = keys // rows, -(-(keys // rows) // 2)
@@ -107,7 +108,7 @@ def _every_second(weights: Tensor, size: Size) -> Tensor:
 
 
 class Probe(NamedTuple):
-    """One image whose pixels differ in one cell of a grid."""
+    """Image whose pixels differ from image 0 in one cell of a grid."""
 
     image: int
     grid: Size
@@ -115,7 +116,7 @@ class Probe(NamedTuple):
 
 
 def look(model: nn.Module, pixels: Tensor, halving: bool = False) -> Recording:
-    """A recording of the model made local."""
+    """Record the model while it is local."""
     size = (pixels.shape[-2], pixels.shape[-1])
     with torch.no_grad(), Local(size if halving else None), visattn.capture(model, values=True) as recording:
         model(pixels)
@@ -123,21 +124,21 @@ def look(model: nn.Module, pixels: Tensor, halving: bool = False) -> Recording:
 
 
 def grids_of(recording: Recording) -> list[Size]:
-    """Every grid that a record claims."""
+    """Return all grids that the records claim."""
     layouts = [layout for record in recording for layout in (record.queries, record.keys)]
     return [(layout.grid[0], layout.grid[1]) for layout in dict.fromkeys(layouts) if len(layout.grid) == 2]
 
 
 def cells(grid: Size) -> list[Cell]:
-    """Corners, the center, and what a turned, mirrored or shifted map puts elsewhere."""
+    """Return cells near corners, edges and the center, which a rotated, mirrored or shifted map moves."""
     rows, columns = grid
     return list(dict.fromkeys([(0, 0), (0, columns - 1), (rows - 1, columns // 2), (rows // 2, columns // 3)]))
 
 
 def rectangle(size: Size, grid: Size, cell: Cell, *, doubling: bool = False, core: bool = False) -> tuple[slice, slice]:
-    """The pixels whose centers lie in a cell, by arithmetic, or in its inner half (`core`).
+    """Compute the pixels whose centers lie in a cell, or in its inner half (`core`).
 
-    A cell is an even share of the input, or as many pixels as the next power of two where each stage pads and halves (`doubling`).
+    A cell is an even share of the input. If each stage pads and halves (`doubling`), its side is rounded up to a power of two.
     """
     sides = []
     for length, count, index in zip(size, grid, cell, strict=True):
@@ -148,19 +149,22 @@ def rectangle(size: Size, grid: Size, cell: Cell, *, doubling: bool = False, cor
 
 
 def probes(grids: Sequence[Size]) -> list[Probe]:
-    """One image for each cell to be tried; image 0 stays as it is."""
+    """Return one probe per tested cell; image 0 is not changed."""
     tried = [(grid, cell) for grid in dict.fromkeys(grids) for cell in cells(grid)]
     return [Probe(image, grid, cell) for image, (grid, cell) in enumerate(tried, 1)]
 
 
 def changed_values(record: AttentionRecord, image: int) -> Tensor:
-    """How much each key token's value differs from image 0's: `(K,)`."""
+    """Measure how much the value of each key token differs from that of image 0, `(K,)`."""
     assert record.value is not None
     return _spread(_norm(record.value, image), record.operator.key_index, record.operator.shape[3])
 
 
 def changed_queries(record: AttentionRecord, image: int) -> Tensor:
-    """The same of each query: of its vector, or where there are weights only, of its row without the keys that changed: `(Q,)`."""
+    """Measure how much each query differs from that of image 0, `(Q,)`.
+
+    Compare query vectors, or if only weights exist, their rows without the keys that changed.
+    """
     operator = record.operator
     if isinstance(operator, SoftmaxOperator):
         return _spread(_norm(operator.query, image), operator.query_index, operator.shape[2])
@@ -176,13 +180,13 @@ def changed_queries(record: AttentionRecord, image: int) -> Tensor:
 
 
 def _norm(vectors: Tensor, image: int) -> Tensor:
-    """`(blocks, tokens)` distance of an image's vectors `(B, heads, [blocks,] tokens, d)` from image 0's."""
+    """Return the distance `(blocks, tokens)` of an image's vectors `(B, heads, [blocks,] tokens, d)` from those of image 0."""
     distance = (vectors[image] - vectors[0]).square().sum((0, -1)).sqrt()
     return distance.reshape(-1, distance.shape[-1])
 
 
 def _spread(blocks: Tensor, index: Tensor | None, count: int) -> Tensor:
-    """Numbers `(blocks, tokens)` put at their tokens one by one; the larger counts where a token is in several windows."""
+    """Assign numbers `(blocks, tokens)` to their tokens in a loop; a token in several windows gets the largest."""
     tokens = [0.0] * count
     for b in range(blocks.shape[0]):
         for i in range(blocks.shape[1]):
@@ -193,5 +197,5 @@ def _spread(blocks: Tensor, index: Tensor | None, count: int) -> Tensor:
 
 
 def token_of(layout: TokenLayout, cell: Cell) -> int:
-    """The token that a layout claims for a cell, by arithmetic."""
+    """Compute the token that a layout claims for a cell."""
     return len(layout.prefix) + cell[0] * layout.grid[1] + cell[1]

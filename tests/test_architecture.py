@@ -1,4 +1,4 @@
-"""Rules of the source that no linter checks."""
+"""Rules for the source that no linter checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BANNED = (
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_is_one_thing(path: Path) -> None:
+def test_a_file_has_at_most_430_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 430
 
 
@@ -48,7 +48,7 @@ def test_torch_load_runs_no_code(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", [path for path in FILES if "cli" not in path.parts], ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_messages_of_the_library_name_what_python_takes_and_the_option_in_brackets(path: Path) -> None:
+def test_messages_of_the_library_name_the_python_argument_before_the_option(path: Path) -> None:
     tree = ast.parse(path.read_text())
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -59,7 +59,7 @@ def test_messages_of_the_library_name_what_python_takes_and_the_option_in_bracke
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (said | parts):
             texts.append(node.value)
     bare = []
-    for text in filter(lambda text: " " in text, texts):  # one word is an argument of a command
+    for text in filter(lambda text: " " in text, texts):  # single words are arguments of a command
         options = re.finditer(r"(?<![\w-])(--[a-z]|-o/)", text)
         bare += [text for found in options if text[: found.start()].count("(") == text[: found.start()].count(")")]
     assert not bare

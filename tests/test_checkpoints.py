@@ -1,4 +1,4 @@
-"""Checkpoints that the project ships: they are what their card says, and load into what it names."""
+"""Checkpoints shipped with the project: they match their cards and load into the models that the cards name."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ NETWORKS: dict[str, Mark] = {
 }
 
 
-CAPTIONERS = {"captions_soft": 0.95, "captions_hard": 0.9, "captions_uniform": 0.0}  # exact sets that are asked for
+CAPTIONERS = {"captions_soft": 0.95, "captions_hard": 0.9, "captions_uniform": 0.0}  # required share of exact sets
 RAM = "ram_fashion_mnist"
 
 
-def test_every_folder_is_known_and_all_are_small() -> None:
+def test_every_folder_is_listed_and_checkpoints_are_small() -> None:
     assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir()) == sorted([*NETWORKS, *CAPTIONERS, RAM])
     sizes = {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in FOLDER.iterdir() if path.is_dir()}
     assert sizes["captions_soft"] + sizes["captions_hard"] < 8e6
@@ -58,7 +58,7 @@ def test_every_folder_is_known_and_all_are_small() -> None:
 
 
 @pytest.mark.parametrize("name", CAPTIONERS)
-def test_a_captioner_is_what_its_card_says(name: str) -> None:
+def test_a_captioner_matches_its_card(name: str) -> None:
     card = (FOLDER / name / "README.md").read_text(encoding="utf-8")
     told = json.loads((FOLDER / name / "model.json").read_text(encoding="utf-8"))
     digest = hashlib.sha256((FOLDER / name / "model.safetensors").read_bytes()).hexdigest()
@@ -75,18 +75,18 @@ def test_a_captioner_is_what_its_card_says(name: str) -> None:
 
 @pytest.mark.parametrize("pairs", ["known", "new"])
 @pytest.mark.parametrize("name", CAPTIONERS)
-def test_captioners_tell_scenes_that_nothing_else_used(name: str, pairs: Pairs, figures: Figures) -> None:
+def test_captioners_caption_unseen_scenes(name: str, pairs: Pairs, figures: Figures) -> None:
     scenes = Scenes(100, (64, 64), seed=99, distractors=(0, 2), pairs=pairs, margin=0.03)
     photos = [Image.fromarray(scenes.scene(i).image) for i in range(len(scenes))]
-    told = [caption.text for caption in load_captioner(FOLDER / name).tell(photos)]
+    told = [caption.text for caption in load_captioner(FOLDER / name).generate(photos)]
     exact = exact_set(told, [scenes.scene(i).caption for i in range(len(scenes))])
     figures(f"{name}, {pairs} pairs: exact sets of 100 scenes", exact, f">= {CAPTIONERS[name] - 0.06:.2f}")
     assert (
         exact >= CAPTIONERS[name] - 0.06
-    )  # what 1,000 scenes reach stands in docs/captions.md; 100 are within three errors of it
+    )  # docs/captions.md has the result on 1,000 scenes; 100 scenes are within three standard errors
 
 
-def test_words_look_at_what_they_name() -> None:
+def test_attention_of_color_words_is_on_the_objects() -> None:
     scenes = Scenes(30, (64, 64), seed=99, distractors=(0, 2), pairs="known", margin=0.03)
     shares = []
     for name in ("captions_soft", "captions_hard"):
@@ -100,10 +100,10 @@ def test_words_look_at_what_they_name() -> None:
             cells = torch.nn.functional.avg_pool2d(covered, 8)[0, 0]
             color = caption.map.values[1]  # the second word
             shares.append(float((color * cells).sum() / cells.mean()))
-    assert sum(shares) / len(shares) > 3  # times what a uniform map has on things
+    assert sum(shares) / len(shares) > 3  # times the share of a uniform map on objects
 
 
-def test_the_recurrent_attention_model_is_what_its_card_says() -> None:
+def test_the_recurrent_attention_model_matches_its_card() -> None:
     card = (FOLDER / RAM / "README.md").read_text(encoding="utf-8")
     told = json.loads((FOLDER / RAM / "model.json").read_text(encoding="utf-8"))
     digest = hashlib.sha256((FOLDER / RAM / "model.safetensors").read_bytes()).hexdigest()
@@ -115,7 +115,7 @@ def test_the_recurrent_attention_model_is_what_its_card_says() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_what_its_card_says(name: str) -> None:
+def test_a_network_matches_its_card(name: str) -> None:
     card = (FOLDER / name / "README.md").read_text(encoding="utf-8")
     told = json.loads((FOLDER / name / "model.json").read_text(encoding="utf-8"))
     digest = hashlib.sha256((FOLDER / name / "model.safetensors").read_bytes()).hexdigest()
@@ -127,7 +127,7 @@ def test_a_network_is_what_its_card_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_tell_the_classes_of_new_scenes(name: str) -> None:
+def test_networks_classify_new_scenes(name: str) -> None:
     model = visattn.load_model(str(FOLDER / name))
     scenes = Scenes(200, (64, 64), seed=99, watermark=NETWORKS[name])
     pictures = [Image.fromarray(scenes.scene(i).image) for i in range(len(scenes))]
@@ -138,7 +138,7 @@ def test_networks_tell_the_classes_of_new_scenes(name: str) -> None:
 
 
 @pytest.mark.real
-def test_trained_gates_close_on_the_sky() -> None:
+def test_trained_gates_are_low_on_the_sky_and_high_on_the_rocket() -> None:
     model = visattn.load_model(f"{ROOT / 'scripts' / 'train_gates.py'}:gated")
     own = load_file(FOLDER / "efficientnet_lite0_cbam.safetensors")
     found = model.state_dict()

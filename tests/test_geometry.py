@@ -14,7 +14,7 @@ SIDES = st.integers(1, 2000)
 
 @st.composite
 def geometries(draw: st.DrawFn) -> Geometry:
-    """A crop, a padding or a squash of a photo."""
+    """Draw a crop, a padding or a squash of a photo."""
     photo = draw(SIDES), draw(SIDES)
     window = Box(
         top := draw(st.floats(-500, 1500)),
@@ -81,7 +81,7 @@ def test_patch_boxes_tile_the_window(geometry: Geometry, rows: int, columns: int
 @given(geometries())
 def test_seen_pixels_are_those_whose_centers_lie_in_the_window(geometry: Geometry) -> None:
     seen, window = geometry.seen(), geometry.window
-    gaps = [abs(edge - 0.5 - round(edge - 0.5)) for edge in window]  # of an edge to the nearest center: on it, or clear of it
+    gaps = [abs(edge - 0.5 - round(edge - 0.5)) for edge in window]  # an edge lies on a pixel center or well off it
     assume(all(gap < 1e-12 or gap > 1e-5 for gap in gaps))
     down = [i for i in range(geometry.photo[0]) if window.top - 1e-6 <= i + 0.5 < window.bottom - 1e-6]
     across = [i for i in range(geometry.photo[1]) if window.left - 1e-6 <= i + 0.5 < window.right - 1e-6]
@@ -89,25 +89,25 @@ def test_seen_pixels_are_those_whose_centers_lie_in_the_window(geometry: Geometr
     assert list(range(int(seen.left), int(seen.right))) == across
 
 
-def test_squashed_photo_scales_its_axes_apart() -> None:
+def test_squashed_photo_has_a_separate_scale_for_each_axis() -> None:
     geometry = whole(100, 400, (200, 200))
     assert geometry.scale == (0.5, 2.0)
     assert geometry.to_input(50, 100) == (100, 50)
 
 
-def test_crop_that_keeps_the_middle_sees_the_middle() -> None:
+def test_seen_box_of_a_center_crop_is_the_center() -> None:
     geometry = Geometry((100, 300), (100, 100), Box(0, 100, 100, 200))
     assert geometry.seen() == Box(0, 100, 100, 200)
     assert geometry.to_input(10, 100) == (10, 0)
 
 
-def test_padding_sees_the_whole_photo_and_no_more() -> None:
+def test_seen_box_with_padding_is_the_photo() -> None:
     geometry = Geometry((100, 300), (300, 300), Box(-100, 0, 200, 300))
     assert geometry.seen() == Box(0, 0, 100, 300)
     assert geometry.to_input(0, 0) == (100, 0)
 
 
-def test_seen_of_a_token_box_leaves_out_the_rest_of_the_input() -> None:
+def test_seen_box_of_a_token_box_excludes_the_rest_of_the_input() -> None:
     assert whole(230, 230, (230, 230)).seen(Box(0, 0, 224, 224)) == Box(0, 0, 224, 224)
 
 
@@ -128,16 +128,16 @@ def test_point_outside_the_photo_is_refused(y: float, x: float) -> None:
         whole(48, 32, (48, 32)).patch_at(y, x, (3, 2), Box(0, 0, 48, 32))
 
 
-def test_point_outside_the_crop_is_refused_and_told_what_was_seen() -> None:
+def test_point_outside_the_crop_is_refused_with_the_visible_range() -> None:
     geometry = Geometry((100, 300), (100, 100), Box(0, 100, 100, 200))
     with pytest.raises(
-        OptionError, match=r"pixel 99,10 was not seen by the model, which saw x 100 to 200 and y 0 to 100.*--resize fit"
+        OptionError, match=r"pixel 99,10 was cropped away: the model received x 100 to 200 and y 0 to 100.*--resize fit"
     ):
         geometry.patch_at(10, 99, (4, 4), Box(0, 0, 100, 100))
 
 
-def test_point_in_the_rest_that_makes_no_patch_is_refused() -> None:
-    with pytest.raises(OptionError, match="which saw x 0 to 224"):
+def test_point_beyond_the_last_full_patch_is_refused() -> None:
+    with pytest.raises(OptionError, match="the model received x 0 to 224"):
         whole(230, 230, (230, 230)).patch_at(10, 226, (14, 14), Box(0, 0, 224, 224))
 
 
@@ -151,19 +151,19 @@ def test_point_in_the_rest_that_makes_no_patch_is_refused() -> None:
     ],
 )
 def test_empty_side_is_refused(photo: tuple[int, int], side: tuple[int, int], window: Box) -> None:
-    with pytest.raises(ShapeError, match="must have positive sides"):
+    with pytest.raises(ShapeError, match="must be positive, got"):
         Geometry(photo, side, window)
 
 
 @quick
 @given(geometries())
-def test_geometry_survives_json(geometry: Geometry) -> None:
+def test_geometry_round_trips_through_json(geometry: Geometry) -> None:
     assert Geometry.from_dict(json.loads(json.dumps(dataclasses.asdict(geometry)))) == geometry
 
 
 @quick
 @given(geometries(), SIDES, SIDES, st.floats(0, 1), st.floats(0, 1))
-def test_resized_photo_shows_the_same_input_at_the_same_share(
+def test_resized_geometry_maps_relative_positions_to_the_same_input(
     geometry: Geometry, height: int, width: int, down: float, across: float
 ) -> None:
     other = geometry.resized((height, width))

@@ -1,4 +1,4 @@
-"""Tokens that a model drops are holes: NaN in maps, hatched in pictures, refused where they would be counted."""
+"""Holes, left by tokens that a model drops: NaN in maps, hatched in pictures, refused where every cell must have a value."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def holed(seed: int = 0, *lead: int, axes: tuple[str, ...] = (), meaning: str = 
 # ---- the layout
 
 
-def test_grid_tokens_are_those_that_are_left() -> None:
+def test_tokens_are_numbered_without_the_holes() -> None:
     assert len(LAYOUT) == 2 + len(PRESENT)
     assert LAYOUT.cells == len(PRESENT)
     for number, cell in enumerate(PRESENT):
@@ -70,7 +70,7 @@ def test_values_lie_in_their_cells_and_holes_are_nan() -> None:
 # ---- what is recorded
 
 
-def test_dropped_patches_of_timm_are_those_that_it_says() -> None:
+def test_dropped_patches_equal_those_of_timms_patch_dropout() -> None:
     for seed in range(4):
         model: Any = tiny.vit(img_size=(64, 96), patch_drop_rate=0.4).train()
         torch.manual_seed(seed)
@@ -97,7 +97,7 @@ def mae(noise: Tensor) -> Recording:
     return recording
 
 
-def test_a_masked_autoencoder_sees_a_quarter() -> None:
+def test_a_masked_autoencoder_keeps_a_quarter_of_the_patches() -> None:
     for seed in range(3):
         noise = torch.rand(1, 16, generator=torch.Generator().manual_seed(seed))
         kept = sorted(range(16), key=noise[0].tolist().__getitem__)[:4]
@@ -120,7 +120,7 @@ def dropping() -> Recording:
     return recording
 
 
-def test_rollout_of_what_is_left_is_that_of_its_matrices() -> None:
+def test_rollout_of_the_kept_patches_equals_the_product_of_their_matrices() -> None:
     recording = dropping()
     layout = recording[0].keys
     expected = oracles.rollout([list(record.operator.dense()[0].double()) for record in recording])[0, 1:]
@@ -131,7 +131,7 @@ def test_rollout_of_what_is_left_is_that_of_its_matrices() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention", "rollout", "norm_attention", "similarity", "pca", "attention_flow"])
-def test_methods_leave_the_holes_open(name: str) -> None:
+def test_maps_are_nan_in_the_holes(name: str) -> None:
     model: Any = tiny.vit(img_size=(64, 96), patch_drop_rate=0.4).train()
     model.patch_drop.ordered = True
     with torch.no_grad(), visattn.capture(model, values=True, features="all") as recording:
@@ -144,7 +144,7 @@ def test_methods_leave_the_holes_open(name: str) -> None:
     assert int(flat.isnan().sum()) == flat[..., 0].numel() * len(holes)
 
 
-def test_gradients_leave_the_holes_open() -> None:
+def test_maps_of_gradient_methods_are_nan_in_the_holes() -> None:
     model = tiny.vit(img_size=(64, 96), patch_drop_rate=0.4).train()
     with visattn.capture(model, gradients=True, features="all") as recording:
         logits = model(tiny.pixels(size=(64, 96)))
@@ -183,7 +183,7 @@ def test_tokens_dropped_between_blocks_are_not_multiplied() -> None:
 
 
 def neighbors(grid: NDArray[np.float64], y: float, x: float) -> float:
-    """Bilinear over the cells that there are; NaN in a hole."""
+    """Interpolate bilinearly over the cells that are not holes; holes are NaN."""
     if np.isnan(grid[int(y), int(x)]):
         return float("nan")
     total = share = 0.0
@@ -198,7 +198,7 @@ def neighbors(grid: NDArray[np.float64], y: float, x: float) -> float:
 
 @pytest.mark.parametrize("geometry", WINDOWS.values(), ids=WINDOWS.keys())
 @pytest.mark.parametrize(("interpolation", "mix"), [("nearest", mix_nearest), ("bilinear", neighbors)])
-def test_pixels_under_a_hole_are_nan_and_others_mix_what_there_is(geometry: Geometry, interpolation: Any, mix: Any) -> None:
+def test_pixels_in_a_hole_are_nan_and_others_interpolate_the_kept_cells(geometry: Geometry, interpolation: Any, mix: Any) -> None:
     attention_map = holed()
     expected = slow_heat(attention_map.values.double().numpy(), geometry, 16, mix)
     heat = attention_map.to_heatmap(geometry, interpolation).values
@@ -207,7 +207,7 @@ def test_pixels_under_a_hole_are_nan_and_others_mix_what_there_is(geometry: Geom
     assert np.allclose(heat, expected, atol=1e-5, equal_nan=True)
 
 
-def test_bicubic_stays_in_the_range_and_panels_are_alike() -> None:
+def test_bicubic_stays_in_the_range_and_panels_are_independent() -> None:
     attention_map = holed(1, 2, 3, axes=("layer", "head"))
     heat = attention_map.to_heatmap(WINDOWS["whole"], "bicubic")
     alone = attention_map.at(layer=1, head=2).to_heatmap(WINDOWS["whole"], "bicubic")
@@ -216,7 +216,7 @@ def test_bicubic_stays_in_the_range_and_panels_are_alike() -> None:
     assert np.nanmax(alone.values) <= np.nanmax(alone.grid) + 1e-6
 
 
-def test_scales_leave_holes_out_and_keep_them() -> None:
+def test_scaling_ignores_holes_and_keeps_them() -> None:
     heat = holed().to_heatmap(WINDOWS["whole"])
     low, high = value_range(heat.grid, "minmax", holes=True)
     present = [float(heat.grid[cell // 6, cell % 6]) for cell in PRESENT]
@@ -228,16 +228,16 @@ def test_scales_leave_holes_out_and_keep_them() -> None:
         value_range(heat.grid, "minmax")
 
 
-def test_other_values_than_holes_may_not_be_nan() -> None:
+def test_nan_outside_the_holes_is_refused() -> None:
     values = torch.ones(GRID)
     assert int(AttentionMap(values, (), LAYOUT, {}, "attention").values.isnan().sum()) == len(HOLES)
-    assert not bool(values.isnan().any())  # the caller's own are left alone
+    assert not bool(values.isnan().any())  # the caller's values are not changed
     values[3, 3] = torch.nan
     with pytest.raises(MapError, match="1 of 24 map values are NaN"):
         AttentionMap(values, (), LAYOUT, {}, "attention")
 
 
-def test_mass_of_holes_is_none() -> None:
+def test_mass_ignores_holes() -> None:
     mask = holed().mass(0.5).values
     expected = set[int]()
     values = holed().values.flatten()
@@ -266,14 +266,14 @@ def photo(height: int = 45, width: int = 70) -> Image.Image:
 
 
 @pytest.mark.parametrize("options", [{}, {"blend": "value"}, {"normalize": "percentile"}, {"opacity": 1}], ids=str)
-def test_holes_are_hatched_and_everything_else_is_as_without(options: dict[str, Any]) -> None:
+def test_only_holes_are_hatched(options: dict[str, Any]) -> None:
     heat = holed().to_heatmap(WINDOWS["whole"])
     holes = np.isnan(heat.values)
     drawn = np.asarray(overlay(photo(), heat, **options))
     filled = holed().values.nan_to_num(float(holed().values.nan_to_num(1).min()))
     whole = AttentionMap(filled, (), TokenLayout("tokens", (), GRID, LAYOUT.box), {}, "attention").to_heatmap(WINDOWS["whole"])
     whole.values[~holes] = heat.values[~holes]
-    if options.get("normalize") != "percentile":  # whose scale knows the filled cells
+    if options.get("normalize") != "percentile":  # whose scale includes the filled cells
         assert np.array_equal(drawn[~holes], np.asarray(overlay(photo(), whole, **options))[~holes])
     base = np.asarray(photo())
     line = (drawn == 190).all(-1) & holes
@@ -285,7 +285,7 @@ def test_an_opacity_of_zero_is_the_photo() -> None:
     assert np.array_equal(np.asarray(overlay(photo(), holed().to_heatmap(WINDOWS["whole"]), opacity=0)), np.asarray(photo()))
 
 
-def test_contours_and_components_leave_holes_out() -> None:
+def test_contours_and_components_ignore_holes() -> None:
     heat = holed().to_heatmap(WINDOWS["whole"], "nearest")
     overlay(photo(), heat, contours=[0.5])
     spotlight(photo(), holed().mass(0.5).to_heatmap(WINDOWS["whole"], "nearest"))
@@ -296,7 +296,7 @@ def test_contours_and_components_leave_holes_out() -> None:
     assert np.array_equal(drawn[holes & ~line], np.asarray(photo())[holes & ~line] // 3)
 
 
-def test_explain_says_how_many_are_hatched() -> None:
+def test_explain_notes_the_number_of_hatched_patches() -> None:
     model = tiny.vit(img_size=(64, 96))
     model.get_submodule("pos_drop").register_forward_hook(lambda _, __, t: t[:, [0, *(1 + cell for cell in PRESENT)]])
     found = visattn.explain(model, photo(64, 96), method="rollout")
@@ -318,7 +318,7 @@ def test_measures_refuse_maps_with_holes() -> None:
     geometry, attention_map = WINDOWS["whole"], holed()
     for measure in (
         evaluation.lift,
-        evaluation.mass_on,
+        evaluation.energy_inside,
         evaluation.auroc,
         evaluation.average_precision,
         evaluation.pointing_game,

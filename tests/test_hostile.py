@@ -1,4 +1,4 @@
-"""A few hostile inputs of each kind; `python -m tests.hostile` runs as many as are asked for, with this judge."""
+"""A few hostile inputs of each kind. `python -m tests.hostile` runs any number of them with the same judge."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.hostile import KINDS
 
 pytestmark = pytest.mark.full
 
-SHARE = {True: 7, False: 8}  # of each kind, with and without the nets around the commands
+SHARE = {True: 7, False: 8}  # inputs of each kind, with and without the error handlers around the commands
 
 
 @pytest.mark.parametrize("net", [True, False], ids=["with the nets", "without the nets"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_inputs_end_in_a_result_or_a_line(kind: str, net: bool) -> None:
-    """In a process of its own: children are forked, which a process with threads must not."""
+def test_hostile_inputs_give_a_result_or_a_one_line_error(kind: str, net: bool) -> None:
+    """Run in a separate process, since it forks children, which a process with threads must not do."""
     options = ["--only", kind, "--count", str(SHARE[net]), "--seed", str(2 - net), *([] if net else ["--no-net"])]
     done = subprocess.run(
         [sys.executable, "-m", "tests.hostile", *options],

@@ -1,4 +1,4 @@
-"""The script that holds maps against scenes: what it prints is what the metrics give, network by network."""
+"""Script that compares maps with scenes: its tables equal the metrics, network by network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNT = 2
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     module = importlib.import_module("known_truth")
-    monkeypatch.setattr(module, "mean_interval", partial(mean_interval, resamples=20))  # ends of intervals are not looked at
+    monkeypatch.setattr(module, "mean_interval", partial(mean_interval, resamples=20))  # bounds of intervals are not tested
     return module
 
 
@@ -53,7 +53,7 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def table_of(text: str, title: str = "") -> dict[str, dict[str, str]]:
-    """The first table behind a title: its rows by their first cell."""
+    """Return the first table below a title, as rows by their first cell."""
     lines = [line.strip("| ").split(" | ") for line in text[text.index(title) :].splitlines()]
     first = next(i for i, cells in enumerate(lines) if cells[0] == "map")
     rows = {}
@@ -68,7 +68,7 @@ def mean_of(cell: str) -> float:
     return float(cell.split(" (")[0].rstrip("%"))
 
 
-def test_figures_of_a_network_are_those_of_its_maps(script: ModuleType, checkpoints: Path) -> None:
+def test_table_of_a_network_equals_the_metrics_of_its_maps(script: ModuleType, checkpoints: Path) -> None:
     text = script.section(script.NETWORKS["scenes_cnn"], checkpoints, COUNT, 0)
     model, scenes = visattn.load_model(str(checkpoints / "scenes_cnn")), Scenes(COUNT, seed=script.SEED)
     found = []
@@ -79,20 +79,20 @@ def test_figures_of_a_network_are_those_of_its_maps(script: ModuleType, checkpoi
     rows = table_of(text)
     assert [mean_of(rows["hirescam"][name]) for name in ("AUROC", "lift")] == pytest.approx(np.mean(found, 0), abs=0.005)
     assert {"gradcam", "cam", "gates of layer3.1.attention"} <= set(rows)
-    assert not rows["cam"].get("lift")  # of both signs
+    assert not rows["cam"].get("lift")  # it has both signs
     assert all(row["scenes"] == str(COUNT) for row in rows.values())
     assert set(table_of(text, "The same maps")) == set(rows)
-    itself = table_of(text, "What knows nothing")["the mask itself, in cells of the grid"]
+    itself = table_of(text, "Controls")["object mask at the map's resolution"]
     assert mean_of(itself["AUROC"]) > 0.95
-    assert "attention" in text[text.index("Do not apply") :]
+    assert "attention" in text[text.index("Not applicable") :]
     quick = {"captum.saliency", "captum.input_x_gradient"}  # the others run the model many times
     assert {name for name in rows if name.startswith("captum")} == quick
 
 
 @pytest.mark.full
-def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(script: ModuleType, checkpoints: Path) -> None:
+def test_watermark_results_are_compared_with_its_area_and_the_plain_network(script: ModuleType, checkpoints: Path) -> None:
     text = script.section(script.NETWORKS["scenes_cnn_shortcut"], checkpoints, COUNT, 0)
-    assert f"The mark covers {81 / 64**2:.1%} of the picture." in text
+    assert f"The mark covers {81 / 64**2:.1%} of the image." in text
     found = {"scenes_cnn": [0.0], "scenes_cnn_shortcut": [0.0]}
     scenes, shares = Scenes(COUNT, seed=script.SEED, watermark="label"), []
     for name, values in found.items():
@@ -103,16 +103,16 @@ def test_watermark_is_told_beside_its_area_and_the_network_that_never_saw_one(sc
             one = visattn.explain(model, Image.fromarray(scene.image), method="layercam", target=scene.label)
             values.append(float(evaluation.auroc(one.map, scene.watermark, one.geometry)))
             if name == "scenes_cnn_shortcut":
-                shares.append(float(evaluation.mass_on(one.map, scene.watermark, one.geometry)))
-    assert "When the gates of all CBAM modules are exchanged" in text
+                shares.append(float(evaluation.energy_inside(one.map, scene.watermark, one.geometry)))
+    assert "The gates of all CBAM modules are then exchanged" in text
     row = table_of(text)["layercam"]
     assert mean_of(row["AUROC of the mark"]) == pytest.approx(np.mean(found["scenes_cnn_shortcut"]), abs=0.005)
-    without = mean_of(row["of the network without a watermark: AUROC of the mark"])
+    without = mean_of(row["AUROC of the mark, network trained without it"])
     assert without == pytest.approx(np.mean(found["scenes_cnn"]), abs=0.005)
     assert mean_of(row["share of the map on the mark"]) == pytest.approx(100 * np.mean(shares), abs=0.05)
 
 
-def test_pages_have_a_place_for_each_table_and_nothing_else_changes(script: ModuleType) -> None:
+def test_updating_a_table_changes_only_its_section_of_the_page(script: ModuleType) -> None:
     docs = importlib.import_module("pages")
     captions = script.ROOT / "docs" / "captions.md"
     for file, names in ((script.DOCS, list(script.NETWORKS)), (captions, ["said", "looked", "estimator", "glimpses"])):
@@ -124,11 +124,11 @@ def test_pages_have_a_place_for_each_table_and_nothing_else_changes(script: Modu
             assert [line for line in page.splitlines() if line.startswith("#")] == [
                 line for line in once.splitlines() if line.startswith("#")
             ]
-    with pytest.raises(SystemExit, match=r"page\.md: must hold the marks <!-- scenes_cnn --> and <!-- end --> once"):
+    with pytest.raises(SystemExit, match=r"page\.md: must contain the marks <!-- scenes_cnn --> and <!-- end --> exactly once"):
         docs.with_section("no marks", "scenes_cnn", "x", "page.md")
 
 
-def test_map_is_above_another_where_the_whole_interval_is(script: ModuleType) -> None:
+def test_map_exceeds_another_only_if_the_full_interval_does(script: ModuleType) -> None:
     values = np.array([0.6, 0.7, 0.8, 0.9])
     assert script.exceeds(values, values - 0.1)
     assert not script.exceeds(values, values[::-1])
@@ -136,7 +136,7 @@ def test_map_is_above_another_where_the_whole_interval_is(script: ModuleType) ->
 
 
 @pytest.mark.parametrize("arguments", [["--scenes", "1"], ["--slow-scenes", "1"], ["--only", "nothing"]], ids=" ".join)
-def test_arguments_that_make_no_sense_are_refused(
+def test_invalid_arguments_are_refused(
     arguments: list[str], script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["known_truth.py", *arguments])
@@ -151,14 +151,14 @@ def section(name: str) -> str:
 
 
 def rows_by(text: str, column: str) -> dict[str, dict[str, str]]:
-    """The table whose first column has this title."""
+    """Return the table whose first column has this title."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
     first = next(i for i, cells in enumerate(lines) if cells[0] == column)
     rows = itertools.takewhile(lambda cells: len(cells) > 1, lines[first + 2 :])
     return {cells[0]: dict(zip(lines[first], cells, strict=False)) for cells in rows}
 
 
-def test_pages_say_of_grad_cam_and_the_mark_what_the_tables_hold() -> None:
+def test_text_about_grad_cam_and_the_mark_agrees_with_the_tables() -> None:
     text = section("scenes_cnn_shortcut")
     marks, layers = rows_by(text, "map")["gradcam"], rows_by(text, "layer")
     last = layers["layer3"]
@@ -166,44 +166,61 @@ def test_pages_say_of_grad_cam_and_the_mark_what_the_tables_hold() -> None:
     for sentence in (
         f"{marks['share of the map on the mark'].split(' (')[0].replace('%', ' %')} of its mass is on the mark",
         f"(AUROC {marks['AUROC of the object'].split(' (')[0]})",
-        f"its AUROC of the mark is below chance, {last['AUROC of the mark'].split(' (')[0]}",
+        f"The AUROC of the mark is below chance, {last['AUROC of the mark'].split(' (')[0]}",
         f"holds {last['marked corner'].split(' (')[0]} times the map's mean, the other three {last['other corners'].split(' (')[0]}, "
         f"the inside {last['inside'].split(' (')[0]}",
-        f"the AUROC is {last['without the mean map'].split(' (')[0]}",
-        f"in {mean_of(last['it touches the mark']):.0f} % of the scenes one of the three beside it",
-        f"(in {mean_of(last['the same place without a mark'])} % without a mark)",
-        f"touches the mark in {mean_of(layers['layer1']['it touches the mark']):.0f} % and "
-        f"{mean_of(layers['layer2']['it touches the mark']):.0f} %",
+        f"the AUROC is {last['AUROC after subtracting the mean map'].split(' (')[0]}",
+        f"In {mean_of(last['largest cell touches the mark']):.0f} % of the scenes it is one of the three beside it",
+        f"(in {mean_of(last['the same cells without a mark'])} % without a mark)",
+        f"touches the mark in {mean_of(layers['layer1']['largest cell touches the mark']):.0f} % and "
+        f"{mean_of(layers['layer2']['largest cell touches the mark']):.0f} %",
     ):
         assert sentence in told
-    assert mean_of(last["largest cell: its middle is on the mark"]) == 0  # never that of the corner
-    gates = re.findall(r"gates of (\w+): ([\d.]+)% of the marked .* twins, ([\d.]+)% of the unmarked", text)
-    plain = re.search(r"it tells ([\d.]+)% with a mark and ([\d.]+)% without", text)
+    assert mean_of(last["largest cell: center on the mark"]) == 0  # the maximum is never in the corner
+    gates = re.findall(r"(\w+) gates: ([\d.]+)% of the marked .* twins, ([\d.]+)% of the unmarked", text)
+    plain = re.search(r": ([\d.]+)% with a mark, ([\d.]+)% without", text)
     assert plain is not None
     whole, chance = plain.groups()
-    assert dict((name, rest) for name, *rest in gates) == {"channels": [chance, whole], "places": [whole, chance]}
-    assert f"told in {float(chance):.0f} % of the cases instead of {float(whole):.0f} %" in told
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    each = [f"{mean_of(layers[name]['it touches the mark']):.0f}" for name in ("layer1", "layer2")]
-    assert f"its largest cell touches the mark in {each[0]} and {each[1]} of 100 scenes" in readme
+    assert dict((name, rest) for name, *rest in gates) == {"channel": [chance, whole], "spatial": [whole, chance]}
+    assert f"classified correctly in {float(chance):.0f} % of the cases instead of {float(whole):.0f} %" in told
+    page = " ".join((ROOT / "docs" / "choosing_a_method.md").read_text(encoding="utf-8").split())
+    each = [f"{mean_of(layers[name]['largest cell touches the mark']):.0f}" for name in ("layer1", "layer2")]
+    assert f"its largest cell touches the mark in {each[0]} and {each[1]} of 100 scenes" in page
+
+
+def test_numbers_for_choosing_a_method_agree_with_the_tables() -> None:
+    page = (ROOT / "docs" / "choosing_a_method.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `([\w.]+)`(?: \((\d+) scenes\))? \| (ViT|CNN) \| ([\d.]+) \| ([\d.]+) \|(?: ([\d.]+%))? \|$", page, re.MULTILINE
+    )
+    assert len(rows) == 7
+    for method, scenes, kind, found, marked, share in rows:
+        plain, shortcut = (rows_by(section(f"scenes_{kind.lower()}{end}"), "map")[method] for end in ("", "_shortcut"))
+        assert plain["AUROC"].split()[0] == found
+        assert shortcut["AUROC of the mark"].split()[0] == marked
+        assert shortcut["share of the map on the mark"].split()[:1] == ([share] if share else [])
+        assert plain["scenes"] == shortcut["scenes"] == (scenes or "100")
+    for number, row in (("3.64", "last layer, mean of heads"), ("1.78", "rollout from layer 0"), ("1.77", "center prior")):
+        assert number in page
+        assert f"| {row} | {number} |" in (ROOT / "docs" / "localization.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["scenes_cnn", "scenes_vit"])
-def test_pages_say_how_many_maps_are_above_chance(name: str) -> None:
+def test_text_states_how_many_maps_are_above_chance(name: str) -> None:
     listed = re.findall(r"^- (Above [\w ]+): (.*)\.$", section(name), re.MULTILINE)
-    # names of gates and methods hold no comma, but "gradcam, last block" does
+    # names of gates and methods contain no comma, but "gradcam, last block" does
     counts = {kind: len(names.replace(", last block", "").split(", ")) for kind, names in listed}
     of = {"scenes_cnn": "the CNN", "scenes_vit": "the ViT"}[name]
-    above = counts["Above both its moved copies and the center prior"]
-    assert f"{above} of {sum(counts.values())} of {of}" in (ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8")
+    above = counts["Above both its shifted copies and the center prior"]
+    assert f"{above} of {sum(counts.values())} maps of {of}" in (ROOT / "docs" / "known_truth.md").read_text(encoding="utf-8")
 
 
 class Gated(nn.Module):
-    """The gates of a CBAM and nothing else: which channel's is the largest, or which half's."""
+    """Model with only the gates of a CBAM: the largest channel, or the largest half."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
-        self.gate, self.part = CBAM(3, width=3, kernel=1), part
+        self.gate, self.part = CBAM(3, width=3, kernel_size=1), part
         with torch.no_grad():
             for parameter in self.gate.parameters():
                 parameter.zero_()
@@ -224,7 +241,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("part", ["channel", "spatial"])
-def test_exchanged_gates_take_the_answer_with_them(part: str, script: ModuleType) -> None:
+def test_exchanging_gates_exchanges_the_predictions(part: str, script: ModuleType) -> None:
     first, second = Image.new("RGB", (64, 64), "black"), Image.new("RGB", (64, 64), "black")
     whole = (0, 0, 64, 64)
     first.paste("red", whole if part == "channel" else (0, 0, 32, 64))
@@ -246,7 +263,7 @@ def test_the_largest_cell_touches_a_mark_that_reaches_into_it(script: ModuleType
     for cell, expected in (((0, 0), 1), ((1, 1), 1), ((0, 1), 1), ((2, 0), 0), ((7, 7), 0)):
         values = torch.zeros(2, 8, 8)
         values[:, cell[0], cell[1]] = 1
-        values[1, 7, 7] = 1  # in the second map two are the largest
+        values[1, 7, 7] = 1  # the second map has two maxima
         made = AttentionMap(values, ("copy",), TokenLayout("map", (), (8, 8), Box(0, 0, 64, 64)), {}, "votes")
         assert measure.touches(made, mask, place).tolist() == [expected, expected / 2 if cell != (7, 7) else 0]
 

@@ -1,4 +1,4 @@
-"""Class activation maps of a CNN with its real weights lie on the object, measured on masks drawn by hand."""
+"""Class activation maps of a CNN with pretrained weights lie on the object, measured on hand-drawn masks."""
 
 from __future__ import annotations
 

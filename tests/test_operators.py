@@ -24,7 +24,7 @@ QUERIES, KEYS = 6, 11
 
 @dataclass(frozen=True)
 class Case:
-    """An operator, and the float64 matrix that it must be."""
+    """An operator, and the float64 matrix that it must equal."""
 
     operator: Operator
     dense: oracles.Array
@@ -44,7 +44,7 @@ def case(
     key_index: Tensor | None = None,
     tokens: tuple[int, int] = (QUERIES, KEYS),
 ) -> Case:
-    """A softmax operator beside nested loops over the same numbers."""
+    """Build a softmax operator, and its matrix by nested loops over the same numbers."""
     operator = SoftmaxOperator(query, key, bias, scale, query_index, key_index)
     q, k = (oracles.array(x if x.ndim == 5 else x[:, :, None]) for x in (query, key))
     full = None
@@ -61,7 +61,7 @@ def case(
 
 
 def masked(*, whole_rows: bool) -> Tensor:
-    """A bias with -inf at random, row 2 masked whole on demand."""
+    """Build a bias with random -inf; optionally mask all of row 2."""
     bias = noise(1, HEADS, QUERIES, KEYS, seed=5)
     bias[noise(1, HEADS, QUERIES, KEYS, seed=6) > 0.5] = -INF
     bias[..., 0] = 0
@@ -76,9 +76,9 @@ def flat(bias: Tensor | None = None, scale: float | None = None, sharpness: floa
     )
 
 
-# a grid of 5 x 7 in windows of 3 x 4: 35 tokens, 4 windows of 12 places, 13 of them padding
+# a grid of 5 x 7 in windows of 3 x 4: 35 tokens, 4 windows of 12 positions, 13 of which are padding
 def windows() -> tuple[Tensor, Tensor]:
-    """Indices of shuffled queries and of keys."""
+    """Build indices of shuffled queries and keys."""
     places = torch.full((6, 8), -1)
     places[:5, :7] = torch.arange(35).view(5, 7)
     index = places.view(2, 3, 2, 4).permute(0, 2, 1, 3).reshape(4, 12)
@@ -159,7 +159,7 @@ every_softmax = pytest.mark.parametrize("name", list(SOFTMAX))
 
 
 def together(tiles: Any, shape: tuple[int, ...]) -> Tensor:
-    """The matrix that tiles add up to."""
+    """Assemble the matrix from its tiles."""
     out = torch.zeros(shape)
     for tile in tiles:
         out[:, :, tile.queries[:, None], tile.keys] += tile.weights
@@ -267,7 +267,7 @@ def test_factors_broadcast_over_batch_and_heads(name: str) -> None:
 
 
 @every
-def test_leaked_is_what_went_to_padding(name: str) -> None:
+def test_leaked_is_the_weight_on_padding(name: str) -> None:
     judged = ALL[name]()
     np.testing.assert_allclose(judged.operator.leaked(), judged.leaked, **EXACT)
 
@@ -276,7 +276,7 @@ def test_padded_windows_do_leak() -> None:
     assert windowed().leaked.max() > 0.3
 
 
-def test_padding_in_the_first_tile_leaves_room_for_the_tiles_after() -> None:
+def test_padding_in_the_first_tile_does_not_shift_later_tiles() -> None:
     tokens = ROWS + 40
     index = torch.cat([torch.full((7,), -1), torch.arange(tokens)])[None]
     query, key = noise(1, 1, 1, tokens + 7, DIM, seed=1), noise(1, 1, 1, tokens + 7, DIM, seed=2)
@@ -286,7 +286,7 @@ def test_padding_in_the_first_tile_leaves_room_for_the_tiles_after() -> None:
     np.testing.assert_allclose(judged.operator.leaked(), judged.leaked, **EXACT)
 
 
-def test_rows_masked_whole_are_zero_and_others_sum_to_one() -> None:
+def test_fully_masked_rows_are_zero_and_others_sum_to_one() -> None:
     sums = flat(masked(whole_rows=True)).operator.dense().sum(-1)
     expected = torch.ones(BATCH, HEADS, QUERIES)
     expected[:, :, 2] = 0
@@ -344,12 +344,12 @@ def test_float64_does_not_trust_a_float32_log_sum_exp() -> None:
 
 
 def spread(dtype: torch.dtype) -> SoftmaxOperator:
-    """Rows whose log-sum-exp runs from small to 60 and beyond, in 35 + 1 tokens."""
+    """Build rows whose log-sum-exp ranges from small values to above 60, for 35 + 1 tokens."""
     query, key = noise(1, HEADS, 36, 16, seed=1), noise(1, HEADS, 36, 16, seed=2)
     size = exact_lse(query, key).clamp_min(0.5)
     wanted = torch.linspace(1, 62, 36, dtype=torch.float64)
     factor = wanted / size
-    for _ in range(20):  # the log-sum-exp is not linear in the factor
+    for _ in range(20):  # the log-sum-exp is not linear in the scale
         factor *= wanted / exact_lse(query.double() * factor[..., None], key)
     return SoftmaxOperator((query * factor[..., None]).to(dtype), key.to(dtype))
 
@@ -401,7 +401,7 @@ def test_autocast_around_other_operators_changes_nothing(kind: str) -> None:
     assert torch.equal(under[1], plain[1])
 
 
-def test_operands_that_want_gradients_give_results_without() -> None:
+def test_results_do_not_require_gradients() -> None:
     query, key = noise(1, HEADS, QUERIES, DIM).requires_grad_(), noise(1, HEADS, KEYS, DIM)
     assert not SoftmaxOperator(query, key).dense().requires_grad
 
@@ -494,7 +494,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "reversed weights": (
         lambda: MatrixOperator(q).pull(noise(1, 1, 1, 3), "reversed"),
         OptionError,
-        "MatrixOperator has one implementation, 'tiles'",
+        "MatrixOperator computes r @ A only with implementation='tiles'",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The built distributions: what they put where, and that they work away from the checkout."""
+"""Built distributions: their files, and that they work outside the checkout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IGNORED = shutil.ignore_patterns(
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A wheel and an sdist, built from a copy so that nothing is left in the checkout."""
+    """Build a wheel and an sdist from a copy, so that nothing is left in the checkout."""
     source = tmp_path_factory.mktemp("source") / "visattn"
     shutil.copytree(ROOT, source, symlinks=True, ignore=IGNORED)
     subprocess.run([sys.executable, "-m", "build", "--no-isolation", str(source)], check=True, capture_output=True)
@@ -32,7 +32,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=["wheel", "sdist"])
 def clean(request: pytest.FixtureRequest, distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with one distribution; its dependencies are this environment's, by path."""
+    """Return the interpreter of a new environment with one distribution; dependencies come from this environment, by path."""
     folder = tmp_path_factory.mktemp(request.param)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -40,7 +40,7 @@ def clean(request: pytest.FixtureRequest, distributions: dict[str, Path], tmp_pa
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-build-isolation"]
     (site / "dependencies.pth").write_text(
         sysconfig.get_path("purelib")
-    )  # a path only: this environment's own visattn is not on it
+    )  # only a path: this environment's own visattn is not on it
     subprocess.run([*install, "--disable-pip-version-check", str(distributions[request.param])], check=True, capture_output=True)
     return python
 
@@ -49,7 +49,7 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(python), *arguments], capture_output=True, text=True, cwd="/", timeout=300, check=False)
 
 
-def test_site_packages_gain_visattn_alone(clean: Path) -> None:
+def test_only_visattn_is_added_to_site_packages(clean: Path) -> None:
     site = next((clean.parents[1] / "lib").glob("python3*/site-packages"))
     assert {path.name.split("-")[0] for path in site.iterdir()} == {"visattn", "dependencies.pth"}
 

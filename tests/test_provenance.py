@@ -38,7 +38,7 @@ FULL = Provenance(
 
 
 @pytest.mark.parametrize("provenance", [Provenance(), FULL], ids=["empty", "full"])
-def test_provenance_survives_json(provenance: Provenance) -> None:
+def test_provenance_round_trips_through_json(provenance: Provenance) -> None:
     assert Provenance.from_dict(json.loads(json.dumps(provenance.to_dict()))) == provenance
 
 
@@ -80,7 +80,7 @@ def test_versions_leave_out_what_is_not_installed(monkeypatch: pytest.MonkeyPatc
         return "1.0"
 
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(provenance, "_installed", provenance._installed.__wrapped__)  # which asks once a process
+    monkeypatch.setattr(provenance, "_installed", provenance._installed.__wrapped__)  # the uncached function
     assert "timm" not in versions()
     assert versions()["torch"] == "1.0"
 
@@ -92,11 +92,11 @@ def test_versions_of_two_provenances_are_not_one_dictionary() -> None:
 
 
 WRITTEN = {"parameters", "sinks", "target", "normalization", "value_range", "drawing", "preprocessing", "method"}
-PRINTS = {"talk.py", "provenance.py"}  # the first prints every field, the second is the class
+PRINTS = {"talk.py", "provenance.py"}  # the first prints every field, the second defines the class
 
 
 def _read(path: Path) -> list[str]:
-    """Where fields of a provenance are read in a file, but to be written again: `{**facts}`, `facts | more`, `facts.but(...)`."""
+    """Find where fields of a provenance are read, except to be written again: `{**facts}`, `facts | more`, `facts.but(...)`."""
     tree, found = ast.parse(path.read_text()), []
     kept = {id(node.left) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)}
     for node in ast.walk(tree):
@@ -107,16 +107,16 @@ def _read(path: Path) -> list[str]:
     return found
 
 
-def test_provenance_is_written_and_never_read_as_data() -> None:
-    """What is computed or drawn comes from typed fields: a change of a note must change no picture."""
+def test_provenance_is_written_and_never_used_as_data() -> None:
+    """Require that computing and drawing read typed fields: changing a note must not change a picture."""
     files = [path for path in (Path(visattn.__file__).parent).rglob("*.py") if path.name not in PRINTS]
     read = [where for path in files for where in _read(path)]
     of_one_image = [where for where in read if "attention_maps.py" in where and where.endswith("made.target")]
-    assert set(read) == set(of_one_image), read  # one image's target is written again without the others'
+    assert set(read) == set(of_one_image), read  # selecting one image writes its target without the others'
 
 
 @pytest.mark.parametrize("method", ["rollout", "attention", "captum.saliency"])
-def test_a_picture_does_not_depend_on_what_was_written(method: str) -> None:
+def test_a_picture_does_not_depend_on_its_provenance(method: str) -> None:
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8))
     found = visattn.explain(tiny.vit(), photo, method=method)
     bare = replace(found, map=replace(found.map, provenance=Provenance(versions={})))

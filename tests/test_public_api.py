@@ -1,4 +1,4 @@
-"""The public door: what is behind it, and that it opens without torch."""
+"""Public API: its contents, and that importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import visattn
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = """
-Attended AttentionMap AttentionRecord Explanation FeatureRecord Geometry Heatmap Prepared Preprocessing Provenance Recording Survey
+AttentionCall AttentionMap AttentionRecord Explanation FeatureRecord Geometry Heatmap Prepared Preprocessing Provenance Recording Survey
 TokenLayout VisattnError __version__ animation attach captioning capture colorize contact_sheet data drawing errors evaluation explain
 families filmstrip gate_page geometry images intervene load_image load_map load_model loading maps matrix_page methods models nn
 normalize operators overlay permuted prepare prepare_batch prepare_tensor provenance records save_map training
@@ -37,14 +37,14 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["capture", "explain", "overlay", "normalize", "contact_sheet"])
-def test_functions_stay_functions_after_everything_was_imported(name: str) -> None:
+def test_functions_are_not_shadowed_by_submodules(name: str) -> None:
     for public in PUBLIC:
         getattr(visattn, public)
     assert isinstance(getattr(visattn, name), FunctionType)
     assert getattr(visattn, name) is getattr(visattn, name)
 
 
-def test_import_leaves_torch_and_numpy_out() -> None:
+def test_import_does_not_import_torch_or_numpy() -> None:
     code = "import sys, visattn; print([m for m in ('torch', 'numpy', 'PIL', 'cv2', 'timm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -55,13 +55,13 @@ def test_unknown_name_is_an_attribute_error() -> None:
         visattn.rolout  # noqa: B018
 
 
-def test_page_of_public_names_is_what_its_command_writes() -> None:
+def test_page_of_public_names_is_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "api.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert (ROOT / "docs" / "api.md").read_text() == done.stdout
 
 
-def test_shape_of_the_package_has_no_fault_and_the_check_finds_faults() -> None:
+def test_package_structure_passes_its_check_and_the_check_finds_faults() -> None:
     spec = importlib.util.spec_from_file_location("structure", ROOT / "scripts" / "structure.py")
     assert spec is not None
     assert spec.loader is not None
@@ -88,12 +88,12 @@ def _api() -> Any:
     return made
 
 
-def test_what_the_pages_name_is_public() -> None:
-    """A dotted name in README or docs is a public module, a public name of one, or an attribute of that."""
+def test_names_in_the_pages_are_public() -> None:
+    """Check that every dotted name in README and docs is a public module, or a public name or attribute of one."""
     modules = set(_api().packages())
     public = modules | {f"{module}.{name}" for module in modules for name in import_module(module).__all__}
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    pages.remove(ROOT / "docs" / "decisions.md")  # it speaks of what is inside
+    pages.remove(ROOT / "docs" / "decisions.md")  # it also names internals
     hidden = []
     for page in pages:
         for name in set(re.findall(r"visattn(?:\.[A-Za-z_]\w*)+", page.read_text())):

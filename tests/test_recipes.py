@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING, followed literally in a copy: what a contribution costs, and that it works."""
+"""Recipes of CONTRIBUTING, followed literally in a copy: the cost of a contribution, and that it works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Files = dict[str, list[str]]
 
 
 class Copy:
-    """A copy of the package and its tests, which is changed."""
+    """Copy of the package and its tests, to be changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,18 +41,18 @@ class Copy:
         }
 
     def write(self, name: str, text: str) -> None:
-        """A new file."""
+        """Write a new file."""
         assert not (self.folder / name).exists()
         (self.folder / name).write_text(text)
 
     def insert(self, name: str, after: str, line: str) -> None:
-        """One line more, behind another."""
+        """Insert a line after another."""
         lines = (self.folder / name).read_text().splitlines()
         where = next(number for number, each in enumerate(lines) if each == after)
         (self.folder / name).write_text("\n".join([*lines[: where + 1], line, *lines[where + 1 :]]) + "\n")
 
     def cost(self) -> tuple[list[str], dict[str, int]]:
-        """New files, and how many lines were added to or taken from those that stood."""
+        """Count new files, and lines added to or removed from existing files."""
         now = self._files()
         new = sorted(set(now) - set(self._before))
         changed = {}
@@ -62,7 +62,7 @@ class Copy:
         return new, changed
 
     def run(self, *arguments: str) -> str:
-        """Run Python there, without the project that is tested here."""
+        """Run Python in the copy, without the project under test."""
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
@@ -71,7 +71,7 @@ class Copy:
         return done.stdout
 
     def visattn(self, *arguments: str) -> dict[str, object]:
-        """Run a command, and give the provenance of its picture."""
+        """Run a command and return the provenance of its picture."""
         model = ("--model", "vit_tiny_patch16_224", "--weights", "none") if "--model" not in arguments else ()
         self.run("-m", "visattn", *arguments, *model, "-o", "out.png", "--overwrite", "--quiet")
         with Image.open(self.folder / "out.png") as picture:
@@ -132,7 +132,7 @@ from tests.oracles import surplus as by_loops
 from visattn import methods
 
 
-def test_surplus_is_that_of_loops():
+def test_surplus_equals_loops():
     model = timm.create_model("vit_tiny_patch16_224").eval()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(torch.rand(1, 3, 224, 224))
@@ -161,11 +161,13 @@ def test_a_method_is_three_files_and_one_line(copy: Copy) -> None:
 
 
 def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
-    """`invert`: a color map that begins at its other end."""
+    """Add `invert`, which reverses the color map."""
     style, overlays = "visattn/drawing/style.py", "visattn/drawing/overlays.py"
     copy.insert(style, "    marks: bool", "    invert: bool")
     copy.insert(
-        style, '    marks: bool = option(True, "Whether sinks are ringed.")', '    invert: bool = option(False, "Inverted.")'
+        style,
+        '    marks: bool = option(True, "Draw rings around attention sinks.")',
+        '    invert: bool = option(False, "Inverted.")',
     )
     text = (copy.folder / overlays).read_text()
     used = "    colors = _packed(style.colors(signed))"

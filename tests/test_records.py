@@ -27,7 +27,7 @@ def test_layout_counts_prefix_and_grid(prefix: tuple[str, ...], grid: tuple[int,
 
 
 @pytest.mark.parametrize(("cell", "token"), [((0, 0), 2), ((0, 6), 8), ((1, 0), 9), ((4, 6), 36)], ids=str)
-def test_patches_are_numbered_row_by_row_behind_the_prefix(cell: tuple[int, int], token: int) -> None:
+def test_patches_are_numbered_row_by_row_after_the_prefix(cell: tuple[int, int], token: int) -> None:
     assert PLACE.patch(*cell) == token
     assert PLACE.cell(token) == cell
 
@@ -54,24 +54,24 @@ def test_layouts_are_equal_only_with_one_grid() -> None:
 
 
 @pytest.mark.parametrize("grid", [(3, 3), (2, 4)], ids=str)
-def test_record_whose_layout_counts_otherwise_is_refused(grid: tuple[int, int]) -> None:
+def test_record_whose_layout_has_another_number_of_tokens_is_refused(grid: tuple[int, int]) -> None:
     operator = SoftmaxOperator(*tiny.operands(7))
-    with pytest.raises(LayoutError, match=r"blocks\.0\.attn: the layout counts .* the model used 7 and 7"):
+    with pytest.raises(LayoutError, match=r"blocks\.0\.attn: the layout has .* the model used 7 and 7"):
         tiny.record(operator, tiny.layout(grid=grid))
 
 
-def test_record_of_a_transposed_grid_counts_alike_so_layouts_must_tell() -> None:
+def test_record_of_a_transposed_grid_is_accepted() -> None:
     operator = SoftmaxOperator(*tiny.operands(7))
     assert tiny.record(operator, tiny.layout(grid=(3, 2))).keys.cell(3) == (1, 0)
 
 
-def test_features_whose_layout_counts_otherwise_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"blocks\.0: tokens must be \(B, 7, D\) by the layout, got \(1, 6, 4\)"):
+def test_features_whose_layout_has_another_number_of_tokens_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"blocks\.0: tokens must be \(B, 7, D\) according to the layout, got \(1, 6, 4\)"):
         FeatureRecord("blocks.0", 0, "tokens", torch.zeros(1, 6, 4), layout=tiny.layout())
 
 
 def two_forwards() -> Recording:
-    """Two forward passes of two layers of self-attention and a pooling head."""
+    """Record two forward passes of two self-attention layers and a pooling head."""
     made = Recording()
     pooled = TokenLayout("pool", ("query0",), (), Box(0, 0, 32, 48))
     head = SoftmaxOperator(tiny.operands(1)[0], tiny.operands(7)[1])
@@ -124,11 +124,11 @@ def test_select_finds_a_token_set() -> None:
     assert two_forwards().select(space="tokens").layers == ["blocks.0.attn", "blocks.1.attn"]
 
 
-def test_last_layer_of_a_kind_is_counted_within_it() -> None:
+def test_layer_index_counts_within_the_kind() -> None:
     assert two_forwards().select(kind="self", layer=-1).layers == ["blocks.1.attn"]
 
 
-def test_select_leaves_the_recording_alone() -> None:
+def test_select_does_not_change_the_recording() -> None:
     made = two_forwards()
     made.select(forward=0, layer=0)
     assert len(made) == 6
@@ -140,7 +140,7 @@ def test_select_leaves_the_recording_alone() -> None:
         ({"layer": 3}, r"layer must lie in \[-3, 2\], got 3"),
         ({"layer": -4}, r"layer must lie in \[-3, 2\], got -4"),
         ({"layer": "blocks.9.attn"}, r"layer must be one of blocks.0.attn, .*, got 'blocks.9.attn'"),
-        ({"forward": 2}, "forward must be one of 2 recorded, got 2"),
+        ({"forward": 2}, "forward must be one of 2 recorded passes, got 2"),
     ],
     ids=["too late", "too early", "unknown name", "forward"],
 )

@@ -1,4 +1,4 @@
-"""Small inputs to everything: random models of timm, and recordings made by hand."""
+"""Small test inputs: random timm models and synthetic recordings."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _SIZES: dict[str, Any] = {
 
 
 class Tiny(NamedTuple):
-    """A way to build a model, and what is known about it."""
+    """Small model: its build function and the names of its prefix tokens."""
 
     build: Callable[[], nn.Module]
     prefix: tuple[str, ...]
 
 
 def vit(seed: int = 0, **options: Any) -> nn.Module:
-    """A vision transformer of timm with peaky attention."""
+    """Build a timm vision transformer with peaked attention."""
     return _sharp(VisionTransformer, seed, **options)
 
 
 def _sharp(kind: Callable[..., nn.Module], seed: int, **options: Any) -> nn.Module:
-    """A model in evaluation mode whose attention is far from uniform: nothing is zero, queries and keys are large."""
+    """Build a model in evaluation mode with peaked attention: query and key weights are large, token parameters are not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind(**_SIZES | options)
@@ -74,19 +74,19 @@ MODELS: dict[str, Tiny] = {
 
 
 def pixels(batch: int = 1, size: tuple[int, int] = INPUT, seed: int = 0) -> Tensor:
-    """A batch of noise."""
+    """Return a batch of random pixels."""
     return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
 def layout(prefix: Sequence[str] = ("cls",), grid: tuple[int, int] = GRID, space: str = "tokens") -> TokenLayout:
-    """A layout on 16-pixel patches."""
+    """Return a layout with 16-pixel patches."""
     return TokenLayout(space, tuple(prefix), grid, Box(0, 0, grid[0] * PATCH, grid[1] * PATCH))
 
 
 def operands(
     tokens: int, *, batch: int = 1, heads: int = HEADS, dim: int = 8, sharpness: float = 2.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Random queries and keys `(batch, heads, tokens, dim)`."""
+    """Return random queries and keys `(batch, heads, tokens, dim)`."""
     generator = torch.Generator().manual_seed(seed)
     query, key = (torch.randn(batch, heads, tokens, dim, generator=generator) * sharpness for _ in range(2))
     return query, key
@@ -102,7 +102,7 @@ def recording(
     readout: str = "cls",
     seed: int = 0,
 ) -> Recording:
-    """Random self-attention with values and features."""
+    """Build a recording of random self-attention with values and features."""
     place = layout(prefix, grid)
     generator = torch.Generator().manual_seed(seed)
     made = Recording(readout=readout, input_size=(grid[0] * PATCH, grid[1] * PATCH))
@@ -116,12 +116,12 @@ def recording(
 
 
 def record(operator: Operator, place: TokenLayout, layer: str = "blocks.0.attn", **options: Any) -> AttentionRecord:
-    """Self-attention over one layout."""
+    """Build a record of self-attention over one layout."""
     return AttentionRecord(layer=layer, call=0, forward=0, kind="self", operator=operator, queries=place, keys=place, **options)
 
 
 def matrices(record: AttentionRecord) -> Tensor:
-    """The float64 attention `(B, heads, Q, K)` of a record by nested loops."""
+    """Compute the attention weights of a record, `(B, heads, Q, K)` in float64, with nested loops."""
     operator = record.operator
     assert isinstance(operator, SoftmaxOperator)
     query, key = oracles.array(operator.query), oracles.array(operator.key)

@@ -1,4 +1,4 @@
-"""A small random model of each family with attention, and the input sizes to try it at."""
+"""Small random models of all families with attention, and the input sizes at which they are tested."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _LARGE = ((128, 128), (128, 192))
 
 @dataclass(frozen=True)
 class Family:
-    """How to build a model for an input size, and what is known of it.
+    """Model family with a build function and the properties that tests rely on.
 
     Attributes:
-        build: From `(height, width)` to a model.
-        sizes: Inputs to try.
-        kinds: The kinds of attention that it must show, all of them.
-        leak: How much of a change may reach other tokens, as a share: gates look at the whole image.
-        doubling: Whether each stage pads its grid and halves it, so that cells are 4, 8, 16... pixels at any size.
-        core: Whether patches overlap so far that only the middle of a cell is its own.
-        halving: Whether attention alone leads from stage to stage, with every second row and column as queries.
-        asks_elsewhere: End of the names of layers whose queries come from another place than they are answered at.
+        build: Function from `(height, width)` to a model.
+        sizes: Input sizes to test.
+        kinds: All kinds of attention that its recordings must contain.
+        leak: Largest share of a change that may reach other tokens; gates read the whole image.
+        doubling: Whether each stage pads and halves its grid, so that cells have 4, 8, 16... pixels at any input size.
+        core: Whether patches overlap so far that only the center of a cell is its own.
+        halving: Whether stages are connected by attention alone, with every second row and column as queries.
+        asks_elsewhere: Suffix of the names of layers whose queries are computed at other locations than their outputs belong to.
     """
 
     build: Callable[[Size], nn.Module]
@@ -96,7 +96,7 @@ _VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 _SWIN: dict[str, Any] = {"embed_dim": 16, "depths": (2, 2, 2), "num_heads": (1, 2, 2)}
 _FOUR: dict[str, Any] = {"embed_dims": (16, 16, 32, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}
 _LEVIT: dict[str, Any] = {"embed_dim": (16, 32, 32), "key_dim": 8, "depth": (1, 1, 1), "num_heads": (1, 2, 2)}
-_GATED = 1e-2  # squeeze and excitation
+_GATED = 1e-2  # models with squeeze-and-excitation gates
 
 FAMILIES: dict[str, Family] = {
     "vit": Family(_timm("vit_tiny_patch16_224", **_VIT)),
@@ -271,7 +271,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "convit": Family(
         _timm("convit_tiny", embed_dim=32, depth=2, num_heads=2, local_up_to_layer=1), (SQUARE,), leak=0.2
-    ),  # divides its weights by their sum, so they cannot be made faint
+    ),  # divides its weights by their sum, so scaling them down has no effect
     "pit": Family(
         _timm("pit_ti_224", base_dims=(16, 16, 16), depth=(1, 1, 1), heads=(1, 2, 2)), (SQUARE, (96, 128), (72, 104)), core=True
     ),

@@ -1,6 +1,6 @@
-"""visattn: where does a vision model look, and can you believe it?
+"""Vision attention toolkit: where does a model look, and can you believe it?
 
-Names are loaded on first use (PEP 562), so `import visattn` costs nothing and imports no torch.
+Names are imported on first use (PEP 562), so `import visattn` is fast and does not import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         records as records,
         training as training,
     )
-    from visattn.capturing import Attended as Attended, permuted as permuted
+    from visattn.capturing import AttentionCall as AttentionCall, permuted as permuted
     from visattn.drawing.filmstrips import animation as animation, filmstrip as filmstrip
     from visattn.drawing.gate_pages import gate_page as gate_page
     from visattn.drawing.matrices import matrix_page as matrix_page
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# public name -> module that defines it; no module is called like a public function, or importing it would replace the function
+# public name -> module that defines it; no module shares its name with a public function, or importing it would replace the function
 _NAMES = {
-    "Attended": "capturing",
+    "AttentionCall": "capturing",
     "AttentionMap": "maps",
     "AttentionRecord": "records",
     "Explanation": "pipeline.explanation",

@@ -1,4 +1,4 @@
-"""`python -m visattn`."""
+"""Entry point of `python -m visattn`."""
 
 from visattn.cli import main
 

@@ -1,25 +1,25 @@
-"""Every error the library raises, and the exit code that the command line gives it.
+"""Exceptions that the library raises, with the exit codes of the command line.
 
     VisattnError                        1
     ├─ ImageError(ValueError)           3   a photo that cannot be used
-    ├─ MapError(ValueError)             4   a map that may not be drawn: not finite, wrong shape, out of range
+    ├─ MapError(ValueError)             4   a map that cannot be drawn: not finite, wrong shape, out of range
     ├─ ShapeError(ValueError)           2   an argument of the wrong rank or size
     ├─ OptionError(ValueError)          2   an unknown name or a value out of range
-    ├─ DataError(ValueError)            2   a data set that cannot be learned from
-    ├─ OutputError(OSError)             2   an output that may not be written there
+    ├─ DataError(ValueError)            2   a data set that cannot be used for training
+    ├─ OutputError(OSError)             2   an output that cannot be written there
     ├─ ResourceError(OSError)           5   disk full, out of memory
     ├─ ModelError(RuntimeError)         4   a model or a checkpoint that cannot be used
-    │  ├─ UnsupportedModel(TypeError)       no family knows this model
-    │  ├─ WeightsError                      weights unreachable, damaged or of another model
-    │  ├─ CheckpointError                   a training state that cannot be gone on from
-    │  ├─ TrainingError                     a training that cannot go on
+    │  ├─ UnsupportedModel(TypeError)       no family supports this model
+    │  ├─ WeightsError                      weights that are unreachable, damaged or for another model
+    │  ├─ CheckpointError                   a checkpoint that cannot be resumed
+    │  ├─ TrainingError                     a training run that cannot continue
     │  ├─ CaptureError                      the forward pass could not be recorded
     │  │  └─ NoAttentionCaptured            no softmax attention ran
-    │  └─ LayoutError                       the tokens cannot be put back on the image
+    │  └─ LayoutError                       tokens that cannot be mapped onto the image
     └─ MissingExtra(ImportError)        2   an optional dependency is not installed
 
-`VisattnWarning` is for results that may mislead. Each error also derives from the builtin in parentheses. A message is one
-sentence: what must be *expected*, got *actual*; then what to do.
+`VisattnWarning` is issued for results that may mislead. Each error also derives from the built-in exception in parentheses. Messages
+state what was expected and what was given, followed by what to do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class VisattnError(Exception):
-    """Base of all errors of visattn; `exit_code` is what the command line ends with."""
+    """Base class of all errors of visattn; `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
@@ -59,7 +59,7 @@ class ImageError(VisattnError, ValueError):
 
 
 class MapError(VisattnError, ValueError):
-    """A map may not be drawn: it is not finite, has the wrong shape or lies out of range."""
+    """A map cannot be drawn: it is not finite, has the wrong shape or lies out of range."""
 
     exit_code = 4
 
@@ -77,13 +77,13 @@ class OptionError(VisattnError, ValueError):
 
 
 class DataError(VisattnError, ValueError):
-    """A data set cannot be learned from."""
+    """A data set cannot be used for training."""
 
     exit_code = 2
 
 
 class OutputError(VisattnError, OSError):
-    """An output may not be written where it was asked for."""
+    """An output cannot be written to the given path."""
 
     exit_code = 2
 
@@ -101,19 +101,19 @@ class ModelError(VisattnError, RuntimeError):
 
 
 class UnsupportedModel(ModelError, TypeError):
-    """No family knows how this model lays out its tokens."""
+    """No family supports this model, so the layout of its tokens is unknown."""
 
 
 class WeightsError(ModelError):
-    """Weights are unreachable, damaged or belong to another model."""
+    """Weights are unreachable, damaged or made for another model."""
 
 
 class CheckpointError(ModelError):
-    """A training state is damaged, of another version or of another run."""
+    """A checkpoint is damaged, or belongs to another version or another run."""
 
 
 class TrainingError(ModelError):
-    """A training cannot go on: its loss is no number, or a worker died."""
+    """A training run cannot continue: its loss is NaN or infinite, or a worker died."""
 
 
 class CaptureError(ModelError):
@@ -125,14 +125,14 @@ class NoAttentionCaptured(CaptureError):
 
 
 class LayoutError(ModelError):
-    """Tokens cannot be put back on the image without guessing."""
+    """Tokens cannot be mapped onto the image without guessing."""
 
 
 class MissingExtra(VisattnError, ImportError):
-    """An optional dependency is not installed; the message holds the install line."""
+    """An optional dependency is not installed; the message gives the install command."""
 
     exit_code = 2
 
 
 class VisattnWarning(UserWarning):
-    """A result that may mislead, or that shows nothing; never chatter."""
+    """A result that may mislead, or that shows nothing."""

@@ -1,4 +1,4 @@
-"""How a picture was made: the one payload of `--json`, of the PNG's text chunk and of the saved map."""
+"""Provenance of a map or picture, stored in `--json` output, in the PNG's text chunk and in saved maps."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from functools import cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
+from visattn._support.names import model_title
 from visattn.geometry import Geometry
 
 __all__ = ["Provenance", "Sink", "sink_warning", "versions"]
 
 
 class Sink(NamedTuple):
-    """A token that draws far more attention than its share from all queries alike.
+    """An attention sink: a patch that receives far more than its share of attention, from every query.
 
     Attributes:
         row: Row of the patch on the grid.
         column: Column of the patch on the grid.
-        score: Attention it draws, as a multiple of the uniform share (1 = what every token would draw), in `layer`.
-        layer: The layer where its score is highest.
+        score: Attention that the patch receives in `layer`, as a multiple of the uniform share (1 under uniform attention).
+        layer: Layer in which the score is highest.
     """
 
     row: int
@@ -30,13 +31,13 @@ class Sink(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the libraries that decide the numbers."""
+    """Return the installed versions of the libraries that affect the results."""
     return dict(_installed())
 
 
 @cache
 def _installed() -> dict[str, str]:
-    """Return the versions, asked once: it takes longer than a small picture."""
+    """Read the versions once, as this takes longer than a small picture."""
     names = ("visattn", "torch", "timm", "opencv-python", "opencv-python-headless", "pillow", "numpy")
     found: dict[str, str] = {}
     for name in names:
@@ -49,26 +50,26 @@ def _installed() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made a map or a picture; every field is a fact, filled in as it becomes known.
+    """Provenance of a map or picture. Each step of the pipeline fills in its own fields.
 
     Attributes:
         model: Name of the model.
-        weights: Where its weights came from.
-        weights_sha256: Digest of the weights file, where there is one.
+        weights: Origin of its weights.
+        weights_sha256: SHA-256 digest of the weights file, if there is one.
         random: Whether the weights are random.
-        image: Name of the photo, and notes of its reading.
-        image_sha256: Digest of the photo's file.
-        geometry: The part of the photo that the model saw.
-        preprocessing: Size, mean and standard deviation of the model's input, each with its `value` and its `source`: `model`,
+        image: Name of the photo, with notes on how it was read.
+        image_sha256: SHA-256 digest of the photo's file.
+        geometry: Part of the photo that the model received.
+        preprocessing: Size, mean and standard deviation of the model's input. Each has a `value` and a `source`, which is `model`,
             `given` or `assumed`.
         method: Name of the method.
-        parameters: Its parameters, after every automatic choice.
-        target: What a class-specific method explains, an entry for each image of the batch.
-        normalization: How values became colors.
-        value_range: The raw values at both ends of the color map.
-        drawing: How values became a picture: opacity, blend, color map and what else was asked for.
-        sinks: Tokens that draw most of the attention, an entry for each image of the batch.
-        notes: Facts about choices made on the way.
+        parameters: Parameters of the method, with all automatic choices resolved.
+        target: Target that a class-specific method explains, one entry per image of the batch.
+        normalization: Scaling from raw values to colors.
+        value_range: Raw values at both ends of the color map.
+        drawing: Settings of the picture, such as opacity, blend mode and color map.
+        sinks: Attention sinks, one entry per image of the batch.
+        notes: Choices made while computing the map.
         warnings: Reasons why the picture may mislead.
         versions: Versions of the libraries.
     """
@@ -92,19 +93,25 @@ class Provenance:
     warnings: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=versions)
 
+    @property
+    def title(self) -> str:
+        """Model and image for the title of a picture, for example `DINOv2 ViT-S/14 on coffee.png`; random weights are named."""
+        model = f"{model_title(self.model)} ({self.weights})" if self.random else model_title(self.model)
+        return f"{model} on {self.image}" if self.image else model
+
     def but(self, *, notes: tuple[str, ...] = (), warnings: tuple[str, ...] = (), **facts: Any) -> Provenance:  # noqa: ANN401
-        """A copy with these facts set and these notes and warnings added, none twice."""
+        """Return a copy with these fields replaced, and with notes and warnings appended without duplicates."""
         facts["notes"] = tuple(dict.fromkeys(self.notes + notes))
         facts["warnings"] = tuple(dict.fromkeys(self.warnings + warnings))
         return dataclasses.replace(self, **facts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return the fields as plain values for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Provenance:
-        """The inverse of `to_dict`, after a trip through JSON."""
+        """Build a provenance from the result of `to_dict`, which may have been stored as JSON."""
         data = dict(data)
         if data.get("geometry"):
             data["geometry"] = Geometry.from_dict(data["geometry"])
@@ -117,11 +124,11 @@ class Provenance:
 
 
 def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
-    """One sentence about the sinks of an image, or nothing."""
+    """Return a warning about the sinks of an image, or an empty tuple if there are none."""
     if not found:
         return ()
     places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
     return (
-        f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, drawn from all queries alike; "
-        "a bright spot there need not mean an object",
+        f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, received from every query; "
+        "a bright spot there need not be an object",
     )

@@ -1,6 +1,6 @@
-"""What a forward pass leaves behind: attention as operators, features as tensors, and where their tokens lie.
+"""Records of a forward pass: attention as operators, features as tensors, and the layout of their tokens.
 
-In: what `capture` met. Out: a `Recording`, the only thing that methods read. No model in it, and no picture.
+`capture` fills a `Recording`, which is all that methods read. It holds neither the model nor a picture.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from visattn.geometry import Box
 from visattn.operators import Operator, OuterGradient
 from visattn.provenance import Provenance
 
-__all__ = ["AttentionRecord", "FeatureRecord", "Recording", "Source", "TokenLayout", "Unseen"]
+__all__ = ["AttentionRecord", "FeatureRecord", "Recording", "Source", "TokenLayout", "UnseenAttention"]
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Where tokens lie: first the prefix tokens by name, then the grid in raster order.
+    """Layout of a token sequence: first the named prefix tokens, then the grid tokens in raster order.
 
     Attributes:
-        space: Name of the token set; two layouts of one model are the same set only if they are equal.
+        space: Name of the token set. Two layouts of one model describe the same set only if they are equal.
         prefix: Names of the tokens before the grid: `cls`, `distillation`, `register0`, `query0`.
         grid: `()`, `(rows, columns)` or `(frames, rows, columns)`.
         box: The input pixels that the grid covers.
-        holes: Cells of the grid, numbered in raster order, of which there is no token: the model dropped it.
+        holes: Grid cells whose token the model dropped, as indices in raster order.
     """
 
     space: str
@@ -49,16 +49,16 @@ class TokenLayout:
 
     @cached_property
     def present(self) -> tuple[int, ...]:
-        """The cell of each grid token, numbered in raster order."""
+        """Cell of each grid token, as an index in raster order."""
         dropped = set(self.holes)
         return tuple(cell for cell in range(self.cells + len(self.holes)) if cell not in dropped)
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return len(self.prefix) + self.cells
 
     def on_grid(self, values: Tensor) -> Tensor:
-        """Values of the grid tokens, `(..., cells)`, as `(..., *grid)`; NaN in the holes."""
+        """Reshape values of the grid tokens from `(..., cells)` to `(..., *grid)`; holes become NaN."""
         lead = values.shape[:-1]
         if not self.holes:
             return values.reshape(*lead, *self.grid)
@@ -67,10 +67,10 @@ class TokenLayout:
         return whole.view(*lead, *self.grid)
 
     def patch(self, row: int, column: int) -> int:
-        """The token of a grid cell.
+        """Return the index of the token of a grid cell.
 
         Raises:
-            OptionError: If the cell lies outside the grid, or the model dropped its token.
+            OptionError: If the cell lies outside the grid or the model dropped its token.
         """
         if len(self.grid) != 2 or not (0 <= row < self.grid[0] and 0 <= column < self.grid[1]):
             raise OptionError(
@@ -83,10 +83,10 @@ class TokenLayout:
         return len(self.prefix) + cell - before
 
     def token_at(self, y: float, x: float) -> int:
-        """The token of the grid cell that covers a pixel of the model's input.
+        """Return the index of the token whose grid cell covers a pixel of the model's input.
 
         Raises:
-            OptionError: If none does.
+            OptionError: If no token covers the pixel.
         """
         rows, columns = self.grid if len(self.grid) == 2 else (0, 0)
         row, column = (y - self.box.top) / self.box.height * rows, (x - self.box.left) / self.box.width * columns
@@ -95,13 +95,13 @@ class TokenLayout:
         return self.patch(int(row), int(column))
 
     def cell(self, token: int) -> tuple[int, int] | None:
-        """Row and column of a grid token of an image; None for a prefix token."""
+        """Return the row and column of a grid token of an image, or None for a prefix token."""
         index = token - len(self.prefix)
         return None if index < 0 else divmod(self.present[index], self.grid[-1])
 
 
 class Source(NamedTuple):
-    """A tensor of the model's graph, and what becomes of its gradient."""
+    """A tensor of the autograd graph, and a function that converts its gradient for the record."""
 
     tensor: Tensor
     gradient: Callable[[Tensor], Any]
@@ -113,19 +113,21 @@ class AttentionRecord:
 
     Attributes:
         layer: Dotted name of the module that made the call.
-        call: Which call of that module in this forward.
-        forward: Which forward pass of the recording.
-        kind: `self`; `cross` (keys are other tokens than queries: pooled, or of another branch); `pool` (a few learned queries);
-            `channel` (no tokens); `unplaced` (where the tokens lie is not known, see `reason`).
+        call: Index of the call among this module's calls in this forward pass.
+        forward: Index of the forward pass in the recording.
+        kind: `self`; `cross` (keys and queries are different tokens, for example pooled ones or those of another branch); `pool` (a
+            few learned queries); `channel` (channels attend to channels); `unplaced` (token positions unknown, see `reason`).
         operator: `A`, of shape `(B, heads, Q, K)`.
         queries: Layout of the Q tokens.
         keys: Layout of the K tokens.
-        value: `(B, heads, K, d)`, where kept.
-        output_weight: `(D, heads * d)` of the projection behind the heads, where it follows at once, with the block's layer scale.
-        residual: `(B, Q, D)` what the result is added to, in the order of `queries`; where values are kept and it is known.
-        follows: Layer and call of the attention whose result flowed into this one last; ("", 0) for none, None if not followed.
-        reason: Why it cannot be put on the image; None where it can.
-        source: What gradients are made from, where `capture(model, gradients=True)` kept it.
+        value: `(B, heads, K, d)` value vectors, if they were kept.
+        output_weight: `(D, heads * d)` weight of the output projection, including the block's layer scale. None if the projection
+            does not follow directly.
+        residual: `(B, Q, D)` input of the residual connection around the attention, in the order of `queries`. None if it is not
+            known or values were not kept.
+        follows: Layer and call of the last attention whose result reached this one; ("", 0) for none, None if not traced.
+        reason: Why the attention cannot be mapped onto the image; None if it can.
+        source: Tensor from which gradients are computed, if captured with `capture(model, gradients=True)`.
     """
 
     layer: str
@@ -143,33 +145,34 @@ class AttentionRecord:
     source: Source | None = None
 
     def __post_init__(self) -> None:
-        """Check that the layouts count the operator's tokens.
+        """Check that the layouts and the operator have the same number of tokens.
 
         Raises:
-            LayoutError: If they do not; a map would be shifted.
+            LayoutError: If the numbers differ, which would shift the map.
         """
         expected = len(self.queries), len(self.keys)
         if self.operator.shape[2:] != expected:
             raise LayoutError(
-                f"{self.layer}: the layout counts {expected[0]} queries and {expected[1]} keys, the model used "
-                f"{self.operator.shape[2]} and {self.operator.shape[3]}. The grid or the prefix tokens are not what was expected."
+                f"{self.layer}: the layout has {expected[0]} queries and {expected[1]} keys, but the model used "
+                f"{self.operator.shape[2]} and {self.operator.shape[3]}. Check the grid and the prefix tokens."
             )
 
     @property
     def probability(self) -> bool:
-        """Whether rows are distributions (non-negative, sum 1)."""
+        """True if rows are distributions: non-negative with sum 1."""
         return self.operator.probability
 
     def error(self) -> float:
-        """How far `A V` is from what the model's own kernel gave: the largest difference over the largest value.
+        """Return the error of the rebuilt weights: the largest difference between `A V` and the model's own output.
 
-        Weights that the model wrote out are kept as they were: then it is 0.
+        The difference is divided by the largest output value. If the model computed its weights explicitly, they are stored
+        unchanged and the error is 0.
 
         Raises:
-            OptionError: If the recording was made without `gradients=True`, which keeps what the kernel gave.
+            OptionError: If the recording was made without `gradients=True`, which stores the model's own output.
         """
         if self.source is None:
-            raise OptionError("the kernel's own result was not kept. Use capture(model, gradients=True).")
+            raise OptionError("the output of the attention kernel was not kept. Use capture(model, gradients=True).")
         kept = self.source.gradient(self.source.tensor.detach())
         if not isinstance(kept, OuterGradient):
             return 0.0
@@ -185,18 +188,18 @@ class FeatureRecord:
     """An activation of one forward pass.
 
     Attributes:
-        layer: Dotted name of the module that gave it.
-        forward: Which forward pass of the recording.
-        role: `tokens`: `(B, N, D)`; `activation`: `(B, C, H, W)`; gates that features are multiplied by: `channel_gate`, `(B, C)`,
-            `spatial_gate`, `(B, 1, H, W)`, `gate`, `(B, C, H, W)`, and `branch_gate`, `(B, branches, C)`, over branches that are
-            summed; `transform`, `(B, 2, 3)`, the affine map of a spatial transformer, from output to input in `[-1, 1]`; `glimpse`,
-            `(B, scales, 4)`, top, left, bottom and right of the patches of a retina in pixels of its image; `mix`, `(1, 1)`, the share
-            of what the attention inside a module does that is used.
+        layer: Dotted name of the module that computed it.
+        forward: Index of the forward pass in the recording.
+        role: What the tensor is. Features: `tokens`, `(B, N, D)`, or `activation`, `(B, C, H, W)`. Gates that multiply features:
+            `channel_gate`, `(B, C)`; `spatial_gate`, `(B, 1, H, W)`; `gate`, `(B, C, H, W)`; `branch_gate`, `(B, branches, C)`, for
+            branches that are summed. `transform`, `(B, 2, 3)`: affine map of a spatial transformer, from output to input in
+            `[-1, 1]`. `glimpse`, `(B, scales, 4)`: top, left, bottom and right of a retina's patches, in pixels of its image.
+            `mix`, `(1, 1)`: learned weight of an attached attention module.
         value: The activation, detached.
-        gradient: Its gradient, where one was asked for; gates have none.
-        layout: Where the tokens lie, or the cells of a map, or of the map that is transformed or looked at; None where that is not
-            known, and for gates of channels.
-        source: The activation in the model's graph, where `capture(model, gradients=True)` kept it.
+        gradient: Gradient of a score with respect to the activation, if it was computed; gates have none.
+        layout: Layout of the tokens or of the map's cells; for `transform` and `glimpse`, of the map that is sampled. None for
+            channel gates and if the positions are not known.
+        source: The activation in the autograd graph, if captured with `capture(model, gradients=True)`.
     """
 
     layer: str
@@ -208,47 +211,47 @@ class FeatureRecord:
     source: Source | None = None
 
     def __post_init__(self) -> None:
-        """Check that the layout counts the tokens.
+        """Check that the layout fits the shape of the activation.
 
         Raises:
-            ShapeError: If it does not.
+            ShapeError: If it does not fit.
         """
         if self.layout is None:
             return
         shape = tuple(self.value.shape)
         if self.role == "tokens" and shape[1] != len(self.layout):
-            raise ShapeError(f"{self.layer}: tokens must be (B, {len(self.layout)}, D) by the layout, got {shape}.")
+            raise ShapeError(f"{self.layer}: tokens must be (B, {len(self.layout)}, D) according to the layout, got {shape}.")
         if self.role not in ("tokens", "transform", "glimpse") and shape[2:] != self.layout.grid:
-            raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) by the layout, got {shape}.")
+            raise ShapeError(f"{self.layer}: a map must be (B, C, *{self.layout.grid}) according to the layout, got {shape}.")
 
 
-class Unseen(NamedTuple):
-    """An attention that could not be recorded.
+class UnseenAttention(NamedTuple):
+    """An attention call that could not be recorded.
 
     Attributes:
-        layer: Dotted name of the module that made it.
-        forward: Which forward pass of the recording.
-        how: What it does.
+        layer: Dotted name of the module that made the call.
+        forward: Index of the forward pass in the recording.
+        reason: What the module does that prevents recording, as a predicate.
     """
 
     layer: str
     forward: int
-    how: str
+    reason: str
 
 
 @dataclass(eq=False)
 class Recording(Sequence[AttentionRecord]):
-    """What one `capture` saw: attention records in the order of the calls, and features.
+    """Everything that one `capture` recorded: attention records in call order, and features.
 
     Attributes:
-        records: Attention records in the order of the calls.
-        features: Feature records likewise.
+        records: Attention records in call order.
+        features: Feature records in call order.
         input_size: `(height, width)` of the model's input.
-        readout: What is known of the model beforehand: the query that stands for the whole image, as in `reads`; empty for nothing.
-        captured: Glob of the layers whose attention was kept; `*` is all of them.
+        readout: Readout query that the model's family declares, spelled as in `reads`; empty if unknown.
+        captured: Glob of the layers whose attention was kept; `*` keeps all.
         provenance: The model and its weights.
-        unseen: Attention that could not be recorded; methods that multiply layers refuse it.
-        readouts: By forward: the query that its output was read from, where that was followed; empty where it was not.
+        unseen: Attention calls that could not be recorded. Methods that multiply layers refuse recordings with such calls.
+        readouts: Readout query of each forward pass, by index, as traced from the tokens to the output; empty if not traced.
     """
 
     records: list[AttentionRecord] = field(default_factory=list)
@@ -257,7 +260,7 @@ class Recording(Sequence[AttentionRecord]):
     readout: str = "cls"
     captured: str = "*"
     provenance: Provenance = field(default_factory=Provenance)
-    unseen: list[Unseen] = field(default_factory=list)
+    unseen: list[UnseenAttention] = field(default_factory=list)
     readouts: dict[int, str] = field(default_factory=dict)
 
     @overload
@@ -265,33 +268,33 @@ class Recording(Sequence[AttentionRecord]):
     @overload
     def __getitem__(self, index: slice) -> list[AttentionRecord]: ...
     def __getitem__(self, index: int | slice) -> AttentionRecord | list[AttentionRecord]:
-        """Record(s) by position."""
+        """Return one record, or a list for a slice."""
         return self.records[index]
 
     def __len__(self) -> int:
-        """Number of attention records."""
+        """Return the number of attention records."""
         return len(self.records)
 
     def __iter__(self) -> Iterator[AttentionRecord]:
-        """Records in the order of the calls."""
+        """Iterate over the records in call order."""
         return iter(self.records)
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers with attention, first call first."""
+        """Names of the layers with attention, in the order of their first calls."""
         return list(dict.fromkeys(record.layer for record in self.records))
 
     @property
     def forwards(self) -> list[int]:
-        """Numbers of the recorded forward passes."""
+        """Indices of the recorded forward passes."""
         return sorted({record.forward for record in self.records} | {feature.forward for feature in self.features})
 
     @property
     def reads(self) -> str:
-        """The query that the output is read from: `cls`, `cls+distillation`, `mean`, `all`, `cls+mean` or `pool`.
+        """Readout query, from which the output is computed: `cls`, `cls+distillation`, `mean`, `all`, `cls+mean` or `pool`.
 
-        As it was followed in the forward; else what is known of the model; else, where there is the gradient of a score, the tokens
-        behind the last attention on which it depends. Empty where nothing says.
+        This is the query traced in the forward pass. If none was traced, it is the one that the model's family declares. Otherwise,
+        if there is a gradient, it is the tokens of the last attention on which the score depends. Empty if none of these is known.
         """
         followed = {self.readouts.get(number, "") for number in self.forwards} - {""}
         return followed.pop() if len(followed) == 1 else self.readout or _read_by_score(self.records)
@@ -304,19 +307,19 @@ class Recording(Sequence[AttentionRecord]):
         layer: int | str | Iterable[int | str] | None = None,
         forward: int | None = None,
     ) -> Recording:
-        """A recording of the records that match; features are kept unless they belong to another forward.
+        """Return a recording of the matching records. Features are kept unless they belong to another forward pass.
 
         Args:
             kind: Kind of attention.
             space: Name of the token set of both queries and keys.
-            layer: Position among `layers` (negative from the end), a dotted name, or several of either.
-            forward: Number of the forward pass; negative from the end.
+            layer: Index into `layers` (negative counts from the end), dotted name, or several of either.
+            forward: Index of the forward pass; negative counts from the end.
 
         Returns:
             A new recording.
 
         Raises:
-            OptionError: If a layer or forward is not in the recording.
+            OptionError: If a layer or forward pass is not in the recording.
         """
         records, features = self.records, self.features
         if forward is not None:
@@ -335,18 +338,19 @@ class Recording(Sequence[AttentionRecord]):
         return replace(self, records=records, features=features, unseen=unseen)
 
     def gradients(self, score: Tensor | Mapping[str, Tensor]) -> Recording:
-        """The same recording with the gradient of a score: `dA` of every record, by tile, and of every feature.
+        """Return the recording with the gradients of a score: `dA` of every record, tile by tile, and of every feature.
+
+        The parameters' own `grad` is not touched. Call it once for each score.
 
         Args:
-            score: A number that the model computed inside the capture, such as `logits[0, 3]`; `(B,)` or more are summed. Several
-                scores take one call each. Parameters' own gradients are not touched. A score for each layer by name gives each
-                record the gradient of its own, and features none.
+            score: Scalar that the model computed inside the capture, such as `logits[0, 3]`; tensors with more elements are summed.
+                A mapping from layer names to scores gives each record the gradient of its own layer's score. Features then get none.
 
         Returns:
-            A new recording. What the score does not depend on has gradient zero.
+            A new recording. Gradients are zero where the score does not depend on the record.
 
         Raises:
-            OptionError: If gradients were not kept, the score does not depend on what was recorded, or a layer has none.
+            OptionError: If gradients were not kept, a layer has no score, or the score does not depend on what was recorded.
         """
         if isinstance(score, Tensor):
             graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
@@ -357,7 +361,7 @@ class Recording(Sequence[AttentionRecord]):
             missing = next((layer for layer in self.layers if layer not in score), None)
             if missing is not None:
                 raise OptionError(
-                    f"scores must be given for every layer, {missing} has none. Pass one for each of recording.layers."
+                    f"scores must be given for every layer, but {missing} has none. Pass one for each of recording.layers."
                 )
             slopes = [_slopes(score[record.layer], [record])[0] for record in self.records]
             features = [replace(feature, gradient=None) for feature in self.features]
@@ -370,12 +374,14 @@ class Recording(Sequence[AttentionRecord]):
     def _forward(self, forward: int) -> int:
         numbers = self.forwards
         if not -len(numbers) <= forward < len(numbers):
-            raise OptionError(f"forward must be one of {len(numbers)} recorded, got {forward}. Run the model inside the capture.")
+            raise OptionError(
+                f"forward must be one of {len(numbers)} recorded passes, got {forward}. Run the model inside the capture."
+            )
         return numbers[forward]
 
 
 def _read_by_score(records: Sequence[AttentionRecord]) -> str:
-    """The query that a score is read from: the tokens of the last attention on which it depends."""
+    """Return the readout query of a score: the tokens of the last attention on which it depends."""
     last = next((record for record in reversed(records) if record.kind == "self" and record.queries.grid), None)
     if last is None or last.operator.gradient is None:
         return ""
@@ -391,14 +397,14 @@ def _read_by_score(records: Sequence[AttentionRecord]) -> str:
 
 
 def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> list[Any]:
-    """What becomes of the score's gradient at the source of each item."""
+    """Return the gradient of the score at the source tensor of each item."""
     sources = [item.source for item in items if item.source is not None]
     if not items or len(sources) < len(items):
         raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
-    elsewhere = "the score does not depend on the recorded forward. Pass a value of the model's own output."
+    elsewhere = "the score does not depend on the recorded forward pass. Pass a value of the model's own output."
     if not score.requires_grad:
         raise OptionError(elsewhere)
-    wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # a part may be cut off from the graph
+    wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # some may be detached from the graph
     given = iter(torch.autograd.grad(score.sum(), wanted, retain_graph=True, allow_unused=True) if wanted else ())
     found = [next(given) if source.tensor.requires_grad else None for source in sources]
     if all(gradient is None for gradient in found):

@@ -1,1 +1,1 @@
-"""Parts of `benchmark.py`, each run in a process of its own: `python -m bench.timing`, with this folder's parent on the path."""
+"""Parts of `benchmark.py`. Each runs in its own process (`python -m bench.timing`), with `scripts` on the Python path."""

@@ -1,6 +1,6 @@
-"""Grad-CAM of a CNN beside its plain forward and its peers, as JSON: `python -m bench.cams ROUNDS`.
+"""Time of Grad-CAM for a CNN, compared with a plain forward pass and with other libraries, as JSON: `python -m bench.cams ROUNDS`.
 
-Each peer is called as its own documentation calls it, and is told the class for nothing.
+Each library is called as in its documentation. It is given the class, so that finding the class costs it no time.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LAYER = "layer4"
 
 
 class RawGradCAM(GradCAM):  # type: ignore[misc]
-    """The peer, which keeps its map as it is before it clips, enlarges and scales it."""
+    """Grad-CAM of another library that also keeps the map before it is clipped, resized and scaled."""
 
     def get_cam_image(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Make the map."""
+        """Compute the map."""
         self.raw = super().get_cam_image(*args, **kwargs)
         return self.raw
 
 
 def main(rounds: int) -> dict[str, Any]:
-    """Median seconds, ratios to the plain forward, and by how much each map differs from ours before it is normalized."""
+    """Return median seconds, ratios to a plain forward pass, and the difference of each unnormalized map from ours."""
     torch.set_num_threads(THREADS)
     model: Any = visattn.load_model("tv:resnet50", weights="none")
     photo = visattn.load_image(data.photo_path("coffee"))
@@ -79,7 +79,7 @@ def main(rounds: int) -> dict[str, Any]:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two maps over the largest value."""
+    """Return the largest difference of two maps, relative to the largest value."""
     return float((one.flatten() - other.flatten()).abs().max() / other.abs().max())
 
 

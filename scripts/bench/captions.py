@@ -1,8 +1,8 @@
-"""Captions/s of our beam search and of a loop over pictures, as JSON: `python -m bench.captions ROUNDS`.
+"""Captions per second of our beam search and of a loop over images, as JSON: `python -m bench.captions ROUNDS`.
 
-The loop has the shape of the usual PyTorch tutorials: a picture at a time, its features copied for each hypothesis, one step for each word,
-lists of what is over. Theirs makes the attention's keys anew at every step; `keys once` is the same without that. The model was taught the
-captions of the pictures for a moment, so that its captions end, and vary, as those of a trained one.
+The loop follows the usual PyTorch tutorials: one image at a time, features copied for each hypothesis, one step per word, and lists of
+finished captions. It computes the attention's keys again at every step; `keys once` computes them once. The model was trained briefly on
+the captions of the images, so that its captions end and vary like those of a fully trained model.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from visattn.captioning.beam_search import search
 from visattn.captioning.vocabulary import Vocabulary
 from visattn.data.scenes import Scenes
 from visattn.models.local_features import LocalFeatures
-from visattn.models.show_attend_tell import END, Seen, ShowAttendTell, costs
+from visattn.models.show_attend_tell import END, EncodedImage, ShowAttendTell, costs
 
 PICTURES, BEAM, LONGEST = 64, 5, 50
 LESSONS = 150  # steps of Adam
 
 
 def main(rounds: int) -> dict[str, Any]:
-    """Median seconds for all pictures, ours as a ratio of the others', steps of the captions, and in how many all agree."""
+    """Return median seconds for all images, our time relative to the loops', numbers of steps, and how many captions agree."""
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     scenes = [*map(Scenes(PICTURES, distractors=(0, 2), margin=0.03).scene, range(PICTURES))]
@@ -52,11 +52,13 @@ def main(rounds: int) -> dict[str, Any]:
 
 
 def taught(images: Tensor, captions: list[str]) -> ShowAttendTell:
-    """A model of the size of the shipped, whose decoder has seen these captions a few times."""
+    """Return a model of the same size as the shipped one, briefly trained on these captions."""
     vocabulary = Vocabulary.of(captions)
     encoder = LocalFeatures(width=128).features.eval()
     maps = encoder(images).detach()
-    model = ShowAttendTell(torch.nn.Identity(), 128, len(vocabulary), embedding=128, state=256, width=128, grid=(8, 8))
+    model = ShowAttendTell(
+        torch.nn.Identity(), 128, len(vocabulary), embed_dim=128, hidden_dim=256, attention_dim=128, grid=(8, 8)
+    )
     words = [torch.tensor(vocabulary.encode(caption)) for caption in captions]
     lengths = torch.tensor([len(one) for one in words])
     padded = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
@@ -71,25 +73,25 @@ def taught(images: Tensor, captions: list[str]) -> ShowAttendTell:
 
 @torch.inference_mode()
 def batched(model: ShowAttendTell, images: Tensor) -> list[list[int]]:
-    """All pictures together."""
-    found = search(model, model.encode(images), beam=BEAM, longest=LONGEST, unknown=True)
+    """Caption all images in one batch."""
+    found = search(model, model.encode(images), beam_size=BEAM, max_length=LONGEST, allow_unknown=True)
     return [one.words for one in found]
 
 
 @torch.inference_mode()
 def image_by_image(model: ShowAttendTell, images: Tensor, *, keys_once: bool) -> list[list[int]]:
-    """One picture after the other."""
+    """Caption one image after the other."""
     captions = []
     for image in images:
         features, keys, grid = model.encode(image[None])
-        seen = Seen(features.expand(BEAM, -1, -1), keys.expand(BEAM, -1, -1), grid)
-        state, words, scores = model.begin(seen), torch.full((BEAM, 1), model.start), torch.zeros(BEAM, 1)
+        seen = EncodedImage(features.expand(BEAM, -1, -1), keys.expand(BEAM, -1, -1), grid)
+        state, words, scores = model.initial_state(seen), torch.full((BEAM, 1), model.start_token), torch.zeros(BEAM, 1)
         over, over_scores, live = list[list[int]](), list[Tensor](), BEAM
         for t in range(LONGEST):
             step, state = model.step(seen if keys_once else with_keys(model, seen), state, words[:, -1])
             total = scores + step.logits.log_softmax(1)
-            best, at = (total.flatten() if t else total[0]).topk(live)  # at first all hypotheses are the same
-            parent, word = at // model.words, at % model.words
+            best, at = (total.flatten() if t else total[0]).topk(live)  # in the first step all hypotheses are identical
+            parent, word = at // model.vocab_size, at % model.vocab_size
             words = torch.cat((words[parent], word[:, None]), 1)
             going = [i for i, number in enumerate(word) if number != END]
             ended = list(set(range(live)) - set(going))
@@ -101,13 +103,13 @@ def image_by_image(model: ShowAttendTell, images: Tensor, *, keys_once: bool) ->
                 break
             words, scores, parent = words[going], best[going, None], parent[going]
             state = state[0][parent], state[1][parent]
-            seen = Seen(seen.features[parent], seen.keys[parent], grid)
+            seen = EncodedImage(seen.features[parent], seen.keys[parent], grid)
         captions.append(over[over_scores.index(max(over_scores))][1:-1])
     return captions
 
 
-def with_keys(model: ShowAttendTell, seen: Seen) -> Seen:
-    """What the attention needs of the features, made anew."""
+def with_keys(model: ShowAttendTell, seen: EncodedImage) -> EncodedImage:
+    """Compute the attention's keys from the features again."""
     keys = model.look.keys(seen.features) if model.look is not None else seen.features
     return seen._replace(keys=keys)
 

@@ -1,4 +1,4 @@
-"""Captures of a timm model with random weights against its plain forward, as JSON: `python -m bench.capture NAME THREADS BATCH ROUNDS`."""
+"""Time of captures relative to a plain forward pass, as JSON: `python -m bench.capture NAME THREADS BATCH ROUNDS`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from visattn.capturing import forget
 
 
 def main(name: str, threads: int, batch: int, rounds: int) -> dict[str, float]:
-    """Ratios to a plain forward of the same series, and its seconds; a first capture follows the tokens, later ones remember it."""
+    """Return ratios to a plain forward pass of the same series, and its seconds. Only the first capture traces the tokens."""
     torch.set_num_threads(threads)
     model = visattn.load_model(name, weights="none")
     image = torch.randn(batch, 3, 224, 224)
@@ -31,7 +31,7 @@ def main(name: str, threads: int, batch: int, rounds: int) -> dict[str, float]:
         capture()
 
     early = medians({"plain": plain, "first": first}, max(rounds // 4, 3), warmup=1)
-    later = medians({"plain": plain, "capture": capture}, rounds, warmup=3)  # the second writes down what the third reads
+    later = medians({"plain": plain, "capture": capture}, rounds, warmup=3)  # the second capture stores what the third reuses
     return {"seconds": later["plain"], "first": early["first"] / early["plain"], "capture": later["capture"] / later["plain"]}
 
 

@@ -1,4 +1,4 @@
-"""Captures of every model of the coverage sweep against its plain forward, as JSON: `python -m bench.capture_sweep ROUNDS [NAME ...]`."""
+"""Time of captures of all models of the coverage sweep, as JSON: `python -m bench.capture_sweep ROUNDS [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THREADS, _BATCH = 1, 2
 
 
 def main(rounds: int, names: list[str]) -> dict[str, dict[str, float | bool]]:
-    """For each model the ratios of a first and of a later capture, and whether the later one took over what the others found."""
+    """Return for each model the ratios of a first and of a later capture, and whether the later one reused token positions."""
     torch.set_num_threads(_THREADS)
     warnings.filterwarnings("ignore")
     found: dict[str, dict[str, float | bool]] = {}
@@ -40,7 +40,7 @@ def main(rounds: int, names: list[str]) -> dict[str, dict[str, float | bool]]:
 
 
 def measured(model: torch.nn.Module, image: torch.Tensor, rounds: int) -> dict[str, float | bool]:
-    """The ratios of one model."""
+    """Measure the ratios of one model."""
 
     def plain() -> None:
         with torch.inference_mode():
@@ -50,7 +50,7 @@ def measured(model: torch.nn.Module, image: torch.Tensor, rounds: int) -> dict[s
         try:
             with torch.inference_mode(), visattn.capture(model, features="none"):
                 model(image)
-        except NoAttentionCaptured:  # watched all the same
+        except NoAttentionCaptured:  # the pass was traced all the same
             pass
 
     def first() -> None:
@@ -59,7 +59,7 @@ def measured(model: torch.nn.Module, image: torch.Tensor, rounds: int) -> dict[s
 
     early = medians({"plain": plain, "first": first}, max(rounds // 2, 2), warmup=1)
     capture()
-    capture()  # what a model keeps of its first forward, as biases, makes the second another one
+    capture()  # models that cache tensors in the first forward pass, such as biases, run other operations in the second
     tapes = TAPES.of(model)
     later = medians({"plain": plain, "capture": capture}, rounds, warmup=1)
     known = bool(tapes) and TAPES.of(model)[0] is tapes[0]

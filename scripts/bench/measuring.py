@@ -1,4 +1,4 @@
-"""What the parts of the benchmark share: the model, the pixels, the three things that are run, and the clock."""
+"""Common parts of the benchmark: the model, the pixels, the three basic runs, and the timing."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ LAST = "blocks.11.*"
 
 
 def load() -> nn.Module:
-    """DINOv2 ViT-S/14 with its real weights, to be run on `THREADS` threads."""
+    """Load DINOv2 ViT-S/14 with its published weights, and set PyTorch to `THREADS` threads."""
     torch.set_num_threads(THREADS)
     return visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
 
 
 def pixels(model: nn.Module, side: int) -> Tensor:
-    """A real photo, squeezed to a square, as the model wants it."""
+    """Preprocess a real photo, squashed to a square."""
     square = visattn.load_image(data.photo_path("coffee")).resize((side, side))
     return visattn.prepare(square, model, resize="fit", img_size=side).pixels
 
 
 def plain(model: nn.Module, image: Tensor) -> object:
-    """The forward pass and nothing else."""
+    """Run only the forward pass."""
     with torch.inference_mode():
         return model(image)
 
 
 def rollout(model: nn.Module, image: Tensor) -> visattn.Recording:
-    """The forward pass under capture, then rollout through all layers."""
+    """Run the forward pass under capture, then rollout through all layers."""
     with torch.inference_mode():
         with visattn.capture(model) as recording:
             model(image)
@@ -45,7 +45,7 @@ def rollout(model: nn.Module, image: Tensor) -> visattn.Recording:
 
 
 def heads(model: nn.Module, image: Tensor) -> visattn.Recording:
-    """The forward pass under capture of the last layer, then each of its heads."""
+    """Run the forward pass under capture of the last layer, then compute a map of each of its heads."""
     with torch.inference_mode():
         with visattn.capture(model, layers=LAST) as recording:
             model(image)
@@ -54,12 +54,12 @@ def heads(model: nn.Module, image: Tensor) -> visattn.Recording:
 
 
 def medians(runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int) -> dict[str, float]:
-    """Median seconds of each run; all are run in turn (A B C A B C ...), so that a slow spell hits all alike."""
+    """Return median seconds of each run. Runs alternate (A B C A B C ...), so that a slow phase of the machine affects all of them."""
     return {name: statistics.median(values) for name, values in series(runs, rounds, warmup).items()}
 
 
 def series(runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int, *, back: bool = False) -> dict[str, list[float]]:
-    """Seconds of each run in each round; with `back` every other round goes backwards (A B C C B A ...)."""
+    """Return seconds of each run in each round; with `back`, every other round runs backward (A B C C B A ...)."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(warmup + rounds):
         order = list(runs.items())
@@ -72,7 +72,7 @@ def series(runs: Mapping[str, Callable[[], object]], rounds: int, warmup: int, *
 
 
 def ratio(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
-    """Median of the ratios of each round, and between which two of them that median lies with a certainty of 95 %."""
+    """Return the median of the ratios of all rounds, and its 95 % confidence interval."""
     ratios = sorted(one / other for one, other in zip(seconds, base, strict=True))
     reach = 0.98 * math.sqrt(len(ratios))
     low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)

@@ -1,4 +1,4 @@
-"""Peak memory of one run in this process alone, as JSON: `python -m bench.memory plain|rollout SIDE`."""
+"""Peak memory of one run in its own process, as JSON: `python -m bench.memory plain|rollout SIDE`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.measuring import load, pixels, plain, rollout
 
 
 def status(field: str) -> int:
-    """A size of this process in bytes: `VmRSS` is resident now, `VmHWM` its peak (`ru_maxrss` may be the parent's)."""
+    """Return a memory size of this process in bytes: `VmRSS` is resident memory, `VmHWM` its peak (`ru_maxrss` may be the parent's)."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
         raise SystemExit(f"bench.memory: error: /proc/self/status has no {field}; memory is measured on Linux only.")
@@ -19,7 +19,7 @@ def status(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak start again from what is resident now, where the kernel allows it."""
+    """Reset the peak to the current resident memory, if the kernel allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -27,7 +27,7 @@ def forget_peak() -> None:
 
 
 def main(run: str, side: int) -> dict[str, int]:
-    """Bytes: peak of the whole process, growth over the loaded model, and all queries and keys that were kept."""
+    """Return bytes: peak of the process, growth over the loaded model, and size of all stored queries and keys."""
     model = load()
     image = pixels(model, side)
     before = status("VmHWM")

@@ -1,6 +1,6 @@
-"""Seconds and memory of one method at one size, as JSON: `python -m bench.methods RUN SIDE ROUNDS`; of several the first is not counted.
+"""Time and memory of one method at one size, as JSON: `python -m bench.methods RUN SIDE ROUNDS`. The first of several rounds is a warm-up.
 
-The growth is of the peak over the loaded model, in the first round. The target of all that need one is feature 0 of the class token.
+Growth is the peak of the first round minus the loaded model. All methods with a target explain feature 0 of the class token.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ Run = Callable[[nn.Module, Tensor], Tensor | None]
 
 
 def first_feature(output: Tensor) -> Tensor:
-    """What is explained."""
+    """Return feature 0 of the class token, the target of all methods."""
     return output[:, 0]
 
 
 def forward(model: nn.Module, image: Tensor) -> None:
-    """The forward pass and nothing else."""
+    """Run only the forward pass."""
     plain(model, image)
 
 
 def forward_backward(model: nn.Module, image: Tensor) -> None:
-    """The gradient of the score at the pixels; parameters are frozen, so only what that needs is kept."""
+    """Compute the gradient of the score at the pixels. Parameters are frozen, so that only the tensors it needs are stored."""
     image = image.detach().requires_grad_()
     torch.autograd.grad(first_feature(model.requires_grad_(False)(image)).sum(), image)
 
 
 def seen(model: nn.Module, image: Tensor, *, values: bool = False) -> visattn.Recording:
-    """A recording without gradients."""
+    """Record a pass without gradients."""
     return look(model, Prepared(image, (), ()), values=values)
 
 
 def explained(model: nn.Module, image: Tensor, *, each_layer: bool = False) -> visattn.Recording:
-    """A recording with the gradient of the target."""
+    """Record a pass with the gradient of the target."""
     features = "all" if each_layer else "last"
     return look(model, Prepared(image, (), ()), target=Target(first_feature), each_layer=each_layer, features=features)
 
 
 def head_statistics(model: nn.Module, image: Tensor) -> None:
-    """Entropy, distance and the rest of every head."""
+    """Compute entropy, distance and the other statistics of every head."""
     heads.statistics(seen(model, image))
 
 
 def legrad(model: nn.Module, image: Tensor) -> Tensor:
-    """LeGrad with a score for each layer."""
+    """Compute LeGrad, with one score per layer."""
     return methods.legrad(explained(model, image, each_layer=True)).values
 
 
 def unfused(model: nn.Module) -> Any:  # noqa: ANN401 - timm's blocks
-    """The blocks, whose attention writes its weights out from now on."""
+    """Disable fused attention in all blocks, so that they compute explicit weights; return the blocks."""
     blocks: Any = model.get_submodule("blocks")
     for block in blocks:
         block.attn.fused_attn = False
@@ -73,7 +73,7 @@ def unfused(model: nn.Module) -> Any:  # noqa: ANN401 - timm's blocks
 
 
 def collected(model: nn.Module, keep: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """What `keep` makes of the weights of each layer of timm's written-out branch, in the forwards to come."""
+    """Return a list that collects `keep(weights)` of each layer in later forward passes of timm's explicit attention."""
     kept: list[Tensor] = []
     for block in unfused(model):
         block.attn.attn_drop.register_forward_hook(lambda _module, _args, weights: kept.append(keep(weights)))
@@ -81,7 +81,7 @@ def collected(model: nn.Module, keep: Callable[[Tensor], Tensor]) -> list[Tensor
 
 
 def dense_rollout(model: nn.Module, image: Tensor) -> Tensor:
-    """Whole matrices, multiplied."""
+    """Compute rollout from whole matrices."""
     kept = collected(model, lambda weights: weights.mean(1))
     with torch.inference_mode():
         model(image)
@@ -92,7 +92,7 @@ def dense_rollout(model: nn.Module, image: Tensor) -> Tensor:
 
 
 def dense_relevance(model: nn.Module, image: Tensor) -> Tensor:
-    """Whole matrices and their gradients, multiplied."""
+    """Compute relevance from whole matrices and their gradients."""
     kept = collected(model, lambda weights: weights)
     image = image.detach().requires_grad_()
     slopes = torch.autograd.grad(first_feature(model.requires_grad_(False)(image)).sum(), kept)
@@ -103,21 +103,21 @@ def dense_relevance(model: nn.Module, image: Tensor) -> Tensor:
 
 
 def torchxai_rollout(model: nn.Module, image: Tensor) -> Tensor:
-    """torchxai-explain, heads averaged, nothing discarded."""
+    """Run torchxai-explain's rollout, with heads averaged and nothing discarded."""
     from torchxai.methods.attention_rollout import AttentionRollout
 
     return torch.from_numpy(AttentionRollout(model, head_fusion="mean", discard_ratio=0.0)._compute_cam(image, None)).flatten()
 
 
 def torchxai_attribution(model: nn.Module, image: Tensor) -> Tensor:
-    """torchxai-explain's gradient-weighted rollout, the nearest it has to relevance."""
+    """Run torchxai-explain's gradient-weighted rollout, its method closest to relevance."""
     from torchxai.methods.transformer_attribution import TransformerAttribution
 
     return torch.from_numpy(TransformerAttribution(model)._compute_cam(image, 0)).flatten()
 
 
 def fast_vit_rollout(model: nn.Module, image: Tensor) -> Tensor:
-    """fast-vit-rollout, heads averaged, nothing discarded; it sees nothing unless timm's fused attention is off."""
+    """Run fast-vit-rollout, with heads averaged and nothing discarded; it works only with timm's fused attention turned off."""
     from fast_vit_rollout.vit_rollout import ViTAttentionRollout
 
     unfused(model)
@@ -142,7 +142,7 @@ RUNS: dict[str, Run] = {
 
 
 def main(name: str, side: int, rounds: int) -> dict[str, Any]:
-    """Median seconds, bytes of growth, and the map of small inputs."""
+    """Return median seconds, growth in bytes, and, for small inputs, the map."""
     model = load()
     image = pixels(model, side)
     forget_peak()

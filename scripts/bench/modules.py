@@ -1,7 +1,7 @@
-"""Time of attention modules, their peers and a ready gate, as JSON: `python -m bench.modules ROUNDS MORE_ROUNDS NAME,NAME`.
+"""Time of attention modules, of other implementations and of a bare gate, as JSON: `python -m bench.modules ROUNDS MORE_ROUNDS NAME,NAME`.
 
-The modules that are named, whose time is bounded, run more rounds. Each peer computes the same with as many parameters; what timm and
-torchvision do not have stands alone.
+The named modules, whose time is bounded, run more rounds. Each peer computes the same function with the same number of parameters.
+Modules that timm and torchvision lack have no peer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bench.measuring import THREADS, ratio, series
 from visattn.nn import ATTENTION
 
 BATCH, CHANNELS, SIDE = 16, 256, 28
-SMALLER = {"nl": 4, "sagan": 4}  # batches of what weighs all pairs of places
-PEERS: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = {  # timm's first
+SMALLER = {"nl": 4, "sagan": 4}  # batch sizes of modules that weigh all pairs of positions
+PEERS: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = {  # timm's peer comes first
     "cbam": {"timm CbamModule": lambda: CbamModule(CHANNELS, mlp_bias=True)},
     "coord": {"timm CoordAttn": lambda: CoordAttn(CHANNELS, rd_channels=8, bias=True)},
     "eca": {"timm EcaModule": lambda: EcaModule(CHANNELS)},
@@ -40,13 +40,13 @@ PEERS: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = {  # timm's first
 
 
 def main(rounds: int, more_rounds: int, named: Container[str]) -> dict[str, Any]:
-    """Of each module its batch and runs, ours first, the gate last: parameters, median seconds, and how our time compares."""
+    """Return for each module its batch size and its runs, ours first and the gate last: parameters, median seconds, time ratio."""
     torch.set_num_threads(THREADS)
     return {name: measured(name, more_rounds if name in named else rounds) for name in ATTENTION}
 
 
 def measured(name: str, rounds: int) -> dict[str, Any]:
-    """One series of one module."""
+    """Measure one series of one module."""
     torch.manual_seed(0)
     batch = SMALLER.get(name, BATCH)
     x, slope = torch.randn(batch, CHANNELS, SIDE, SIDE, requires_grad=True), torch.randn(batch, CHANNELS, SIDE, SIDE)
@@ -64,7 +64,7 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
 
 
 def training(module: Callable[[Tensor], Any], x: Tensor, slope: Tensor, parameters: list[nn.Parameter]) -> Callable[[], object]:
-    """A forward and a backward to the input and all parameters."""
+    """Run a forward pass and a backward pass to the input and all parameters."""
     return lambda: torch.autograd.grad(module(x), [x, *parameters], slope)
 
 

@@ -1,7 +1,7 @@
-"""Time of one overlay, ours and the peers' in one process, as JSON; runs in the peers' environment that `benchmark.py` makes.
+"""Time of one overlay by visattn and by other libraries, in one process, as JSON. It runs in the environment that `benchmark.py` creates.
 
-Each is called as its own documentation calls it, and what it wants as input is made beforehand: the peers get their float
-arrays and masks for nothing.
+Each library is called as in its documentation. Inputs are prepared outside the measured time: the peers get their float arrays and
+masks for free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS, WARMUP = 60, 10
 
 
 def attention_map() -> visattn.AttentionMap:
-    """A smooth map of a 518-pixel input with 14-pixel patches."""
+    """Return a smooth map of a 518-pixel input with 14-pixel patches."""
     y, x = torch.meshgrid(torch.linspace(-2, 2, GRID), torch.linspace(-2, 2, GRID), indexing="ij")
     box = Box(0, 0, 14 * GRID, 14 * GRID)
     return visattn.AttentionMap(
@@ -36,7 +36,7 @@ def attention_map() -> visattn.AttentionMap:
 
 
 def main() -> dict[str, Any]:
-    """Median seconds by name, and the versions of the peers."""
+    """Return median seconds by name, and the versions of the other libraries."""
     show_cam_on_image = import_module("pytorch_grad_cam.utils.image").show_cam_on_image
     overlay_mask = import_module("torchcam.utils").overlay_mask
     photo = visattn.load_image(data.photo_path("coffee")).resize((WIDTH, HEIGHT))

@@ -10,7 +10,7 @@ from bench.measuring import heads, load, medians, pixels, plain, rollout
 
 
 def main(side: int, rounds: int) -> dict[str, float]:
-    """Seconds by the name of the run."""
+    """Return median seconds by the name of the run."""
     model = load()
     image = pixels(model, side)
     runs = {"plain forward": plain, "rollout": rollout, "last-layer heads": heads}

@@ -1,7 +1,7 @@
-"""Images/s of our training loop and of timm's, and what drawing maps costs, as JSON: `python -m bench.training RUN ARGUMENT ...`.
+"""Images/s of our training loop and of timm's, and the cost of drawing maps, as JSON: `python -m bench.training RUN ARGUMENT ...`.
 
-`pictures FOLDER COUNT` makes what both train on; `ours FOLDER` and `timm FOLDER FILE` train one epoch each, FILE being timm's train.py;
-`logger MODEL ROUNDS` times steps with and without a page of maps.
+`pictures FOLDER COUNT` creates the training images. `ours FOLDER` and `timm FOLDER FILE` train one epoch each; FILE is timm's train.py.
+`logger MODEL ROUNDS` times steps with and without a figure of maps.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from visattn.training import AttentionLogger, Config, train
 
 MODEL, SIDE, BATCH = "resnet18", 64, 32
 CLASSES = tuple(data.PHOTOS)[:2]
-EVERY, WARM = 10, 20  # steps from one row of the logs to the next; steps that are not counted
+EVERY, WARM = 10, 20  # steps between two log rows; warm-up steps that are not counted
 LR, DECAY = 0.01, 5e-4
-TESTED = 16  # pictures
-PAGE = 8  # pictures on a page of maps
+TESTED = 16  # test images
+PAGE = 8  # images in a figure of maps
 _ROW = re.compile(r"Train: 0 \[ *(\d+)/\d+ .*\(([\d.]+)s, +[\d.]+/s\)")
 
 
 def pictures(folder: str, count: str) -> dict[str, int]:
-    """Random parts of two photos as JPEG files, of the size that is trained with."""
+    """Write random crops of two photos as JPEG files, in the size of the training images."""
     photos = [visattn.load_image(data.photo_path(name)) for name in CLASSES]
     generator = torch.Generator().manual_seed(0)
     for split, number in (("train", int(count)), ("test", TESTED)):
@@ -53,7 +53,7 @@ def pictures(folder: str, count: str) -> dict[str, int]:
 
 
 def ours(folder: str) -> dict[str, float]:
-    """Images/s of `visattn.training.train`, from its own rows."""
+    """Measure images/s of `visattn.training.train`, from its own log rows."""
     torch.set_num_threads(THREADS)
     config = Config(
         data=folder,
@@ -65,7 +65,7 @@ def ours(folder: str) -> dict[str, float]:
         lr=LR,
         weight_decay=DECAY,
         warmup_epochs=0.0,
-        smoothing=0.0,
+        label_smoothing=0.0,
         augment="none",
         device="cpu",
         workers=1,
@@ -80,7 +80,7 @@ def ours(folder: str) -> dict[str, float]:
 
 
 def theirs(folder: str, script: str) -> dict[str, float]:
-    """Images/s of timm's train.py with the same recipe, from the mean seconds of a step that it prints."""
+    """Measure images/s of timm's train.py with the same recipe, from the mean seconds per step that it prints."""
     recipe = {
         "data-dir": folder,
         "train-split": "train",
@@ -94,7 +94,7 @@ def theirs(folder: str, script: str) -> dict[str, float]:
         "lr": LR,
         "weight-decay": DECAY,
         "warmup-epochs": 0,
-        "smoothing": 0,
+        "label_smoothing": 0,
         "train-interpolation": "bilinear",
         "device": "cpu",
         "workers": 1,
@@ -114,7 +114,7 @@ def theirs(folder: str, script: str) -> dict[str, float]:
 
 
 def logger(name: str, rounds: str) -> dict[str, float]:
-    """Median seconds of a plain step, and by how much longer a page and the step after it take than a step."""
+    """Measure the median seconds of a plain step, and the added time of a step with a figure and of the step after it."""
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=len(CLASSES), img_size=SIDE) if "vit" in name else timm.create_model(name)

@@ -1,10 +1,10 @@
-"""The models of the sweep: the smallest of each file of timm, and others that differ in how they attend."""
+"""Models of the coverage sweep: the smallest model of each file of timm, and others whose attention differs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# name: side of the input where it is not the model's own, and what it is built with to be quick
+# name: side of the input (if not the model's own), and arguments that make the model small
 MODELS: dict[str, tuple[int | None, dict[str, Any]]] = {
     "beit_base_patch16_224": (None, {"depth": 4}),
     "beitv2_base_patch16_224": (None, {"depth": 4}),
@@ -156,7 +156,7 @@ MODELS: dict[str, tuple[int | None, dict[str, Any]]] = {
     "swinv2_tiny_window16_256": (None, {}),
 }
 
-# classes that are called attention and multiply no softmax with values, and what they do
+# classes named attention that do not multiply a softmax with values, and what they compute instead
 WITHOUT_MATRIX = {
     "LiteMLA": "linear attention of ReLU features",
     "LinearSelfAttention": "additive: one softmax weighs all keys, no query x key matrix",

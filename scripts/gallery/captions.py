@@ -1,4 +1,4 @@
-"""Pictures of where captioners looked, word by word, and of where the recurrent attention model looked."""
+"""Gallery pictures: filmstrips of captioners, and glimpses of the recurrent attention model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import visattn
 from visattn import data
 from visattn._support.files import write_whole
 from visattn.captioning import load_captioner
-from visattn.data.captions.pictures import CaptionedScenes
+from visattn.data.captions.pictures import CaptionSceneDataset
 from visattn.drawing.pages import Cell, sheet
 from visattn.drawing.pictures import to_png
 from visattn.errors import VisattnError
@@ -19,20 +19,20 @@ from visattn.provenance import Provenance
 
 CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
 CAPTIONERS = "soft", "hard"
-TESTS, THINGS = 100, 3  # scenes that are looked through, and how many things the chosen one has
+TESTS, THINGS = 100, 3  # scenes to choose from, and the number of objects of the chosen one
 RAM = CHECKPOINTS / "ram_fashion_mnist"
 SHOWN = 6  # classes, the first test picture of each
 PANEL = 224
 
 
 def caption_pictures(folder: Path) -> None:
-    """What two captioners say of a scene with a new pair of color and shape, and the glimpses of the recurrent attention model."""
-    pictures = CaptionedScenes("scenes-new", "test", TESTS, (64, 64), 0)
+    """Write the filmstrips of two captioners for a scene with a new color-shape pair, and glimpses of the recurrent attention model."""
+    pictures = CaptionSceneDataset("scenes-new", "test", TESTS, (64, 64), 0)
     index = next(i for i in range(TESTS) if len(pictures.scenes.scene(i).things) == THINGS)
     photo, (truth,) = pictures[index]
     for name in CAPTIONERS:
-        (caption,) = load_captioner(CHECKPOINTS / f"captions_{name}").tell([photo])
-        said = f"what the {name} attention captioner says of test scene {index} of scenes-new; its truth: {truth}"
+        (caption,) = load_captioner(CHECKPOINTS / f"captions_{name}").generate([photo])
+        said = f"{name} attention captioner on test scene {index} of scenes-new; ground truth: {truth}"
         _write(folder / f"filmstrip_{name}.png", caption.filmstrip(panel=144, notes=(said,)), caption.map.provenance)
     try:
         _write(folder / "glimpses.png", *_glimpses())
@@ -41,9 +41,9 @@ def caption_pictures(folder: Path) -> None:
 
 
 def _glimpses() -> tuple[Image.Image, Provenance]:
-    """The path over the first test picture of some classes, enlarged, and the network's answers."""
+    """Draw the glimpse path over the first test image of some classes, enlarged, with the network's predictions."""
     model = visattn.load_model(str(RAM))
-    tests = data.read("fashion-mnist", "test")
+    tests = data.load_labeled("fashion-mnist", "test")
     cells = []
     for label in range(SHOWN):
         picture = next(picture for picture, one in map(tests.__getitem__, range(len(tests))) if one == label)
@@ -53,7 +53,7 @@ def _glimpses() -> tuple[Image.Image, Provenance]:
             answer = tests.classes[int(model(visattn.prepare(large, model).pixels).logits.argmax())]
         cells.append(Cell(explanation.overlay(opacity=0), answer, tests.classes[label]))
     notes = (
-        "The first test picture of each of the first classes, its class above, the network's answer below. Boxes: what it read, in the "
+        "First test image of each of the first classes: true class above, predicted class below. Boxes: the glimpses, in the "
         "order of the numbers.",
     )
     return sheet([cells], panel=PANEL, notes=notes), explanation.provenance

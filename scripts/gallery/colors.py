@@ -1,4 +1,4 @@
-"""The picture of color profiles: photos whose numbers are those of ProPhoto RGB, taken as sRGB, and converted."""
+"""Gallery picture of color profiles: ProPhoto RGB photos whose values are taken as sRGB, and the same photos converted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import visattn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # tests write the same profiles
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the profiles are written by code of the tests
 
 from tests.images import icc
 from visattn import data
@@ -22,7 +22,7 @@ PHOTOS = ("astronaut", "coffee", "rocket")
 
 
 def profiles_sheet(model: nn.Module) -> Image.Image:
-    """Each photo twice, with the last layer's attention of a model that sees it so."""
+    """Draw each photo without and with color conversion, and the model's last-layer attention for both."""
     rows = []
     for name in PHOTOS:
         file, row = _in_prophoto(visattn.load_image(data.photo_path(name))), []
@@ -30,12 +30,12 @@ def profiles_sheet(model: nn.Module) -> Image.Image:
             found = visattn.explain(model, photo, method="attention")
             row += [Cell(photo), Cell(found.overlay(opacity=0.6, marks=False))]
         rows.append(row)
-    titles = ["numbers taken as sRGB", "attention", "profile converted", "attention"]
+    titles = ["values taken as sRGB", "attention", "profile converted", "attention"]
     return sheet(rows, panel=240, column_labels=titles)
 
 
 def _in_prophoto(photo: Image.Image) -> bytes:
-    """A PNG of the same colors, in the numbers of ProPhoto RGB, with that profile."""
+    """Encode a photo as a PNG with ProPhoto RGB values and that profile; its colors stay the same."""
     light = icc.srgb_decoded(np.asarray(photo) / 255)
     wide = light @ np.array(icc.PRIMARIES["sRGB"]) @ np.linalg.inv(np.array(icc.PRIMARIES["ProPhoto RGB"]))
     numbers = (255 * wide.clip(0, 1) ** (1 / 1.796875)).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Pictures of the scenes whose truth is known, and of what networks look at in them."""
+"""Gallery pictures of scenes with synthetic ground truth, and of the maps of networks trained on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from visattn.drawing.pages import Cell, sheet
 from visattn.training import Config, train
 
 CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
-TEST = 2  # seed of the scenes that no network was trained on
+TEST = 2  # seed of the test scenes; no network was trained on them
 PANEL = 192
 COLUMNS: dict[str, tuple[str, str, Mark]] = {  # folder, method, mark
     "ViT, relevance": ("scenes_vit", "relevance", "none"),
@@ -28,7 +28,7 @@ COLUMNS: dict[str, tuple[str, str, Mark]] = {  # folder, method, mark
 
 
 def scenes_sheet(count: int = 6) -> Image.Image:
-    """Scenes, the same with a watermark that tells the label, and the masks of their objects."""
+    """Draw scenes, their twins with a watermark that reveals the label, and the masks of their objects."""
     rows: list[list[Cell | None]] = []
     kinds: dict[str, Mark] = {"scene": "none", "shortcut": "label"}
     for mark in kinds.values():
@@ -36,14 +36,14 @@ def scenes_sheet(count: int = 6) -> Image.Image:
         rows.append([Cell(_large(scene.image), CLASSES[scene.label]) for scene in drawn])
     rows.append([Cell(_large(_colored(scene))) for scene in drawn])
     notes = (
-        "One object of a label shape among three to six others; color, texture, size and place say nothing. In the shortcut twin a mark "
-        "in a corner tells the label too. Masks: the object white, the others gray, the mark or its place orange.",
+        "One object has a label shape, three to six others do not; color, texture, size and position carry no information. In the "
+        "shortcut twin a mark in a corner also reveals the label. Masks: label object white, others gray, mark or its position orange.",
     )
     return sheet(rows, panel=PANEL, row_labels=[*kinds, "masks"], notes=notes)
 
 
 def known_truth_sheet(indices: tuple[int, ...] = (1, 2, 3, 5)) -> Image.Image:
-    """What networks look at: two that learned shapes, and two that learned a mark which tells the class too."""
+    """Draw maps of four networks: two that learned shapes, and two that learned a mark that also reveals the class."""
     marks: tuple[Mark, ...] = ("none", "label")
     drawn = {mark: Scenes(max(indices) + 1, (64, 64), seed=TEST, watermark=mark) for mark in marks}
     models = {folder: visattn.load_model(str(CHECKPOINTS / folder)) for folder, _, _ in COLUMNS.values()}
@@ -58,13 +58,13 @@ def known_truth_sheet(indices: tuple[int, ...] = (1, 2, 3, 5)) -> Image.Image:
             cells.append(Cell(_enlarged(explanation, photo), answer))
         rows.append(cells)
     notes = (
-        "Under a scene its class, under a map the network's own answer, which it explains. The last two networks learned the mark.",
+        "Below a scene: its class. Below a map: the predicted class, which the map explains. The last two networks learned the mark.",
     )
     return sheet(rows, panel=PANEL, column_labels=["scene", *COLUMNS], notes=notes)
 
 
 def training_pictures(folder: Path) -> None:
-    """Curves and the last maps of the run that docs/training.md begins with."""
+    """Write learning curves and the last maps of the first training run in docs/training.md."""
     recipe = Config(
         data="scenes",
         train_count=4000,
@@ -76,7 +76,7 @@ def training_pictures(folder: Path) -> None:
         weight_decay=0.05,
         batch_size=64,
         augment="turn",
-        smoothing=0.0,
+        label_smoothing=0.0,
         epochs=8.0,
         maps_every=100,
     )
@@ -88,7 +88,7 @@ def training_pictures(folder: Path) -> None:
 
 
 def _enlarged(explanation: visattn.Explanation, photo: Image.Image) -> Image.Image:
-    """The map over the enlarged scene, so that its cells are not those of 64 pixels."""
+    """Draw the map over the enlarged scene, so that it is not limited to 64 pixels."""
     heat = explanation.panel.to_heatmap(explanation.geometry.resized((PANEL, PANEL)))
     return visattn.overlay(photo.resize((PANEL, PANEL), Image.Resampling.NEAREST), heat, opacity=0.6)
 
@@ -98,7 +98,7 @@ def _large(pixels: NDArray[np.uint8]) -> Image.Image:
 
 
 def _colored(scene: Scene) -> NDArray[np.uint8]:
-    """The masks of a scene in colors."""
+    """Draw the masks of a scene in colors."""
     picture = np.zeros((*scene.watermark.shape, 3), np.uint8)
     picture[scene.masks[1:].any(0)] = 110
     picture[scene.masks[0]] = 255

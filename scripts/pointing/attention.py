@@ -1,11 +1,11 @@
-"""Lift of DINOv2's attention: each photo whole."""
+"""Lift of DINOv2's attention on whole photos."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import visattn
-from pointing.photos import PRIOR, Measured, Part, Photo, copies_of, photos, references
+from pointing.photos import PRIOR, Measured, Part, Photo, copies_of, photos, references, times
 from visattn import data, methods
 from visattn.methods.sinks import find_sinks
 from visattn.pipeline.run import look
@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 def measured() -> Part:
-    """Every photo."""
+    """Measure every photo."""
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
     part = {}
     for photo in photos(model, "fit"):
@@ -32,8 +32,20 @@ def measured() -> Part:
     return part
 
 
+def conclusion(part: Part) -> str:
+    """Return the main result as text, for the top of the page."""
+    mean, rolled = "last layer, mean of heads", "rollout from layer 0"
+    (lift, low, high), (ratio, ratio_low, ratio_high) = times(part, mean), times(part, mean, PRIOR)
+    share, share_low, share_high = times(part, rolled, PRIOR)
+    return (
+        f"The mean over the last layer's heads has a lift of {lift:.2f} (95 % interval {low:.2f} to {high:.2f}). That is {ratio:.2f} "
+        f"times the center prior (interval {ratio_low:.2f} to {ratio_high:.2f}). Rollout from layer 0 has a lift of "
+        f"{times(part, rolled)[0]:.2f}, {share:.2f} times the prior (interval {share_low:.2f} to {share_high:.2f})."
+    )
+
+
 def lifts_of(photo: Photo, recording: Recording) -> Iterator[tuple[str, float]]:
-    """Everything that is compared, of one photo."""
+    """Compute all compared lifts of one photo."""
     layers = len(recording.layers)
     for sinks in ("keep", "drop"):
         name = {"keep": "", "drop": ", sinks dropped"}[sinks]

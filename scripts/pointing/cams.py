@@ -1,4 +1,4 @@
-"""Lift of a CNN's class activation maps: EfficientNet-Lite0 and its first class, each photo through its own evaluation transform."""
+"""Lift of class activation maps of EfficientNet-Lite0 for its top class, with the model's own evaluation transform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from visattn.records import Recording
 
 MODEL = "tf_efficientnet_lite0"
 POSITIVE = "CAM, positive part"
-ALIKE = "Grad-CAM", "XGrad-CAM", "HiResCAM", POSITIVE  # behind an average one map up to a factor
+ALIKE = "Grad-CAM", "XGrad-CAM", "HiResCAM", POSITIVE  # the same map up to a factor if a mean follows
 COPIED = tuple(f"{COPIES} shifted copies of {name}" for name in ("Grad-CAM", "Eigen-CAM"))
 METHODS = (
     methods.gradcam,
@@ -36,16 +36,16 @@ COLUMNS = {
     "Eigen-CAM": "Eigen-CAM",
     "shifted copies": COPIED[0],
     "center prior": PRIOR,
-    "the mask": ITSELF,
+    "object mask": ITSELF,
 }
 
 
 def measured() -> Part:
-    """Every photo."""
+    """Measure every photo."""
     model = visattn.load_model(MODEL, weights=data.offline_weights(MODEL))
     names, layer = labels(model), cam_layer(model)
     if names is None or layer is None:
-        sys.exit(f"{MODEL}: the names of its classes, or the layer to read, are not known")
+        sys.exit(f"{MODEL}: its class names, or the layer for class activation maps, are unknown")
     part = {}
     for photo in photos(model, "model"):
         with torch.inference_mode():
@@ -53,8 +53,8 @@ def measured() -> Part:
         first = int(shares.argmax())
         facts = {
             "object": f"{photo.seen.mean():.1%}",
-            "of it seen": f"{photo.seen.sum() / photo.mask.sum():.0%}",
-            "first class": names[first].split(",")[0],
+            "inside the crop": f"{photo.seen.sum() / photo.mask.sum():.0%}",
+            "top class": names[first].split(",")[0],
             "probability": f"{float(shares[first]):.0%}",
         }
         recording = look(model, photo.prepared, target=Target(first), features=[layer])
@@ -63,7 +63,7 @@ def measured() -> Part:
 
 
 def lifts_of(photo: Photo, recording: Recording) -> Iterator[tuple[str, float]]:
-    """Everything that is compared, of one photo."""
+    """Compute all compared lifts of one photo."""
     for method in METHODS:
         shown = method(recording).at(batch=0)
         if method is methods.cam:
@@ -75,21 +75,21 @@ def lifts_of(photo: Photo, recording: Recording) -> Iterator[tuple[str, float]]:
 
 
 def apart(part: Part) -> float:
-    """The largest difference between lifts of methods that are one map behind an average."""
+    """Return the largest difference between the lifts of methods whose maps are equal if a mean follows."""
     found = ([photo.lifts[name] for name in ALIKE] for photo in part.values())
     return max(max(lifts) - min(lifts) for lifts in found)
 
 
 def conclusion(part: Part) -> str:
-    """What the figures show."""
+    """Return the main result as text, for the top of the page."""
     names = [name for name in next(iter(part.values())).lifts if name not in (PRIOR, ITSELF, *COPIED)]
     told = " and ".join(name for name in names if times(part, name, PRIOR)[1] > 1) or "no method"
     (lift, low, high), (ratio, ratio_low, ratio_high) = times(part, "Grad-CAM"), times(part, "Grad-CAM", PRIOR)
     helmet, tripod = (part[name].lifts["Grad-CAM"] for name in ("astronaut", "camera"))
     return (
-        f"Grad-CAM is {lift:.2f} times as dense on the object as over all that the model saw (interval {low:.2f} to {high:.2f}), its "
-        f"shifted copies {times(part, COPIED[0])[0]:.2f} times. A center prior, which sees no photo, reaches {times(part, PRIOR)[0]:.2f}, "
-        f"and on {len(part)} photos {told} is reliably above it (Grad-CAM: {ratio:.2f} times the prior, interval {ratio_low:.2f} to "
-        f"{ratio_high:.2f}). On `astronaut` and `camera` Grad-CAM is at {helmet:.2f} and {tripod:.2f}: the first classes are a helmet "
-        "and a tripod, which the masks leave out. A map of a class is not a map of what the photo is of."
+        f"Grad-CAM has a lift of {lift:.2f} (95 % interval {low:.2f} to {high:.2f}), its shifted copies {times(part, COPIED[0])[0]:.2f}. "
+        f"A center prior, which does not depend on the photo, reaches {times(part, PRIOR)[0]:.2f}. On {len(part)} photos, {told} is "
+        f"reliably above it (Grad-CAM: {ratio:.2f} times the prior, interval {ratio_low:.2f} to {ratio_high:.2f}). On `astronaut` and "
+        f"`camera`, Grad-CAM has a lift of {helmet:.2f} and {tripod:.2f}: the top classes are a helmet and a tripod, which the masks "
+        "leave out. A class map need not cover the annotated object."
     )

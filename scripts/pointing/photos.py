@@ -1,4 +1,4 @@
-"""Photos with masks, what every map of them is compared with, and the tables of lifts."""
+"""Photos with object masks, reference maps for comparison, and tables of lifts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from visattn.pipeline.inputs import Prepared
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "assets" / "photos", ROOT / "assets" / "objects"
 MASKS = ROOT / "assets" / "objects" / "masks"
-LARGEST = 0.5  # photos that one object fills leave nothing to be found
+LARGEST = 0.5  # photos with a larger share of object are left out: there is little to localize
 COPIES = 20
 PRIOR = "center prior"
-ITSELF = "the mask itself, in cells of the grid"
-_NONE = -1e9  # stands for the logarithm of a lift of 0: -inf times a weight of 0 would make the bootstrap's sums NaN
+ITSELF = "object mask at the map's resolution"
+_NONE = -1e9  # replaces log(0): -inf times a weight of 0 would make sums of the bootstrap NaN
 
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo as a model wants it, and where the object is."""
+    """Preprocessed photo with the mask of its object."""
 
     name: str
     prepared: Prepared
@@ -41,18 +41,18 @@ class Photo:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """The mask of what the model saw."""
+        """Mask inside the model's input."""
         top, left, bottom, right = map(int, self.prepared.geometry.seen())
         return self.mask[top:bottom, left:right]
 
     def lift(self, shown: AttentionMap) -> NDArray[np.float64]:
-        """Of a map of this photo."""
+        """Compute the lift of a map of this photo."""
         return evaluation.lift(shown, self.mask, self.prepared.geometry)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The facts and the lifts of one photo, by name."""
+    """Facts and lifts of one photo, by name."""
 
     facts: dict[str, str]
     lifts: dict[str, float]
@@ -62,7 +62,7 @@ Part = dict[str, Measured]  # by the photo's name
 
 
 def photos(model: nn.Module, resize: Resize) -> Iterator[Photo]:
-    """Those with a mask, without those that the object fills as the model sees them."""
+    """Load and preprocess the photos with a mask, except those that the object fills."""
     for file in sorted((path for folder in FOLDERS for path in folder.iterdir()), key=lambda path: path.stem):
         place = MASKS / f"{file.stem}.png"
         if not place.exists() or file.is_dir():
@@ -78,21 +78,21 @@ def photos(model: nn.Module, resize: Resize) -> Iterator[Photo]:
 
 
 def copies_of(photo: Photo, shown: AttentionMap, name: str) -> tuple[str, float]:
-    """What a map reaches where its place means nothing."""
+    """Compute the lift of shifted copies of a map, whose positions are meaningless."""
     return f"{COPIES} shifted copies of {name}", float(photo.lift(evaluation.shifted_copies(shown, COPIES)).mean())
 
 
 def references(photo: Photo, like: AttentionMap) -> Iterator[tuple[str, float]]:
-    """A habit of photographers, and the object itself as coarse as the map."""
+    """Compute reference lifts: of a center prior, and of the object mask at the map's resolution."""
     yield PRIOR, float(photo.lift(evaluation.center_prior(like)))
     cells, grid = like.layout.cells, like.layout.grid
     each = photo.lift(replace(like, values=torch.eye(cells).view(cells, *grid), axes=("cell",)))
-    mask = torch.from_numpy(each).view(grid)  # the lift of one cell is the object's share of it, up to a factor
+    mask = torch.from_numpy(each).view(grid)  # the lift of a single cell is proportional to the object's share of that cell
     yield ITSELF, float(photo.lift(replace(like, values=mask)))
 
 
 def over_photos(part: Part) -> list[Row]:
-    """Geometric means with their bootstrap intervals over photos, the highest first."""
+    """Return rows of geometric means with bootstrap intervals over photos, highest first."""
     names = list(next(iter(part.values())).lifts)
     logarithms = np.stack([_logarithms(part, name) for name in names], 1)
     beyond = logarithms - logarithms[:, [names.index(PRIOR)]]
@@ -109,11 +109,11 @@ def over_photos(part: Part) -> list[Row]:
         }
         for i, name in enumerate(names)
     ]
-    return [rows[i] for i in np.argsort(-means.round(5), kind="stable")]  # what differs by rounding only keeps its order
+    return [rows[i] for i in np.argsort(-means.round(5), kind="stable")]  # rows that differ only by rounding keep their order
 
 
 def by_photo(part: Part, columns: dict[str, str]) -> list[Row]:
-    """A row for each photo; `columns` are names of lifts by their titles."""
+    """Return one row per photo; `columns` maps titles to names of lifts."""
     return [
         {"photo": name, **measured.facts, **{title: f"{measured.lifts[key]:.2f}" for title, key in columns.items()}}
         for name, measured in part.items()
@@ -121,14 +121,14 @@ def by_photo(part: Part, columns: dict[str, str]) -> list[Row]:
 
 
 def times(part: Part, name: str, other: str | None = None) -> tuple[float, float, float]:
-    """Geometric mean over photos of a lift, or of how many times another it is, and both ends of its interval."""
+    """Return the geometric mean over photos of a lift, or of its ratio to another lift, and both ends of its interval."""
     logarithms = _logarithms(part, name) - (0 if other is None else _logarithms(part, other))
     mean, low, high = (float(x[0]) for x in geometric(logarithms[:, None]))
     return mean, low, high
 
 
 def geometric(logarithms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Means of `(photos, ...)` and both ends of their intervals; a 0 makes the mean 0, and each resample that holds it."""
+    """Return geometric means of `(photos, ...)` and both ends of their intervals; a lift of 0 makes the mean of any resample with it 0."""
     low, high = mean_interval(logarithms)
     return np.exp(logarithms.mean(0)), np.exp(low), np.exp(high)
 

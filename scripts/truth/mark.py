@@ -1,4 +1,4 @@
-"""Why a map can miss what a network goes by: Grad-CAM of a CNN beside its own habit, layer by layer, and its gates exchanged."""
+"""Analysis of a CNN that relies on a watermark: Grad-CAM layer by layer, with and without its mean map, and exchanged gates."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ from visattn.nn import CBAM
 from visattn.pipeline.inputs import prepare_batch
 
 Part = Literal["channel", "spatial"]
-_BEFORE = {"channel": "fc2", "spatial": "norm"}  # what a gate is the sigmoid of; `fc2` runs twice, for mean and maximum
+_BEFORE = {
+    "channel": "fc2",
+    "spatial": "norm",
+}  # module that outputs the gate before the sigmoid; `fc2` runs twice, for mean and maximum
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Grad-CAM of one layer on marked scenes and on the same scenes without a mark.
+class MarkedScenes:
+    """Results of Grad-CAM for one layer, on marked scenes and on the same scenes without a mark.
 
     Attributes:
-        grid: Rows and columns.
-        numbers: By what is measured, a number for each scene.
+        grid: Rows and columns of the map.
+        numbers: For each quantity, one number per scene.
     """
 
     grid: tuple[int, ...]
     numbers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def layer_by_layer(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) -> dict[str, Seen]:
+def layer_by_layer(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) -> dict[str, MarkedScenes]:
     """Measure Grad-CAM of the true class, layer by layer.
 
     Args:
@@ -60,7 +63,7 @@ def layer_by_layer(model: nn.Module, layers: Sequence[str], marked: Scenes, plai
     for layer in layers:
         both = [[_gradcam(model, scenes, index, layer) for index in range(len(scenes))] for scenes in (marked, plain)]
         total = torch.stack([one.values for one, _ in both[0]]).sum(0)
-        found[layer] = seen = Seen(tuple(total.shape))
+        found[layer] = seen = MarkedScenes(tuple(total.shape))
         for index, ((shown, place), (bare, _)) in enumerate(zip(*both, strict=True)):
             mask = marked.scene(index).watermark
             cells, values = cells_of(shown, mask, place).share > 0, shown.values.numpy()
@@ -86,9 +89,9 @@ def exchanged(model: nn.Module, scenes: Scenes, others: Scenes, part: Part) -> f
 
     Args:
         model: A classifier with CBAM.
-        scenes: What it is shown.
-        others: As many scenes, whose gates it gets.
-        part: Whether the gates of channels or those of places.
+        scenes: Input scenes.
+        others: Scenes that the gates are taken from, as many as `scenes`.
+        part: Gates to exchange: those of channels, or the spatial ones.
     """
     right, kept = 0, {}
     for start in range(0, len(scenes), 100):
@@ -105,7 +108,7 @@ def exchanged(model: nn.Module, scenes: Scenes, others: Scenes, part: Part) -> f
 
 @contextmanager
 def _hooked(model: nn.Module, part: Part, given: dict[str, list[Tensor]] | None) -> Iterator[dict[str, list[Tensor]]]:
-    """Keep what every CBAM's gate is made of, or put what was kept in its place."""
+    """Record the inputs of every CBAM's gates, or replace them by recorded ones, inside a `with` block."""
     kept: dict[str, list[Tensor]] = defaultdict(list)
     rest = {name: iter(values) for name, values in (given or {}).items()}
 

@@ -1,4 +1,4 @@
-"""Every map of a network, of scenes whose object and watermark are known, measured against both."""
+"""Evaluation of all maps of a network against the known object and the known watermark of scenes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from visattn.pipeline.run import look
 
 Array = NDArray[np.float64]
 
-NEAR = 4  # pixels, half a cell of 8
+NEAR = 4  # pixels: half of an 8-pixel cell
 
 
 def touches(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Array:
-    """Return whether the largest cell holds a pixel of the mask, `(*axes,)`; of cells that are alike, the share that do."""
+    """Check whether the largest cell contains a pixel of the mask, `(*axes,)`; for tied cells, return the share that do."""
     cells = cells_of(attention_map, mask, geometry)
     largest = cells.values == cells.values.max((-1, -2), keepdims=True)
     return np.asarray((largest & (cells.share > 0)).sum((-1, -2)) / largest.sum((-1, -2)))
@@ -48,16 +48,16 @@ METRICS: dict[str, Callable[[AttentionMap, NDArray[np.bool_], Geometry], Array]]
     "AUROC": evaluation.auroc,
     "average precision": evaluation.average_precision,
     "lift": evaluation.lift,
-    "share": evaluation.mass_on,
+    "share": evaluation.energy_inside,
 }
-SIGNED = "lift", "share"  # what signed maps have none of
-ONCE = "captum.saliency", "captum.input_x_gradient"  # they run the model once or twice, though they are handed it
-LEFT_OUT = "similarity", "pca"  # they ask what is alike, not where the object is
+SIGNED = "lift", "share"  # metrics that are undefined for signed maps
+ONCE = "captum.saliency", "captum.input_x_gradient"  # these methods are given the model, but run it only once or twice
+LEFT_OUT = "similarity", "pca"  # these methods show similarity, not evidence for a class
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "transition_attention": {"start_layer": 0},  # the paper's fourth of twelve is behind the last of a small network
-    "captum.integrated_gradients": {"batch": 50},  # small pictures: more of them at once
+    "transition_attention": {"start_layer": 0},  # the paper starts at the fourth of twelve layers; a small network has fewer
+    "captum.integrated_gradients": {"batch": 50},  # images are small, so batches can be larger
     "captum.smoothgrad": {"batch": 50},
-    "captum.occlusion": {"batch": 64, "cells": (16, 16)},
+    "captum.occlusion": {"batch": 64, "grid_size": (16, 16)},
     "captum.kernel_shap": {"batch": 64},
     "captum.lime": {"batch": 64},
     "scorecam": {"batch": 64},
@@ -67,18 +67,18 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a map is made: a method and its parameters."""
+    """Method and parameters that compute a map."""
 
     method: str
     parameters: dict[str, Any]
 
     @property
     def slow(self) -> bool:
-        """Whether it runs the model many times."""
+        """True if the method runs the model many times."""
         return self.method not in ONCE and not method_of(self.method).needs.isdisjoint({"score", "replay"})
 
     def map(self, model: nn.Module, picture: Image.Image, label: int) -> tuple[AttentionMap, Geometry]:
-        """Of the true class, where it explains one; the mean over heads."""
+        """Compute the map of an image as the mean over heads; a class-specific method explains the true class."""
         target = label if method_of(self.method).targeted else None
         found = visattn.explain(model, picture, method=self.method, target=target, **self.parameters)
         return found.panel, found.geometry
@@ -86,13 +86,13 @@ class Way:
 
 @dataclass
 class Measured:
-    """What one map reached, scene by scene.
+    """Results of one map for all scenes.
 
     Attributes:
-        grid: Its rows and columns.
-        numbers: Of each metric, a number for each scene; against the `object` and against the `mark`.
-        empty: On how many scenes it was zero everywhere.
-        seconds: How long its maps took, of which the table says nothing.
+        grid: Rows and columns of the map.
+        numbers: One number per scene for each metric, against the `object` and against the `mark`.
+        empty: Number of scenes on which the map was zero everywhere.
+        seconds: Total time of its maps; not part of the table.
     """
 
     grid: tuple[int, ...]
@@ -101,14 +101,14 @@ class Measured:
     seconds: float = 0
 
     def values(self, metric: str, truth: str = "object") -> Array | None:
-        """`(scenes,)`; None where maps have both signs and the metric needs one."""
+        """Return the values `(scenes,)` of a metric; None if it is undefined because maps are signed."""
         found = np.array(self.numbers[truth][metric])
         return None if np.isnan(found).any() else found
 
 
 @dataclass(frozen=True)
 class Measures:
-    """All maps of one network: by their own names, the same moved about, and what knows nothing of the picture."""
+    """Results of all maps of one network, of their shifted copies, and of reference maps that do not depend on the image."""
 
     maps: dict[str, Measured]
     moved: dict[str, Measured]
@@ -117,13 +117,13 @@ class Measures:
 
 
 def measured(model: nn.Module, scenes: Scenes, slow: int, extra: dict[str, Way] | None = None) -> Measures:
-    """Every method that applies, on every scene.
+    """Evaluate every applicable method on every scene.
 
     Args:
         model: A classifier of the scenes' shapes.
-        scenes: What it is shown.
-        slow: On how many of them methods are tried that run the model many times; 0 leaves these out.
-        extra: Further ways to make maps.
+        scenes: Input scenes.
+        slow: Number of scenes for methods that run the model many times; 0 skips these methods.
+        extra: Further ways to compute maps.
     """
     found = Measures({}, {}, {}, ())
     every = {**_ways(model, scenes.scene(0)), **(extra or {})}
@@ -139,7 +139,9 @@ def measured(model: nn.Module, scenes: Scenes, slow: int, extra: dict[str, Way] 
             shown, geometry = way.map(model, picture, scene.label)
             spent = time.perf_counter() - started
             whole = bool(shown.values.any())
-            shown = shown if whole else replace(shown, values=torch.ones_like(shown.values))  # says nothing: as an even map
+            shown = (
+                shown if whole else replace(shown, values=torch.ones_like(shown.values))
+            )  # an empty map counts as a uniform map
             _add(found.maps, name, shown, scene, geometry)
             _add(found.moved, name, evaluation.shifted_copies(shown, COPIES, index), scene, geometry)
             found.maps[name].empty += not whole
@@ -154,7 +156,7 @@ def measured(model: nn.Module, scenes: Scenes, slow: int, extra: dict[str, Way] 
 
 
 def accuracy(model: nn.Module, scenes: Scenes) -> float:
-    """Share of the scenes whose class the network tells."""
+    """Return the share of scenes that the network classifies correctly."""
     right = 0
     for start in range(0, len(scenes), 100):
         some = [scenes[index] for index in range(start, min(start + 100, len(scenes)))]
@@ -166,12 +168,12 @@ def accuracy(model: nn.Module, scenes: Scenes) -> float:
 
 
 def size_of(grid: Iterable[int]) -> str:
-    """Rows and columns in words."""
+    """Format rows and columns."""
     return " x ".join(map(str, grid))
 
 
 def _ways(model: nn.Module, scene: Scene) -> dict[str, Way]:
-    """The methods, the gates of each module one by one."""
+    """Return all methods; gates of each module count as a method of their own."""
     found = {name: Way(name, PARAMETERS.get(name, {})) for name in METHODS if name not in (*LEFT_OUT, "gates")}
     prepared = visattn.prepare(Image.fromarray(scene.image), model)
     gates = [feature.layer for feature in look(model, prepared, features="none").features if feature.role in PLACES]
@@ -179,7 +181,7 @@ def _ways(model: nn.Module, scene: Scene) -> dict[str, Way]:
 
 
 def _applicable(ways: dict[str, Way], model: nn.Module, scene: Scene) -> tuple[dict[str, Way], tuple[str, ...]]:
-    """Those that make a map of a scene, and the names of the others."""
+    """Return the methods that apply to the model, and the names of the others."""
     kept, refused = {}, []
     for name, way in ways.items():
         try:
@@ -192,7 +194,7 @@ def _applicable(ways: dict[str, Way], model: nn.Module, scene: Scene) -> tuple[d
 
 
 def _references(like: AttentionMap, scene: Scene, geometry: Geometry, seed: int) -> Iterator[tuple[str, AttentionMap]]:
-    """A habit of photographers, smooth noise, and the object itself as coarse as the map."""
+    """Yield reference maps: a center prior, smooth noise, and the object mask at the map's resolution."""
     yield PRIOR, evaluation.center_prior(like)
     yield f"{COPIES} fields of smooth noise", evaluation.smooth_random(like, COPIES, seed)
     share = cells_of(like, scene.masks[0], geometry).share
@@ -200,7 +202,7 @@ def _references(like: AttentionMap, scene: Scene, geometry: Geometry, seed: int)
 
 
 def _add(table: dict[str, Measured], name: str, shown: AttentionMap, scene: Scene, geometry: Geometry) -> None:
-    """Every metric of a map against both truths; of several copies the mean."""
+    """Add all metrics of a map against object and mark; several copies are averaged."""
     row = table.setdefault(name, Measured(shown.layout.grid))
     signed = bool((shown.values < 0).any())
     for truth, mask in {"object": scene.masks[0], "mark": scene.watermark}.items():

@@ -1,4 +1,4 @@
-"""Photos with captions in COCO's format: parts of four real photos, each told by its name and the side it is from."""
+"""Crops of four real photos with captions in COCO's format; each caption names the photo, or the side of the crop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {
 
 
 def coco(folder: Path, train: int = 200, test: int = 40, side: int = 96) -> Path:
-    """`annotations/captions_train2017.json`, `train2017/`, and the same for `val2017`; two captions a photo."""
+    """Write `annotations/captions_train2017.json`, `train2017/`, and the same for `val2017`, with two captions per photo."""
     random = np.random.RandomState(0)
     photos = {name: Image.open(PHOTOS / name).convert("RGB") for name in NAMES}
     (folder / "annotations").mkdir(parents=True)

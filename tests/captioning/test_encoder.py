@@ -1,4 +1,4 @@
-"""What an encoder gives, which of the model's tensors it keeps, and how much of the picture one place of its map can know."""
+"""Encoders: output shape, tensors kept from the classifier, and receptive field of a cell."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def plan(model: str, size: tuple[int, int] = (32, 32), **options: Any) -> Bluepr
 
 
 def local() -> LocalFeatures:
-    """After a step of training, so that branches that start at 0 act."""
+    """Train for one step, so that branches that start at 0 take effect."""
     model = LocalFeatures(width=16).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model(torch.randn(4, 3, 16, 16)).square().mean().backward()
@@ -97,8 +97,8 @@ def local() -> LocalFeatures:
 
 @torch.no_grad()
 def changes(made: nn.Module, channels: int, size: tuple[int, int], pictures: int = 2) -> list[tuple[int, int]]:
-    """Pixels that change the middle place, each tried by itself in a few pictures."""
-    made, found = copy.deepcopy(made).double(), set()  # sums of floats depend on the batch
+    """Mark the pixels that change the middle cell, each tested alone in a few images."""
+    made, found = copy.deepcopy(made).double(), set()  # floating-point sums depend on the batch
     for _ in range(pictures):
         picture = 2 * torch.randn(1, channels, *size, dtype=torch.double)
         whole = made(picture)[0]
@@ -112,23 +112,23 @@ def changes(made: nn.Module, channels: int, size: tuple[int, int], pictures: int
     return sorted(found)
 
 
-def test_the_middle_of_what_a_place_of_local_features_sees_is_the_middle_of_its_cell() -> None:
+def test_receptive_field_of_local_features_is_centered_on_its_cell() -> None:
     made, size = local().eval(), (40, 32)
     assert all(float(made.get_parameter(f"features.{place}.branch.4.weight").detach().abs().max()) > 0 for place in (15, 16))
     found = changes(made.features, 3, size)
     rows, columns = {y for y, _ in found}, {x for _, x in found}
     assert found == [(y, x) for y in sorted(rows) for x in sorted(columns)]
-    cell = 2 * 8, 2 * 8  # the middle of 5 x 4 places
+    cell = 2 * 8, 2 * 8  # the middle of 5 x 4 cells
     assert (min(rows) + max(rows) + 1) / 2 == cell[0] + 4
     assert (min(columns) + max(columns) + 1) / 2 == cell[1] + 4
     assert receptive_field(made.features, 3, size) == (len(rows), len(columns)) == (20, 20)
 
 
-def test_the_field_of_local_features_at_64_pixels_is_20() -> None:
+def test_receptive_field_of_local_features_at_64_pixels_is_20() -> None:
     assert receptive_field(local().features, 3, (64, 64)) == (20, 20)
 
 
-def test_the_field_of_a_stack_is_what_one_counts() -> None:
+def test_receptive_field_of_a_stack_matches_a_count() -> None:
     stack = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, (5, 2), stride=2), nn.MaxPool2d(2))
     field = 3 + (5 - 1) + 2, 3 + (2 - 1) + 2
     found = changes(stack, 2, (24, 20), pictures=6)
@@ -136,7 +136,7 @@ def test_the_field_of_a_stack_is_what_one_counts() -> None:
     assert receptive_field(stack, 2, (24, 20)) == field
 
 
-def test_what_one_picture_closes_another_opens() -> None:
+def test_receptive_field_is_found_behind_inactive_relus() -> None:
     made = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Conv2d(1, 1, 6, stride=6))
     with torch.no_grad():
         made[0].weight.fill_(1)  # type: ignore[operator]
@@ -144,19 +144,19 @@ def test_what_one_picture_closes_another_opens() -> None:
     assert receptive_field(made, 1, (24, 24)) == (6, 6)
 
 
-def test_a_map_that_knows_nothing_has_no_field() -> None:
+def test_feature_map_independent_of_the_input_has_no_receptive_field() -> None:
     made = nn.Conv2d(1, 2, 3)
     nn.init.zeros_(made.weight)
     assert receptive_field(made, 1, (8, 8)) == (0, 0)
 
 
-def test_a_place_of_a_vision_transformer_knows_the_whole_picture() -> None:
+def test_receptive_field_of_a_vision_transformer_is_the_full_image() -> None:
     made, shape = encoder(plan("test_vit", (64, 64)))
     assert (shape.channels, shape.grid) == (64, (4, 4))
     assert receptive_field(made, 3, (64, 64)) == (64, 64)
 
 
-def test_looking_for_the_field_leaves_the_model_as_it_was() -> None:
+def test_receptive_field_leaves_the_model_unchanged() -> None:
     made = local().features.train()
     made[1].eval()
     modes = [part.training for part in made.modules()]
@@ -170,7 +170,7 @@ def test_looking_for_the_field_leaves_the_model_as_it_was() -> None:
 
 
 def watched(model: nn.Module, layer: str, images: Tensor) -> Tensor:
-    """What a module of the whole model gives."""
+    """Return the output of a module of the complete model."""
     seen: list[Tensor] = []
     handle = model.get_submodule(layer).register_forward_hook(lambda _module, _arguments, output: seen.append(output))
     with torch.no_grad():
@@ -202,10 +202,10 @@ CUTS = [
 
 
 @pytest.mark.parametrize(("library", "layer", "same"), CUTS)
-def test_a_cut_gives_what_the_layer_gives_in_the_whole_model(library: str, layer: str, same: str) -> None:
+def test_truncated_model_matches_the_layer_of_the_full_model(library: str, layer: str, same: str) -> None:
     model, images = convolutions(library), torch.randn(2, 3, 64, 64)
     if library == "torchvision" and not layer:
-        same = "classifier.2"  # the map of class scores, before it is pooled
+        same = "classifier.2"  # the map of class scores, before pooling
     expected = watched(model, same, images)
     with torch.no_grad():
         found = FeatureMap(model, layer, 3, (64, 64)).eval()(images)
@@ -213,7 +213,7 @@ def test_a_cut_gives_what_the_layer_gives_in_the_whole_model(library: str, layer
 
 
 @pytest.mark.parametrize(("library", "layer", "same"), CUTS)
-def test_published_weights_load_under_their_own_names(library: str, layer: str, same: str) -> None:
+def test_published_weights_load_under_their_original_names(library: str, layer: str, same: str) -> None:
     made = FeatureMap(convolutions(library), layer, 3, (64, 64)).eval()
     other, images = convolutions(library), torch.randn(2, 3, 64, 64)
     published = other.state_dict()
@@ -225,7 +225,7 @@ def test_published_weights_load_under_their_own_names(library: str, layer: str, 
         assert torch.equal(made(images), watched(other, same, images))
 
 
-def test_places_of_a_vision_transformer_are_its_patches_after_the_norm() -> None:
+def test_locations_of_a_vision_transformer_are_its_patches_after_the_norm() -> None:
     model, images = timm.create_model("test_vit", img_size=(64, 48), num_classes=3).eval(), torch.randn(2, 3, 64, 48)
     with torch.no_grad():
         tokens = model.forward_features(images)[:, model.num_prefix_tokens :]
@@ -242,35 +242,35 @@ def test_places_of_a_vision_transformer_are_its_patches_after_the_norm() -> None
 
 REFUSED = {
     "no-layer": ("visattn_local_features", "layer9", OptionError, "has no layer 'layer9'"),
-    "a-minus": ("test_resnet", "-", OptionError, "has no layer '-'"),
+    "minus-sign": ("test_resnet", "-", OptionError, "has no layer '-'"),
     "a-number-too-large": ("test_resnet", "99", OptionError, "has no intermediate map 99"),
     "a-number-too-low": ("test_resnet", "-99", OptionError, "has no intermediate map -99"),
-    "two-minuses": ("test_resnet", "--1", OptionError, "has no layer '--1'"),
-    "one-place": ("test_resnet", "", UnsupportedModel, r"two places.* or more, got \(1, 96, 1, 1\)"),
+    "two-minus-signs": ("test_resnet", "--1", OptionError, "has no layer '--1'"),
+    "one-cell": ("test_resnet", "", UnsupportedModel, r"two cells or more, got \(1, 96, 1, 1\)"),
     "classes": ("OWN:Scores", "", UnsupportedModel, r"two channels .* or more, got \(1, 1, 8, 8\)"),
-    "a-vector": ("visattn_local_features", "fc", UnsupportedModel, r"two places.* or more, got \(1, 1\)"),
+    "a-vector": ("visattn_local_features", "fc", UnsupportedModel, r"two cells or more, got \(1, 1\)"),
     "no-map": ("OWN:Flat", "", UnsupportedModel, "Flat: gives no feature map"),
     "channels-last": ("OWN:Last", "turn", UnsupportedModel, r"got \(1, 8, 8, 24\) with channels last"),
-    "it-asks": ("OWN:Asks", "first", UnsupportedModel, "Asks: cannot be cut at 'first'"),
-    "it-fails": ("OWN:Fails", "first", UnsupportedModel, "gives no map at 32 x 32 pixels"),
+    "data-dependent-branch": ("OWN:Asks", "first", UnsupportedModel, "Asks: cannot be cut at 'first'"),
+    "failing-forward": ("OWN:Fails", "first", UnsupportedModel, "gives no map at 32 x 32 pixels"),
     "no-model": ("resnet_of_nobody", "", UnsupportedModel, "unknown model"),
 }
 
 
 @pytest.mark.parametrize(("model", "layer", "kind", "message"), REFUSED.values(), ids=list(REFUSED))
-def test_what_gives_no_places_is_refused(own: str, model: str, layer: str, kind: type[Exception], message: str) -> None:
+def test_layer_without_a_feature_map_is_refused(own: str, model: str, layer: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message) as told:
         encoder(plan(model.replace("OWN", own)), layer)
     assert "\n" not in str(told.value)
 
 
-def test_channels_first_of_the_same_model_are_taken(own: str) -> None:
+def test_channels_first_layer_of_the_same_model_is_accepted(own: str) -> None:
     made, shape = encoder(plan(f"{own}:Last", (32, 48)), "first")
     assert (shape.channels, shape.grid) == (24, (8, 12))
     assert made.training
 
 
-def test_what_reaches_no_map_is_frozen_and_what_was_frozen_stays(own: str) -> None:
+def test_unused_and_frozen_parameters_require_no_gradient(own: str) -> None:
     made, _ = encoder(plan(f"{own}:Spare"))
     learned = {name for name, parameter in made.named_parameters() if parameter.requires_grad}
     assert learned == {"model.first.weight", "model.first.bias"}

@@ -1,4 +1,4 @@
-"""A captioner as a folder: the same captioner after a trip to disk, every damage told in a line, and nothing in it runs code."""
+"""Captioner folders: round trip to disk, one-line errors for damage, and no code execution."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ LOCAL = Blueprint("visattn_local_features", (), 3, (64, 64), (0.5,) * 3, (0.25,)
 
 
 def plan(attention: Attention = "soft", **changes: Any) -> CaptionerBlueprint:
-    values: dict[str, Any] = {"embedding": 7, "state": 12, "width": 5, "coordinates": True} | changes
+    values: dict[str, Any] = {"embed_dim": 7, "hidden_dim": 12, "attention_dim": 5, "coordinates": True} | changes
     return CaptionerBlueprint(values.pop("encoder", LOCAL), WORDS, attention=attention, **values)
 
 
 def tiny(attention: Attention = "soft", *, seed: int = 1, end: float = 0.0, **changes: Any) -> Captioner:
-    """A captioner of random weights; a unit that counts makes it tell about three words, a large `end` none."""
+    """Build a captioner with random weights. Captions have about three words, as a unit counts steps; none with a large `end`."""
     torch.manual_seed(seed)
     blueprint = plan(attention, **changes)
     model = blueprint.build().eval()
     with torch.no_grad():
         for part in model.modules():
-            if isinstance(part, nn.BatchNorm2d):  # far from where batches are
+            if isinstance(part, nn.BatchNorm2d):  # far from the other numbers in a batch
                 part.running_mean.normal_()  # type: ignore[union-attr]
                 part.running_var.uniform_(0.1, 0.3)  # type: ignore[union-attr]
                 part.weight.uniform_(0.5, 1.5)
@@ -51,9 +51,9 @@ def tiny(attention: Attention = "soft", *, seed: int = 1, end: float = 0.0, **ch
         model.last.weight *= 6
         model.first_c.weight[0], model.first_c.bias[0] = 0, -3
         for gate, bias in enumerate((9.0, 9.0, 0.3, 9.0)):  # c_0 rises by tanh(0.3) a step, from -1
-            model.lstm.weight_ih[gate * blueprint.state] = 0
-            model.lstm.weight_hh[gate * blueprint.state] = 0
-            model.lstm.bias_ih[gate * blueprint.state], model.lstm.bias_hh[gate * blueprint.state] = bias, 0
+            model.lstm.weight_ih[gate * blueprint.hidden_dim] = 0
+            model.lstm.weight_hh[gate * blueprint.hidden_dim] = 0
+            model.lstm.bias_ih[gate * blueprint.hidden_dim], model.lstm.bias_hh[gate * blueprint.hidden_dim] = bias, 0
         model.embed.weight[:, 0], model.from_seen.weight[0], model.from_state.weight[0] = 0, 0, 0
         model.from_state.weight[0, 0], model.from_state.bias[0] = 9, 0
         model.last.weight[:, 0] = 0
@@ -63,13 +63,13 @@ def tiny(attention: Attention = "soft", *, seed: int = 1, end: float = 0.0, **ch
 
 
 def kept(folder: Path, attention: Attention = "soft", **changes: Any) -> Path:
-    """The folder of a tiny captioner."""
+    """Save a tiny captioner, and return its folder."""
     captioner = tiny(attention, **changes)
     return save(captioner.model, captioner.blueprint, folder)
 
 
 def changed(folder: Path, **values: Any) -> Path:
-    """The folder with these values in its facts; `...` takes one out."""
+    """Change values in `model.json`; `...` removes a key."""
     facts = folder / "model.json"
     told = json.loads(facts.read_text()) | values
     facts.write_text(json.dumps({name: value for name, value in told.items() if value is not ...}))
@@ -83,7 +83,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(master: Path, tmp_path: Path) -> Path:
-    """A captioner that may be damaged."""
+    """Copy a captioner folder that a test may damage."""
     place = tmp_path / "final"
     place.mkdir()
     for file in master.iterdir():
@@ -92,7 +92,7 @@ def folder(master: Path, tmp_path: Path) -> Path:
 
 
 class Payload:
-    """Makes a file where it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -102,7 +102,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_trip_to_disk_changes_no_bit(tmp_path: Path, attention: Attention) -> None:
+def test_save_and_load_round_trip_is_exact(tmp_path: Path, attention: Attention) -> None:
     first = tiny(attention, dropout=0.25, word_dropout=0.5, temperature=0.7)
     save(first.model.train(), first.blueprint, tmp_path / "final")
     random = torch.get_rng_state()
@@ -115,7 +115,7 @@ def test_a_trip_to_disk_changes_no_bit(tmp_path: Path, attention: Attention) -> 
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
     photo = Scenes(1)[0][0]
-    (one,), (other,) = first.tell([photo]), second.tell([photo])
+    (one,), (other,) = first.generate([photo]), second.generate([photo])
     assert (one.words, one.score) == (other.words, other.score)
     assert torch.equal(one.map.values, other.map.values)
     assert "".join(one.words)
@@ -123,47 +123,47 @@ def test_a_trip_to_disk_changes_no_bit(tmp_path: Path, attention: Attention) -> 
     assert second.provenance.weights_sha256 == json.loads((tmp_path / "final" / "model.json").read_text())["sha256"]
 
 
-def test_facts_that_are_not_known_here_are_left_alone(folder: Path) -> None:
+def test_unknown_facts_are_ignored(folder: Path) -> None:
     changed(folder, accuracy=0.5, history=[{"step": 1}])
     assert load(folder)[1] == plan()
 
 
 DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
-    "classifier": ({"kind": ...}, "holds a classifier, not a captioner; pass a folder that visattn train caption wrote"),
+    "classifier": ({"kind": ...}, "holds a classifier, not a captioner. Pass a folder that `visattn train caption` wrote"),
     "newer": ({"format": 2, "made_by": "99.1"}, "made by visattn 99.1, needs >= 99.1; upgrade visattn"),
-    "no-format": ({"format": ...}, "tells of no network of visattn"),
+    "no-format": ({"format": ...}, "does not describe a network of visattn"),
     "no-words": ({"words": ...}, "'words' is missing or wrong"),
     "empty-words": ({"words": []}, "'words' is missing or wrong"),
-    "words-in-one-text": ({"words": "a red disc"}, "'words' is missing or wrong"),
-    "words-not-text": ({"words": ["<end>", "<unknown>", 3, None, "a", "b"]}, "'words' is missing or wrong"),
+    "words-in-one-string": ({"words": "a red disc"}, "'words' is missing or wrong"),
+    "words-not-strings": ({"words": ["<end>", "<unknown>", 3, None, "a", "b"]}, "'words' is missing or wrong"),
     "a-word-twice": ({"words": ["<end>", "<unknown>", "a", "a", "b", "c"]}, "'words' is missing or wrong"),
     "end-not-first": ({"words": ["<unknown>", "<end>", "a", "b", "c", "d"]}, "does not begin with <end> and <unknown>"),
     "more-words": ({"words": [*WORDS, "dog"]}, "embed.weight"),
     "fewer-words": ({"words": WORDS[:-1]}, "embed.weight"),
-    "another-attention": ({"attention": "hard", "width": 0}, "look.feature.bias"),
+    "another-attention": ({"attention": "hard", "attention_dim": 0}, "look.feature.bias"),
     "no-attention": ({"attention": "uniform"}, "look"),
     "unknown-attention": ({"attention": ["soft"]}, "'attention' is missing or wrong"),
     "no-coordinates": ({"coordinates": False}, "column"),
     "coordinates-a-number": ({"coordinates": 1}, "'coordinates' is missing or wrong"),
-    "state": ({"state": 13}, "first_c.bias"),
-    "state-0": ({"state": 0}, "'state' is missing or wrong"),
-    "embedding-below-0": ({"embedding": -7}, "'embedding' is missing or wrong"),
-    "embedding-a-boolean": ({"embedding": True}, "'embedding' is missing or wrong"),
+    "hidden-dim": ({"hidden_dim": 13}, "first_c.bias"),
+    "hidden-dim-0": ({"hidden_dim": 0}, "'hidden_dim' is missing or wrong"),
+    "embedding-below-0": ({"embed_dim": -7}, "'embed_dim' is missing or wrong"),
+    "embedding-a-boolean": ({"embed_dim": True}, "'embed_dim' is missing or wrong"),
     "dropout": ({"dropout": 2.0}, "'dropout' is missing or wrong"),
-    "dropout-no-number": ({"dropout": float("nan")}, "'dropout' is missing or wrong"),
+    "dropout-nan": ({"dropout": float("nan")}, "'dropout' is missing or wrong"),
     "temperature": ({"temperature": 0}, "'temperature' is missing or wrong"),
     "no-encoder": ({"encoder": ...}, "'encoder' is missing or wrong"),
     "encoder-a-name": ({"encoder": "visattn_local_features"}, "'encoder' is missing or wrong"),
     "sha256": ({"sha256": "0" * 64}, "its sha256 differs"),
-    "format-a-boolean": ({"format": True}, "tells of no network of visattn"),
-    "state-without-end": ({"state": 10**400}, "'state' is missing or wrong"),
-    "temperature-without-end": ({"temperature": 10**400}, "'temperature' is missing or wrong"),
+    "format-a-boolean": ({"format": True}, "does not describe a network of visattn"),
+    "hidden-dim-too-large": ({"hidden_dim": 10**400}, "'hidden_dim' is missing or wrong"),
+    "temperature-too-large": ({"temperature": 10**400}, "'temperature' is missing or wrong"),
     "dropout-infinite": ({"dropout": float("inf")}, "'dropout' is missing or wrong"),
 }
 
 
 @pytest.mark.parametrize(("values", "message"), DAMAGES.values(), ids=list(DAMAGES))
-def test_facts_that_are_wrong_are_told(folder: Path, values: dict[str, Any], message: str) -> None:
+def test_wrong_facts_are_refused(folder: Path, values: dict[str, Any], message: str) -> None:
     with pytest.raises(WeightsError) as told:
         load(changed(folder, **values))
     assert message in str(told.value)
@@ -174,13 +174,13 @@ def test_facts_that_are_wrong_are_told(folder: Path, values: dict[str, Any], mes
 @pytest.mark.parametrize(
     "value", [{"model": 3}, {"channels": 0}, {"size": [64]}, {"std": [0, 1, 1]}, {"classes": ["a"]}], ids=str
 )
-def test_an_encoder_that_is_wrong_is_told(folder: Path, value: dict[str, Any]) -> None:
+def test_wrong_encoder_facts_are_refused(folder: Path, value: dict[str, Any]) -> None:
     encoder = json.loads((folder / "model.json").read_text())["encoder"]
     with pytest.raises(WeightsError, match=f"'{next(iter(value))}' is missing or wrong"):
         load(changed(folder, encoder=encoder | value))
 
 
-def test_weights_of_which_a_bit_fell_are_refused(folder: Path) -> None:
+def test_weights_with_a_flipped_bit_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-5] ^= 1
@@ -190,7 +190,7 @@ def test_weights_of_which_a_bit_fell_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "gone", "no-json", "no-object", "nothing", "a-file", "no-numbers"])
-def test_a_folder_that_is_damaged_is_told(folder: Path, damage: str) -> None:
+def test_damaged_folder_is_refused(folder: Path, damage: str) -> None:
     weights, facts = folder / "model.safetensors", folder / "model.json"
     if damage == "empty":
         weights.write_bytes(b"")
@@ -218,7 +218,7 @@ def test_a_folder_that_is_damaged_is_told(folder: Path, damage: str) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_a_pickle_in_the_place_of_weights_is_not_run(folder: Path, tmp_path: Path) -> None:
+def test_pickle_instead_of_weights_is_not_run(folder: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     content = pickle.dumps(Payload(mark))
     (folder / "model.safetensors").write_bytes(content)
@@ -230,30 +230,30 @@ def test_a_pickle_in_the_place_of_weights_is_not_run(folder: Path, tmp_path: Pat
     assert mark.exists()
 
 
-def test_an_encoder_of_a_python_file_is_not_run(folder: Path, tmp_path: Path) -> None:
+def test_python_file_of_the_encoder_is_not_run(folder: Path, tmp_path: Path) -> None:
     code = tmp_path / "own.py"
     code.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n")
     encoder = json.loads((folder / "model.json").read_text())["encoder"]
-    with pytest.raises(WeightsError, match=r"was built by .*own\.py:make, which loading would run"):
+    with pytest.raises(WeightsError, match=r"was built by .*own\.py:make; loading does not run Python files"):
         load(changed(folder, encoder=encoder | {"model": f"{code}:make"}))
     assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("name", ["hf-hub:somebody/something", "local-dir:/tmp", "tv:nothing"])
-def test_an_encoder_from_elsewhere_is_refused(folder: Path, name: str) -> None:
+def test_encoder_from_another_source_is_refused(folder: Path, name: str) -> None:
     encoder = json.loads((folder / "model.json").read_text())["encoder"]
     with pytest.raises(UnsupportedModel, match=r"unknown model|no model"):
         load(changed(folder, encoder=encoder | {"model": name}))
 
 
 @pytest.mark.parametrize("option", ["pretrained", "checkpoint_path"])
-def test_an_option_that_would_fetch_is_refused(folder: Path, option: str) -> None:
+def test_options_that_load_weights_are_refused(folder: Path, option: str) -> None:
     encoder = json.loads((folder / "model.json").read_text())["encoder"]
-    with pytest.raises(OptionError, match=f"takes no option {option}"):
+    with pytest.raises(OptionError, match=f"options must not load weights, got {option}"):
         load(changed(folder, encoder=encoder | {"options": {option: "x"}}))
 
 
-def test_a_folder_is_written_once(folder: Path, tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
     captioner, before = tiny(), (folder / "model.json").read_bytes()
     with pytest.raises(OutputError, match="exists already"):
         save(captioner.model, captioner.blueprint, folder)
@@ -261,10 +261,10 @@ def test_a_folder_is_written_once(folder: Path, tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["final"]
 
 
-def test_a_classifier_is_told_apart(tmp_path: Path) -> None:
+def test_classifier_and_captioner_folders_are_distinguished(tmp_path: Path) -> None:
     blueprint = Blueprint("visattn_local_features", ("a", "b"), 3, (64, 64), (0.5,) * 3, (0.25,) * 3, options={"width": 8})
     folders.save(blueprint.build(), blueprint, tmp_path / "final")
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(tmp_path / "final")
-    with pytest.raises(WeightsError, match="holds a captioner, which has no classes; use visattn caption"):
+    with pytest.raises(WeightsError, match="holds a captioner, not a classifier; use visattn caption"):
         folders.load(kept(tmp_path / "other"))

@@ -1,4 +1,4 @@
-"""Scores of captions equal slow loops from the papers; facts of scenes' captions equal the scenes' own."""
+"""Caption metrics equal simple implementations of the papers; facts of captions equal the facts of the scenes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Corpus = tuple[list[str], list[list[str]]]
 Things = list[tuple[str, str, str]]
 GRAMMAR = ["a", "red", "blue", "star", "disk", "top", "bottom", "left", "right", "center", "dog", ","]
 SCORES = ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr-D", "ROUGE-L"]
-ABOVE, BELOW = 1e-15, 1e-9  # what pycocoevalcap adds to numbers of runs of words, so that nothing is divided by 0
+ABOVE, BELOW = 1e-15, 1e-9  # pycocoevalcap adds these to n-gram counts to avoid division by 0
 
 
 def corpus(seed: int, pairs: int = 200, longest: int = 8) -> Corpus:
-    """Captions of six words with 1 to 5 references: one in ten empty, one in five a reference."""
+    """Draw captions over six words with 1 to 5 references; one in ten is empty, one in five is a copy of a reference."""
     draw = random.Random(seed)
     words = ["the", "cat", "sat", "on", "a", "mat"]
 
@@ -40,7 +40,7 @@ def runs(caption: str, length: int) -> list[tuple[str, ...]]:
 
 
 def bleu(candidates: list[str], references: list[list[str]], order: int) -> float:
-    """Papineni et al. 2002, section 2."""
+    """Compute BLEU as in Papineni et al. 2002, section 2."""
     product = Fraction(1)
     for length in range(1, order + 1):
         right = total = 0
@@ -63,7 +63,7 @@ def bleu(candidates: list[str], references: list[list[str]], order: int) -> floa
 
 
 def rouge(candidates: list[str], references: list[list[str]]) -> float:
-    """Lin 2004, section 3, with beta = 1.2."""
+    """Compute ROUGE-L as in Lin 2004, section 3, with beta = 1.2."""
 
     def longest_common(first: list[str], second: list[str]) -> int:
         for length in range(len(first), 0, -1):
@@ -85,7 +85,7 @@ def rouge(candidates: list[str], references: list[list[str]]) -> float:
 
 
 def cider(candidates: list[str], references: list[list[str]], *, clipped: bool = True, gaussian: bool = True) -> float:
-    """Vedantam et al. 2015, equation 1 with numbers of runs in the place of their shares; sections 3 (CIDEr) and 6 (CIDEr-D)."""
+    """Compute CIDEr-D as in Vedantam et al. 2015, sections 3 and 6; equation 1 with n-gram counts instead of their shares."""
 
     def rarity(run: tuple[str, ...]) -> float:
         pictures = sum(any(run in runs(reference, len(run)) for reference in told) for told in references)
@@ -114,7 +114,7 @@ def cider(candidates: list[str], references: list[list[str]], *, clipped: bool =
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("longest", [4, 12], ids=["short", "long"])
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_bleu_equals_the_papers(order: int, longest: int, seed: int) -> None:
+def test_bleu_matches_the_paper(order: int, longest: int, seed: int) -> None:
     candidates, references = corpus(seed, longest=longest)
     expected = bleu(candidates, references, order)
     assert expected > 0.05
@@ -122,7 +122,7 @@ def test_bleu_equals_the_papers(order: int, longest: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_bleu_of_single_captions_is_the_papers_up_to_the_constants_of_the_package(order: int) -> None:
+def test_bleu_of_single_captions_matches_the_paper_up_to_package_constants(order: int) -> None:
     zeros = 0
     for candidate, told in zip(*corpus(2, pairs=200), strict=True):
         expected, found = bleu([candidate], [told], order), caption_scores([candidate], [told])[f"BLEU-{order}"]
@@ -136,14 +136,14 @@ def test_bleu_of_single_captions_is_the_papers_up_to_the_constants_of_the_packag
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_rouge_equals_the_papers(seed: int) -> None:
+def test_rouge_matches_the_paper(seed: int) -> None:
     candidates, references = corpus(seed)
     expected = rouge(candidates, references)
     assert caption_scores(candidates, references)["ROUGE-L"] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("longest", [8, 16])
-def test_cider_is_cider_d(longest: int) -> None:
+def test_cider_matches_cider_d(longest: int) -> None:
     candidates, references = corpus(5, pairs=30, longest=longest)
     expected = cider(candidates, references)
     others = [
@@ -154,7 +154,7 @@ def test_cider_is_cider_d(longest: int) -> None:
     assert min(abs(expected - other) for other in others) > 1e-3
 
 
-def test_a_word_counts_as_often_as_one_reference_has_it() -> None:
+def test_bleu_clips_word_counts_to_one_reference() -> None:
     found = caption_scores(["the the the the the the the"], [["The cat is on the mat.", "There is a cat on the mat."]])
     assert found["BLEU-1"] == pytest.approx(2 / 7, abs=1e-8)
 
@@ -162,9 +162,9 @@ def test_a_word_counts_as_often_as_one_reference_has_it() -> None:
 @pytest.mark.parametrize(
     ("references", "penalty"),
     [(["b b", "a a a b"], 1), (["a a a b"], exp(1 - 4 / 3)), (["a", "a a a b"], exp(1 - 4 / 3)), (["a a a b b", "a a"], 1)],
-    ids=["the shorter of two as near", "one", "nearest, not shortest", "nearest, not longest"],
+    ids=["shorter of two equally near", "one", "nearest, not shortest", "nearest, not longest"],
 )
-def test_brevity_is_beside_the_reference_nearest_in_length(references: list[str], penalty: float) -> None:
+def test_brevity_penalty_uses_the_reference_closest_in_length(references: list[str], penalty: float) -> None:
     found = caption_scores(["a a b"], [references])["BLEU-1"]
     assert found == pytest.approx(penalty * bleu(["a a b"], [[*references, "a a b"]], 1), abs=1e-8)
 
@@ -173,11 +173,11 @@ def test_brevity_is_beside_the_reference_nearest_in_length(references: list[str]
     ("candidate", "expected"),
     [("police killed the gunman", 1), ("police kill the gunman", 3 / 4), ("the gunman kill police", 1 / 2)],
 )
-def test_rouge_of_the_papers_example(candidate: str, expected: float) -> None:
+def test_rouge_of_the_example_in_the_paper(candidate: str, expected: float) -> None:
     assert caption_scores([candidate], [["Police killed the gunman!"]])["ROUGE-L"] == pytest.approx(expected)
 
 
-def test_the_truth_has_the_best_scores() -> None:
+def test_references_as_candidates_get_the_best_scores() -> None:
     captions = ["a red star top left", "one green ring on the right"]
     found = caption_scores(captions, captions)
     assert list(found) == SCORES
@@ -185,20 +185,20 @@ def test_the_truth_has_the_best_scores() -> None:
     assert all(type(score) is float for score in found.values())
 
 
-def test_cider_counts_runs_that_a_short_caption_lacks_as_wrong() -> None:
+def test_cider_counts_missing_n_grams_of_short_captions_as_wrong() -> None:
     assert caption_scores(["a red star", "the dog runs"], ["a red star", "the dog runs"])["CIDEr-D"] == pytest.approx(7.5)
 
 
-def test_cider_of_one_picture_is_zero() -> None:
+def test_cider_of_one_image_is_zero() -> None:
     assert caption_scores(["a red star top left"], ["a red star top left"])["CIDEr-D"] == 0
 
 
-def test_captions_without_words_score_nothing() -> None:
+def test_captions_without_words_score_zero() -> None:
     found = caption_scores(["", " ,.! "], [["a red star"], ["a blue disk", "a disk"]])
     assert found == dict.fromkeys(SCORES, 0.0)
 
 
-def test_a_caption_without_words_among_others_is_one_that_agrees_with_nothing() -> None:
+def test_caption_without_words_counts_as_a_mismatch() -> None:
     references = ["a red star top left", "one green ring on the right"]
     found = caption_scores(["a red star top left", ""], references)
     assert found["ROUGE-L"] == pytest.approx(0.5)
@@ -206,7 +206,7 @@ def test_a_caption_without_words_among_others_is_one_that_agrees_with_nothing() 
     assert found["BLEU-1"] == pytest.approx(exp(1 - 11 / 5), abs=1e-6)
 
 
-def test_case_and_punctuation_are_no_words() -> None:
+def test_case_and_punctuation_are_ignored() -> None:
     candidates, references = corpus(6, pairs=20)
     assert caption_scores(candidates, references) == caption_scores(
         [f" {one.upper()}." for one in candidates], [[one.replace(" ", ", ") for one in told] for told in references]
@@ -214,7 +214,7 @@ def test_case_and_punctuation_are_no_words() -> None:
 
 
 @pytest.mark.parametrize("seed", [8, 21, 25])
-def test_order_is_irrelevant_to_the_last_bit(seed: int) -> None:
+def test_scores_do_not_depend_on_order(seed: int) -> None:
     candidates, references = corpus(seed, pairs=100)
     draw = random.Random(seed)
     mixed = [(one, draw.sample(told, len(told))) for one, told in zip(candidates, references, strict=True)]
@@ -222,7 +222,7 @@ def test_order_is_irrelevant_to_the_last_bit(seed: int) -> None:
     assert caption_scores([one for one, _ in mixed], [told for _, told in mixed]) == caption_scores(candidates, references)
 
 
-def test_a_text_is_one_reference() -> None:
+def test_string_counts_as_one_reference() -> None:
     candidates, references = corpus(10, pairs=20)
     first = [told[0] for told in references]
     assert caption_scores(candidates, first) == caption_scores(candidates, [(one,) for one in first])
@@ -234,7 +234,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     expected = r'^scoring captions needs pycocoevalcap, which is not installed\. Run: pip install "visattn\[caption-metrics\]"$'
     with pytest.raises(MissingExtra, match=expected):
@@ -252,15 +252,15 @@ def test_scores_of_scenes_need_no_package(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("candidates", "references", "message"),
     [
-        ([], [], "one or more candidates and references for each, got 0 candidates and references for 0"),
+        ([], [], "one or more candidates, and references for each, got 0 candidates and references for 0"),
         ([], ["a red star top"], "got 0 candidates and references for 1"),
         (["a red star top"] * 2, ["a red star top"], "got 2 candidates and references for 1"),
-        (["a red star top"] * 2, ["a red star top", []], r"got \[\] for picture 1"),
-        (["a red star top"], [["a red star top", " ."]], r"got \['a red star top', ' \.'\] for picture 0"),
+        (["a red star top"] * 2, ["a red star top", []], r"got \[\] for image 1"),
+        (["a red star top"], [["a red star top", " ."]], r"got \['a red star top', ' \.'\] for image 0"),
     ],
     ids=["none", "no candidates", "fewer references", "no reference", "no words"],
 )
-def test_what_cannot_be_paired_is_refused(
+def test_candidates_without_matching_references_are_refused(
     score: Callable[..., object], candidates: list[str], references: list[str | list[str]], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
@@ -271,10 +271,12 @@ def test_what_cannot_be_paired_is_refused(
 @pytest.mark.parametrize(
     "reference",
     ["a man on a horse", "a red star", "a red star top, a dog", "a", ["a red star top", "a red star top"]],
-    ids=["no scene", "no place", "a thing of another kind", "nothing", "two"],
+    ids=["no scene", "no place", "unknown object", "nothing", "two"],
 )
-def test_references_that_are_no_scenes_caption_are_refused(score: Callable[..., object], reference: str | list[str]) -> None:
-    with pytest.raises(OptionError, match="must be one scene's caption, as 'a red star top left, a blue disk center', got"):
+def test_references_that_do_not_describe_a_scene_are_refused(score: Callable[..., object], reference: str | list[str]) -> None:
+    with pytest.raises(
+        OptionError, match="must be the caption of a scene, such as 'a red star top left, a blue disk center', got"
+    ):
         score(["a red star top"], [reference])
 
 
@@ -303,12 +305,12 @@ def test_references_that_are_no_scenes_caption_are_refused(score: Callable[..., 
         (" , a, ", []),
     ],
 )
-def test_facts_of_hand_made_captions(caption: str, facts: Things) -> None:
+def test_facts_of_handwritten_captions(caption: str, facts: Things) -> None:
     assert [tuple(fact) for fact in facts_of(caption)] == facts
 
 
 @pytest.mark.parametrize("separator", [", ", " "], ids=["commas", "no commas"])
-def test_facts_of_scenes_are_their_truth(separator: str) -> None:
+def test_facts_of_scene_captions_match_the_scene(separator: str) -> None:
     scenes = Scenes(60, (64, 64), seed=5, distractors=(0, 6))
     for scene in map(scenes.scene, range(len(scenes))):
         parts = scene.caption.split(", ")
@@ -319,14 +321,14 @@ def test_facts_of_scenes_are_their_truth(separator: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.text() | st.lists(st.sampled_from(GRAMMAR)).map(" ".join))
-def test_no_caption_is_too_odd(caption: str) -> None:
+def test_any_text_can_be_scored(caption: str) -> None:
     for fact in facts_of(caption):
         assert fact.color in ("", *COLORS)
         assert slot_accuracy([caption], ["a red star top left"])["count"] == (len(facts_of(caption)) == 1)
 
 
 def scenes_told(seed: int, pairs: int, most: int = 4) -> tuple[list[Things], list[Things]]:
-    """Things of candidates and of the truth, so few kinds of them that many agree; candidates have blanks."""
+    """Draw objects of candidates and of the truth, of few kinds so that many agree. Candidates may have blanks."""
     draw = random.Random(seed)
     kinds = ["red", "blue"], ["star", "disk"], ["top left", "center", "right"]
 
@@ -346,7 +348,7 @@ def written(things: Things) -> str:
 
 
 def most_that_agree(told: Things, truth: Things) -> list[int]:
-    """Colors, shapes and places that agree, of all ways to match."""
+    """Count the agreeing colors, shapes and places, the best of all matchings."""
     found = []
     nobody = [("?", "?", "?")] * len(truth)
     for way in set(permutations(told + nobody, len(truth))):
@@ -371,12 +373,12 @@ def test_scores_of_scenes_equal_brute_force(seed: int) -> None:
     assert 0.1 < exact < min(shares) < 1
 
 
-def test_a_thing_that_agrees_with_two_is_matched_so_that_most_slots_agree() -> None:
+def test_matching_maximizes_the_number_of_correct_slots() -> None:
     found = slot_accuracy(["a red star left, a red disk top"], ["a red star top, a blue star left"])
     assert found == {"color": 0.5, "shape": 0.5, "place": 1, "count": 1}
 
 
-def test_of_matchings_as_good_the_one_with_more_colors_counts() -> None:
+def test_ties_between_matchings_prefer_more_correct_colors() -> None:
     found = slot_accuracy(["a blue star left, a red disk left"], ["a red star top"])
     assert found == {"color": 1, "shape": 0, "place": 0, "count": 0}
 
@@ -393,7 +395,7 @@ def test_order_of_things_is_irrelevant(things: int) -> None:
 
 
 @pytest.mark.parametrize("score", [exact_set, lambda a, b: min(slot_accuracy(a, b).values())], ids=["exact", "slots"])
-def test_scenes_told_truly_have_all_right(score: Callable[[list[str], list[str]], float]) -> None:
+def test_correct_captions_get_a_perfect_score(score: Callable[[list[str], list[str]], float]) -> None:
     scenes = Scenes(20, (64, 64), seed=6, distractors=(0, 6))
     captions = [scenes.scene(index).caption for index in range(20)]
     assert score([", ".join(caption.split(", ")[::-1]) for caption in captions], captions) == 1
@@ -409,18 +411,18 @@ def test_scenes_told_truly_have_all_right(score: Callable[[list[str], list[str]]
         ("a red star top, a red star left", 0, 1),
         ("", 0, 0),
     ],
-    ids=["all", "one of two alike", "one too many", "one wrong", "nothing"],
+    ids=["all", "one of two identical", "one too many", "one wrong", "nothing"],
 )
-def test_things_that_are_alike_are_counted(candidate: str, exact: int, count: int) -> None:
+def test_identical_objects_are_counted(candidate: str, exact: int, count: int) -> None:
     truth = ["a red star top, a red star top"]
     assert exact_set([candidate], truth) == exact
     assert slot_accuracy([candidate], truth)["count"] == count
 
 
-def test_nothing_said_is_nothing_right() -> None:
+def test_empty_caption_scores_zero() -> None:
     assert slot_accuracy([""], ["a red star top"]) == {"color": 0, "shape": 0, "place": 0, "count": 0}
 
 
-def test_a_caption_that_never_ends_is_scored() -> None:
+def test_very_long_caption_is_scored() -> None:
     found = slot_accuracy(["a red star top left " * 60], [", ".join(["a red star top left"] * 6 + ["a blue disk center"])])
     assert found == pytest.approx({"color": 6 / 7, "shape": 6 / 7, "place": 6 / 7, "count": 0})

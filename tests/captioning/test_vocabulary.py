@@ -1,4 +1,4 @@
-"""Words by number: what is a word, which are kept, and the way back."""
+"""Vocabulary: splitting of words, selection, encoding and decoding."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def test_a_text_is_split_into_words(text: str, words: list[str]) -> None:
     assert split(" ".join(words)) == words
 
 
-def test_words_are_kept_by_how_often_they_occur_and_then_by_name() -> None:
+def test_words_are_ordered_by_frequency_then_alphabetically() -> None:
     made = Vocabulary.of(["b a. c!", "C b", "B, d"])
     assert made.words == ("<end>", "<unknown>", "b", "c", "a", "d")
     assert len(made) == 6
     assert Vocabulary.of(["b a. c!", "C b", "B, d"], fewest=2).words == ("<end>", "<unknown>", "b", "c")
 
 
-def test_captions_come_back_and_what_is_not_known_is_said_so() -> None:
+def test_encode_and_decode_round_trip_with_unknown_words() -> None:
     made = Vocabulary.of(["a red disc", "a disc"])
     numbers = made.encode("A disc, a BLUE one.")
     assert numbers == [2, 3, 2, 1, 1, 0]
@@ -48,7 +48,7 @@ def test_captions_come_back_and_what_is_not_known_is_said_so() -> None:
     assert made.encode("") == [0]
 
 
-def test_a_caption_cannot_say_the_special_words() -> None:
+def test_caption_text_cannot_produce_the_end_token() -> None:
     assert 0 not in Vocabulary.of(["end unknown"]).encode("<end> unknown")[:-1]
 
 
@@ -57,12 +57,12 @@ def test_a_caption_cannot_say_the_special_words() -> None:
     [(), ("<end>",), ("a", "b"), ("<unknown>", "<end>", "a"), ("<end>", "<unknown>", "a", "a"), ("<end>", "<unknown>", "<end>")],
     ids=str,
 )
-def test_words_that_are_no_vocabulary_are_refused(words: tuple[str, ...]) -> None:
+def test_invalid_vocabulary_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(DataError, match="must begin with <end> and <unknown> and have no word twice"):
         Vocabulary(words)
 
 
 @pytest.mark.parametrize("captions", [[], ["...", ""], ["once"]])
-def test_captions_without_a_word_that_is_frequent_are_refused(captions: list[str]) -> None:
+def test_captions_without_a_frequent_word_are_refused(captions: list[str]) -> None:
     with pytest.raises(DataError, match="no word occurs 2 times or more"):
         Vocabulary.of(captions, fewest=2)

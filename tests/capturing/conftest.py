@@ -1,4 +1,4 @@
-"""The real model written out, for tests of captures."""
+"""Pretrained model with unfused attention, for tests of captures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visattn import data
 
 @pytest.fixture(scope="module")
 def eager() -> nn.Module:
-    """DINOv2 on timm's own branch that writes its attention out."""
+    """Load DINOv2 with timm's unfused attention."""
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
     write_out(model)
     return model

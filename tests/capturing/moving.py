@@ -1,7 +1,7 @@
-"""A model that moves its tokens before it attends, and a judge of where a recording says that they are.
+"""Model that moves its tokens before attention, and a check of the token locations that a recording claims.
 
-The judge reads of a record what it claims only (prefix, grid, box and indices) and changes pixels to see whose vectors change. It
-shares no code with what follows tokens.
+The check uses only the claims of a record (prefix, grid, box and indices). It changes pixels and observes which vectors change. It
+shares no code with the tracing of tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from visattn.operators import SoftmaxOperator
 from visattn.records import AttentionRecord, Recording
 
 SIZE, PATCH, GRID, WIDTH = (32, 48), 4, (8, 12), 16
-Between = Callable[..., Tensor]  # the model, its tokens (B, N, C), further arguments -> tokens
+Between = Callable[..., Tensor]  # takes the model, its tokens (B, N, C) and further arguments; returns tokens
 
 
 class Moving(nn.Module):
-    """Patches of 4 pixels, what `between` does to them, and one attention that adds nothing."""
+    """Model with 4-pixel patches, the function `between` on its tokens, and attention that adds nothing."""
 
     def __init__(self, between: Between = lambda _, tokens: tokens) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def see(model: nn.Module, *args: Any, **kwargs: Any) -> Recording:
 
 
 def keys_of(record: AttentionRecord) -> Tensor:
-    """`(B, K, d)` key vectors in canonical order; NaN where there is none."""
+    """Return key vectors in canonical order, `(B, K, d)`; NaN for missing tokens."""
     operator = record.operator
     assert isinstance(operator, SoftmaxOperator)
     index = operator.key_index
@@ -67,7 +67,7 @@ def keys_of(record: AttentionRecord) -> Tensor:
 
 
 def on_cells(record: AttentionRecord) -> Tensor:
-    """The same with a row for each cell of the grid; NaN where there is no token."""
+    """Return key vectors with one row for each prefix token and grid cell; NaN for cells without a token."""
     layout, keys = record.keys, keys_of(record)
     rows, columns = layout.grid
     cells = [cell for cell in range(rows * columns) if cell not in layout.holes]
@@ -77,7 +77,7 @@ def on_cells(record: AttentionRecord) -> Tensor:
 
 
 def right(model: Moving, x: Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Whether the key of each patch is recorded where that patch is."""
+    """Check whether the key of each patch is recorded at the location of the patch."""
     record = see(model, x, *args, **kwargs)[0]
     assert record.reason is None, record.reason
     assert record.keys.grid == GRID
@@ -86,11 +86,10 @@ def right(model: Moving, x: Tensor, *args: Any, **kwargs: Any) -> bool:
 
 
 def judged(model: nn.Module, x: Tensor, probes: int = 12, reach: float = 1.0, covers: bool = True) -> str:
-    """`right`, a reason, or what is wrong about the first record of a forward.
+    """Judge the first record of a forward pass: return `right`, `refused: reason` or `wrong: error`.
 
-    A pixel is changed at a time. Tokens that change by a fifth as much as the one that changes most must lie at most `reach` of their
-    cells from it; the token whose cell covers it must be among them, unless cells are points (`covers`); no token that is called
-    learned may change at all.
+    One pixel is changed at a time. All tokens that change by more than a fifth of the largest change must lie within `reach` cells of
+    the pixel. If `covers` is set, the token whose cell covers the pixel must be among them. No learned token may change.
     """
     try:
         record = see(model, x)[0]
@@ -110,7 +109,7 @@ def judged(model: nn.Module, x: Tensor, probes: int = 12, reach: float = 1.0, co
         changed[:, :, y, column] += 10
         other = see(model, changed)[0]
         if (other.keys.prefix, other.keys.grid, other.keys.box) != (layout.prefix, layout.grid, layout.box):
-            continue  # the pixel decides which tokens there are
+            continue  # the pixel changes which tokens exist
         after = on_cells(other)
         change = (after - before).abs().nan_to_num().amax((0, 2))
         for name in [layout.prefix[token] for token in range(prefix) if change[token] > 1e-6]:

@@ -1,4 +1,4 @@
-"""A call of every operation that torch lets a mode see, as something that is done to tokens; or why there is none."""
+"""Calls of every operation that function modes can intercept, applied to tokens, or the reason why there is no call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.capturing.moving import GRID, WIDTH
 Arguments = Callable[[Tensor], tuple[Any, ...]]
 Call = tuple[Callable[..., Any], Arguments]
 
-# no calls with these: they end the process, touch files, want other devices, or are not about numbers
+# not called: they end the process, access files, need other devices, or do not compute numbers
 SKIPPED = {
     "of other devices": "cuda xpu mps ipu npu pin_memory is_pinned cudnn miopen fbgemm mkldnn record_stream to_mkldnn share_memory",
     "of the graph": "backward register_hook register_post_accumulate_grad_hook retain_grad grad_fn is_leaf requires_grad_ detach_",
@@ -59,7 +59,7 @@ NEAR = [
 ]
 
 
-# made anew in each call: a tensor that a model finds in a global comes from code that is not watched
+# created in each call: a tensor from a global would count as coming from code that is not intercepted
 def _back() -> Tensor:
     return torch.arange(96).flip(0)
 
@@ -73,7 +73,7 @@ def _maps(t: Tensor) -> Tensor:
 
 
 def _turned() -> Tensor:
-    """Where `grid_sample` finds an image that is upside down."""
+    """Return a `grid_sample` grid that flips an image upside down."""
     rows, columns = torch.linspace(1, -1, GRID[0]), torch.linspace(-1, 1, GRID[1])
     return torch.stack([columns[None].expand(GRID), rows[:, None].expand(GRID)], -1)[None]
 
@@ -98,11 +98,11 @@ def _recurrent(t: Tensor, gates: int) -> tuple[Any, ...]:
 
 
 def _norms() -> tuple[Tensor, ...]:
-    """Scale, shift, mean and variance that change nothing."""
+    """Return scale, shift, mean and variance of an identity normalization."""
     return torch.ones(WIDTH), torch.zeros(WIDTH), torch.zeros(WIDTH), torch.ones(WIDTH)
 
 
-# where what an operation wants is its own; by the last part of its name, or with the part before
+# operations that need their own arguments; by the last part of the name, or the last two
 PARTICULAR: dict[str, Arguments] = {
     "addbmm addbmm_": lambda t: (t[0], t, _eye()[None]),
     "addmm addmm_": lambda t: (t[0], t[0], _eye()),
@@ -208,7 +208,7 @@ def _particular(name: str) -> Arguments | None:
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any], str]]:
-    """Name, function, and why it is not called."""
+    """Yield the name of each function, the function, and the reason why it is not called (empty if it is)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for overridable in get_overridable_functions().values():
@@ -222,7 +222,7 @@ def functions() -> Iterator[tuple[str, Callable[..., Any], str]]:
 
 
 def made(func: Callable[..., Any], arguments: Arguments, t: Tensor) -> Tensor | None:
-    """What a call makes of tokens, as tokens; None if it is none."""
+    """Call a function on tokens and return its result as tokens; None if the result cannot be tokens."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -244,7 +244,7 @@ def made(func: Callable[..., Any], arguments: Arguments, t: Tensor) -> Tensor | 
 
 
 class Listed(NamedTuple):
-    """Functions with a generic call that makes tokens of tokens, and why others have none."""
+    """Functions with a call that returns tokens, and the reasons why others have none."""
 
     calls: dict[str, Call]
     without: dict[str, str]
@@ -252,7 +252,7 @@ class Listed(NamedTuple):
 
 @cache
 def listed() -> Listed:
-    """The first call of each function that makes tokens of tokens."""
+    """Find the first call of each function that returns tokens."""
     found, without = dict[str, Call](), dict[str, str]()
     t = torch.randn(1, 96, WIDTH, generator=torch.Generator().manual_seed(5))
     for name, func, reason in functions():

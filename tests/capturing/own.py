@@ -1,4 +1,4 @@
-"""A vision transformer of our own, whose attention is any function of query, key and value."""
+"""Vision transformer whose attention is an arbitrary function of query, key and value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = ["blocks.0.attn", "blocks.1.attn"]
 
 
 class Attention(nn.Module):
-    """Queries of `heads` heads, keys and values of `groups`."""
+    """Attention with `heads` query heads and `groups` heads for keys and values."""
 
     def __init__(self, attend: Attend, heads: int, groups: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Class token, 16-pixel patches, two blocks, a linear head."""
+    """Vision transformer with a class token, 16-pixel patches, two blocks and a linear head."""
 
     def __init__(self, attend: Attend, heads: int, groups: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ViT(nn.Module):
 
 
 def vit(attend: Attend = F.scaled_dot_product_attention, *, heads: int = 2, groups: int | None = None, seed: int = 0) -> ViT:
-    """The model in evaluation mode; its attention is far from uniform."""
+    """Build the model in evaluation mode, with attention far from uniform."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ViT(attend, heads, groups or heads)
@@ -71,7 +71,7 @@ def vit(attend: Attend = F.scaled_dot_product_attention, *, heads: int = 2, grou
 
 
 def mixture(record: AttentionRecord) -> Tensor:
-    """`A @ V` in float64, `(B, heads, Q, d)`."""
+    """Compute `A @ V` in float64, `(B, heads, Q, d)`."""
     assert record.value is not None
     operator: Any = record.operator
     assert isinstance(operator, SoftmaxOperator)

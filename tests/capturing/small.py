@@ -1,4 +1,4 @@
-"""Small models of timm's families, with random weights."""
+"""Small models of timm families, with random weights."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tests import tiny
 
 
 class Small(NamedTuple):
-    """How a model is built, and the side of the pixels that it takes."""
+    """Small model: its build function and the side of its square input."""
 
     build: Callable[[], nn.Module]
     side: int = 64
 
     def __call__(self) -> tuple[nn.Module, Tensor]:
-        """The model in evaluation mode and a batch of two."""
+        """Return the model in evaluation mode and a batch of two images."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self.build().eval()
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
-                    if "gamma" in name:  # cait, xcit and others begin with layers that do next to nothing
+                    if "gamma" in name:  # layer scales of CaiT, XCiT and others start near zero
                         parameter.fill_(1)
-                    elif "head" in name and name.endswith("weight"):  # or with a head that says nothing
+                    elif "head" in name and name.endswith("weight"):  # some heads start at zero
                         parameter.copy_(torch.randn(parameter.shape))
         size = (self.side, self.side) if self.side else tiny.INPUT
         return model, tiny.pixels(2, size)

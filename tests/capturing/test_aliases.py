@@ -1,7 +1,7 @@
-"""Programs that write over tokens, of which some are one tensor under two names: right from forward to forward, or refused.
+"""Programs that overwrite aliased tokens: in each forward pass they are located correctly or refused.
 
-Whether `contiguous` gives a tensor itself or a copy hangs on how the image lies in memory, so the same operations write over other
-tokens. All that a program does is to permute tokens, so the content of a key tells which patch it is.
+Whether `contiguous` returns the tensor itself or a copy depends on the memory format of the image. The same operations may therefore
+overwrite other tokens. Programs only permute tokens, so the content of a key identifies its patch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import visattn
 from tests.capturing.moving import GRID, Moving, image, keys_of
 from tests.conftest import Figures
 
-Step = Callable[[list[Tensor], int], list[Tensor]]  # tensors by their names, a number that may differ between forwards
+Step = Callable[[list[Tensor], int], list[Tensor]]  # takes the tensors and a number that may differ between forward passes
 
 
 def _swapped(tokens: list[Tensor]) -> list[Tensor]:
@@ -42,7 +42,7 @@ def _written(tokens: list[Tensor], target: int, value: Tensor) -> list[Tensor]:
 
 STEPS: dict[str, Step] = {
     "contiguous": lambda tokens, _: [*tokens, tokens[-1].contiguous()],
-    "contiguous on another way": lambda tokens, how: [
+    "contiguous in a second branch": lambda tokens, how: [
         *tokens,
         (tokens[-1].mT.contiguous().mT if how % 2 else tokens[-1]).contiguous(),
     ],
@@ -61,18 +61,18 @@ STEPS: dict[str, Step] = {
     "halves": lambda tokens, _: [*tokens, torch.cat([tokens[-1][:, 48:], tokens[-1][:, :48]], 1)],
     "pick": lambda tokens, how: [*tokens, tokens[how % len(tokens)]],
     "turn": lambda tokens, _: tokens[::-1],
-    "write over the last": lambda tokens, _: _written(tokens, -1, tokens[-1].flip(1)),
-    "write over the first": lambda tokens, how: _written(tokens, 0, tokens[-1].roll(1 + how, 1)),
-    "write over the one before": lambda tokens, _: _written(tokens, max(len(tokens) - 2, 0), tokens[-1].flip(1)),
+    "overwrite the last": lambda tokens, _: _written(tokens, -1, tokens[-1].flip(1)),
+    "overwrite the first": lambda tokens, how: _written(tokens, 0, tokens[-1].roll(1 + how, 1)),
+    "overwrite the one before": lambda tokens, _: _written(tokens, max(len(tokens) - 2, 0), tokens[-1].flip(1)),
     "swap halves in place": lambda tokens, _: _swapped(tokens),
     "read by numpy": lambda tokens, _: [*tokens[:-1], *([tokens[-1]] if tokens[-1].numpy().size else [])],
     "written by numpy": lambda tokens, _: _through_numpy(tokens),
 }
-OFTEN = ["contiguous", "contiguous", "write over the first", "write over the last", "write over the one before", "turn"]
+OFTEN = ["contiguous", "contiguous", "overwrite the first", "overwrite the last", "overwrite the one before", "turn"]
 
 
 class Program(nn.Module):
-    """A model of some steps."""
+    """Model that runs a random sequence of steps."""
 
     def __init__(self, lots: random.Random) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def verdict(program: Program, x: Tensor, inference: bool) -> str:
 
 
 @pytest.mark.full
-def test_programs_that_write_over_tokens(figures: Figures) -> None:
+def test_programs_that_overwrite_tokens(figures: Figures) -> None:
     found, wrong = Counter[str](), []
     for seed in range(200):
         lots = random.Random(seed)
@@ -121,8 +121,8 @@ def test_programs_that_write_over_tokens(figures: Figures) -> None:
     assert found["right"] >= 500
 
 
-def test_a_tensor_that_is_its_own_copy_in_one_forward_and_not_in_the_next() -> None:
-    """`contiguous` of tokens that lie channels last gives the tokens themselves, which are then turned; else a copy is."""
+def test_contiguous_that_copies_in_one_forward_pass_and_not_in_the_next() -> None:
+    """Check both memory formats: `contiguous` returns a copy, or the tokens themselves, which are then overwritten in flipped order."""
 
     def turned(_: nn.Module, tokens: Tensor) -> Tensor:
         other = tokens.contiguous()

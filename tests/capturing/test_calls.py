@@ -1,4 +1,4 @@
-"""Ways to call attention: the arguments of the fused kernels, `nn.MultiheadAttention`, number formats."""
+"""Ways to call attention: arguments of the fused kernels, `nn.MultiheadAttention`, dtypes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Tensor, Recording]
 
 
 def noting(attend: own.Attend) -> tuple[own.Attend, list[Tensor]]:
-    """The same attention, and what it gave."""
+    """Return the same attention function and the list in which it stores its results."""
     outs: list[Tensor] = []
 
     def noted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ SDPA: dict[str, dict[str, Any]] = {
     "mask of one image": {"attn_mask": BOOLEAN[0, 0]},
     "mask of floats": {"attn_mask": PER_HEAD[:, :1]},
     "mask of each head": {"attn_mask": PER_HEAD},
-    "a row masked whole": {"attn_mask": EMPTY_ROW},
+    "a fully masked row": {"attn_mask": EMPTY_ROW},
     "causal": {"is_causal": True},
     "scale": {"scale": 0.7},
     "scale of 0": {"scale": 0.0},
@@ -64,7 +64,7 @@ SDPA: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", list(SDPA))
 @pytest.mark.parametrize("groups", [4, 2, 1], ids=["as many keys", "grouped queries", "one head of keys"])
-def test_weights_times_values_are_the_kernels_result(name: str, groups: int) -> None:
+def test_weights_times_values_equal_the_kernels_output(name: str, groups: int) -> None:
     attend, outs = noting(sdpa(**SDPA[name], enable_gqa=groups < 4))
     _, recording = run(own.vit(attend, heads=4, groups=groups), tiny.pixels(2))
     assert recording.layers == own.LAYERS
@@ -76,7 +76,7 @@ def test_weights_times_values_are_the_kernels_result(name: str, groups: int) -> 
         assert (record.kind, record.queries, record.keys) == ("self", tiny.layout(), tiny.layout())
 
 
-def test_a_row_masked_whole_has_no_weights() -> None:
+def test_weights_of_a_fully_masked_row_are_zero() -> None:
     _, recording = run(own.vit(sdpa(attn_mask=EMPTY_ROW)), tiny.pixels(2))
     weights = recording[0].operator.dense()
     assert bool((weights[:, :, 3] == 0).all())
@@ -84,7 +84,7 @@ def test_a_row_masked_whole_has_no_weights() -> None:
 
 
 @pytest.mark.parametrize("positional", [True, False], ids=["positional", "by name"])
-def test_arguments_may_be_given_either_way(positional: bool) -> None:
+def test_arguments_may_be_positional_or_keywords(positional: bool) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if positional:
             return F.scaled_dot_product_attention(q, k, v, PER_HEAD, 0.0, False)
@@ -113,13 +113,13 @@ FLEX: dict[str, dict[str, Any]] = {
         "block_mask": create_block_mask(lambda b, h, q, k: q >= k, None, None, TOKENS, TOKENS, device="cpu"),
     },
 }
-flex_warns = pytest.mark.filterwarnings("ignore:flex_attention called without")  # torch's own, also where it was compiled
+flex_warns = pytest.mark.filterwarnings("ignore:flex_attention called without")  # torch warns even if flex_attention is compiled
 flex_compiled = torch.compile(flex_attention, backend="eager")
 
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Each compiled flex_attention is traced anew, so that one test's sizes are not another's."""
+    """Reset the compiler after each test, so that tests do not share compiled sizes."""
     yield
     torch.compiler.reset()
 
@@ -172,7 +172,7 @@ def test_flex_attention_that_does_more_than_add_is_refused(name: str) -> None:
 
 
 class Multihead(nn.Module):
-    """One layer over a class token and patches."""
+    """Model with one `nn.MultiheadAttention` over a class token and patches."""
 
     def __init__(self, batch_first: bool, **options: Any) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def test_multihead_attention_is_captured(name: str, batch_first: bool, need_weig
 
 
 def encoder(**options: Any) -> nn.Module:
-    """Patches and nn.TransformerEncoder."""
+    """Build a model of patches and `nn.TransformerEncoder`."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, **options)
     return nn.Sequential(
@@ -240,7 +240,7 @@ class _Turn(nn.Module):
 
 
 @pytest.mark.parametrize("norm_first", [True, False], ids=["norm first", "norm last"])
-def test_encoder_gives_what_it_gives_off_the_fast_path(norm_first: bool) -> None:
+def test_captured_encoder_equals_its_output_without_the_fast_path(norm_first: bool) -> None:
     model, x = encoder(norm_first=norm_first), tiny.pixels(2)
     out, recording = run(model, x)
     with torch.no_grad():
@@ -266,7 +266,7 @@ def test_vision_transformer_of_torchvision_is_captured(slow_path: None) -> None:
     assert {record.kind for record in recording} == {"self"}
 
 
-# number formats
+# dtypes
 
 
 @pytest.mark.parametrize("written_out", [False, True], ids=["fused", "written out"])
@@ -288,7 +288,7 @@ def test_rows_under_autocast_sum_to_one(written_out: bool) -> None:
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3), (torch.float64, 1e-12)], ids=["bf16", "fp16", "float64"]
 )
-def test_model_of_another_number_format_is_captured(dtype: torch.dtype, close: float) -> None:
+def test_model_of_another_dtype_is_captured(dtype: torch.dtype, close: float) -> None:
     attend, outs = noting(F.scaled_dot_product_attention)
     model, x = own.vit(attend).to(dtype), tiny.pixels(2).to(dtype)
     out, recording = run(model, x)

@@ -1,4 +1,4 @@
-"""Captures are exact: on the real model, and on tiny ones with names and places."""
+"""Captured attention is exact, on a pretrained model and on tiny models with names and locations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ real = pytest.mark.real
 SIZES = {"224 px, 257 tokens": 224, "518 px, 1370 tokens": 518}
 
 
-every_size = pytest.mark.parametrize("size", SIZES.values(), ids=list(SIZES))
+every_size = pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=[pytest.mark.full] if size > 224 else [], id=name) for name, size in SIZES.items()]
+)
 
 
 def softmax_operator(record: AttentionRecord) -> SoftmaxOperator:
@@ -41,12 +43,12 @@ def softmax_operator(record: AttentionRecord) -> SoftmaxOperator:
 
 
 def photo_at(seen: Seen, size: int) -> Tensor:
-    """The astronaut at another size."""
+    """Return the astronaut image at another size."""
     return F.interpolate(seen("astronaut")[0].pixels, (size, size), mode="bilinear", antialias=True)
 
 
 def outputs_of(model: nn.Module) -> dict[str, Tensor]:
-    """What each module gives in the next forward, by name."""
+    """Return a dict that the next forward pass fills with the output of each module, by name."""
     outputs: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
@@ -54,7 +56,7 @@ def outputs_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def worst_rows(record: AttentionRecord, dtype: torch.dtype) -> float:
-    """Largest difference of any entry from float64 of the same query and key, head by head."""
+    """Return the largest difference of any weight from the float64 softmax of the same query and key."""
     operator = softmax_operator(record)
     judged = operator.to(dtype)
     worst = 0.0
@@ -80,7 +82,7 @@ def test_rows_of_dinov2_equal_float64_softmax_of_its_query_and_key(layer: int, s
 
 @contextmanager
 def weights_of_eager(model: nn.Module, receive: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Hand each layer's weights to `receive` as timm's eager branch passes them on."""
+    """Pass the attention weights of timm's unfused branch to `receive`, layer by layer."""
     blocks: Any = model.blocks
     handles = []
     for i, block in enumerate(blocks):
@@ -111,6 +113,7 @@ def test_rows_of_dinov2_equal_timms_eager_branch(seen: Seen, eager: nn.Module, f
 
 
 @real
+@pytest.mark.full
 def test_rows_of_dinov2_equal_the_model_written_out(seen: Seen, dinov2: nn.Module, figures: Figures) -> None:
     prepared, recording = seen("astronaut")
     plain = models.VisionTransformer((518, 518), 14)
@@ -176,7 +179,7 @@ def test_rows_of_a_model_under_autocast_sum_to_one(side: int, options: dict[str,
 
 
 class Kernel:
-    """Stands in for the attention function: notes the weights that its arguments mean, in float64, and calls through."""
+    """Replacement for `scaled_dot_product_attention` that computes the float64 weights of its arguments and then calls the original."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.weights: list[Tensor] = []
@@ -255,7 +258,7 @@ def test_pooling_head_attends_from_its_own_query_to_the_patches(name: str) -> No
         ("eva with rope", "mean"),
     ],
 )
-def test_readout_is_what_the_model_classifies_from(name: str, readout: str) -> None:
+def test_readout_names_the_tokens_that_the_model_classifies_from(name: str, readout: str) -> None:
     assert run(tiny.MODELS[name].build(), tiny.pixels())[1].readout == readout
 
 
@@ -285,7 +288,7 @@ def test_other_input_sizes_have_their_own_grid(size: tuple[int, int]) -> None:
     assert recording.input_size == size
 
 
-def test_two_forwards_are_kept_apart() -> None:
+def test_two_forward_passes_are_recorded_separately() -> None:
     model = tiny.vit(dynamic_img_size=True)
     with torch.no_grad(), visattn.capture(model) as recording:
         model(tiny.pixels(2))
@@ -312,7 +315,7 @@ def test_chosen_features_are_the_modules_outputs(features: Any, layers: list[str
     assert all(feature.layout == recording[0].keys for feature in recording.features)
 
 
-def test_values_and_projection_give_the_attentions_output() -> None:
+def test_values_and_projection_reproduce_the_attention_output() -> None:
     model = tiny.vit()
     outputs = outputs_of(model)
     _, recording = run(model, tiny.pixels(2), values=True)
@@ -324,7 +327,7 @@ def test_values_and_projection_give_the_attentions_output() -> None:
     torch.testing.assert_close(outputs["blocks.0.attn"], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_values_are_not_kept_unless_asked_for() -> None:
+def test_values_are_kept_only_on_request() -> None:
     assert all(record.value is None for record in run(tiny.vit(), tiny.pixels())[1])
 
 
@@ -337,7 +340,7 @@ def test_kept_tensors_own_their_memory(name: str) -> None:
 
 
 def test_dropped_recording_is_freed_at_once() -> None:
-    """Without waiting for the garbage collector: the next forward gets its memory."""
+    """Check that a dropped recording is freed without the garbage collector, so that the next forward pass can reuse its memory."""
     model = tiny.vit()
     gc.collect()
     gc.disable()

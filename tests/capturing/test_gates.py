@@ -1,4 +1,4 @@
-"""Gates of attention modules in a recording: they are what the features were multiplied by, and they lie where they are said to."""
+"""Gates in a recording: the features were multiplied by them, and their locations are correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from visattn.records import FeatureRecord, Recording, TokenLayout
 
 
 class ChannelGate(nn.Module):
-    """Written as the authors of CBAM do: a bottleneck called for two pools, and no module for the sigmoid."""
+    """Channel gate as in the CBAM authors' code: one bottleneck for two poolings, and no module for the sigmoid."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ChannelGate(nn.Module):
 
 
 class SpatialGate(nn.Module):
-    """Likewise."""
+    """Spatial gate as in the CBAM authors' code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SpatialGate(nn.Module):
 
 
 class BAM(nn.Module):
-    """As the authors of BAM do."""
+    """Gate as in the BAM authors' code."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class BAM(nn.Module):
 
 
 class CoordAtt(nn.Module):
-    """As the authors of coordinate attention do."""
+    """Gate as in the code of the authors of coordinate attention."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def seen(module: nn.Module, x: Tensor, **options: object) -> Recording:
 
 
 def product(recording: Recording) -> Tensor:
-    """All gates of a recording multiplied, each along the axes that its role names."""
+    """Multiply all gates of a recording, each along the axes of its role."""
     whole = torch.ones(())
     for feature in recording.features:
         whole = whole * (feature.value[:, :, None, None] if feature.role == "channel_gate" else feature.value)
@@ -108,10 +108,10 @@ def product(recording: Recording) -> Tensor:
 
 
 @pytest.mark.parametrize("name", list(MULTIPLIERS))
-def test_gates_are_what_the_features_are_multiplied_by(name: str) -> None:
+def test_features_are_multiplied_by_the_recorded_gates(name: str) -> None:
     torch.manual_seed(0)
     module, x = MULTIPLIERS[name]().eval(), torch.randn(2, 16, 6, 9)
-    for _ in range(3):  # followed, written down, read
+    for _ in range(3):  # traced first, then compared with a known tape
         recording = seen(module, x)
         with torch.no_grad():
             assert torch.allclose(x * product(recording), module(x), atol=1e-6)
@@ -135,7 +135,7 @@ def test_branches_of_selective_kernels_sum_to_one() -> None:
     assert torch.allclose(feature.value.sum(1), torch.ones(2, 16))
 
 
-def test_layout_of_a_gate_deep_in_a_network_covers_the_image() -> None:
+def test_layout_of_a_deep_gate_covers_the_image() -> None:
     model = timm.create_model("resnet18", block_args={"attn_layer": "cbam"}).eval()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(torch.randn(2, 3, 64, 96))
@@ -144,7 +144,7 @@ def test_layout_of_a_gate_deep_in_a_network_covers_the_image() -> None:
     assert layouts["layer3.1.se.spatial"] == TokenLayout("tokens", (), (4, 6), Box(0, 0, 64, 96))
 
 
-def test_class_of_the_same_name_with_other_parts_is_left_alone() -> None:
+def test_class_of_the_same_name_with_other_submodules_is_ignored() -> None:
     class SpatialGate(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x
@@ -153,7 +153,7 @@ def test_class_of_the_same_name_with_other_parts_is_left_alone() -> None:
         seen(SpatialGate(), torch.randn(1, 3, 8, 8))
 
 
-def test_gates_of_another_model_are_not_taken() -> None:
+def test_gates_of_another_model_are_not_recorded() -> None:
     model, other = nn.Sequential(nn.Conv2d(3, 8, 3), ours.SqueezeExcite(8)).eval(), ours.SqueezeExcite(4).eval()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(torch.randn(1, 3, 8, 8))
@@ -168,7 +168,7 @@ def test_nothing_stays_on_the_model() -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def test_gradients_leave_gates_as_they_are() -> None:
+def test_gates_get_no_gradient_but_activations_do() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), ours.CBAM(8)).eval()
     with visattn.capture(model, features=["0"], gradients=True) as recording:
         out = model(torch.randn(1, 3, 8, 8))
@@ -186,7 +186,7 @@ def test_gradients_leave_gates_as_they_are() -> None:
 
 
 def test_maps_are_kept_channels_first() -> None:
-    model = torchvision.models.convnext_tiny(weights=None).eval()  # its blocks work channels last inside
+    model = torchvision.models.convnext_tiny(weights=None).eval()  # its blocks are channels last inside
     with torch.no_grad(), visattn.capture(model, features=["features.1.0.block.2", "features.1.0"]) as recording:
         model(torch.randn(1, 3, 32, 64))
     inside, outside = recording.features
@@ -213,20 +213,20 @@ def test_method_gates_chooses_a_layer() -> None:
 def test_method_gates_refuses_gates_of_channels() -> None:
     with pytest.raises(
         OptionError,
-        match=r"weigh channels only, which have no place on the image\. Use evaluation\.gate_statistics \(visattn heads",
+        match=r"gate only channels, which cannot be drawn on the image\. Use evaluation\.gate_statistics \(visattn heads",
     ):
         gates(seen(ours.SqueezeExcite(3), torch.randn(1, 3, 6, 9)))
     with pytest.raises(OptionError, match="the network has no gates"):
         gates(Recording())
 
 
-def test_gate_that_could_not_be_followed_is_not_drawn() -> None:
+def test_gate_whose_position_could_not_be_traced_is_refused() -> None:
     record = FeatureRecord("a", 0, "spatial_gate", torch.rand(1, 1, 2, 3))
-    with pytest.raises(OptionError, match="where its gate lies on the image could not be followed"):
+    with pytest.raises(OptionError, match="the position of its gate on the image could not be traced"):
         gates(Recording(features=[record]))
 
 
-def test_numbers_of_a_gate() -> None:
+def test_gate_statistics_of_known_values() -> None:
     record = FeatureRecord("a", 0, "channel_gate", torch.tensor([[0.01, 0.5, 0.99, 0.98]]))
     (found,) = gate_statistics(Recording(features=[record]))
     numbers = {name: float(value[0]) for name, value in found.numbers().items()}
@@ -235,8 +235,8 @@ def test_numbers_of_a_gate() -> None:
     )
 
 
-def test_module_that_only_shares_a_name_is_not_told() -> None:
-    class SELayer(nn.Module):  # whose sigmoid stands outside of fc
+def test_module_that_shares_only_the_name_is_not_recorded() -> None:
+    class SELayer(nn.Module):  # a variant with its sigmoid outside fc
         def __init__(self, channels: int) -> None:
             super().__init__()
             self.fc = nn.Linear(channels, channels)
@@ -250,7 +250,7 @@ def test_module_that_only_shares_a_name_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("many", [tuple, list])
-def test_gradient_of_a_layer_that_gives_several_results_and_is_written_over(many: type) -> None:
+def test_gradient_of_a_layer_that_returns_several_results_and_is_overwritten(many: type) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -284,7 +284,7 @@ def test_gradient_of_a_layer_that_gives_several_results_and_is_written_over(many
 
 
 @pytest.mark.parametrize("name", ["cbam", "bam"])
-def test_small_reference_networks_are_followed_to_their_end(name: str) -> None:
+def test_small_reference_networks_are_traced_to_the_last_layer(name: str) -> None:
     model = visattn.models.resnet20(attention=name).eval()
     with torch.no_grad(), visattn.capture(model, features=["layer3"]) as recording:
         model(torch.randn(1, 3, 32, 32))

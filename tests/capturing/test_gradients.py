@@ -1,4 +1,4 @@
-"""Gradients of a score with respect to attention weights and features, against autograd through the model written out."""
+"""Gradients of a score with respect to attention weights and features, compared with autograd through the unfused model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 class Written(TorchFunctionMode):
-    """Runs every fused call written out and keeps its weights, and those of each softmax that a model writes out itself."""
+    """Function mode that runs fused calls unfused and keeps their weights, and the weights of each softmax in the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class Written(TorchFunctionMode):
 
 
 def fuse(model: nn.Module, fused: bool) -> None:
-    """Put a model of timm on its fused branch, or on the one that it writes out."""
+    """Switch a timm model to its fused or unfused attention."""
     parts: list[Any] = [module for module in model.modules() if hasattr(module, "fused_attn")]
     for module in parts:
         module.fused_attn = fused
 
 
 def difference(record: AttentionRecord, weights: Tensor, gradient: Tensor) -> float:
-    """Largest difference of the gradients by tile, relative to the largest; windows are matched by their weights."""
+    """Return the largest difference of the gradients, relative to the largest gradient; windows are matched by their weights."""
     operator = record.operator.to(torch.float64)
     rows, columns = operator.query_index, operator.key_index
     if rows is None or columns is None:
@@ -80,7 +80,7 @@ def difference(record: AttentionRecord, weights: Tensor, gradient: Tensor) -> fl
 
 @contextmanager
 def written_out(model: nn.Module) -> Iterator[Written]:
-    """A model of timm on the branch that it writes out; what counts is what its dropout hands to the product with values."""
+    """Run a timm model with unfused attention; the weights behind its dropout count, which are multiplied by the values."""
     written, handles = Written(), []
 
     def instead(_module: nn.Module, _args: object, out: Tensor) -> None:
@@ -167,7 +167,7 @@ def test_frozen_parameters_change_no_gradient(trained: str) -> None:
     assert x.grad is None
 
 
-def test_scores_have_independent_gradients_and_touch_nothing() -> None:
+def test_scores_have_independent_gradients_and_leave_the_model_unchanged() -> None:
     model, x = tiny.vit(), tiny.pixels(2).requires_grad_()
     kept = torch.ones_like(model.get_parameter("head.weight"))
     model.get_parameter("head.weight").grad = kept
@@ -193,7 +193,7 @@ def test_score_of_one_image_has_no_gradient_in_another() -> None:
         assert float(grad[1].abs().max()) == 0
 
 
-def test_score_of_one_forward_has_no_gradient_in_another() -> None:
+def test_score_of_one_forward_pass_has_no_gradient_in_another() -> None:
     model = tiny.vit()
     with visattn.capture(model, gradients=True) as recording:
         logits = [model(tiny.pixels(2, seed=i)) for i in range(2)]
@@ -212,7 +212,7 @@ OUTSIDE: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", list(OUTSIDE))
-def test_score_from_elsewhere_is_refused(name: str) -> None:
+def test_score_that_does_not_depend_on_the_recording_is_refused(name: str) -> None:
     _, recording = recorded(tiny.vit(), tiny.pixels(2))
     with pytest.raises(OptionError, match="the score does not depend on the recorded forward"):
         recording.gradients(OUTSIDE[name]())
@@ -225,7 +225,7 @@ def test_forward_without_a_graph_is_refused(off: Callable[[], Any]) -> None:
 
 
 class Partly(nn.Module):
-    """A model of which a part leaves no graph."""
+    """Model of which a part records no autograd graph."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -246,12 +246,12 @@ class Partly(nn.Module):
 
 @pytest.mark.parametrize("way", ["no_grad", "reentrant checkpoint"])
 def test_layer_without_a_graph_is_refused_by_name(way: str) -> None:
-    with pytest.raises(CaptureError, match=r"vit\.blocks\.0\.attn attends where nothing has a graph"):
+    with pytest.raises(CaptureError, match=r"vit\.blocks\.0\.attn runs where autograd records no graph"):
         recorded(Partly(way), tiny.pixels())
 
 
 @pytest.mark.parametrize("trained", ["vit", "vit.head"])
-def test_layer_behind_a_detach_has_gradient_zero(trained: str) -> None:
+def test_layer_cut_off_by_a_detach_has_zero_gradient(trained: str) -> None:
     logits, recording = recorded(frozen(Partly("detach"), trained), tiny.pixels())
     if trained == "vit":
         assert [float(grad.abs().max()) > 0 for grad in gradients_of(recording.gradients(logits[0, 3]))] == [False, True]
@@ -291,7 +291,7 @@ def test_gradients_of_tokens_are_in_their_order() -> None:
     assert float(last[:, 1:].abs().max()) == 0  # the head reads the class token
 
 
-def test_chosen_layers_have_the_gradients_of_a_whole_recording() -> None:
+def test_gradients_of_chosen_layers_equal_those_of_a_full_recording() -> None:
     x = tiny.pixels(2)
     (logits, whole), (same, part) = recorded(tiny.vit(), x), recorded(tiny.vit(), x, layers="blocks.1.*")
     assert len(part) == 1

@@ -1,4 +1,4 @@
-"""`capture` among other tools that change how a model runs: compilers, exporters, checkpoints, threads, other captures."""
+"""`capture` together with other tools that change how a model runs: compilers, exporters, checkpointing, threads, other captures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Recording]:
 
 
 def same(one: Recording, other: Recording) -> None:
-    """The same calls of the same layers, the same weights, the same places."""
+    """Check that two recordings have the same calls, layers, weights and token locations."""
     assert [(r.layer, r.call, r.kind, r.queries, r.keys) for r in one] == [
         (r.layer, r.call, r.kind, r.queries, r.keys) for r in other
     ]
@@ -42,7 +42,7 @@ def same(one: Recording, other: Recording) -> None:
 
 
 class Compiler:
-    """A backend that runs graphs as they are and counts them."""
+    """Compiler backend that runs graphs unchanged and counts them."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -77,7 +77,7 @@ WAYS = [whole, in_place, by_block, by_block_in_place]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_compiled_model_is_recorded_as_the_eager_one_and_stays_compiled(way: Callable[[nn.Module, Any], Any]) -> None:
+def test_compiled_model_is_recorded_like_the_eager_model_and_stays_compiled(way: Callable[[nn.Module, Any], Any]) -> None:
     torch.compiler.reset()
     compiler, x = Compiler(), tiny.pixels(2)
     model = way(tiny.vit(), compiler)
@@ -104,7 +104,7 @@ def test_model_that_was_captured_first_is_compiled_afterward() -> None:
     assert compiler.graphs > 0
 
 
-def test_compiling_is_on_again_after_captures_that_overlap_in_threads() -> None:
+def test_compilation_is_enabled_again_after_overlapping_captures_in_threads() -> None:
     torch.compiler.reset()
     first_in, second_in, first_out = (threading.Event() for _ in range(3))
 
@@ -136,7 +136,7 @@ def test_compiling_is_on_again_after_captures_that_overlap_in_threads() -> None:
     assert compiler.graphs > 0
 
 
-# other programs made of a model
+# exported and traced models
 
 TRACED: dict[str, Callable[[nn.Module], nn.Module]] = {
     "torch.export": lambda model: torch.export.export(model, (tiny.pixels(2),)).module(),
@@ -181,7 +181,7 @@ def test_exported_program_itself_is_refused() -> None:
 
 
 class Checkpointed(nn.Module):
-    """A block that is computed again in the backward pass."""
+    """Block that is recomputed in the backward pass."""
 
     def __init__(self, block: nn.Module, reentrant: bool) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def gradients_of(recording: Recording, score: Tensor) -> list[Tensor]:
     return [grad for grad in grads if grad is not None]
 
 
-def test_checkpointed_model_gives_the_gradients_of_the_plain_one() -> None:
+def test_checkpointed_model_has_the_gradients_of_the_plain_model() -> None:
     model: Any = tiny.vit().train()
     found = []
     for enabled in (False, True):
@@ -212,7 +212,7 @@ def test_checkpointed_model_gives_the_gradients_of_the_plain_one() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
 @pytest.mark.parametrize("features", ["blocks.*", "none"])
-def test_layers_computed_again_in_the_backward_pass_are_recorded_once(reentrant: bool, features: str) -> None:
+def test_layers_recomputed_in_the_backward_pass_are_recorded_once(reentrant: bool, features: str) -> None:
     plain, model = own.vit(), own.vit()
     for i in range(2):
         model.blocks[i] = Checkpointed(model.blocks[i], reentrant)
@@ -232,7 +232,7 @@ def test_layers_computed_again_in_the_backward_pass_are_recorded_once(reentrant:
         torch.testing.assert_close(recording[i].operator.dense(), expected[i % 2].operator.dense(), rtol=0, atol=0)
 
 
-# several at once
+# several captures at once
 
 
 def test_inner_module_of_data_parallel_is_recorded() -> None:
@@ -277,7 +277,7 @@ def test_three_threads_capture_one_compiled_model() -> None:
             same(recording, expected[i])
 
 
-def test_error_in_a_forward_leaves_no_mode_and_the_next_capture_is_right() -> None:
+def test_after_an_error_no_mode_is_left_and_the_next_capture_is_correct() -> None:
     model, x = tiny.vit(), tiny.pixels(2)
     expected = run(tiny.vit(), x)[1]
     with torch.no_grad(), visattn.capture(model) as recording:
@@ -294,11 +294,11 @@ def test_error_in_a_forward_leaves_no_mode_and_the_next_capture_is_right() -> No
     same(run(model, x)[1], expected)
 
 
-# models of timm: nothing is changed
+# timm models: nothing is changed
 
 
 def state_of(model: nn.Module) -> dict[str, object]:
-    """Everything that hangs on a model."""
+    """Return all state of a model that a capture could change."""
     found: dict[str, object] = {}
     for name, module in model.named_modules():
         hooks = {key: value for key, value in vars(module).items() if "hooks" in key}
@@ -311,7 +311,7 @@ def state_of(model: nn.Module) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", ["swin", "maxvit", "hiera", "cait", "xcit", "levit", "crossvit", "volo"])
 @pytest.mark.parametrize("gradients", [False, True], ids=["", "with gradients"])
-def test_output_and_model_are_untouched(name: str, gradients: bool) -> None:
+def test_output_and_model_are_unchanged(name: str, gradients: bool) -> None:
     model, x = small.MODELS[name]()
     with nullcontext() if gradients else torch.no_grad():
         plain = model(x)
@@ -328,7 +328,7 @@ def test_output_and_model_are_untouched(name: str, gradients: bool) -> None:
 
 
 class Answers(nn.Module):
-    """A model that answers with several tensors."""
+    """Model that returns several tensors."""
 
     def __init__(self, form: type) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class Answers(nn.Module):
 
 
 @pytest.mark.parametrize("form", [tuple, list, dict])
-def test_answers_of_any_form_are_untouched(form: Any) -> None:
+def test_outputs_of_any_container_type_are_unchanged(form: Any) -> None:
     model, x = Answers(form), tiny.pixels(2)
     out, recording = run(model, x)
     with torch.no_grad():
@@ -356,7 +356,7 @@ def test_answers_of_any_form_are_untouched(form: Any) -> None:
 
 @pytest.mark.parametrize("name", ["levit_128s", "efficientformer_l1", "tiny_vit_5m_224"])
 def test_gradients_of_a_model_that_caches_its_biases(name: str) -> None:
-    """In evaluation mode the bias made from parameters is kept from the first forward, with its graph."""
+    """Check models that in evaluation mode cache a bias computed from parameters, with its graph, in the first forward pass."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=3).eval()
     x, found = torch.randn(1, 3, 224, 224), []
@@ -368,16 +368,16 @@ def test_gradients_of_a_model_that_caches_its_biases(name: str) -> None:
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=0)
 
 
-def test_refusals_in_one_line() -> None:
+def test_gradients_without_a_graph_or_that_were_not_requested_are_refused() -> None:
     model, x = tiny.vit(), tiny.pixels()
-    with pytest.raises(CaptureError, match="gradients were asked for, but the model runs under no_grad"):
+    with pytest.raises(CaptureError, match="gradients were requested, but the model runs under no_grad"):
         run(model, x, gradients=True)
     with pytest.raises(OptionError, match="no gradients were kept"):
         run(copy.deepcopy(model), x)[1].gradients(torch.zeros(()))
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
-def test_model_computed_again_as_a_whole_is_one_forward(reentrant: bool) -> None:
+def test_fully_checkpointed_model_is_recorded_as_one_forward_pass(reentrant: bool) -> None:
     model, x = tiny.vit(), tiny.pixels(2).requires_grad_()
     expected = run(tiny.vit(), x)[1]
     for _ in range(2):

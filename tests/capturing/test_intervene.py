@@ -1,4 +1,4 @@
-"""Interventions against what the model itself gives when its own parts are changed in the same way."""
+"""Interventions, compared with a model that is changed directly in the same way."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import visattn
 from tests import tiny
 from visattn.capturing import permuted
 from visattn.errors import CaptureError, LayoutError, OptionError, ShapeError
-from visattn.families import Attended
+from visattn.families import AttentionCall
 
 
 def swin() -> nn.Module:
-    """Two stages of two blocks, the second of each shifted; 4 windows of 16 tokens in the first."""
+    """Build a Swin of two stages with two blocks, of which the second is shifted; the first stage has 4 windows of 16 tokens."""
     options: dict[str, Any] = {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
     return _sharp(timm.models.swin_transformer.SwinTransformer(**options, num_classes=3))
 
@@ -63,7 +63,7 @@ def projection(model: nn.Module, layer: str) -> nn.Linear:
 
 
 @every
-def test_identity_edit_leaves_the_written_out_path_as_it_is(build: Any, size: Any, layer: str) -> None:
+def test_identity_edit_does_not_change_explicit_attention(build: Any, size: Any, layer: str) -> None:
     model, x = build(), tiny.pixels(2, size)
     written = logits(model, x, layer=layer)
     assert torch.equal(logits(model, x, layer=layer, edit=lambda weights, _: weights), written)
@@ -73,7 +73,7 @@ def test_identity_edit_leaves_the_written_out_path_as_it_is(build: Any, size: An
 
 @every
 @pytest.mark.parametrize("head", [0, 1])
-def test_a_head_scaled_to_zero_is_its_slice_of_the_projection_zeroed(build: Any, size: Any, layer: str, head: int) -> None:
+def test_scaling_a_head_to_zero_equals_zeroing_its_slice_of_the_projection(build: Any, size: Any, layer: str, head: int) -> None:
     model, x = build(), tiny.pixels(2, size)
     if layer == "blocks.0.attn":  # one head only
         head = 0
@@ -87,7 +87,7 @@ def test_a_head_scaled_to_zero_is_its_slice_of_the_projection_zeroed(build: Any,
 
 
 class KeyMask(TorchFunctionMode):
-    """Adds minus infinity to the scores of some keys of one fused call: `(groups, keys)` of the call's own order."""
+    """Function mode that adds minus infinity to the scores of some keys of one fused call; `masked` is `(groups, keys)` in its order."""
 
     def __init__(self, number: int, masked: Tensor) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class KeyMask(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("token", [0, 1, 6])
-def test_a_masked_token_is_a_masked_key(token: int) -> None:
+def test_masking_a_token_equals_masking_its_key(token: int) -> None:
     model, x = tiny.vit(), tiny.pixels(2)
     masked = torch.zeros(1, 1, 7, dtype=torch.bool)
     masked[..., token] = True
@@ -116,8 +116,8 @@ def test_a_masked_token_is_a_masked_key(token: int) -> None:
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (1, 2), (3, 6), (7, 7)])
-def test_a_masked_token_is_a_masked_key_of_its_shifted_window(row: int, column: int) -> None:
-    """Of a grid of 8 x 8 in windows of 4, shifted by 2: the window of a token by the paper's cyclic shift."""
+def test_masking_a_token_equals_masking_its_key_in_the_shifted_window(row: int, column: int) -> None:
+    """Compare with the paper's cyclic shift, for an 8 x 8 grid with windows of 4 shifted by 2."""
     model, x = swin(), tiny.pixels(1, (32, 32))
     shifted = (row - 2) % 8, (column - 2) % 8
     window, place = shifted[0] // 4 * 2 + shifted[1] // 4, shifted[0] % 4 * 4 + shifted[1] % 4
@@ -160,8 +160,8 @@ def test_a_capture_around_an_intervention_records_the_edited_attention(build: An
     torch.testing.assert_close(edited.operator.dense(), expected, rtol=0, atol=1e-5)
 
 
-def test_layers_of_an_intervention_are_multiplied_as_they_were_edited() -> None:
-    """Rollout of what an intervention did: the product of the edited weights, half of each layer its residual."""
+def test_rollout_of_an_intervention_multiplies_the_edited_weights() -> None:
+    """Check that the rollout of an intervention is the product of the edited weights, each averaged with the identity."""
     model, x = tiny.vit(), tiny.pixels()
     with torch.no_grad(), visattn.capture(model) as recording, visattn.intervene(model, mask=[3]):
         model(x)
@@ -185,10 +185,10 @@ def test_rows_are_permuted_within_a_window() -> None:
     torch.testing.assert_close(after[0].operator.dense(), before[0].operator.dense()[:, :, order], rtol=0, atol=1e-5)
 
 
-def test_an_edit_is_told_whose_weights_it_gets() -> None:
+def test_an_edit_receives_the_attention_call_of_its_weights() -> None:
     model, seen = swin(), []
 
-    def edit(weights: Tensor, attended: Attended) -> Tensor:
+    def edit(weights: Tensor, attended: AttentionCall) -> Tensor:
         seen.append((attended.layer, attended.call, attended.keys.grid, tuple(weights.shape), tuple(attended.key_index.shape)))
         return weights
 
@@ -206,7 +206,7 @@ def test_gradients_flow_through_an_intervention(build: Any, size: Any, layer: st
 
 
 @every
-def test_the_model_is_as_before_afterward(build: Any, size: Any, layer: str) -> None:
+def test_the_model_is_unchanged_afterward(build: Any, size: Any, layer: str) -> None:
     model, x = build(), tiny.pixels(1, size)
     before = model(x)
     logits(model, x, layer=layer, scale=0.0)
@@ -217,20 +217,20 @@ def test_the_model_is_as_before_afterward(build: Any, size: Any, layer: str) -> 
 def test_what_does_not_exist_is_refused() -> None:
     model, x = tiny.vit(), tiny.pixels()
     with pytest.raises(
-        OptionError, match=r"no layer with attention matches 'block'; the model's are blocks\.0\.attn, blocks\.1\.attn"
+        OptionError, match=r"no attention layer matches 'block'\. The model's attention layers: blocks\.0\.attn, blocks\.1\.attn"
     ):
         logits(model, x, layer="block")
     with pytest.raises(OptionError, match=r"head must lie in \[-2, 1\], got 2"):
         logits(model, x, head=2, scale=0)
     with pytest.raises(OptionError, match=r"tokens must lie in \[0, 6\], got 7"):
         logits(model, x, mask=[7])
-    with pytest.raises(OptionError, match="order must name each of the 7 queries of a window once, got 2"):
+    with pytest.raises(OptionError, match="order must list each of the 7 queries of a window once, got 2"):
         logits(model, x, edit=permuted([1, 0]))
-    with pytest.raises(ShapeError, match=r"an edit must give weights of shape \(1, 2, 1, 7, 7\), got \(1, 2, 1, 7\)"):
+    with pytest.raises(ShapeError, match=r"an edit must return weights of shape \(1, 2, 1, 7, 7\), got \(1, 2, 1, 7\)"):
         logits(model, x, edit=lambda weights, _: weights.sum(-1))
     with pytest.raises(CaptureError, match="was not run inside the intervention"), visattn.intervene(model):
         pass
     sorted_tokens = tiny.vit()
     sorted_tokens.get_submodule("patch_embed").register_forward_hook(lambda _, __, tokens: tokens.sort(1).values)
-    with pytest.raises(LayoutError, match=r"beyond sort.*so its tokens cannot be named"):
+    with pytest.raises(LayoutError, match=r"beyond sort.*so its tokens cannot be located"):
         logits(sorted_tokens, x, mask=[1])

@@ -1,4 +1,4 @@
-"""A forward that goes as a known one is compared with it and not followed: nothing may be seen otherwise for that."""
+"""Forward passes that repeat a known tape are not traced again; their recordings must be the same as if they were."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import visattn
 from tests import tiny
 from tests.capturing import own
 from tests.zoo import FAMILIES
-from visattn.capturing.following.follower import Follower
+from visattn.capturing.following.follower import TokenTracer
 from visattn.errors import CaptureError, NoAttentionCaptured
 from visattn.records import Recording
 
-READ = 2  # forwards before one that is surely compared
+READ = 2  # forward passes after which the next is certainly compared with a tape
 
 
 def mode_on() -> object:
@@ -34,7 +34,7 @@ def run(model: nn.Module, x: Tensor, **options: Any) -> Recording:
 
 
 def known(model: nn.Module, x: Tensor) -> Recording:
-    """A model that was captured until it is read; what the last capture saw."""
+    """Capture a model until its tape is known; return the last recording."""
     for _ in range(READ + 1):
         recording = run(model, x)
     return recording
@@ -55,15 +55,15 @@ def facts(recording: Recording) -> list[object]:
 
 @pytest.fixture
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each forward that was followed."""
+    """Return a list that gets one entry for each forward pass whose tokens are traced."""
     times: list[None] = []
-    begin = Follower.__init__
-    monkeypatch.setattr(Follower, "__init__", lambda self, *args: times.append(begin(self, *args)))
+    begin = TokenTracer.__init__
+    monkeypatch.setattr(TokenTracer, "__init__", lambda self, *args: times.append(begin(self, *args)))
     return times
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_every_later_capture_is_as_the_first(name: str, followed: list[None]) -> None:
+def test_every_later_capture_equals_the_first(name: str, followed: list[None]) -> None:
     family = FAMILIES[name]
     size = family.sizes[-1]
     torch.manual_seed(0)
@@ -76,11 +76,11 @@ def test_every_later_capture_is_as_the_first(name: str, followed: list[None]) ->
         torch.testing.assert_close(again, out, rtol=0, atol=0)
         assert facts(later) == facts(first)
         assert all(map(torch.equal, weights(later), weights(first)))
-    assert len(followed) <= 2  # biases that are cached in the first forward make the second one a first
+    assert len(followed) <= 2  # the second pass differs if biases are cached in the first
 
 
 class Shared(nn.Module):
-    """One block and one identity, used again and again, and an attention right in the model's own forward."""
+    """Model that reuses one block and one identity, and also attends in its own `forward`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Shared(nn.Module):
         return out
 
 
-def test_modules_that_run_several_times_are_told_apart(followed: list[None]) -> None:
+def test_calls_of_a_module_that_runs_several_times_are_distinguished(followed: list[None]) -> None:
     model, x = Shared().eval(), tiny.pixels(2)
     first = run(model, x)
     last = known(model, x)
@@ -109,7 +109,7 @@ def test_modules_that_run_several_times_are_told_apart(followed: list[None]) -> 
 
 
 class Flag:
-    """A state that no capture can see."""
+    """Global state that a capture cannot observe."""
 
     ways = ("fused", "written", "none", "turned", "twice", "longer")
     way = "fused"
@@ -132,7 +132,7 @@ def by_flag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("stage", range(3))
 @pytest.mark.parametrize("way", Flag.ways[1:])
-def test_what_a_global_does_is_seen(way: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_a_global_are_noticed(way: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = own.vit(by_flag), tiny.pixels(2)
     monkeypatch.setattr(Flag, "way", "fused")
     for _ in range(stage + 1):
@@ -153,7 +153,7 @@ def test_what_a_global_does_is_seen(way: str, stage: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["blocks.0.attend", "blocks.1"])
-def test_forward_that_fails_leaves_nothing_behind(error: type[BaseException], where: str) -> None:
+def test_failed_forward_pass_leaves_no_state(error: type[BaseException], where: str) -> None:
     model, x = tiny.vit(), tiny.pixels()
     expected = facts(known(model, x))
     hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
@@ -178,7 +178,7 @@ def test_forward_that_fails_leaves_nothing_behind(error: type[BaseException], wh
     assert facts(run(model, x)) == expected
 
 
-def test_forward_that_failed_within_a_capture_leaves_no_records() -> None:
+def test_failed_forward_pass_within_a_capture_leaves_no_records() -> None:
     model, x = tiny.vit(), tiny.pixels()
     known(model, x)
     with torch.no_grad(), visattn.capture(model) as recording:
@@ -191,7 +191,7 @@ def test_forward_that_failed_within_a_capture_leaves_no_records() -> None:
     assert [r.layer for r in recording] == ["blocks.0.attn", "blocks.1.attn"]
 
 
-def test_other_modes_around_and_inside_are_left_in_place() -> None:
+def test_other_torch_function_modes_stay_active() -> None:
     class Other(TorchFunctionMode):
         def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*args, **(kwargs or {}))
@@ -207,7 +207,7 @@ def test_other_modes_around_and_inside_are_left_in_place() -> None:
     assert facts(recording) == expected
 
 
-def test_captures_and_interventions_that_are_read_nest() -> None:
+def test_known_captures_and_interventions_can_be_nested() -> None:
     model, x = tiny.vit(), tiny.pixels()
     expected = weights(known(model, x))
     for _ in range(READ + 1):
@@ -224,7 +224,7 @@ def test_captures_and_interventions_that_are_read_nest() -> None:
 @pytest.mark.parametrize(
     "options", [{"layers": "blocks.1.*"}, {"values": True}, {"features": "all"}, {"features": ["blocks.0.*"]}]
 )
-def test_what_was_asked_for_is_kept_when_read(options: dict[str, Any]) -> None:
+def test_requested_options_are_kept_in_a_known_forward_pass(options: dict[str, Any]) -> None:
     model, x = tiny.vit(), tiny.pixels(2)
     expected = run(copy.deepcopy(model), x, **options)
     known(model, x)
@@ -237,8 +237,8 @@ def test_what_was_asked_for_is_kept_when_read(options: dict[str, Any]) -> None:
             torch.testing.assert_close(record.value, other.value, rtol=0, atol=0)
 
 
-def test_masks_are_owned_when_read() -> None:
-    """The model may write over its mask after the call."""
+def test_masks_are_copied_in_a_known_forward_pass() -> None:
+    """Check that masks are copied: the model may overwrite its mask after the call."""
     mask = torch.zeros(1, 1, 26, 26)
 
     def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def test_masks_are_owned_when_read() -> None:
     assert all(map(torch.equal, weights(known(model, x)), weights(first)))
 
 
-def test_not_finite_is_refused_when_read() -> None:
+def test_values_that_are_not_finite_are_refused_in_a_known_forward_pass() -> None:
     model, x = tiny.vit(), tiny.pixels()
     known(model, x)
     with torch.no_grad():
@@ -290,7 +290,7 @@ def test_model_with_a_compiled_part_is_captured(make: Callable[[], nn.Module]) -
 
 
 @pytest.mark.parametrize("whole_first", [True, False])
-def test_captures_of_a_model_and_of_its_part_nest(whole_first: bool) -> None:
+def test_captures_of_a_model_and_its_submodule_can_be_nested(whole_first: bool) -> None:
     part = tiny.vit()
     whole, x = nn.Sequential(nn.Identity(), part, nn.Identity()), tiny.pixels()
     expected = weights(run(part, x))

@@ -1,4 +1,4 @@
-"""Every family puts its tokens where they are: pixels of one cell are changed, and that token must change, and no other."""
+"""Token locations of every family: if the pixels of one cell change, its token must change, and no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = {f"{name} {size[0]} x {size[1]}": (name, size) for name, family in zoo.F
 
 
 class Seen(NamedTuple):
-    """What a family showed of one image, and of the same image beside others that differ in one cell each."""
+    """Recordings of a family: one image alone, and a batch of it with images that differ in one cell each."""
 
     family: zoo.Family
     size: Size
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
 
 
 KINDS = [name for name, _ in SIZES.values()]
-# the first size of each kind is looked at by `make test`, the others by `make test-full`
+# `make test` runs the first size of each family, `make test-full` also the others
 PARAMS = [
     pytest.param(key, marks=[pytest.mark.full] if name in KINDS[:i] else []) for i, (key, (name, _)) in enumerate(SIZES.items())
 ]
@@ -54,7 +54,7 @@ def seen(request: pytest.FixtureRequest) -> Seen:
 
 
 def on_grid(seen: Seen, side: str) -> list[tuple[AttentionRecord, TokenLayout]]:
-    """The records of a family whose keys, or queries, lie on a grid."""
+    """Return the records of a family whose keys or queries lie on a grid, with that layout."""
     found = [(record, record.keys if side == "keys" else record.queries) for record in seen.together]
     return [(record, layout) for record, layout in found if len(layout.grid) == 2 and layout.cells > 1]
 
@@ -79,7 +79,7 @@ def check_only_its_token_changes(seen: Seen, side: str) -> None:
             assert changes.max() <= family.leak, f"{where}: token {int(changes.argmax())} changes too, {float(changes.max()):.1e}"
 
 
-def test_every_kind_of_attention_is_met(seen: Seen) -> None:
+def test_every_expected_kind_of_attention_is_recorded(seen: Seen) -> None:
     family, _, alone, together, _ = seen
     assert {record.kind for record in together} == family.kinds
     assert [(r.layer, r.kind, r.queries, r.keys) for r in alone] == [(r.layer, r.kind, r.queries, r.keys) for r in together]
@@ -94,15 +94,15 @@ def test_pixels_of_a_cell_change_the_query_of_its_token_only(seen: Seen) -> None
     check_only_its_token_changes(seen, "queries")
 
 
-def test_image_is_recorded_among_others_as_alone(seen: Seen) -> None:
+def test_recording_of_an_image_does_not_depend_on_its_batch(seen: Seen) -> None:
     for one, many in zip(seen.alone, seen.together, strict=True):
         assert one.value is not None
         assert many.value is not None
-        if one.kind != "unplaced":  # those are not sorted by image
+        if one.kind != "unplaced":  # unplaced records are not sorted by image
             torch.testing.assert_close(many.value[:1], one.value)
 
 
-def test_one_hot_key_lights_the_pixels_of_its_patch(seen: Seen) -> None:
+def test_one_hot_row_lights_the_pixels_of_its_patch(seen: Seen) -> None:
     family, size, _, together, _ = seen
     whole = Geometry(size, size, Box(0, 0, *size))
     for layout in dict.fromkeys(record.keys for record in together if len(record.keys.grid) == 2):

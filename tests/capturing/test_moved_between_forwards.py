@@ -1,4 +1,4 @@
-"""Tokens that lie elsewhere in each forward are found where they are, whatever moved them: nothing that is remembered is hoped for."""
+"""Tokens that move between forward passes are located correctly in each pass, whatever moved them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def roll(tokens: Tensor, rows: int) -> Tensor:
     return tokens.view(-1, *GRID, WIDTH).roll(int(rows), 1).flatten(1, 2)
 
 
-# a value that holds a number, and how a model reads it
+# objects that hold a number, and how a model reads it from them
 
 
 class Whole(int):
@@ -107,7 +107,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Cell:
-    """A place outside of the model."""
+    """Storage outside the model."""
 
     value: Any = None
 
@@ -147,7 +147,7 @@ FEW: dict[str, tuple[Callable[[Moving, Any], None], Callable[[Moving], Any]]] = 
         lambda m, v: setattr(m, "sized", nn.Parameter(torch.zeros(v + 1))),
         lambda m: len(m.sized) - 1,
     ),
-    "training flag of a part": (lambda m, v: m.same.train(v > 2) and None, lambda m: 3 if m.same.training else 1),
+    "training flag of a submodule": (lambda m, v: m.same.train(v > 2) and None, lambda m: 3 if m.same.training else 1),
     "number of modules": (
         lambda m, v: setattr(m, "list", nn.ModuleList(nn.Identity() for _ in range(v))),
         lambda m: len(m.list),
@@ -247,7 +247,7 @@ INDEXED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _crossed(t: Tensor, which: Any) -> Tensor:
-    """The same functions with the same arguments, of which the results go elsewhere."""
+    """Call the same functions with the same arguments, but return another result."""
     a, b = t.clone(), t.flip(1)
     return (a if which else b) + 0
 
@@ -310,17 +310,17 @@ def _hooks() -> dict[str, Callable[[], list[bool]]]:
 WAYS = _settings() | _arguments() | _data() | _hooks()
 
 
-def test_there_are_many_ways() -> None:
+def test_at_least_150_programs_are_tested() -> None:
     assert len(WAYS) >= 150
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(WAYS))
-def test_tokens_are_where_they_are_in_each_of_ten_forwards(name: str) -> None:
+def test_positions_of_tokens_are_correct_in_each_of_ten_forward_passes(name: str) -> None:
     assert WAYS[name]() == [True] * FORWARDS
 
 
-def test_a_copy_of_a_model_is_a_model_of_its_own() -> None:
+def test_a_copied_model_is_traced_independently() -> None:
     model = Moving(lambda m, t: roll(t, m.shift))
     model.shift = 1
     assert right(model, image())

@@ -1,4 +1,4 @@
-"""A capture leaves nothing behind on the model."""
+"""Models after a capture: nothing of it may be left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def traces(model: nn.Module) -> dict[str, Any]:
-    """All that a capture could have changed."""
+    """Return all state that a capture could have changed."""
     return {
         "hooks": {name: [len(getattr(module, hook)) for hook in _HOOKS] for name, module in model.named_modules()},
         "training": {name: module.training for name, module in model.named_modules()},
@@ -37,7 +37,7 @@ def traces(model: nn.Module) -> dict[str, Any]:
 
 
 def marked() -> nn.Module:
-    """A model in a state worth restoring: part training, part frozen, gradients, a hook of its own."""
+    """Build a model with mixed training modes, a frozen parameter, gradients and its own hook."""
     model = tiny.vit()
     model(tiny.pixels()).sum().backward()
     model.get_submodule("blocks.1").train()
@@ -47,7 +47,7 @@ def marked() -> nn.Module:
 
 
 class Broken(Exception):
-    """Raised on purpose."""
+    """Error that tests raise on purpose."""
 
 
 def leave_normally(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Every operation that torch lets a mode see, once between the embedding and the attention: none breaks, none is placed wrongly."""
+"""Every operation that a function mode can intercept, between embedding and attention: none fails, none is located wrongly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Probed(Moving):
 
 
 def decided(model: Moving, x: Tensor) -> bool:
-    """Whether lighting one patch changes one token, and another for each patch."""
+    """Check whether brightening one patch changes exactly one token, and a different one for each patch."""
     with torch.no_grad():
         before, met = model.between[0](model, model.tokens(x)), []
         for row, column in ((0, 0), (2, 7), (5, 3), (7, 11)):
@@ -45,7 +45,7 @@ def test_operations_between_embedding_and_attention(figures: Figures) -> None:
             with torch.no_grad():
                 model(x)
         except Exception:
-            continue  # without a capture too
+            continue  # it fails without a capture too
         verdicts = {judged(model, x, probes=3, covers=False)}
         if any(verdict.startswith("wrong") for verdict in verdicts):
             wrong[name] = verdicts
@@ -63,7 +63,7 @@ def test_operations_between_embedding_and_attention(figures: Figures) -> None:
     assert placed / decisive >= 0.9, refused
 
 
-def test_every_operation_has_a_call_or_a_reason() -> None:
+def test_every_operation_has_a_test_call_or_a_reason_to_skip() -> None:
     calls, without = listed()
     assert {name for name, _, _ in functions()} == calls.keys() | without.keys()
     assert not calls.keys() & without.keys()

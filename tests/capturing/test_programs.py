@@ -1,4 +1,4 @@
-"""A program under a capture does what it does without one, and nothing is left on any copy of its model."""
+"""Programs do the same under a capture as without one, and no copy of their model keeps a trace of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hooks_of(model: nn.Module) -> int:
 
 
 class Dropping(nn.Module):
-    """Leaves layers out at random, as LayerDrop does, in training or always."""
+    """Model that skips layers at random (LayerDrop), in training or always."""
 
     def __init__(self, always: bool) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Dropping(nn.Module):
 
 
 def trained(capture: bool, steps: int = 12) -> list[Tensor]:
-    """Parameters after some steps with layers left out, a moving average by deepcopy, and dropout."""
+    """Return the parameters after some training steps with skipped layers and dropout, and those of a deepcopy made on the way."""
     random.seed(1)
     torch.manual_seed(1)
     model = Dropping(always=False).train()
@@ -61,7 +61,7 @@ def trained(capture: bool, steps: int = 12) -> list[Tensor]:
                     if step == 5:
                         average = copy.deepcopy(model)
                 recordings.append(len(recording))
-            except NoAttentionCaptured:  # all were left out
+            except NoAttentionCaptured:  # all layers were skipped
                 recordings.append(0)
         else:
             loss = F.dropout(model(x), 0.1).square().mean()
@@ -75,12 +75,12 @@ def trained(capture: bool, steps: int = 12) -> list[Tensor]:
     return [*model.parameters(), *average.parameters()]
 
 
-def test_training_with_layers_left_out_is_the_same() -> None:
+def test_capture_does_not_change_training_with_stochastic_depth() -> None:
     assert all(map(torch.equal, trained(True), trained(False)))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_layers_left_out_at_random_are_recorded_as_they_were(training: bool) -> None:
+def test_randomly_skipped_layers_are_not_recorded(training: bool) -> None:
     model = Dropping(always=True).train(training)
     for seed in range(30):
         random.seed(seed)
@@ -113,7 +113,7 @@ def test_copies_made_inside_a_capture_have_no_hooks_and_can_be_captured() -> Non
         assert len(see(other, x)) == 2
 
 
-def test_hooks_of_the_user_stay_as_they_are() -> None:
+def test_hooks_of_the_user_are_kept() -> None:
     model, x, seen = tiny.vit(), tiny.pixels(), list[str]()
     before = model.blocks[0].register_forward_hook(lambda *_: seen.append("before"))
     with torch.no_grad(), visattn.capture(model):
@@ -129,7 +129,7 @@ def test_hooks_of_the_user_stay_as_they_are() -> None:
 
 
 class Pyramid(nn.Module):
-    """Calls itself on a smaller image."""
+    """Model that calls itself on a smaller image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Pyramid(nn.Module):
         return out + self(F.interpolate(x, scale_factor=0.5), False) if again else out
 
 
-def test_a_model_that_calls_itself_is_followed_through() -> None:
+def test_a_recursive_model_is_recorded() -> None:
     model, x = Pyramid(), image()
     with torch.no_grad():
         expected = model(x)
@@ -153,7 +153,7 @@ def test_a_model_that_calls_itself_is_followed_through() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_over_a_model_is_the_same_and_refused_in_one_line() -> None:
+def test_vmap_over_a_model_gives_the_same_output_and_its_recording_is_refused() -> None:
     model, x = tiny.vit(), tiny.pixels(3)
     with torch.no_grad():
         expected = torch.vmap(lambda one: model(one[None])[0])(x)
@@ -169,14 +169,14 @@ def test_vmap_over_a_model_is_the_same_and_refused_in_one_line() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_over_a_model_that_attends_itself_is_told() -> None:
+def test_vmap_over_a_model_that_attends_in_its_own_forward_is_refused() -> None:
     model = Moving()
     with pytest.raises(NoAttentionCaptured, match=r"Moving runs inside torch\.func"), visattn.capture(model):
         torch.vmap(lambda one: model(one[None])[0])(image(batch=2))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_an_attention_inside_vmap_is_told() -> None:
+def test_attention_inside_vmap_is_reported_as_unseen() -> None:
     class Mapped(own.Attention):
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = torch.vmap(lambda t: super(Mapped, self).forward(t[None])[0])(x)
@@ -186,12 +186,12 @@ def test_an_attention_inside_vmap_is_told() -> None:
     model.blocks[1].attn = Mapped(F.scaled_dot_product_attention, 2, 2)
     recording = see(model, tiny.pixels(2))
     assert [record.layer for record in recording] == ["blocks.0.attn"]
-    assert [(unseen.layer, unseen.how) for unseen in recording.unseen] == [("blocks.1.attn", "runs inside torch.func")]
+    assert [(unseen.layer, unseen.reason) for unseen in recording.unseen] == [("blocks.1.attn", "runs inside torch.func")]
     with pytest.raises(visattn.VisattnError, match=r"blocks\.1\.attn runs inside torch\.func, which was not recorded"):
         visattn.methods.rollout(recording)
 
 
-def test_gradients_by_torch_func_are_the_same() -> None:
+def test_capture_does_not_change_gradients_by_torch_func() -> None:
     model, x = tiny.vit(), tiny.pixels()
     parameters = {name: value.detach() for name, value in model.named_parameters()}
 
@@ -206,7 +206,7 @@ def test_gradients_by_torch_func_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MemoryError])
-def test_an_exception_passes_and_leaves_nothing(error: type[BaseException]) -> None:
+def test_an_exception_propagates_and_leaves_no_hooks(error: type[BaseException]) -> None:
     model, x, fail = tiny.vit(), tiny.pixels(), [True]
 
     def failing(*_: object) -> None:
@@ -224,7 +224,7 @@ def test_an_exception_passes_and_leaves_nothing(error: type[BaseException]) -> N
     assert hooks_of(model) == 0
 
 
-def test_threads_record_their_own() -> None:
+def test_each_thread_records_its_own_model() -> None:
     models = [tiny.vit(seed) for seed in range(4)]
     expected = [see(model, tiny.pixels())[1].operator.dense() for model in models]
     found: dict[int, list[bool]] = {i: [] for i in range(4)}
@@ -254,7 +254,7 @@ SURPRISES: dict[str, Callable[[Tensor], Tensor]] = {
     "nested": lambda t: (torch.nested.as_nested_tensor([t[0], t[0, :4]]), t)[1],
     "zero-dimensional": lambda t: t + t.mean() * 0,
     "complex": lambda t: torch.view_as_real(torch.view_as_complex(t.contiguous().unflatten(-1, (-1, 2)))).flatten(-2),
-    "no tensor at all": lambda t: (torch.tensor(3.0).item(), t)[1],
+    "no tensor": lambda t: (torch.tensor(3.0).item(), t)[1],
     "an empty batch of indices": lambda t: (t[:, []], t)[1],
     "meshgrid": lambda t: (torch.meshgrid(t[0, :, 0], t[0, 0], indexing="ij"), t)[1],
     "einsum with an ellipsis": lambda t: torch.einsum("...nc,...c->...nc", t, torch.ones(16)),
@@ -276,7 +276,7 @@ def test_no_operation_breaks_the_forward(name: str) -> None:
 
 
 class Decoder(nn.Module):
-    """Reads an image once, then makes words without one, as `generate` does."""
+    """Model that reads an image once and then runs on words only, as `generate` does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ def trocr() -> nn.Module:
 
 
 @pytest.mark.parametrize(("build", "words"), [(llava, [[1, *[63] * 16, 5, 6]]), (trocr, None)], ids=["llava", "trocr"])
-def test_generation_is_the_same_and_its_image_is_recorded(build: Callable[[], nn.Module], words: list[list[int]] | None) -> None:
+def test_generation_is_unchanged_and_its_image_is_recorded(build: Callable[[], nn.Module], words: list[list[int]] | None) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = build()
@@ -331,7 +331,7 @@ def test_generation_is_the_same_and_its_image_is_recorded(build: Callable[[], nn
 
 
 class Fused(torch.autograd.Function):
-    """An attention with a backward pass of its own."""
+    """Attention with a custom backward pass."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
@@ -343,17 +343,17 @@ class Fused(torch.autograd.Function):
         return gradients[0]
 
 
-def test_an_attention_with_its_own_backward_has_weights_and_no_gradients() -> None:
+def test_attention_in_a_custom_autograd_function_has_weights_and_no_gradients() -> None:
     model = Moving(lambda _, t: Fused.apply(t[:, None])[:, 0])
     assert len(see(model, image())) == 2
     with (
-        pytest.raises(CaptureError, match="but Moving attends where nothing has a graph"),
+        pytest.raises(CaptureError, match="but Moving runs where autograd records no graph"),
         visattn.capture(model, gradients=True),
     ):
         model(image())
 
 
-def test_a_forward_without_an_image_is_recorded_without_places() -> None:
+def test_a_forward_pass_without_an_image_is_recorded_without_positions() -> None:
     model = Decoder()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(pixel_values=tiny.pixels())
@@ -361,4 +361,4 @@ def test_a_forward_without_an_image_is_recorded_without_places() -> None:
             model(input_ids=torch.tensor([[1, 2]]))
     assert [record.forward for record in recording] == [0, 1, 2, 3]
     assert recording[0].reason is None
-    assert {record.reason for record in recording[1:]} == {"the model was given no image in this forward"}
+    assert {record.reason for record in recording[1:]} == {"the model received no image in this forward pass"}

@@ -1,4 +1,4 @@
-"""The query that is explained is the one that the model reads; judged by the gradient of its score at its last attention."""
+"""The explained query is the one that the model reads, checked with the gradient of its score at the last attention call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIDE = 64
 
 
 class LastAttention(TorchFunctionMode):
-    """Keeps what the last attention of a forward gave; shares nothing with a capture."""
+    """Function mode that keeps the result of the last attention call; it shares no code with a capture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def read_tokens(model: nn.Module, x: Tensor) -> Tensor:
-    """`(N,)` whether the score depends on each token behind the last attention, in the order of the model."""
+    """Return for each token behind the last attention call whether the score depends on it, `(N,)`, in the order of the model."""
     last = LastAttention()
     with last:
         logits = logits_of(model(x.clone().requires_grad_()))
@@ -65,7 +65,7 @@ def read_tokens(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def explained(recording: visattn.Recording, count: int) -> tuple[str, Tensor]:
-    """The query that `auto` is, and the tokens of the last layer of so many tokens that it is of."""
+    """Return the query that `auto` selects, and which of the `count` tokens in the last such layer it uses."""
     record = next(
         record for record in reversed(recording) if len(record.queries) == count or record.operator.query_index is not None
     )
@@ -74,7 +74,7 @@ def explained(recording: visattn.Recording, count: int) -> tuple[str, Tensor]:
 
 
 def awake(model: nn.Module) -> nn.Module:
-    """In evaluation mode, with a head and layer scales that say something."""
+    """Return the model in evaluation mode, with head and layer scales that are not close to zero."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 or "gamma" in name or "lambda" in name:
@@ -172,24 +172,24 @@ def from_timm(name: str) -> Callable[[], nn.Module]:
 
 
 MODELS = {f"timm: {name}": from_timm(name) for name in TIMM} | {f"transformers: {name}": build for name, build in HF.items()}
-# several tokens count alike, of which each channel reads one
+# the query has several tokens; each channel reads only one of them
 MAXIMUM = {"timm: maximum", "timm: mean and maximum"}
 
 
-def test_there_are_enough_models() -> None:
+def test_at_least_20_models_of_each_library_are_tested() -> None:
     assert len(TIMM) >= 20
     assert len(HF) >= 20
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_the_explained_query_is_the_one_that_is_read(name: str) -> None:
+def test_the_explained_query_is_the_token_that_the_output_depends_on(name: str) -> None:
     torch.manual_seed(0)
     model, x = awake(MODELS[name]()), torch.randn(1, 3, SIDE, SIDE)
     read = read_tokens(model, x)
     with torch.no_grad(), visattn.capture(model) as recording:
         model(x)
     chosen, tokens = explained(recording, len(read))
-    if recording[-1].operator.query_index is not None:  # windows: all are read, wherever they stand
+    if recording[-1].operator.query_index is not None:  # windows: all tokens are read, in any order
         assert bool(read.all()) == bool(tokens.all())
     elif name in MAXIMUM:
         assert bool((tokens | ~read).all()), chosen
@@ -197,7 +197,7 @@ def test_the_explained_query_is_the_one_that_is_read(name: str) -> None:
         assert tokens.tolist() == read.tolist(), chosen
 
 
-def test_relevance_of_a_beit_that_reads_the_mean_is_that_of_the_mean() -> None:
+def test_relevance_of_a_beit_with_mean_pooling_uses_the_mean_query() -> None:
     torch.manual_seed(0)
     model = awake(HF["BEiT, mean"]())
     with visattn.capture(model, gradients=True) as recording:
@@ -209,7 +209,7 @@ def test_relevance_of_a_beit_that_reads_the_mean_is_that_of_the_mean() -> None:
 
 
 class Read(nn.Module):
-    """An own model that reads its tokens in some way."""
+    """Custom model with a given readout function."""
 
     def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", list(WAYS))
-def test_what_an_own_model_reads_is_told_or_asked_for(name: str) -> None:
+def test_readout_of_a_custom_model_is_found_or_must_be_chosen(name: str) -> None:
     read, expected = WAYS[name]
     model = Read(read).eval()
     with torch.no_grad(), visattn.capture(model) as recording:
@@ -248,11 +248,13 @@ def test_what_an_own_model_reads_is_told_or_asked_for(name: str) -> None:
     if expected:
         assert visattn.methods.rollout(recording).provenance.parameters["query"] == expected
     else:
-        with pytest.raises(OptionError, match=r"could not be told. Choose the query: cls, mean, patch:ROW,COL\."):
+        with pytest.raises(
+            OptionError, match=r"output is computed from is not known. Choose the query: cls, mean, patch:ROW,COL\."
+        ):
             visattn.methods.rollout(recording)
 
 
-def test_the_gradient_of_a_score_tells_what_is_read() -> None:
+def test_the_readout_is_found_from_the_gradient_of_a_score() -> None:
     model = Read(lambda t: t).eval()
     with visattn.capture(model, gradients=True) as recording:
         out = model(tiny.pixels())

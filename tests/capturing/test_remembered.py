@@ -1,4 +1,4 @@
-"""Where tokens go is followed once and remembered; what was remembered never stands for another forward."""
+"""Reuse of traced token locations: they are never reused for a forward pass that differs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from tests.capturing import own
-from visattn.capturing.following.follower import Follower
+from visattn.capturing.following.follower import TokenTracer
 from visattn.records import Recording
 
 
@@ -26,7 +26,7 @@ def run(model: nn.Module, x: Tensor, **given: Any) -> Recording:
 
 
 def same(one: Recording, other: Recording) -> None:
-    """The same calls, at the same places."""
+    """Check that two recordings have the same calls, weights and token locations."""
     assert [(r.layer, r.call, r.kind, r.queries, r.keys) for r in one] == [
         (r.layer, r.call, r.kind, r.queries, r.keys) for r in other
     ]
@@ -35,12 +35,12 @@ def same(one: Recording, other: Recording) -> None:
 
 
 def anew(model: nn.Module, x: Tensor, **given: Any) -> Recording:
-    """Of a copy, about which nothing is remembered."""
+    """Record a copy of the model, which has no known tapes."""
     return run(copy.deepcopy(model), x, **given)
 
 
 def swin() -> Any:
-    """Windows of 4 x 4 on a grid of 8 x 8: every other block is shifted."""
+    """Build a Swin with windows of 4 x 4 on an 8 x 8 grid; every other block is shifted."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 16, "num_classes": 3}
     return SwinTransformer(**sizes, depths=(2,), num_heads=(2,)).eval()
@@ -74,7 +74,7 @@ def hook_before_a_block(model: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], None]] = {
     "setting": unshift,
-    "another setting": shift_another_way,
+    "another attribute": shift_another_way,
     "a block replaced": replace_a_block,
     "a forward patched": patch_a_forward,
     "a hook": hook_a_block,
@@ -83,7 +83,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("name", list(CHANGES))
-def test_changed_model_is_followed_again(name: str) -> None:
+def test_changed_model_is_traced_again(name: str) -> None:
     model, x = swin(), tiny.pixels(2, (32, 32))
     before = run(model, x)
     same(run(model, x), before)
@@ -92,7 +92,7 @@ def test_changed_model_is_followed_again(name: str) -> None:
     same(after, anew(model, x))
 
 
-def test_a_class_changed_as_a_whole_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_a_patched_class_is_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = swin(), tiny.pixels(2, (32, 32))
     run(model, x)
     kind = type(model.layers[0].blocks[0])
@@ -101,8 +101,8 @@ def test_a_class_changed_as_a_whole_is_followed_again(monkeypatch: pytest.Monkey
     same(run(model, x), anew(model, x))
 
 
-def test_patches_at_one_address_are_told_apart() -> None:
-    """A patch that is taken off leaves its place in memory to the next one."""
+def test_patched_functions_at_one_address_are_distinguished() -> None:
+    """Check functions that reuse the memory address of a function that was deleted."""
     model, x = own.vit(), tiny.pixels(2)
     block = model.get_submodule("blocks.0")
 
@@ -116,7 +116,7 @@ def test_patches_at_one_address_are_told_apart() -> None:
 
 
 def anew_by_hand(model: nn.Module, x: Tensor) -> Recording:
-    """In a wrapper that was never seen."""
+    """Record the model inside a new wrapper, which has no known tapes."""
     recording = run(nn.Sequential(model), x)
     for i, record in enumerate(recording):
         object.__setattr__(record, "layer", own.LAYERS[i])
@@ -124,7 +124,7 @@ def anew_by_hand(model: nn.Module, x: Tensor) -> Recording:
 
 
 class Rolling(nn.Module):
-    """Moves its patches before it attends, by a number of the caller, by its own state, or by what it sees."""
+    """Model that moves its patches before attention, by an argument, its own state, its configuration or its input."""
 
     def __init__(self, by: str) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Rolling(nn.Module):
 
 
 @pytest.mark.parametrize("by", ["caller", "state", "config", "data", "branch"])
-def test_patches_that_move_are_followed_each_time(by: str) -> None:
+def test_moving_patches_are_traced_in_each_forward_pass(by: str) -> None:
     model = Rolling(by)
     for i in (0, 1, 1, 0, 1):
         x = tiny.pixels(2) + (100 if i else -100)
@@ -154,7 +154,7 @@ def test_patches_that_move_are_followed_each_time(by: str) -> None:
         same(run(model, x, **given), fresh)
 
 
-def test_sizes_batches_and_formats_are_kept_apart() -> None:
+def test_sizes_batches_and_dtypes_are_cached_separately() -> None:
     model = tiny.vit(dynamic_img_size=True)
     inputs = [
         tiny.pixels(batch, size, seed).to(dtype)
@@ -179,10 +179,10 @@ def test_sizes_batches_and_formats_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("make", [tiny.vit, own.vit, swin], ids=["vit", "own", "swin"])
-def test_tokens_are_followed_once(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_an_unchanged_model_are_traced_once(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[None] = []
-    begin = Follower.__init__
-    monkeypatch.setattr(Follower, "__init__", lambda self, *args: followed.append(begin(self, *args)))
+    begin = TokenTracer.__init__
+    monkeypatch.setattr(TokenTracer, "__init__", lambda self, *args: followed.append(begin(self, *args)))
     model = make()
     x = tiny.pixels(2, (32, 32) if make is swin else tiny.INPUT)
     for _ in range(3):
@@ -191,7 +191,7 @@ def test_tokens_are_followed_once(make: Callable[[], nn.Module], monkeypatch: py
 
 
 @pytest.mark.parametrize(("first", "then"), [("last", "all"), ("none", "last"), ("all", "last")])
-def test_features_that_were_not_asked_for_before_are_kept(first: str, then: str) -> None:
+def test_newly_requested_features_are_kept(first: str, then: str) -> None:
     model, x = tiny.vit(), tiny.pixels(2)
     found = []
     for features in (first, then):
@@ -202,7 +202,7 @@ def test_features_that_were_not_asked_for_before_are_kept(first: str, then: str)
     assert found[1] == (everything if then == "all" else {"norm": tiny.layout()})
 
 
-def test_other_layers_than_before_are_kept() -> None:
+def test_newly_requested_layers_are_kept() -> None:
     model, x = tiny.vit(), tiny.pixels(2)
     for layers in ("blocks.0.*", "*", "blocks.1.*"):
         with torch.no_grad(), visattn.capture(model, layers=layers) as recording:
@@ -211,7 +211,7 @@ def test_other_layers_than_before_are_kept() -> None:
         assert len(recording) == (2 if layers == "*" else 1)
 
 
-def test_forward_that_failed_is_not_remembered() -> None:
+def test_failed_forward_pass_is_not_cached() -> None:
     model, x, failures = tiny.vit(), tiny.pixels(2), [MemoryError()]
 
     def fail_once(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What a block's attention is added to, and the weight that leads there."""
+"""Residual stream of a block, and the output weight of its attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKS: dict[str, Callable[[], Any]] = {
 
 
 def randomized(model: nn.Module) -> nn.Module:
-    """Scales that are 1e-5 at first would hide a missing one."""
+    """Draw random layer scales; at their initial 1e-5 a missing scale would not be noticed."""
     for name, parameter in model.named_parameters():
         if "gamma" in name:
             nn.init.uniform_(parameter, 0.2, 2)
@@ -37,7 +37,7 @@ def randomized(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("name", list(BLOCKS))
 @torch.no_grad()
-def test_stream_and_projected_heads_add_up_to_what_the_block_goes_on_with(name: str) -> None:
+def test_residual_stream_plus_projected_heads_equals_the_input_of_the_mlp(name: str) -> None:
     model: Any = randomized(BLOCKS[name]())
     seen: list[Tensor] = []
     for block in model.blocks:
@@ -66,7 +66,7 @@ def test_stream_and_projected_heads_add_up_to_what_the_block_goes_on_with(name: 
 
 
 @torch.no_grad()
-def test_block_that_normalizes_behind_its_attention_has_no_stream() -> None:
+def test_block_with_a_norm_after_its_attention_has_no_residual_stream() -> None:
     model = timm.create_model("vit_relpos_base_patch32_plus_rpn_256", **_VIT | {"img_size": (64, 96)}).eval()
     with visattn.capture(model, values=True) as recording:
         model(tiny.pixels(1, (64, 96)))

@@ -1,4 +1,4 @@
-"""Tokens that a model permutes, merges, thins, mixes, drops or brings along are drawn where they are, or refused."""
+"""Tokens that a model permutes, merges, thins, mixes, drops or adds are located correctly, or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planes(t: Tensor) -> Tensor:
 
 
 def raster(t: Tensor) -> Tensor:
-    """From planes, channels first, to tokens."""
+    """Convert channels-first maps to tokens."""
     return t.flatten(2).mT
 
 
@@ -78,7 +78,7 @@ def _turned_in_place(t: Tensor) -> Tensor:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TorchScript is on its way out, and still in use
+    warnings.simplefilter("ignore")  # TorchScript is deprecated, but still in use
     turned, turned_in_place = torch.jit.script(_turned), torch.jit.script(_turned_in_place)
 
 
@@ -168,10 +168,10 @@ MERGED: dict[str, Change] = {
     "left half with right half": lambda _, t: t.view(-1, 8, 2, 6, WIDTH).mean(2).flatten(1, 2),
     "dilated convolution": lambda _, t: raster(F.conv2d(planes(t), torch.ones(WIDTH, WIDTH, 3, 3), dilation=2)),
     "valid convolution": lambda _, t: raster(F.conv2d(planes(t), torch.ones(WIDTH, WIDTH, 5, 5), stride=1)),
-    "a blur behind a mirrored border": lambda _, t: _blurred(t, 1, "reflect"),
-    "a blur behind a repeated border": lambda _, t: _blurred(t, 1, "replicate"),
-    "a blur behind a border that wraps": lambda _, t: _blurred(t, 1, "circular"),
-    "a blur behind a wide mirrored border": lambda _, t: _blurred(t, 3, "reflect"),
+    "a blur after reflection padding": lambda _, t: _blurred(t, 1, "reflect"),
+    "a blur after replication padding": lambda _, t: _blurred(t, 1, "replicate"),
+    "a blur after circular padding": lambda _, t: _blurred(t, 1, "circular"),
+    "a blur after wide reflection padding": lambda _, t: _blurred(t, 3, "reflect"),
     "a pooling that overhangs, beside a convolution": lambda _, t: _downsampled(F.avg_pool2d(planes(t), 2, stride=1)),
     "two poolings a cell apart": lambda _, t: raster(F.avg_pool2d(planes(t), 2) + F.avg_pool2d(planes(t).roll(2, -1), 2)),
     "interpolated": lambda _, t: raster(F.interpolate(planes(t), (4, 6))),
@@ -181,12 +181,12 @@ MERGED: dict[str, Change] = {
 
 
 def _blurred(t: Tensor, border: int, mode: str) -> Tensor:
-    """As timm's BlurPool2d."""
+    """Blur and downsample tokens as timm's BlurPool2d does."""
     return raster(F.conv2d(F.pad(planes(t), [border] * 4, mode=mode), torch.ones(WIDTH, WIDTH, 3, 3), stride=2))
 
 
 def _downsampled(x: Tensor) -> Tensor:
-    """As a block of timm's ResNet-D does, of an odd grid."""
+    """Downsample a map as a block of timm's ResNet-D does for an odd grid."""
     pooled = F.avg_pool2d(x, 2, 2, ceil_mode=True, count_include_pad=False)
     return raster(pooled + F.conv2d(x, torch.ones(WIDTH, WIDTH, 3, 3), stride=2, padding=1))
 
@@ -212,7 +212,7 @@ MIXED: dict[str, Change] = {
     "half of them sorted": lambda _, t: torch.cat([t[:, :48], torch.sort(t[:, 48:], 1).values], 1),
     "half of them through a script": lambda _, t: torch.cat([t[:, :48], turned(t[:, 48:])], 1),
     "a mean added": lambda _, t: t + t.mean(1, keepdim=True),
-    "a gate of the whole image": lambda _, t: t * t.mean(1, keepdim=True).sigmoid(),
+    "a gate of the mean of all tokens": lambda _, t: t * t.mean(1, keepdim=True).sigmoid(),
     "a gate of sorted tokens": lambda _, t: t.sort(1).values * t.sigmoid(),
     "a mixer": lambda _, t: t + F.linear(t.mT, torch.eye(96)[permuted(2)] + 0.01).mT,
     "a mixer over a vanishing residual": lambda _, t: 1e-6 * t + F.linear(t.mT, torch.eye(96)[permuted(2)]).mT,
@@ -224,14 +224,14 @@ MIXED: dict[str, Change] = {
     "two passes stacked": lambda _, t: torch.stack([t, 0.9 * t], 1).flatten(0, 1),
     "two passes repeated": lambda _, t: t.repeat(2, 1, 1),
     "two passes added": lambda _, t: torch.stack([t, 0.9 * t]).sum(0),
-    "two passes added behind the images": lambda _, t: torch.stack([t, 0.9 * t], 1).mean(1),
+    "two passes added after the batch axis": lambda _, t: torch.stack([t, 0.9 * t], 1).mean(1),
     "two passes expanded": lambda _, t: t[None].expand(2, -1, -1, -1).flatten(0, 1),
 }
 
 
 def _copied(t: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch would rather have clone
+        warnings.simplefilter("ignore")  # torch recommends clone
         return torch.tensor(t)
 
 
@@ -243,7 +243,7 @@ BESIDE: dict[str, Change] = {
     "a new tensor of the tokens": lambda _, t: torch.cat([t.new_tensor(t.flip(1)[:, :2].tolist()), t], 1),
     "numbers that went through Python": lambda _, t: torch.cat([torch.tensor(t.flip(1)[:, :2].tolist()), t], 1),
     "a copy of the tokens": lambda _, t: torch.cat([_copied(t.flip(1)[:, :2]), t], 1),
-    "draws around the tokens": lambda _, t: torch.cat([torch.normal(t.flip(1)[:, :2], 0.0), t], 1),
+    "random numbers around the tokens": lambda _, t: torch.cat([torch.normal(t.flip(1)[:, :2], 0.0), t], 1),
     "the legacy empty tensor": lambda _, t: torch.cat([torch.tensor([]), t], -2),
 }
 MODELS = {
@@ -258,15 +258,15 @@ MODELS = {
     )
     for name, change in changes.items()
 }
-# what must be placed, and not only not be wrong
+# changes that must be located; for the others a refusal is fine
 PLACED = {
     *(f"permuted: {name}" for name in [*list(PERMUTED)[:15], "a matrix"][:15]),
     *(
         f"merged: {name}"
         for name in ("two by two", "two by two, linear", "pixel unshuffle", "average pool", "overlapping unfold")
     ),
-    "merged: a blur behind a mirrored border",
-    "merged: a blur behind a repeated border",
+    "merged: a blur after reflection padding",
+    "merged: a blur after replication padding",
     "merged: a pooling that overhangs, beside a convolution",
     "thinned: every second",
     "thinned: a crop",
@@ -277,26 +277,26 @@ PLACED = {
     "thinned: by a mask",
     "mixed: a mean added",
     "mixed: two passes added",
-    "mixed: two passes added behind the images",
-    "mixed: a gate of the whole image",
+    "mixed: two passes added after the batch axis",
+    "mixed: a gate of the mean of all tokens",
     "beside: zeros",
     "beside: a parameter",
     "beside: the legacy empty tensor",
 }
 
 
-# how many cells away a kernel reaches
+# distance in cells that a kernel reaches
 REACH = {"merged: dilated convolution": 2.0, "merged: valid convolution": 2.0}
-# of these a cell shows more than the token has seen: it stands for its neighbors too
+# here a cell covers more pixels than its token reads: it also stands for its neighbors
 POINTS = {"thinned: every second", "merged: interpolated", "merged: dilated convolution"}
 
 
-def test_there_are_many_models() -> None:
+def test_at_least_60_models_are_tested() -> None:
     assert len(MODELS) >= 60
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_tokens_are_drawn_where_they_are_or_refused(name: str) -> None:
+def test_positions_of_tokens_are_correct_or_refused(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = Moving(MODELS[name])
@@ -309,7 +309,7 @@ def test_tokens_are_drawn_where_they_are_or_refused(name: str) -> None:
 
 
 def _judged(model: nn.Module, forward: int, name: str) -> str:
-    """Models that draw lots draw the same ones in each forward of the judge."""
+    """Judge a model with a fixed random seed in each forward pass."""
 
     class Same(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Attention whose tokens cannot be known is not put on the image, and says why."""
+"""Attention whose tokens cannot be located is not drawn on the image and gives the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from visattn.records import Recording
 
 
 class Patches(nn.Module):
-    """One attention over 16-pixel patches; what a subclass changes is what it does to tokens, queries or keys."""
+    """Model with one attention call over 16-pixel patches; subclasses change its tokens, queries or keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Doubled(Patches):
 
 
 class Averaged(Patches):
-    """A layer over tokens, as in MLP-Mixer, leaves no token its place."""
+    """Model with a linear layer over tokens, as in MLP-Mixer, after which no token has a location."""
 
     def tokens(self, tokens: Tensor) -> Tensor:
         return F.linear(tokens.transpose(1, 2), torch.randn(6, 6)).transpose(1, 2)
@@ -108,7 +108,7 @@ class OverwrittenThroughAView(Patches):
 
 
 def windows(tokens: Tensor) -> Tensor:
-    """Two of three tokens for each image."""
+    """Split the tokens of each image into two windows of three."""
     return tokens.reshape(-1, 3, tokens.shape[-1])
 
 
@@ -172,7 +172,7 @@ class OtherValues(WrittenOut):
 
 
 class ChannelsAsk(Patches):
-    """Channels as queries of tokens, which have as many numbers as there are tokens."""
+    """Model whose queries are channels and whose keys are tokens, with as many channels as tokens."""
 
     def tokens(self, tokens: Tensor) -> Tensor:
         return tokens[..., :6]
@@ -182,30 +182,30 @@ class ChannelsAsk(Patches):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "learned queries of windows": (LearnedInWindows, r"learned queries look at windows"),
-    "queries asked in each window": (AskedTwice, r"a token asks in several windows"),
+    "learned queries of windows": (LearnedInWindows, r"learned queries attend within windows"),
+    "queries in several windows": (AskedTwice, r"a token is a query in several windows"),
     "keys of two grids": (TwoGrids, r"tokens of several grids attend together: 2 x 3 and 1 x 3"),
     "a window of padding": (PaddingAlone, r"a window holds nothing but padding"),
     "channels over all images": (ChannelsOfAllImages, r"the channels of several images are mixed"),
-    "one image there twice": (OneImageTwice, r"the images of the batch, or its windows, are arranged differently"),
-    "weights turned over": (Turned, r"its weights mix several pairs of tokens"),
-    "values of other tokens": (OtherValues, r"its keys and values are of different tokens"),
-    "channels that ask tokens": (ChannelsAsk, r"its queries are channels, its keys are tokens"),
-    "queries that nobody saw": (
+    "one image given twice": (OneImageTwice, r"the images of the batch, or its windows, are arranged differently"),
+    "weights flipped": (Turned, r"its weights mix several pairs of tokens"),
+    "values of other tokens": (OtherValues, r"its keys and values belong to different tokens"),
+    "channels that attend to tokens": (ChannelsAsk, r"its queries are channels, its keys are tokens"),
+    "queries of unknown origin": (
         HiddenQueries,
-        r"its queries could not be followed from the pixels beyond code that is not watched",
+        r"its queries could not be traced from the pixels beyond code that is not intercepted",
     ),
-    "a key there twice": (Doubled, r"a token is there several times"),
-    "tokens mixed with each other": (Averaged, r"a token is there several times"),
+    "a key given twice": (Doubled, r"a token occurs several times"),
+    "tokens mixed with each other": (Averaged, r"a token occurs several times"),
     "tokens overwritten": (Overwritten, r"beyond cumsum"),
     "tokens overwritten through a view": (OverwrittenThroughAView, r"beyond copy"),
-    "tokens sorted channel by channel": (Sorted, r"could not be followed from the pixels beyond sort"),
-    "tokens shuffled by data, each image otherwise": (Shuffled, r"the images of the batch are arranged differently"),
+    "tokens sorted channel by channel": (Sorted, r"could not be traced from the pixels beyond sort"),
+    "tokens shuffled by data, differently in each image": (Shuffled, r"the images of the batch are arranged differently"),
     "tokens of two images together": (MixedImages, r"tokens of several images attend to each other"),
-    "keys that are the sum of two images": (MeanOfTwoImages, r"could not be followed from the pixels beyond add"),
-    "queries lost, fused": (LostQueries, r"queries could not be followed from the pixels beyond cumsum"),
-    "queries lost, written out": (LostQueriesWrittenOut, r"queries could not be followed from the pixels beyond cumsum"),
-    "keys lost": (LostKeys, r"could not be followed from the pixels beyond cumsum"),
+    "keys that are the sum of two images": (MeanOfTwoImages, r"could not be traced from the pixels beyond add"),
+    "queries lost, fused": (LostQueries, r"queries could not be traced from the pixels beyond cumsum"),
+    "queries lost, explicit": (LostQueriesWrittenOut, r"queries could not be traced from the pixels beyond cumsum"),
+    "keys lost": (LostKeys, r"could not be traced from the pixels beyond cumsum"),
 }
 
 
@@ -216,7 +216,7 @@ def record(model: nn.Module, pixels: Tensor) -> Recording:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_unknown_places_are_not_put_on_the_image(name: str) -> None:
+def test_tokens_of_unknown_position_are_unplaced(name: str) -> None:
     build, reason = MODELS[name]
     recording = record(build(), tiny.pixels(2))
     assert [found.kind for found in recording] == ["unplaced"]
@@ -225,8 +225,8 @@ def test_unknown_places_are_not_put_on_the_image(name: str) -> None:
     assert not recording[0].keys.grid
 
 
-def test_tokens_in_another_order_are_put_where_they_came_from() -> None:
-    """One image's shuffle is known: its attention is that of the same tokens in order."""
+def test_shuffled_tokens_are_put_at_their_original_positions() -> None:
+    """Check a single shuffled image, whose order is known: its attention is the same as without the shuffle."""
     plain, shuffled = Patches(), Shuffled()
     shuffled.load_state_dict(plain.state_dict())
     expected, found = (record(model, tiny.pixels())[0] for model in (plain, shuffled))
@@ -235,7 +235,7 @@ def test_tokens_in_another_order_are_put_where_they_came_from() -> None:
 
 
 class Written(Patches):
-    """The tokens, back to front, written over themselves and beside padding."""
+    """Model that writes its tokens in reverse order over themselves or into padding."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ class Written(Patches):
 
 
 @pytest.mark.parametrize("way", ["setitem", "copy", "padding"])
-def test_tokens_that_are_written_lie_where_they_were_written(way: str) -> None:
+def test_tokens_written_into_a_buffer_keep_their_positions(way: str) -> None:
     model = Written(way)
     found = record(model, tiny.pixels(2))[0]
     assert (found.kind, found.keys.grid) == ("self", tiny.GRID)
@@ -273,8 +273,8 @@ def test_tokens_that_are_written_lie_where_they_were_written(way: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(64, 64), (64, 96)], ids=["one window", "two windows"])
-def test_token_alone_in_its_window_looks_at_itself(size: tuple[int, int]) -> None:
-    """EfficientViT has windows no larger than the shorter side of its grid, which may be one."""
+def test_token_alone_in_its_window_attends_to_itself(size: tuple[int, int]) -> None:
+    """Check EfficientViT, whose windows are at most as large as the shorter side of its grid, which may be one."""
     last = record(zoo.FAMILIES["efficientvit"].build(size).eval(), tiny.pixels(2, size))[-1]
     assert (last.kind, last.queries.grid, last.keys.grid) == ("self", (1, size[1] // 48), (1, size[1] // 48))
     torch.testing.assert_close(last.operator.dense(), torch.eye(size[1] // 48).expand(last.operator.shape))
@@ -293,17 +293,17 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "nextvit's pooled runs of tokens": (
         lambda: zoo.FAMILIES["nextvit"].build(zoo.SQUARE),
         "stages.1.",
-        "its tokens could not be followed from the pixels beyond avg_pool1d",
+        "its tokens could not be traced from the pixels beyond avg_pool1d",
     ),
 }
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_layers_without_a_place_for_their_weights_say_why(name: str) -> None:
+def test_unplaced_layers_state_the_reason(name: str) -> None:
     build, layers, reason = LAYERS[name]
     recording = record(build().eval(), tiny.pixels(size=zoo.SQUARE))
     found = [(one.kind, one.reason) for one in recording if one.layer.startswith(layers)]
     assert found
     assert found[0] == ("unplaced", reason)
     behind = {("unplaced", reason), *((kind, why) for kind, why in found if why is not None and "beyond" in why)}
-    assert set(found) <= behind  # what comes behind such a layer has lost its places there
+    assert set(found) <= behind  # layers behind it have lost their locations there

@@ -1,4 +1,4 @@
-"""No attention goes unseen in silence, and none is put on tokens that it does not weigh."""
+"""Attention that cannot be recorded is reported, and no attention is assigned to tokens that it does not weight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # query, key, value (B, hea
 
 
 class Part(nn.Module):
-    """An attention in a way of its own."""
+    """Module with a custom attention function."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Part(nn.Module):
 
 
 class Two(nn.Module):
-    """A fused attention, and then one in another way."""
+    """Model with a fused attention call and then a custom one."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ GATE = torch.linspace(0.5, 1, 96 * 96).view(96, 96)
 WRITINGS: dict[str, Attend] = {
     "softmax and matmul": lambda q, k, v: scores(q, k).softmax(-1) @ v,
     "exp and sum": lambda q, k, v: divided(scores(q, k).exp()) @ v,
-    "exp, divided behind the product": lambda q, k, v: (scores(q, k).exp() @ v) / scores(q, k).exp().sum(-1, keepdim=True),
+    "exp, divided after the product": lambda q, k, v: (scores(q, k).exp() @ v) / scores(q, k).exp().sum(-1, keepdim=True),
     "log_softmax and exp": lambda q, k, v: scores(q, k).log_softmax(-1).exp() @ v,
     "special softmax": lambda q, k, v: torch.special.softmax(scores(q, k), -1) @ v,
     "logsumexp": lambda q, k, v: (scores(q, k) - scores(q, k).logsumexp(-1, keepdim=True)).exp() @ v,
@@ -95,8 +95,8 @@ WRITINGS: dict[str, Attend] = {
     "matrices by image and head": by_heads,
     "multiply and sum": lambda q, k, v: (scores(q, k).softmax(-1)[..., None] * v[:, :, None]).sum(-2),
     "values first": lambda q, k, v: (v.mT @ scores(q, k).softmax(-1).mT).mT,
-    "a factor behind the softmax": lambda q, k, v: (scores(q, k).softmax(-1) * GATE) @ v,
-    "a gate of data behind the softmax": lambda q, k, v: (scores(q, k).softmax(-1) * scores(k, q).sigmoid()) @ v,
+    "a factor after the softmax": lambda q, k, v: (scores(q, k).softmax(-1) * GATE) @ v,
+    "a data-dependent gate after the softmax": lambda q, k, v: (scores(q, k).softmax(-1) * scores(k, q).sigmoid()) @ v,
     "a power of the weights": lambda q, k, v: scores(q, k).softmax(-1).square() @ v,
     "the largest weight": lambda q, k, v: F.one_hot(scores(q, k).argmax(-1), 96).float() @ v,
     "topk": lambda q, k, v: (
@@ -121,7 +121,7 @@ RECORDED = {
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", list(WRITINGS))
-def test_an_attention_is_recorded_or_told(name: str, batch: int) -> None:
+def test_attention_is_recorded_or_reported_as_unseen(name: str, batch: int) -> None:
     model = Two(WRITINGS[name]).eval()
     for seed in range(3):
         recording = see(model, image(seed, batch))
@@ -130,7 +130,7 @@ def test_an_attention_is_recorded_or_told(name: str, batch: int) -> None:
         assert found[0] == ""
         if "second" in found:
             assert recording[found.index("second")].reason is None
-            assert name in RECORDED | {"a factor behind the softmax", "topk"}
+            assert name in RECORDED | {"a factor after the softmax", "topk"}
         else:
             assert name not in RECORDED
             assert told, "missed in silence"
@@ -138,17 +138,17 @@ def test_an_attention_is_recorded_or_told(name: str, batch: int) -> None:
                 visattn.methods.rollout(recording, query="mean")
 
 
-def test_a_scripted_part_is_told() -> None:
+def test_a_torchscript_submodule_is_reported_as_unseen() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         part = torch.jit.script(Scripted())
     model = Two(lambda q, k, v: v)
     model.second.attend = part  # type: ignore[assignment]
     recording = see(model.eval(), image())
-    assert ("second.attend", "is compiled by TorchScript") in [(unseen.layer, unseen.how) for unseen in recording.unseen]
+    assert ("second.attend", "is compiled by TorchScript") in [(unseen.layer, unseen.reason) for unseen in recording.unseen]
 
 
-def test_a_model_of_which_none_is_seen_says_so() -> None:
+def test_a_model_without_recordable_attention_is_refused_with_the_reason() -> None:
     class One(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -158,19 +158,19 @@ def test_a_model_of_which_none_is_seen_says_so() -> None:
             t = self.embed(x).flatten(2).mT[:, None]
             return (t + self.attend(t)).mean((1, 2))  # type: ignore[no-any-return]
 
-    with pytest.raises(NoAttentionCaptured, match="attend multiplies scores with values by matmul, which cannot be recorded"):
+    with pytest.raises(NoAttentionCaptured, match="attend multiplies scores by values with matmul, which cannot be recorded"):
         see(One(), image())
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        (lambda t: t.flip(2), "its keys and values are of different tokens"),
-        (lambda t: torch.ones_like(t), "its values are of no tokens of the image"),
-        (lambda t: t.sort(2).values, "its values could not be followed from the pixels beyond sort"),
+        (lambda t: t.flip(2), "its keys and values belong to different tokens"),
+        (lambda t: torch.ones_like(t), "its values belong to no image tokens"),
+        (lambda t: t.sort(2).values, "its values could not be traced from the pixels beyond sort"),
     ],
 )
-def test_values_are_those_of_the_keys(values: Callable[[Tensor], Tensor], reason: str) -> None:
+def test_values_that_do_not_belong_to_the_keys_are_unplaced(values: Callable[[Tensor], Tensor], reason: str) -> None:
     model = Moving()
     model.forward = lambda x: F.scaled_dot_product_attention(  # type: ignore[method-assign]
         t := model.tokens(x)[:, None], t, values(t)
@@ -179,7 +179,7 @@ def test_values_are_those_of_the_keys(values: Callable[[Tensor], Tensor], reason
 
 
 class Siamese(nn.Module):
-    """Two images whose tokens attend to each other."""
+    """Model of two images whose tokens attend to each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,14 +190,14 @@ class Siamese(nn.Module):
         return F.scaled_dot_product_attention(t, t, t).mean((1, 2))
 
 
-def test_tokens_of_another_input_are_foreign() -> None:
+def test_tokens_of_another_input_are_foreign_prefix_tokens() -> None:
     recording = see(Siamese().eval(), torch.randn(1, 3, 16, 16), image())
     record = recording[0]
     assert record.keys.grid == (4, 4)
     assert record.keys.prefix == tuple(f"foreign{i}" for i in range(96))
     with pytest.raises(OptionError, match="the model itself also attends to tokens of another input of the model"):
         visattn.methods.rollout(recording, query="mean")
-    with pytest.raises(OptionError, match="could not be told"):
+    with pytest.raises(OptionError, match="output is computed from is not known"):
         visattn.methods.attention(recording)
 
 
@@ -213,7 +213,7 @@ def test_keys_of_another_input_are_refused_by_its_name() -> None:
 
 
 class Parts(nn.Module):
-    """A part that reads a map of its own making."""
+    """Model with a part that reads a map computed from the image."""
 
     def __init__(self, lose: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -231,17 +231,17 @@ class Parts(nn.Module):
 @pytest.mark.parametrize(
     "lose", [lambda m: torch.sort(m, 1).values, lambda m: torch.from_numpy(m.numpy()[:, ::-1].copy())], ids=["sort", "numpy"]
 )
-def test_a_part_is_not_a_new_image(lose: Callable[[Tensor], Tensor]) -> None:
+def test_a_submodule_call_does_not_start_a_new_forward_pass(lose: Callable[[Tensor], Tensor]) -> None:
     model = Parts(lose).eval()
     with torch.no_grad(), visattn.capture(model) as recording:
         model.features(image())
         model.features(image(1))
     assert [record.forward for record in recording] == [0, 1]
-    assert all(record.reason is not None and "could not be followed" in record.reason for record in recording)
+    assert all(record.reason is not None and "could not be traced" in record.reason for record in recording)
     assert see(model, image())[0].reason == recording[0].reason
 
 
-def test_images_of_many_channels_are_followed_by_parts_too() -> None:
+def test_images_of_many_channels_are_traced_through_submodule_calls() -> None:
     model = Parts(lambda m: m).eval()
     model.embed = nn.Conv2d(7, 16, 4, 4)
     with torch.no_grad(), visattn.capture(model) as recording:
@@ -251,7 +251,7 @@ def test_images_of_many_channels_are_followed_by_parts_too() -> None:
 
 
 class Branches(nn.Module):
-    """Two branches over one grid, of which one asks the other."""
+    """Model with two branches over one grid, of which one attends to the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class Branches(nn.Module):
         return a.mean((1, 2))
 
 
-def test_branches_over_one_grid_are_told_apart() -> None:
+def test_branches_over_one_grid_are_distinguished() -> None:
     recording = see(Branches().eval(), image())
     assert [record.kind for record in recording] == ["self", "self", "cross"]
     with pytest.raises(OptionError, match="its queries and its keys come from different branches"):
@@ -276,7 +276,7 @@ def test_branches_over_one_grid_are_told_apart() -> None:
         visattn.methods.relevance(recording.gradients(out[:, 0].sum()), query="mean")
 
 
-def test_a_key_that_asks_nothing_is_named() -> None:
+def test_a_key_that_is_never_a_query_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 16, 16), nn.Flatten(2))
     attention = nn.MultiheadAttention(16, 2, add_zero_attn=True, batch_first=True)
 
@@ -290,12 +290,12 @@ def test_a_key_that_asks_nothing_is_named() -> None:
             return (t + self.attention(t, t, t)[0]).mean(1)  # type: ignore[no-any-return]
 
     recording = see(Zero().eval(), image())
-    with pytest.raises(OptionError, match=r"attention: its keys have tokens that ask nothing \(token0\)"):
+    with pytest.raises(OptionError, match=r"attention: some of its keys are never queries \(token0\)"):
         visattn.methods.rollout(recording)
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_learned_queries_are_pooled_however_it_is_written(written: bool) -> None:
+def test_learned_queries_pool_with_fused_and_explicit_attention(written: bool) -> None:
     class Pooling(Moving):
         def __init__(self) -> None:
             super().__init__()
@@ -316,7 +316,7 @@ def test_learned_queries_are_pooled_however_it_is_written(written: bool) -> None
     assert [(record.kind, record.reason, record.keys.grid) for record in recording] == [("pool", None, (8, 12))] * 2
 
 
-def test_learned_queries_among_themselves_lie_nowhere() -> None:
+def test_attention_among_learned_queries_is_unplaced() -> None:
     class Among(Moving):
         def __init__(self) -> None:
             super().__init__()

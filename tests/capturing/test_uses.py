@@ -1,4 +1,4 @@
-"""Several captures, some layers only, and what is refused."""
+"""Several captures, captures of some layers only, and refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_another_model_run_inside_is_not_recorded() -> None:
     assert torch.equal(recording[1].operator.dense(), run(model, tiny.pixels())[1][1].operator.dense())
 
 
-def test_attention_of_the_body_itself_is_not_recorded() -> None:
+def test_attention_called_directly_in_the_with_block_is_not_recorded() -> None:
     model = tiny.vit()
     with torch.no_grad(), visattn.capture(model) as recording:
         F.scaled_dot_product_attention(*torch.randn(3, 1, 2, 7, 8))
@@ -94,7 +94,7 @@ def test_forward_of_the_same_model_in_another_thread_is_not_recorded() -> None:
     assert torch.equal(recording.features[0].value, alone.features[0].value)
 
 
-def test_attention_that_is_written_out_is_captured_as_the_fused_one() -> None:
+def test_explicit_attention_is_captured_like_fused_attention() -> None:
     model, eager = tiny.vit(), tiny.vit()
     write_out(eager)
     (_, fused), (_, plain) = run(model, tiny.pixels()), run(eager, tiny.pixels())
@@ -114,9 +114,9 @@ def test_model_must_be_run() -> None:
         pass
 
 
-def test_part_of_a_model_is_refused() -> None:
+def test_running_only_a_submodule_is_refused() -> None:
     model = tiny.vit()
-    with pytest.raises(CaptureError, match=r"blocks\.0\.attn ran before the model saw an image"), visattn.capture(model):
+    with pytest.raises(CaptureError, match=r"blocks\.0\.attn ran before the model received an image"), visattn.capture(model):
         model.get_submodule("blocks")(torch.zeros(1, 7, 32))
 
 
@@ -130,7 +130,7 @@ def test_nan_in_the_weights_names_the_layer(layer: int, features: Any) -> None:
         run(model, tiny.pixels(), features=features)
 
 
-def test_nan_behind_the_last_attention_is_found() -> None:
+def test_nan_after_the_last_attention_is_found() -> None:
     model = tiny.vit()
     with torch.no_grad():
         model.get_parameter("blocks.1.mlp.fc2.weight")[0, 0] = torch.inf
@@ -160,8 +160,8 @@ def test_nan_in_any_forward_is_found(order: tuple[int, int]) -> None:
         run_twice(model, inputs[order[0]], inputs[order[1]])
 
 
-def test_dropped_patches_are_chosen_anew_in_each_forward() -> None:
-    """Data chose them, so nothing of the first forward may be used in the second."""
+def test_dropped_patches_are_sampled_again_in_each_forward_pass() -> None:
+    """Check that nothing is reused from the first forward pass: the dropped patches depend on random data."""
     model = tiny.vit(patch_drop_rate=0.5).train()
     for seed in range(4):
         torch.manual_seed(seed)
@@ -170,7 +170,7 @@ def test_dropped_patches_are_chosen_anew_in_each_forward() -> None:
     assert {record.kind for record in run(model, tiny.pixels())[1]} == {"self"}
 
 
-def test_chosen_layers_are_recorded_as_in_a_whole_capture() -> None:
+def test_chosen_layers_equal_those_of_a_full_capture() -> None:
     model = tiny.vit()
     whole_out, whole = run(model, tiny.pixels())
     out, recording = run(model, tiny.pixels(), layers="blocks.1.*")
@@ -179,12 +179,14 @@ def test_chosen_layers_are_recorded_as_in_a_whole_capture() -> None:
     torch.testing.assert_close(recording[0].operator.dense(), whole[1].operator.dense(), rtol=0, atol=0)
 
 
-def test_part_of_the_layers_is_not_multiplied() -> None:
+def test_rollout_of_a_subset_of_layers_is_refused() -> None:
     _, recording = run(tiny.vit(), tiny.pixels(), layers="blocks.1.*")
     with pytest.raises(OptionError, match=r"only the layers blocks\.1\.\* were captured.*Capture without layers="):
         methods.rollout(recording)
 
 
-def test_layers_that_match_nothing_name_what_there_is() -> None:
-    with pytest.raises(NoAttentionCaptured, match=r"'blocks\.7\.\*'; the model's are blocks\.0\.attn, blocks\.1\.attn"):
+def test_layer_pattern_without_a_match_lists_the_layers() -> None:
+    with pytest.raises(
+        NoAttentionCaptured, match=r"'blocks\.7\.\*'\. The model's attention layers: blocks\.0\.attn, blocks\.1\.attn"
+    ):
         run(tiny.vit(), tiny.pixels(), layers="blocks.7.*")

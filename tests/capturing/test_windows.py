@@ -1,4 +1,4 @@
-"""Windows are put together again: the operator times the values, in the order of the image, is what the layer itself gave."""
+"""Windows in image order: the operator times the values is the layer's own output."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from tests.conftest import Figures
 from visattn.records import AttentionRecord
 
 Size = tuple[int, int]
-Position = Callable[[int, int], int]  # where a layer's own output holds the token of a row and column
+Position = Callable[[int, int], int]  # index of the token at a row and column in the layer's own output
 
 
 def window(row: int, column: int, grid: Size, side: Size) -> int:
-    """Windows side by side over the grid, padded at the bottom and the right; tokens row by row in each."""
+    """Return the index in adjacent windows over a grid padded at the bottom and right; tokens are row by row in each."""
     across = -(-grid[1] // side[1])
     number = row // side[0] * across + column // side[1]
     return number * side[0] * side[1] + row % side[0] * side[1] + column % side[1]
 
 
 def shifted(row: int, column: int, grid: Size, side: Size, shift: Size) -> int:
-    """Swin: the grid is rolled up and to the left first."""
+    """Return the index in windows of a grid that is first rolled up and left, as in Swin."""
     return window((row - shift[0]) % grid[0], (column - shift[1]) % grid[1], grid, side)
 
 
 def dilated(row: int, column: int, grid: Size, side: Size) -> int:
-    """MaxViT's grid attention: a window has tokens that lie `grid / side` apart."""
+    """Return the index in windows whose tokens are `grid / side` apart, as in MaxViT's grid attention."""
     steps = grid[0] // side[0], grid[1] // side[1]
     number = row % steps[0] * steps[1] + column % steps[1]
     return number * side[0] * side[1] + row // steps[0] * side[1] + column // steps[1]
 
 
 def unrolled(row: int, column: int, grid: Size, times: int) -> int:
-    """Hiera: halved so many times, with the place among two by two as the leading number each time."""
+    """Return the index in Hiera's order: the grid is halved `times` times, each time with the position in its 2 x 2 block first."""
     if not times:
         return row * grid[1] + column
     half = grid[0] // 2, grid[1] // 2
@@ -68,14 +68,14 @@ def of_hiera(model: nn.Module, layer: str, grid: Size, _: Tensor) -> Position:
 
 
 def of_windows(model: nn.Module, layer: str, grid: Size, given: Tensor) -> Position:
-    """Windows of the layer's own size, or of the rows and columns that it gives, or square."""
+    """Return the index function for windows of the layer's size, else of its output's rows and columns, else square ones."""
     own = getattr(model.get_submodule(layer), "window_size", None)
     side = pair(own) if own else pair(given.shape[1:3]) if given.ndim == 4 else pair(round(given.shape[1] ** 0.5))
     return lambda r, c: window(r, c, grid, side)
 
 
 def of_blocks(model: nn.Module, layer: str, grid: Size, given: Tensor) -> Position:
-    """NesT: `(B, blocks, tokens, D)`, blocks square."""
+    """Return the index function for NesT's square blocks, `(B, blocks, tokens, D)`."""
     return lambda r, c: window(r, c, grid, pair(round(given.shape[2] ** 0.5)))
 
 
@@ -84,12 +84,12 @@ def of_image(model: nn.Module, layer: str, grid: Size, _: Tensor) -> Position:
 
 
 class Case(NamedTuple):
-    """A model, its input, and how its layers order their output."""
+    """Model, its input size, and the order of tokens in the output of its layers."""
 
     build: Callable[[Size], nn.Module]
     size: Size
     position: Callable[[nn.Module, str, Size, Tensor], Position]
-    heads_last: bool = False  # the heads of a channel lie side by side
+    heads_last: bool = False  # channels are ordered with the head index last
 
 
 def _family(name: str) -> Callable[[Size], nn.Module]:
@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
     "swin of torchvision padded": Case(_family("torchvision swin padded"), (40, 56), of_image),
     "swin v2 of torchvision": Case(_family("torchvision swin v2"), (64, 96), of_image),
     "maxvit": Case(_family("maxvit"), (64, 96), of_maxvit),
-    "maxvit with windows of its own": Case(_family("maxvit of tensorflow"), (128, 64), of_maxvit),
+    "maxvit with its own windows": Case(_family("maxvit of tensorflow"), (128, 64), of_maxvit),
     "hiera": Case(_family("hiera"), (64, 128), of_hiera),
     "sam2 hiera": Case(_family("sam2 hiera"), (128, 128), of_windows),
     "sam2 hiera padded": Case(_family("sam2 hiera"), (96, 160), of_windows),
@@ -120,7 +120,7 @@ CASES: dict[str, Case] = {
 
 
 def values_of(record: AttentionRecord) -> tuple[Tensor, Tensor]:
-    """Values `(B, heads, K, d)` in the order of the image, and the one value `(B, heads, d)` of all padding."""
+    """Return values in image order, `(B, heads, K, d)`, and the common value of all padding, `(B, heads, d)`."""
     value, index = record.value, record.operator.key_index
     assert value is not None
     whole = value.new_full((*value.shape[:2], record.operator.shape[3], value.shape[-1]), torch.nan)
@@ -147,13 +147,13 @@ def own_outputs(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", list(CASES))
-def test_operator_times_values_is_what_the_layer_gave(name: str, figures: Figures) -> None:
-    """Padding has a value too where the layer has a bias; what leaks to it is added."""
+def test_operator_times_values_equals_the_output_of_the_layer(name: str, figures: Figures) -> None:
+    """Compare with each layer's output. With a bias, padding has a value too, which is added by the weight that leaks to it."""
     case = CASES[name]
     model = case.build(case.size).eval().double()
     for key, parameter in model.named_parameters():
         if "qkv" in key:
-            parameter.copy_(torch.randn(parameter.shape) * 0.3)  # peaky attention, and padding of some value
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)  # peaked attention, and padding with a nonzero value
     outputs = own_outputs(model)
     with visattn.capture(model, values=True) as recording:
         model(tiny.pixels(2, case.size).double())

@@ -1,4 +1,4 @@
-"""Attention of timm written out, and a run under capture."""
+"""Helpers for captures: run a model, and switch timm attention to its unfused branch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from visattn.records import Recording
 
 
 def run(model: nn.Module, x: Tensor, **options: Any) -> tuple[Any, Recording]:
-    """Output and recording of one forward."""
+    """Run one forward pass under capture; return output and recording."""
     with torch.no_grad(), visattn.capture(model, **options) as recording:
         out = model(x)
     return out, recording
 
 
 def write_out(model: nn.Module) -> None:
-    """Put a model of timm on its eager branch."""
+    """Switch a timm model to its unfused attention."""
     attentions: list[Any] = [module for module in model.modules() if hasattr(module, "fused_attn")]
     for module in attentions:
         module.fused_attn = False

@@ -1,4 +1,4 @@
-"""Attributions from the command line; the models are random, their pictures say so."""
+"""Attributions on the command line, with random weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.test_commands import TINY, Run, photo, run  # noqa: F401 - fixtur
 from visattn import data
 
 CNN = ("--model", "tf_efficientnet_lite0", "--weights", "none", "--device", "cpu")
-FEW = ("--cells", "2", "3", "--evaluations", "16")
+FEW = ("--grid-size", "2", "3", "--samples", "16")
 
 
 def facts(picture: str) -> dict[str, Any]:
@@ -32,13 +32,13 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
     assert made["parameters"] == {
         "segments": "grid 2 x 3",
         "baseline": "mean",
-        "evaluations": 16,
+        "samples": 16,
         "seed": 0,
         "interpolation": "bilinear",
     }
     assert made["normalization"] == "symmetric"
     assert made["target"][0].startswith("logit of ")
-    for text in ("18 evaluations of the model", "values sum to", "is uncertain by", "0, 0, 0 after normalization"):
+    for text in ("18 evaluations of the model", "values sum to", "a standard error of", "0, 0, 0 after normalization"):
         assert text in err
 
 
@@ -46,23 +46,34 @@ def test_a_model_without_attention_is_explained(run: Run, photo: Path) -> None: 
     ("method", "options"),
     [
         ("saliency", ("--signed",)),
-        ("input_x_gradient", ("--segments", "grid", "--count", "6")),
-        ("ig", ("--evaluations", "3", "--batch-size", "2")),
-        ("smoothgrad", ("--evaluations", "3", "--noise", "0.1")),
-        ("occlusion", ("--count", "6")),
-        ("shap", ("--evaluations", "20", "--count", "6")),
-        ("lime", (*FEW, "--lasso", "0", "--baseline", "black", "--target", "7", "--target-space", "prob")),
+        ("input_x_gradient", ("--segments", "grid", "--num-segments", "6")),
+        ("ig", ("--steps", "3", "--batch-size", "2")),
+        ("smoothgrad", ("--samples", "3", "--noise", "0.1")),
+        ("occlusion", ("--num-segments", "6")),
+        ("shap", ("--samples", "20", "--num-segments", "6")),
+        ("lime", (*FEW, "--l1", "0", "--baseline", "black", "--target", "7", "--target-space", "prob")),
     ],
 )
-def test_each_goes_by_its_short_name_on_a_vit(method: str, options: tuple[str, ...], run: Run, photo: Path) -> None:  # noqa: F811
+def test_short_method_names_work_on_a_vit(method: str, options: tuple[str, ...], run: Run, photo: Path) -> None:  # noqa: F811
     code, out, _ = run("overlay", photo, *TINY, "--method", method, *options)
     assert (code, out) == (0, f"dog.{method}.png\n")
     assert facts(f"dog.{method}.png")["method"].startswith("captum.")
 
 
-def test_slic_divides_a_photo(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_slic_segments_a_photo(run: Run, tmp_path: Path) -> None:  # noqa: F811
     shutil.copy(data.photo_path("coffee"), tmp_path / "coffee.png")
-    options = ("--method", "captum.lime", "--segments", "slic", "--count", "10", "--evaluations", "30", "--save-map", "map.npz")
+    options = (
+        "--method",
+        "captum.lime",
+        "--segments",
+        "slic",
+        "--num-segments",
+        "10",
+        "--samples",
+        "30",
+        "--save-map",
+        "map.npz",
+    )
     assert run("overlay", "coffee.png", *CNN, *options)[0] == 0
     assert facts("coffee.captum.lime.png")["parameters"]["segments"].startswith("slic ")
     assert run("overlay", "coffee.png", "--map", "map.npz", "-o", "again.png")[0] == 0
@@ -70,7 +81,7 @@ def test_slic_divides_a_photo(run: Run, tmp_path: Path) -> None:  # noqa: F811
         assert first.tobytes() == again.tobytes()
 
 
-def test_the_seed_decides(run: Run, photo: Path) -> None:  # noqa: F811
+def test_result_depends_on_the_seed(run: Run, photo: Path) -> None:  # noqa: F811
     torch.manual_seed(1)
     for seed, name in (("1", "a"), ("1", "b"), ("2", "c")):
         torch.rand(3)
@@ -93,17 +104,17 @@ def test_the_seed_decides(run: Run, photo: Path) -> None:  # noqa: F811
     ("options", "message"),
     [
         (("--method", "captum.smoothgrad", "--segments", "grid"), "method 'captum.smoothgrad' has no parameter 'segments'"),
-        (("--method", "captum.occlusion", "--evaluations", "9"), "has no parameter 'evaluations'. It has: baseline, segments"),
-        (("--method", "captum.saliency", "--evaluations", "9"), "has no parameter 'evaluations'. It has: signed"),
-        (("--method", "captum.smoothgrad", "--noise", "0"), "Without noise it is captum.saliency."),
+        (("--method", "captum.occlusion", "--samples", "9"), "has no parameter 'samples'. It has: baseline, segments"),
+        (("--method", "captum.saliency", "--samples", "9"), "has no parameter 'samples'. It has: signed"),
+        (("--method", "captum.smoothgrad", "--noise", "0"), "Use captum.saliency for no noise."),
         (("--method", "captum.occlusion", "--segments", "pixels"), "segments must be 'grid' or 'slic'"),
-        (("--method", "captum.lime", "--evaluations", "9", "--cells", "3", "3"), "evaluations must be at least 11"),
+        (("--method", "captum.lime", "--samples", "9", "--grid-size", "3", "3"), "samples must be at least 11"),
         (("--method", "captum.shap"), "unknown method 'captum.shap'; did you mean 'captum.kernel_shap'?"),
         (("--method", "attention", "--segments", "slic"), "method 'attention' has no parameter 'segments'"),
     ],
     ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
 )
-def test_what_makes_no_sense_is_one_line(options: tuple[str, ...], message: str, run: Run, photo: Path) -> None:  # noqa: F811
+def test_invalid_options_give_a_one_line_error(options: tuple[str, ...], message: str, run: Run, photo: Path) -> None:  # noqa: F811
     code, out, err = run("overlay", photo, *TINY, *options)
     assert (code, out) == (2, "")
     assert err.startswith("visattn: error: ")
@@ -111,7 +122,7 @@ def test_what_makes_no_sense_is_one_line(options: tuple[str, ...], message: str,
     assert message in err
 
 
-def test_a_model_without_classes_is_refused_in_one_line(run: Run, photo: Path) -> None:  # noqa: F811
+def test_model_without_classes_gives_a_one_line_error(run: Run, photo: Path) -> None:  # noqa: F811
     headless = ("--model", data.OFFLINE_MODEL, "--weights", "none", "--img-size", "56")
     code, _, err = run("overlay", photo, *headless, "--method", "captum.lime")
     assert code == 2
@@ -119,14 +130,14 @@ def test_a_model_without_classes_is_refused_in_one_line(run: Run, photo: Path) -
     assert "has no classification head, so there is no class to explain" in err
 
 
-def test_a_missing_extra_is_one_line(run: Run, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_missing_extra_gives_a_one_line_error(run: Run, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None)
     code, _, err = run("overlay", photo, *TINY, "--method", "captum.lime")
     line = 'captum.lime needs captum, which is not installed. Run: pip install "visattn[attribution]"'
     assert (code, err) == (2, f"visattn: error: {line}\n")
 
 
-def test_they_are_in_the_list_of_methods(run: Run) -> None:  # noqa: F811
+def test_attribution_methods_are_listed(run: Run) -> None:  # noqa: F811
     _, out, _ = run("list", "--methods")
     (line,) = [line for line in out.splitlines() if line.startswith("captum.kernel_shap")]
     assert "score" in line

@@ -1,4 +1,4 @@
-"""Bad input on the command line: one line with the cause and the fix, the exit code of its class, nothing half written."""
+"""Bad input on the command line: one line with cause and fix, the exit code of the error class, and no partial files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["photo", "run"]
 
 
 def bad_image(kind: str, folder: Path, photo: Path) -> Path:
-    """A file that is no usable image."""
+    """Write a file that cannot be used as an image."""
     path = folder / f"{kind}.png"
     if kind == "I01-empty":
         path.write_bytes(b"")
@@ -45,14 +45,16 @@ BAD_IMAGES = {
     "I01-empty": "empty file",
     "I02-truncated": "truncated",
     "I04-html": "not an image (starts with '<html>",
-    "I18-bomb": "900000000 pixels are more than the limit of 64 million",
+    "I18-bomb": "900000000 pixels exceed the limit of 64 million",
     "I29-directory": "is a directory",
     "missing": "no such file",
 }
 
 
 @pytest.mark.parametrize(("kind", "cause"), BAD_IMAGES.items(), ids=list(BAD_IMAGES))
-def test_one_bad_image_ends_with_3_and_one_line(run: Run, photo: Path, tmp_path: Path, kind: str, cause: str) -> None:
+def test_one_bad_image_exits_with_code_3_and_a_one_line_error(
+    run: Run, photo: Path, tmp_path: Path, kind: str, cause: str
+) -> None:
     path = bad_image(kind, tmp_path, photo)
     code, out, err = run("overlay", path, *TINY)
     assert (code, out) == (3, "")
@@ -62,7 +64,7 @@ def test_one_bad_image_ends_with_3_and_one_line(run: Run, photo: Path, tmp_path:
     assert not list(tmp_path.glob("*attention*"))
 
 
-def test_one_bad_image_among_good_ones_ends_with_1_and_the_others_are_done(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_bad_image_among_good_ones_exits_with_code_1_and_the_others_are_drawn(run: Run, photo: Path, tmp_path: Path) -> None:
     code, out, err = run("overlay", bad_image("I01-empty", tmp_path, photo), photo, *TINY, "-o", "maps")
     assert (code, out) == (1, "maps/dog.overlay.png\n")
     assert "empty file" in err
@@ -76,7 +78,7 @@ def test_wrong_extension_works(run: Run, photo: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_exif_orientation_gives_the_same_overlay(run: Run, photo: Path, tmp_path: Path, orientation: int) -> None:
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # orientation -> the Transpose whose inverse the viewer applies
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # orientation -> Transpose whose inverse a viewer applies
     stored: Image.Image = Image.open(photo)
     if orientation > 1:
         stored = stored.transpose(Image.Transpose(undo[orientation]))
@@ -107,7 +109,7 @@ def test_every_mode_of_photo_works(run: Run, tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a b.png", "it's #1?%20.png", "line\nbreak.png", "tab\t.png", "‮txt.png", "😀.png", "x" * 240 + ".png"]
 )
-def test_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Path, tmp_path: Path, name: str) -> None:
+def test_odd_names_work_and_are_escaped_in_messages(run: Run, photo: Path, tmp_path: Path, name: str) -> None:
     odd = tmp_path / name
     odd.write_bytes(photo.read_bytes())
     code, out, err = run("overlay", odd, *TINY, "-o", "out.png")
@@ -116,13 +118,13 @@ def test_odd_names_work_and_are_escaped_in_what_is_said(run: Run, photo: Path, t
     assert "‮" not in err
 
 
-def test_leading_dash_works_behind_the_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_leading_dash_works_after_a_double_dash(run: Run, photo: Path, tmp_path: Path) -> None:
     (tmp_path / "-x.png").write_bytes(photo.read_bytes())
     assert run("overlay", *TINY, "--", "-x.png")[:2] == (0, "-x.overlay.png\n")
 
 
 @pytest.mark.full
-def test_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
+def test_undecodable_name_works_and_the_output_keeps_its_bytes(photo: Path, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(photo.read_bytes())
     command = [sys.executable.encode(), b"-m", b"visattn", b"overlay", b"bad\xff.png", *(option.encode() for option in TINY)]
     done = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=120, check=False)
@@ -145,7 +147,7 @@ def test_a_name_that_is_no_text_works_and_the_output_keeps_its_bytes(photo: Path
         (("--layer", "77"), "layer must lie in [-12, 11], got 77"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_writes_nothing(
+def test_wrong_usage_exits_with_code_2_and_writes_nothing(
     run: Run, photo: Path, tmp_path: Path, options: tuple[str, ...], cause: str
 ) -> None:
     code, out, err = run("overlay", photo, *TINY, *options)
@@ -155,7 +157,7 @@ def test_wrong_usage_ends_with_2_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 
 
-def test_unknown_command(run: Run) -> None:
+def test_unknown_command_is_refused(run: Run) -> None:
     code, _, err = run("overlya")
     assert code == 2
     assert "overlya" in err
@@ -181,11 +183,11 @@ def test_the_input_is_never_the_output(run: Run, photo: Path) -> None:
     assert photo.read_bytes() == before
 
 
-def test_the_output_folder_is_made(run: Run, photo: Path) -> None:
+def test_output_folder_is_created(run: Run, photo: Path) -> None:
     assert run("overlay", photo, *TINY, "-o", "new/deeper/out.png")[:2] == (0, "new/deeper/out.png\n")
 
 
-def test_a_file_in_place_of_the_folder_is_told_before_the_model_loads(run: Run, photo: Path) -> None:
+def test_file_instead_of_the_output_folder_is_refused_before_the_model_loads(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "no_such_model", "-o", "dog.png/out.png")
     assert code == 2
     assert "dog.png is a file, not a folder" in err
@@ -202,9 +204,9 @@ def test_a_broken_pipe_is_quiet() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("where", "told"),
-    [(">&-", "stdout is closed: what was to be printed is lost"), ("> /dev/full", "cannot be written (no space left on device)")],
+    [(">&-", "stdout is closed: printed output is lost"), ("> /dev/full", "cannot be written (no space left on device)")],
 )
-def test_a_closed_or_full_stdout_is_one_line_and_exit_5(where: str, told: str) -> None:
+def test_closed_or_full_stdout_gives_a_one_line_error_and_exit_code_5(where: str, told: str) -> None:
     command = f"{sys.executable} -m visattn list --methods {where}"
     done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 5
@@ -212,7 +214,7 @@ def test_a_closed_or_full_stdout_is_one_line_and_exit_5(where: str, told: str) -
     assert told in done.stderr
 
 
-def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_one_line_with_a_request_to_report_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("nobody thought\nof this")
 
@@ -220,7 +222,7 @@ def test_a_fault_of_our_own_is_one_line_that_asks_for_a_report(run: Run, monkeyp
     code, out, err = run("list")
     assert (code, out) == (70, "")
     assert err == (
-        "visattn: error: a fault of visattn's own (ZeroDivisionError: nobody thought). Please report it with what --debug prints.\n"
+        "visattn: error: internal error of visattn (ZeroDivisionError: nobody thought). Please report it with the output of --debug.\n"
     )
 
 
@@ -229,7 +231,7 @@ NUMBERS = ["--5", "²", "٣", "1" * 4400, "1e3", "+-1", "0x1"]
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: ascii(number[:5]))
 @pytest.mark.parametrize("option", ["--layer={}", "--query=patch:{},1", "--query=patch:1,{}", "--target={}"])
-def test_what_only_looks_like_a_number_is_told_in_one_line(option: str, number: str, run: Run, photo: Path) -> None:
+def test_invalid_number_gives_a_one_line_error(option: str, number: str, run: Run, photo: Path) -> None:
     method = "relevance" if option.startswith("--target") else "attention"
     code, out, err = run("overlay", photo, *TINY, "--method", method, option.format(number))
     assert code == 2
@@ -241,11 +243,11 @@ def test_what_only_looks_like_a_number_is_told_in_one_line(option: str, number: 
 def test_an_unknown_model_gets_the_nearest_names(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "vit_bas_patch16_224")
     assert code == 4
-    assert "unknown model 'vit_bas_patch16_224'; did you mean: vit_base_patch16_224" in err
+    assert "unknown model 'vit_bas_patch16_224'. Close matches: vit_base_patch16_224" in err
 
 
 @pytest.mark.full
-def test_without_hub_and_cache_the_cause_and_the_fix_come_at_once(
+def test_missing_hub_and_cache_give_cause_and_fix_at_once(
     photo: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     started = time.perf_counter()
@@ -299,7 +301,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(run: Run, photo: Path, t
     torch.save({"weight": Payload()}, tmp_path / "weights.pth")
     code, _, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", tmp_path / "weights.pth")
     assert code == 4
-    assert "refused, it needs code to load" in err
+    assert "refused, because loading it would run code" in err
     assert not (tmp_path / "canary").exists()
 
 
@@ -337,7 +339,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(("kind", "cause"), MISFITS.items(), ids=list(MISFITS))
-def test_a_checkpoint_that_does_not_fit_is_one_line(run: Run, photo: Path, tmp_path: Path, kind: str, cause: str) -> None:
+def test_mismatched_checkpoint_gives_a_one_line_error(run: Run, photo: Path, tmp_path: Path, kind: str, cause: str) -> None:
     safetensors.torch.save_file(wrong_weights(kind), tmp_path / "w.safetensors")
     code, out, err = run("overlay", photo, "--model", "vit_tiny_patch16_224", "--weights", "w.safetensors")
     assert (code, out) == (4, "")
@@ -345,7 +347,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_line(run: Run, photo: Path, tmp_p
     assert err.count("\n") == 1
 
 
-def test_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_changes_to_a_checkpoint_are_reported(run: Run, photo: Path, tmp_path: Path) -> None:
     weights = tiny_weights()
     weights["patch_embed.proj.weight"] = weights["patch_embed.proj.weight"].sum(1, keepdim=True)
     halves = {f"module.{key}": value.half() for key, value in weights.items()}
@@ -353,10 +355,10 @@ def test_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path, tmp_path: 
     code, _, err = run("overlay", photo, *TINY, "--weights", tmp_path / "w.pth")
     assert code == 0
     for said in (
-        "the weights are those under 'state_dict_ema' of the checkpoint; 'state_dict' left aside",
+        "the weights were read from 'state_dict_ema' of the checkpoint; 'state_dict' not used",
         "the prefix 'module.' of the checkpoint's names was removed",
         "weights stored as float16 were cast to float32",
-        "it saw the photo's luminance",
+        "it received the photo's luminance",
     ):
         assert re.search(f"^visattn: dog.png: .*{re.escape(said)}", err, re.MULTILINE)
 
@@ -367,13 +369,13 @@ def test_what_was_done_to_a_checkpoint_is_said(run: Run, photo: Path, tmp_path: 
         pytest.param(
             "cuda",
             4,
-            "device 'cuda' must be one that works on this machine. Choose from: cpu.",
+            "device 'cuda' does not work on this machine. Choose one of: cpu.",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
         ),
         ("gpu", 2, "unknown device 'gpu'. Choose cpu, or cuda or cuda:N for a GPU."),
     ],
 )
-def test_a_device_that_is_not_there_is_one_line(
+def test_missing_device_gives_a_one_line_error(
     run: Run, photo: Path, tmp_path: Path, device: str, exit_code: int, cause: str
 ) -> None:
     code, out, err = run("overlay", photo, *TINY, "--device", device)
@@ -381,14 +383,14 @@ def test_a_device_that_is_not_there_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["dog.png"]
 
 
-def test_a_checkpoint_file_gives_the_pictures_of_its_weights(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_checkpoint_file_gives_the_same_images_as_its_weights(run: Run, photo: Path, tmp_path: Path) -> None:
     safetensors.torch.save_file(tiny_weights(), tmp_path / "w.safetensors")
     assert run("overlay", photo, *TINY, "--weights", tmp_path / "w.safetensors", "-o", "a.png")[0] == 0
     assert run("overlay", photo, *TINY, "-o", "b.png")[0] == 0  # seed 0 gives the same weights
     assert Image.open("a.png").tobytes() == Image.open("b.png").tobytes()
 
 
-def test_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
+def test_rollout_of_a_model_without_attention_is_refused(run: Run, photo: Path) -> None:
     code, _, err = run("overlay", photo, "--model", "resnet18", "--weights", "none", "--method", "rollout")
     assert code == 4
     assert "no attention captured: no layer of ResNet multiplied a softmax with values" in err
@@ -399,12 +401,12 @@ def test_a_model_without_attention_says_so(run: Run, photo: Path) -> None:
     [
         ("swin_tiny_patch4_window7_224", "attend over different tokens"),
         ("pvt_v2_b0", "its keys are other tokens"),
-        ("cait_xxs24_224", "reads the image out by tokens that these layers do not have"),
+        ("cait_xxs24_224", "pools tokens that these layers do not have"),
         ("xcit_nano_12_p16_224", "there is no self-attention to multiply"),
         ("lambda_resnet26t", "no weight belongs to a pair of tokens"),
     ],
 )
-def test_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path, name: str, reason: str) -> None:
+def test_rollout_of_layers_that_do_not_compose_is_refused(run: Run, photo: Path, name: str, reason: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "rollout")
     assert code == 2
     assert reason in err
@@ -417,7 +419,7 @@ def test_layers_that_do_not_compose_are_not_rolled_out(run: Run, photo: Path, na
         ("lambda_resnet26t", "its softmax runs over the keys alone"),
     ],
 )
-def test_attention_without_a_place_is_not_drawn(run: Run, photo: Path, name: str, reason: str) -> None:
+def test_attention_without_spatial_positions_is_refused(run: Run, photo: Path, name: str, reason: str) -> None:
     code, _, err = run("overlay", photo, "--model", name, "--weights", "none", "--method", "attention")
     assert code == 2
     assert reason in err
@@ -447,7 +449,7 @@ def test_a_size_between_patches_is_rounded_to_whole_patches(run: Run, photo: Pat
     assert json.loads(out)[0]["provenance"]["geometry"]["input"] == [64, 64]
 
 
-def test_a_map_with_nan_is_refused_with_its_count(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_map_with_nan_is_refused_with_the_number_of_values(run: Run, photo: Path, tmp_path: Path) -> None:
     values = np.zeros((60, 90), np.float32)
     values[3, 4:7] = np.nan
     np.save(tmp_path / "m.npy", values)
@@ -458,11 +460,11 @@ def test_a_map_with_nan_is_refused_with_its_count(run: Run, photo: Path, tmp_pat
 
 
 @pytest.mark.filterwarnings("always")
-def test_a_constant_map_is_the_photo_and_a_warning(photo: Path, tmp_path: Path) -> None:
+def test_constant_map_gives_the_photo_and_a_warning(photo: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", np.full((60, 90), 0.25, np.float32))
     done = python("-m", "visattn", "overlay", str(photo), "--map", str(tmp_path / "m.npy"), "-o", str(tmp_path / "out.png"))
     assert done.returncode == 0
-    assert "visattn: warning: the map is constant (0.25); nothing to show." in done.stderr
+    assert "visattn: warning: the map is constant (0.25); the photo is unchanged." in done.stderr
     assert Image.open(tmp_path / "out.png").tobytes() == Image.open(photo).tobytes()
 
 
@@ -474,7 +476,7 @@ def test_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path: Pa
     code, out, _ = run("overlay", photo, "--map", "m.npy", "--opacity", "1")
     picture = np.asarray(Image.open(out.strip()))
     assert code == 0
-    assert picture[15, 15].tolist() == [252, 255, 164]  # inferno's last and first colors
+    assert picture[15, 15].tolist() == [252, 255, 164]  # the last and the first color of inferno
     assert picture[40, 40].tolist() == [0, 0, 4]
 
 
@@ -489,27 +491,27 @@ def test_a_map_of_any_numeric_dtype_is_drawn(run: Run, photo: Path, tmp_path: Pa
         (("--seed", "0"), "--seed"),
     ],
 )
-def test_what_says_nothing_beside_a_saved_map_is_refused(run: Run, photo: Path, given: tuple[str, ...], flag: str) -> None:
+def test_options_without_effect_on_a_saved_map_are_refused(run: Run, photo: Path, given: tuple[str, ...], flag: str) -> None:
     np.save("m.npy", np.arange(6.0).reshape(2, 3))
     code, out, err = run("overlay", photo, "--map", "m.npy", *given)
-    assert (code, out, err) == (2, "", f"visattn: error: {flag} says nothing beside --map. Leave one of them out.\n")
+    assert (code, out, err) == (2, "", f"visattn: error: {flag} has no effect with --map. Leave one of them out.\n")
 
 
 @pytest.mark.parametrize("given", [("--mass", "0.6"), ("--interpolation", "nearest")], ids="=".join)
-def test_what_says_nothing_beside_a_plain_array_is_refused(run: Run, photo: Path, given: tuple[str, ...]) -> None:
+def test_options_without_effect_on_a_plain_array_are_refused(run: Run, photo: Path, given: tuple[str, ...]) -> None:
     with Image.open(photo) as picture:
         np.save("m.npy", np.random.default_rng(0).random(picture.size[::-1]))
     code, out, err = run("overlay", photo, "--map", "m.npy", *given)
     assert (code, out, err) == (
         2,
         "",
-        f"visattn: error: {given[0]} says nothing beside an array of --map. Leave one of them out.\n",
+        f"visattn: error: {given[0]} has no effect with an array of --map. Leave one of them out.\n",
     )
 
 
 @pytest.mark.parametrize("kind", ["model", "labels", "map"])
-def test_a_file_that_is_read_is_never_replaced(run: Run, photo: Path, tmp_path: Path, kind: str) -> None:
-    """`--overwrite` is for results."""
+def test_input_file_is_never_replaced(run: Run, photo: Path, tmp_path: Path, kind: str) -> None:
+    """Check that `--overwrite` never replaces an input file."""
     path = tmp_path / {"model": "own.py", "labels": "names.png", "map": "m.png"}[kind]
     path.write_text("def make(): ...\n")
     before = path.read_bytes()
@@ -533,29 +535,29 @@ def test_a_file_that_is_read_is_never_replaced(run: Run, photo: Path, tmp_path: 
     ],
     ids=["folder", "model", "model file"],
 )
-def test_a_name_that_is_too_long_for_a_file_is_one_line(run: Run, photo: Path, arguments: tuple[str, ...]) -> None:
+def test_too_long_file_name_gives_a_one_line_error(run: Run, photo: Path, arguments: tuple[str, ...]) -> None:
     code, out, err = run(*(str(photo) if argument == "{photo}" else argument for argument in arguments))
     assert (code in (2, 3, 4), out, err.count("\n")) == (True, "", 1)
     assert err.startswith("visattn: error: ")
 
 
-def test_a_pattern_that_fits_no_model_is_one_line(run: Run) -> None:
+def test_pattern_without_a_match_gives_a_one_line_error(run: Run) -> None:
     assert run("list", "no_such_net*") == (
         2,
         "",
-        "visattn: error: no model fits 'no_such_net*'. Put * around a part of its name.\n",
+        "visattn: error: no model name matches 'no_such_net*'. Put * before and after a part of the name.\n",
     )
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (OSError(28, "No space left on device", "/tmp/x"), "/tmp/x: no space left on device; make room, here or in TMPDIR"),
-        (OSError(5, "Input/output error"), "a file on the way: input/output error; make room, here or in TMPDIR"),
+        (OSError(28, "No space left on device", "/tmp/x"), "/tmp/x: no space left on device; free disk space, here or in TMPDIR"),
+        (OSError(5, "Input/output error"), "a temporary file: input/output error; free disk space, here or in TMPDIR"),
     ],
     ids=["full", "broken"],
 )
-def test_full_disk_on_the_way_is_not_called_one_of_print(
+def test_full_disk_during_work_is_not_reported_as_a_stdout_error(
     run: Run, photo: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, line: str
 ) -> None:
     def failing(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""`visattn caption` as a user runs it: what is told, what is drawn, and one clear line where it cannot be."""
+"""Command `visattn caption` as a user runs it: captions, filmstrips, and one-line errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def error(err: str) -> str:
-    """The one line of an error."""
+    """Check that the output is a single error line, and return it."""
     assert err.startswith("visattn: error: ")
     assert err.count("\n") == 1
     return err
@@ -64,19 +64,19 @@ def files(folder: Path) -> set[str]:
     return {str(item.relative_to(folder)) for item in folder.rglob("*") if item.is_file()}
 
 
-def test_a_caption_is_told_and_its_words_are_explained_beside_it(run: Run, image: Path, soft: Any) -> None:
-    (caption,) = load_captioner(soft[1]).tell([Image.open(image)], longest=51)
+def test_caption_is_printed_with_a_note_for_each_word(run: Run, image: Path, soft: Any) -> None:
+    (caption,) = load_captioner(soft[1]).generate([Image.open(image)], max_length=51)
     code, out, err = run("caption", image, *soft)
     assert (code, out) == (0, f"{caption.text}\n")
     assert len(caption.words) > 1
     lines = err.splitlines()
-    assert lines == [f"visattn: {word:<12} {fact}" for word, fact in zip(caption.words, caption.facts, strict=True)]
+    assert lines == [f"visattn: {word:<12} {fact}" for word, fact in zip(caption.words, caption.word_notes, strict=True)]
     assert run("caption", image, *soft, "--quiet") == (0, out, "")
 
 
-def test_several_images_are_told_by_name_and_json_has_them_in_order(run: Run, tmp_path: Path, hard: Any) -> None:
+def test_several_captions_are_printed_by_name_and_json_keeps_their_order(run: Run, tmp_path: Path, hard: Any) -> None:
     images = [scene(tmp_path / f"{number}.png", number) for number in range(3)]
-    captions = load_captioner(hard[1]).tell([Image.open(image) for image in images])
+    captions = load_captioner(hard[1]).generate([Image.open(image) for image in images])
     code, out, _ = run("caption", *images, *hard, "-q")
     assert code == 0
     assert out.splitlines() == [f"{image}: {caption.text}" for image, caption in zip(images, captions, strict=True)]
@@ -89,13 +89,13 @@ def test_several_images_are_told_by_name_and_json_has_them_in_order(run: Run, tm
         assert (row["image"], row["caption"], row["finished"]) == (str(image), caption.text, True)
         assert row["log_probability"] == pytest.approx(caption.score, abs=1e-5)
         assert [word["word"] for word in row["words"]] == list(caption.words)
-        assert [tuple(word["cell"]) for word in row["words"]] == list(caption.cells)
+        assert [tuple(word["cell"]) for word in row["words"]] == list(caption.chosen_cells)
         assert [word["beta"] for word in row["words"]] == pytest.approx(caption.betas)
         assert [word["entropy"] for word in row["words"]] == pytest.approx(caption.entropies, abs=1e-5)
         assert (row["notes"], row["filmstrip"]) == ([], None)
 
 
-def test_more_images_than_are_told_at_once_are_told(run: Run, tmp_path: Path, soft: Any) -> None:
+def test_more_images_than_one_batch_are_captioned(run: Run, tmp_path: Path, soft: Any) -> None:
     images = [scene(tmp_path / f"{number}.png", number % 4) for number in range(18)]
     images[17].write_bytes(b"")
     code, out, err = run("caption", *images, *soft, "-q", "--json")
@@ -106,7 +106,7 @@ def test_more_images_than_are_told_at_once_are_told(run: Run, tmp_path: Path, so
     assert "17.png: empty file" in error(err)
 
 
-def test_a_photo_too_narrow_to_be_shown_is_told_and_the_others_are_done(
+def test_too_narrow_photo_is_reported_and_the_others_are_captioned(
     run: Run, image: Path, tmp_path: Path, soft: tuple[str, Path]
 ) -> None:
     Image.new("RGB", (10, 400), "red").save(tmp_path / "narrow.png")
@@ -118,7 +118,7 @@ def test_a_photo_too_narrow_to_be_shown_is_told_and_the_others_are_done(
     assert len(json.loads((tmp_path / "told.json").read_text())) == 2
 
 
-def test_a_broken_image_is_told_and_the_good_one_is_done(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
+def test_broken_image_is_reported_and_the_good_one_is_captioned(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
     broken = tmp_path / "broken.png"
     broken.write_text("<html>")
     code, out, err = run("caption", broken, image, *soft, "-q", "--filmstrip", "strips")
@@ -131,14 +131,14 @@ def test_a_broken_image_is_told_and_the_good_one_is_done(run: Run, image: Path, 
     error(err)
 
 
-def test_a_folder_is_no_image(run: Run, tmp_path: Path, soft: Any) -> None:
+def test_folder_as_image_is_refused(run: Run, tmp_path: Path, soft: Any) -> None:
     (tmp_path / "photos").mkdir()
     code, out, err = run("caption", tmp_path / "photos", *soft)
     assert (code, out) == (3, "")
     assert "is a directory" in error(err)
 
 
-def test_no_two_filmstrips_have_one_name(run: Run, tmp_path: Path, soft: Any) -> None:
+def test_filmstrip_names_are_unique(run: Run, tmp_path: Path, soft: Any) -> None:
     mixed = [scene(tmp_path / name, number) for number, name in enumerate(("a.png", "a.jpg", "b.png"))]
     assert run("caption", *mixed, *soft, "-q", "--filmstrip", "one")[0] == 0
     assert files(tmp_path / "one") == {"a.png.caption.png", "a.jpg.caption.png", "b.caption.png"}
@@ -155,7 +155,7 @@ def test_no_two_filmstrips_have_one_name(run: Run, tmp_path: Path, soft: Any) ->
 
 
 @pytest.mark.parametrize("given", [("--filmstrip", "strip.png"), ("-o", "out.json"), ("--filmstrip", "strips")])
-def test_what_exists_is_replaced_only_where_that_was_asked_for(run: Run, image: Path, soft: Any, given: tuple[str, str]) -> None:
+def test_existing_outputs_are_replaced_only_with_overwrite(run: Run, image: Path, soft: Any, given: tuple[str, str]) -> None:
     target = Path(given[1]) if "." in given[1] else Path(given[1]) / "scene.caption.png"
     target.parent.mkdir(exist_ok=True)
     target.write_text("old")
@@ -182,15 +182,18 @@ def test_outputs_are_checked_before_anything_is_read(run: Run, image: Path, tmp_
 
 
 OUTPUTS = {
-    "text": (("--filmstrip", "scene.txt"), "scene.txt: --filmstrip of one image is a .png or .webp file, of several a folder"),
-    "picture-as-json": (("-o", "scene.jpg"), "takes the captions as JSON. Choose a name that ends in .json"),
+    "text": (
+        ("--filmstrip", "scene.txt"),
+        "scene.txt: --filmstrip must be a .png or .webp file for one image, or a folder for several",
+    ),
+    "picture-as-json": (("-o", "scene.jpg"), "writes JSON. Choose a name that ends in .json"),
     "the-image": (("--filmstrip", "scene.png", "--overwrite"), "the output is the input itself"),
     "in-a-file": (("--filmstrip", "scene.png/x.png"), "is a file, not a folder"),
 }
 
 
 @pytest.mark.parametrize(("given", "message"), OUTPUTS.values(), ids=list(OUTPUTS))
-def test_outputs_that_cannot_be_are_told(
+def test_invalid_outputs_are_refused(
     run: Run, image: Path, tmp_path: Path, soft: Any, given: tuple[str, ...], message: str
 ) -> None:
     before = image.read_bytes()
@@ -200,17 +203,17 @@ def test_outputs_that_cannot_be_are_told(
     assert (files(tmp_path), image.read_bytes()) == ({"scene.png"}, before)
 
 
-def test_an_animation_is_of_one_image(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
+def test_animation_of_several_images_is_refused(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
     other = scene(tmp_path / "other.png", 1)
     code, _, err = run("caption", image, other, *soft, "--filmstrip", "both.webp")
     assert code == 2
-    assert "both.webp: --filmstrip of one image is a .png or .webp file, of several a folder" in error(err)
+    assert "both.webp: --filmstrip must be a .png or .webp file for one image, or a folder for several" in error(err)
     (tmp_path / "v1.0").mkdir()
     assert run("caption", image, other, *soft, "-q", "--filmstrip", "v1.0")[0] == 0
     assert files(tmp_path / "v1.0") == {"scene.caption.png", "other.caption.png"}
 
 
-def test_a_captioner_is_not_written_over(run: Run, image: Path, tmp_path: Path) -> None:
+def test_captioner_files_are_not_overwritten(run: Run, image: Path, tmp_path: Path) -> None:
     folder = kept(tmp_path / "final")
     before = (folder / "model.json").read_bytes()
     code, _, err = run("caption", image, "--checkpoint", folder, "-o", folder / "model.json", "--overwrite")
@@ -220,7 +223,7 @@ def test_a_captioner_is_not_written_over(run: Run, image: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_told(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
+def test_folder_without_write_permission_is_refused(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
     code, _, err = run("caption", image, *soft, "--filmstrip", "locked/strip.png")
     assert code == 2
@@ -228,14 +231,25 @@ def test_a_folder_that_may_not_be_written_is_told(run: Run, image: Path, tmp_pat
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that takes no files is known on Linux only")
-def test_a_folder_that_takes_no_files_is_told(run: Run, image: Path, soft: Any) -> None:
+def test_folder_that_cannot_hold_files_is_refused(run: Run, image: Path, soft: Any) -> None:
     code, _, err = run("caption", image, *soft, "--filmstrip", "/proc/strip.png")
     assert code == 2
     assert "/proc/strip.png: cannot be written" in error(err)
 
 
-def test_a_filmstrip_knows_how_it_was_made(run: Run, image: Path, captioners: dict[str, Path]) -> None:
-    given = ("--checkpoint", captioners["hard"], "--how", "sample", "--seed", "3", "--beam", "2", "--filmstrip", "strip.png")
+def test_filmstrip_stores_its_provenance(run: Run, image: Path, captioners: dict[str, Path]) -> None:
+    given = (
+        "--checkpoint",
+        captioners["hard"],
+        "--sampling",
+        "sample",
+        "--seed",
+        "3",
+        "--beam-size",
+        "2",
+        "--filmstrip",
+        "strip.png",
+    )
     code, out, _ = run("caption", image, *given, "--json", "-q")
     (row,) = json.loads(out)
     assert (code, row["filmstrip"]) == (0, "strip.png")
@@ -244,15 +258,17 @@ def test_a_filmstrip_knows_how_it_was_made(run: Run, image: Path, captioners: di
         assert strip.width > 2 * 160
     facts = json.loads((captioners["hard"] / "model.json").read_text())
     assert told["parameters"] | {"seed": 3} == told["parameters"]
-    assert (told["parameters"]["how"], told["parameters"]["caption"]) == ("sample", row["caption"])
+    assert (told["parameters"]["sampling"], told["parameters"]["caption"]) == ("sample", row["caption"])
     assert (told["weights"], told["weights_sha256"]) == ("hard", facts["sha256"])
     assert (told["image"], told["method"]) == ("scene.png", "caption attention")
     assert told["geometry"]["input"] == [64, 64]
 
 
-def test_a_draw_is_that_of_its_seed(run: Run, image: Path, hard: Any) -> None:
+def test_sampling_is_reproducible_with_a_seed(run: Run, image: Path, hard: Any) -> None:
     def cells(seed: int) -> Any:
-        words = json.loads(run("caption", image, *hard, "--how", "sample", "--seed", str(seed), "--json", "-q")[1])[0]["words"]
+        words = json.loads(run("caption", image, *hard, "--sampling", "sample", "--seed", str(seed), "--json", "-q")[1])[0][
+            "words"
+        ]
         return [word["cell"] for word in words]
 
     assert cells(3) == cells(3)
@@ -266,11 +282,11 @@ def test_an_animation_has_a_frame_for_the_photo_and_each_word(run: Run, image: P
         assert getattr(strip, "n_frames", 1) == 1 + len(out.split())
 
 
-def test_the_words_that_are_given_are_shown_and_the_unknown_are_told(run: Run, image: Path, soft: Any) -> None:
+def test_given_caption_is_shown_and_unknown_words_are_reported(run: Run, image: Path, soft: Any) -> None:
     code, out, err = run("caption", image, *soft, "--caption", "A red zebra, okapi", "--filmstrip", "strip.png", "--json")
     assert code == 0
     (row,) = json.loads(out)
-    note = "words that the captioner does not know, read as <unknown>: zebra, okapi"
+    note = "words outside the vocabulary, read as <unknown>: zebra, okapi"
     assert [word["word"] for word in row["words"]] == ["a", "red", "zebra", "okapi"]
     assert row["notes"] == [note]
     assert err.splitlines()[-1] == f"visattn: {image}: {note}"
@@ -278,29 +294,29 @@ def test_the_words_that_are_given_are_shown_and_the_unknown_are_told(run: Run, i
     assert Path("strip.png").exists()
 
 
-def test_a_captioner_that_says_nothing_is_no_error(run: Run, image: Path, tmp_path: Path, captioners: dict[str, Path]) -> None:
+def test_empty_caption_is_not_an_error(run: Run, image: Path, tmp_path: Path, captioners: dict[str, Path]) -> None:
     given = ("--checkpoint", captioners["silent"])
     code, out, err = run("caption", image, *given, "--filmstrip", "strip.png")
     assert (code, out) == (0, "\n")
-    assert err == f"visattn: warning: {image}: the captioner tells no word of it; no filmstrip is drawn\n"
+    assert err == f"visattn: warning: {image}: the generated caption is empty; no filmstrip is drawn\n"
     (row,) = json.loads(run("caption", image, *given, "--json", "-q")[1])
     assert (row["caption"], row["words"], row["filmstrip"], row["finished"]) == ("", [], None, True)
     assert files(tmp_path) == {"scene.png"}
 
 
 BAD = {
-    "no-beam": (("--beam", "0"), "'--beam': 0 is not in the range"),
-    "no-length": (("--longest", "0"), "'--longest': 0 is not in the range"),
+    "beam-size-0": (("--beam-size", "0"), "'--beam-size': 0 is not in the range"),
+    "max-length-0": (("--max-length", "0"), "'--max-length': 0 is not in the range"),
     "seed": (("--seed", "-1"), "'--seed': -1 is not in the range"),
     "no-caption": (("--caption", ""), "has no word. Give one or more"),
-    "how-of-soft": (("--how", "sample"), "'sample' says what hard attention takes; this captioner's is soft"),
+    "sampling-of-soft": (("--sampling", "sample"), "sampling needs hard attention, got 'sample' for soft attention"),
     "device": (("--device", "gpu"), "gpu"),
     "panel": (("--panel", "10"), "'--panel': 10 is not in the range"),
 }
 
 
 @pytest.mark.parametrize(("given", "message"), BAD.values(), ids=list(BAD))
-def test_options_that_cannot_be_meant_are_told(
+def test_invalid_options_are_refused(
     run: Run, image: Path, tmp_path: Path, soft: Any, given: tuple[str, ...], message: str
 ) -> None:
     code, out, err = run("caption", image, *soft, "--filmstrip", "strip.png", *given)
@@ -310,7 +326,7 @@ def test_options_that_cannot_be_meant_are_told(
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "classifier", "sha256", "words"])
-def test_a_checkpoint_that_is_none_is_told(run: Run, image: Path, tmp_path: Path, damage: str) -> None:
+def test_invalid_checkpoint_is_refused(run: Run, image: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "final"
     if damage == "empty":
         folder.mkdir()
@@ -326,10 +342,10 @@ def test_a_checkpoint_that_is_none_is_told(run: Run, image: Path, tmp_path: Path
     assert not Path("strip.png").exists()
 
 
-def test_images_of_every_kind_are_told_upright_in_color(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
+def test_images_of_every_mode_are_captioned_upright_in_color(run: Run, image: Path, tmp_path: Path, soft: Any) -> None:
     upright = Image.open(image)
     exif = Image.Exif()
-    exif[0x0112] = 6  # stored a quarter turn to the left
+    exif[0x0112] = 6  # stored rotated a quarter turn to the left
     turned, clear, gray, dark = (tmp_path / f"{name}.png" for name in ("turned", "clear", "gray", "dark"))
     upright.transpose(Image.Transpose.ROTATE_90).save(turned, exif=exif)
     upright.convert("RGBA").save(clear)
@@ -346,7 +362,7 @@ def test_images_of_every_kind_are_told_upright_in_color(run: Run, image: Path, t
     assert notes[1] + notes[2]
 
 
-def test_of_a_long_photo_the_middle_is_seen_and_the_page_says_so(run: Run, tmp_path: Path, soft: Any) -> None:
+def test_center_of_a_long_photo_is_used_and_recorded(run: Run, tmp_path: Path, soft: Any) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 200, 3), dtype=np.uint8)
     wide, middle = tmp_path / "wide.png", tmp_path / "middle.png"
     Image.fromarray(pixels).save(wide)
@@ -382,7 +398,7 @@ def test_no_network_is_needed(run: Run, image: Path, soft: Any, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("image", "checkpoint", "code"), [("nothing.png", "assets/checkpoints/captions_soft", 3), ("assets/photos", "nothing", 4)]
 )
-def test_what_is_not_there_is_told_before_torch_is_loaded(image: str, checkpoint: str, code: int) -> None:
+def test_missing_files_are_reported_before_torch_is_imported(image: str, checkpoint: str, code: int) -> None:
     root = Path(__file__).parents[2]
     script = f"""
 import sys

@@ -1,4 +1,4 @@
-"""The commands, run as a user runs them; the model is small and random, its pictures say so."""
+"""Commands as a user runs them, with a small model and random weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "6
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in an empty folder: its exit code, stdout and stderr."""
+    """Return a function that runs a command in an empty folder and returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str | Path) -> tuple[int, str, str]:
@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    """A landscape photo of noise."""
+    """Write a landscape photo of noise."""
     pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
     path = tmp_path / "dog.png"
     Image.fromarray(pixels).save(path)
@@ -68,7 +68,7 @@ def test_help_of_each_command(run: Run, name: str) -> None:
     assert out.startswith("Usage: visattn")
 
 
-def test_overlay_writes_a_picture_of_the_photos_size_that_knows_how_it_was_made(run: Run, photo: Path) -> None:
+def test_overlay_has_the_size_of_the_photo_and_stores_its_provenance(run: Run, photo: Path) -> None:
     code, out, err = run("overlay", photo, *TINY)
     assert (code, out) == (0, "dog.overlay.png\n")
     with Image.open("dog.overlay.png") as picture:
@@ -82,7 +82,7 @@ def test_overlay_writes_a_picture_of_the_photos_size_that_knows_how_it_was_made(
     assert "the weights are random" in err
 
 
-def test_overlay_json_holds_the_provenance_on_stdout_alone(run: Run, photo: Path) -> None:
+def test_overlay_json_prints_only_the_provenance_on_stdout(run: Run, photo: Path) -> None:
     code, out, _ = run("overlay", photo, *TINY, "--method", "rollout", "--json")
     (entry,) = json.loads(out)
     assert code == 0
@@ -96,21 +96,21 @@ def test_overlay_opacity_zero_is_the_photo(run: Run, photo: Path) -> None:
     assert Image.open("same.png").tobytes() == Image.open(photo).tobytes()
 
 
-def test_overlay_pixel_query_becomes_its_patch(run: Run, photo: Path) -> None:
+def test_overlay_pixel_query_is_converted_to_its_patch(run: Run, photo: Path) -> None:
     _, out, _ = run("overlay", photo, *TINY, "--method", "similarity", "--query", "pixel:89,0", "--json")
     facts = json.loads(out)[0]["provenance"]
     across = facts["geometry"]["input"][1] // 16
     assert facts["parameters"]["query"] == f"patch:0,{across - 1}"
 
 
-def test_overlay_several_photos_into_a_folder_never_two_alike(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_overlay_gives_several_photos_unique_output_names(run: Run, photo: Path, tmp_path: Path) -> None:
     Image.open(photo).save(tmp_path / "dog.jpg")
     code, out, _ = run("overlay", photo, tmp_path / "dog.jpg", *TINY, "-o", "maps")
     assert code == 0
     assert out.splitlines() == ["maps/dog.png.overlay.png", "maps/dog.jpg.overlay.png"]
 
 
-def test_overlay_of_like_names_in_two_folders_writes_two_pictures(run: Run, photo: Path) -> None:
+def test_overlay_of_equal_names_in_two_folders_writes_two_images(run: Run, photo: Path) -> None:
     for folder in ("a", "b"):
         Path(folder).mkdir()
         shutil.copy(photo, f"{folder}/x.png")
@@ -120,14 +120,14 @@ def test_overlay_of_like_names_in_two_folders_writes_two_pictures(run: Run, phot
     assert all(Path(line).is_file() for line in out.splitlines())
 
 
-def test_two_results_of_one_name_are_refused_before_work_starts(run: Run, photo: Path) -> None:
+def test_equal_output_names_are_refused_before_work_starts(run: Run, photo: Path) -> None:
     code, out, err = run("overlay", photo, "--model", "no_such_model", "--save-map", "same.png", "-o", "./same.png")
     assert (code, out) == (2, "")
-    assert "same.png: two results would be written there; choose another name for one" in err
+    assert "same.png: two results would be written to this file; choose another name for one of them" in err
     assert not Path("same.png").exists()
 
 
-def test_saved_map_draws_the_same_picture(run: Run, photo: Path) -> None:
+def test_saved_map_draws_the_same_overlay(run: Run, photo: Path) -> None:
     assert run("overlay", photo, *TINY, "--method", "rollout", "--save-map", "m.npz", "-o", "a.png")[0] == 0
     assert run("overlay", photo, "--map", "m.npz", "-o", "b.png")[0] == 0
     assert Image.open("a.png").tobytes() == Image.open("b.png").tobytes()
@@ -135,8 +135,8 @@ def test_saved_map_draws_the_same_picture(run: Run, photo: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--layer", "all"), ("--query", "patch:1,2", "--layers"), ("--layer", "3", "--head", "1", "--matrix")],
-    ids=["last-layer", "wall", "one-query-through-layers", "matrix"],
+    [(), ("--layer", "all"), ("--query", "patch:1,2", "--by-layer"), ("--layer", "3", "--head", "1", "--matrix")],
+    ids=["last-layer", "all-layers", "one-query-through-layers", "matrix"],
 )
 def test_heads_writes_a_page(run: Run, photo: Path, options: tuple[str, ...]) -> None:
     code, out, _ = run("heads", photo, *TINY, *options)
@@ -147,13 +147,13 @@ def test_heads_writes_a_page(run: Run, photo: Path, options: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(("layer", "rows"), [("-1", 3), ("all", 36)])
-def test_heads_in_numbers(run: Run, photo: Path, layer: str, rows: int) -> None:
+def test_heads_stats_writes_a_table(run: Run, photo: Path, layer: str, rows: int) -> None:
     code, out, _ = run("heads", photo, *TINY, "--layer", layer, "--stats", "--json")
     assert code == 0
     found = json.loads(out)
     assert len(found) == rows
     for row in found:
-        assert 0 < row["entropy"] < np.log(row["effective_keys"]) + 1e-6  # the mean of exp is above exp of the mean
+        assert 0 < row["entropy"] < np.log(row["effective_keys"]) + 1e-6  # the mean of exp is at least exp of the mean
         assert row["cls"] + row["self"] + row["patches"] + row["padding"] == pytest.approx(1, abs=1e-5)
         assert 0 < row["distance_px"] < 64 * 2**0.5
     code, out, _ = run("heads", photo, *TINY, "--layer", layer, "--stats")
@@ -165,45 +165,45 @@ def test_heads_in_numbers(run: Run, photo: Path, layer: str, rows: int) -> None:
     assert len(Path("heads.csv").read_text().splitlines()) == rows + 1
 
 
-def test_heads_in_numbers_say_what_they_leave_out_and_what_the_weights_are(run: Run, photo: Path) -> None:
+def test_heads_stats_reports_skipped_layers_and_random_weights(run: Run, photo: Path) -> None:
     cait = ("--model", "cait_xxs24_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
     code, out, err = run("heads", photo, *cait, "--layer", "all", "--stats", "--json")
     assert code == 0
     assert {row["layer"] for row in json.loads(out)} == {"blocks_token_only.0.attn", "blocks_token_only.1.attn"}
-    assert "visattn: left out, as rows do not sum to 1: blocks.0.attn, blocks.1.attn" in err
+    assert "visattn: layers left out because their attention rows do not sum to 1: blocks.0.attn, blocks.1.attn" in err
     assert "random" in err
     code, out, err = run("heads", photo, *cait, "--layer", "0", "--stats")
     assert (code, out) == (2, "")
-    assert "no layer of '0' has rows that sum to 1. Choose another, or --layer all." in err
+    assert "--layer 0: its attention rows do not sum to 1. Choose another layer, or --layer all." in err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--stats", "--matrix"), "--matrix and --stats exclude each other. Choose one."),
-        (("--stats", "--query", "cls"), "--stats counts all queries of each head. Leave --query and --head out."),
-        (("--stats", "--opacity", "0.3"), "--opacity says nothing beside --stats. Leave one of them out."),
+        (("--stats", "--matrix"), "--matrix and --stats cannot be combined. Choose one."),
+        (("--stats", "--query", "cls"), "--stats covers all queries of all heads. Leave --query and --head out."),
+        (("--stats", "--opacity", "0.3"), "--opacity has no effect with --stats. Leave one of them out."),
         (
             ("--matrix", "--layer", "0", "--head", "0", "--no-marks"),
-            "--marks says nothing beside --matrix. Leave one of them out.",
+            "--marks has no effect with --matrix. Leave one of them out.",
         ),
     ],
 )
-def test_heads_in_numbers_refuses_what_it_would_not_heed(run: Run, photo: Path, options: tuple[str, ...], message: str) -> None:
+def test_heads_stats_refuses_options_without_effect(run: Run, photo: Path, options: tuple[str, ...], message: str) -> None:
     code, _, err = run("heads", photo, *TINY, *options)
     assert code == 2
     assert message in err
     assert not list(Path().glob("*.csv"))
 
 
-def test_contours_of_several_levels_and_unringed_sinks_stand_in_the_provenance(run: Run, photo: Path) -> None:
+def test_contour_levels_and_marks_are_stored_in_the_provenance(run: Run, photo: Path) -> None:
     code, out, err = run("overlay", photo, *TINY, "--contours", "0.5", "--contours", "0.8", "--no-marks", "--json")
     assert code == 0, err
     drawing = json.loads(out)[0]["provenance"]["drawing"]
     assert (drawing["contours"], drawing["marks"]) == ([0.5, 0.8], False)
 
 
-def test_inspect_tells_layers_and_methods(run: Run) -> None:
+def test_inspect_lists_layers_and_methods(run: Run) -> None:
     code, out, _ = run("inspect", "vit_tiny_patch16_224", "--json")
     facts = json.loads(out)
     assert code == 0
@@ -238,7 +238,7 @@ def test_inspect_tells_layers_and_methods(run: Run) -> None:
         ("lambda_resnet26t", ["unplaced", "no weight belongs to a pair of tokens", "attention stages.2.1.self_attn"]),
     ],
 )
-def test_inspect_tells_kinds_and_why_a_method_does_not_apply(run: Run, name: str, shown: list[str]) -> None:
+def test_inspect_shows_attention_kinds_and_why_a_method_does_not_apply(run: Run, name: str, shown: list[str]) -> None:
     code, out, _ = run("inspect", name)
     assert code == 0
     words = " ".join(out.split())
@@ -257,14 +257,14 @@ def test_list_methods_and_colormaps(run: Run) -> None:
     assert run("list", "--colormaps")[1].splitlines()[0] == "inferno"
 
 
-def test_doctor_finds_what_is_needed(run: Run) -> None:
+def test_doctor_checks_requirements(run: Run) -> None:
     code, out, _ = run("doctor", "--json")
     states = {row["check"]: row["state"] for row in json.loads(out)}
     assert code == 0
     assert states["opencv"] == states["torch"] == states["cache"] == "ok"
 
 
-def test_doctor_asks_the_network_only_where_it_is_told_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_uses_the_network_only_with_the_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def reached(name: str) -> str:
@@ -275,7 +275,7 @@ def test_doctor_asks_the_network_only_where_it_is_told_to(run: Run, monkeypatch:
     code, out, _ = run("doctor")
     assert (code, asked) == (0, [])
     assert "model hub" in out
-    assert "not asked" in out
+    assert "not checked" in out
     assert "--network" in out
-    assert "not asked" not in run("doctor", "--network")[1]
+    assert "not checked" not in run("doctor", "--network")[1]
     assert len(asked) == 1

@@ -1,4 +1,4 @@
-"""Gates of a CNN's attention modules, and captions, on the command line."""
+"""Gates of a CNN's attention modules, and captions of pictures, on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SE = ("--model", "visattn_se_resnet20", "--weights", "none", "--method", "gates"
 CBAM = ("--model", "visattn_cbam_resnet20", "--weights", "none", "--method", "gates")
 
 
-def test_page_of_gates_is_written_and_says_that_weights_are_random(run: Run, photo: Path) -> None:
+def test_page_of_gates_is_written_with_a_note_on_random_weights(run: Run, photo: Path) -> None:
     code, out, err = run("heads", photo, *CBAM)
     assert code == 0
     assert out.strip() == f"{photo.stem}.gates.png"
@@ -26,10 +26,10 @@ def test_page_of_gates_is_written_and_says_that_weights_are_random(run: Run, pho
         assert '"method": "gates"' in page.info["visattn"]
 
 
-def test_gates_in_numbers_have_a_row_for_each(run: Run, photo: Path) -> None:
+def test_gate_statistics_have_one_row_per_gate(run: Run, photo: Path) -> None:
     assert run("heads", photo, *CBAM, "--stats", "-o", "gates.csv")[0] == 0
     rows = list(csv.DictReader(Path("gates.csv").read_text(encoding="utf-8").splitlines()))
-    assert len(rows) == 18  # nine blocks, channels and places
+    assert len(rows) == 18  # nine blocks, each with channel and spatial gates
     assert {row["gate"] for row in rows} == {"channel_gate", "spatial_gate"}
     assert run("heads", photo, *CBAM, "--stats", "--layer", "layer1.0.attention", "-o", "one.csv")[0] == 0
     assert len(list(csv.DictReader(Path("one.csv").read_text(encoding="utf-8").splitlines()))) == 2
@@ -54,15 +54,18 @@ def test_map_of_one_gate_is_drawn(run: Run, photo: Path) -> None:
 
 
 REFUSED = {
-    "option of heads": (("heads", *SE, "--head", "2"), "--head is for heads of attention. Leave it out with --method gates"),
+    "option of heads": (
+        ("heads", *SE, "--head", "2"),
+        "--head applies to attention heads only. Leave it out with --method gates",
+    ),
     "layer": (("heads", *SE, "--layer", "layer9"), "layer must be all or one of the modules with such gates, layer1.0.attention"),
-    "layer of numbers": (("heads", *SE, "--stats", "--layer", "99"), "layer must be all or one of the modules with such gates"),
+    "layer in stats": (("heads", *SE, "--stats", "--layer", "99"), "layer must be all or one of the modules with such gates"),
     "no gates": (("heads", "--model", "visattn_resnet20", "--weights", "none", "--method", "gates"), "the network has no gates"),
-    "no gates in numbers": (
+    "no gates in stats": (
         ("heads", "--model", "vit_tiny_patch16_224", "--weights", "none", "--method", "gates", "--stats"),
         "the network has no gates",
     ),
-    "channels have no place": (("overlay", *SE), "its modules weigh channels only, which have no place on the image"),
+    "channel gates have no positions": (("overlay", *SE), "its modules gate only channels, which cannot be drawn on the image"),
     "no gates to overlay": (
         ("overlay", "--model", "visattn_resnet20", "--weights", "none", "--method", "gates"),
         "the network has no gates",
@@ -71,7 +74,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
-def test_gates_refuse(run: Run, photo: Path, case: str) -> None:
+def test_invalid_gate_options_are_refused(run: Run, photo: Path, case: str) -> None:
     (command, *options), message = REFUSED[case]
     code, _, err = run(command, photo, *options)
     assert code == 2
@@ -79,7 +82,7 @@ def test_gates_refuse(run: Run, photo: Path, case: str) -> None:
     assert not list(Path().glob("*.gates.png"))
 
 
-def test_caption_stands_below_the_picture(run: Run, photo: Path) -> None:
+def test_caption_is_below_the_image(run: Run, photo: Path) -> None:
     cnn = ("--model", "visattn_resnet20", "--weights", "none", "--method", "gradcam")
     assert run("overlay", photo, *cnn, "-o", "bare.png")[0] == 0
     assert run("overlay", photo, *cnn, "--caption", "-o", "told.png")[0] == 0

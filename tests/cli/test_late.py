@@ -1,4 +1,4 @@
-"""Options that are made from the signatures of methods: each parameter has one, and its text becomes what the method takes."""
+"""Options created from the signatures of methods: one per parameter, converted to the type that the method expects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visattn.cli.late import method_options
 from visattn.methods import METHODS
 
 OPTIONS = {option.name: option for option in method_options()}
-NOT_GIVEN = {"dtype", "image", "seed"}  # torch's own, of a batch, and an option of every command
+NOT_GIVEN = {"dtype", "image", "seed"}  # torch's own dtype, the index in a batch, and an option of every command
 
 
 def test_every_parameter_of_every_method_has_an_option() -> None:
@@ -20,7 +20,7 @@ def test_every_parameter_of_every_method_has_an_option() -> None:
     assert set(OPTIONS) == parameters - NOT_GIVEN
 
 
-def test_every_option_says_what_it_is() -> None:
+def test_every_option_has_a_help_text() -> None:
     assert all(option.help and len(option.help) > 10 and "`" not in option.help for option in OPTIONS.values())
 
 
@@ -39,14 +39,14 @@ def value(name: str, *texts: str) -> Any:
         ("head", ["2"], 2),
         ("residual", ["0.25"], 0.25),
         ("residual", ["measured"], "measured"),
-        ("cells", ["3", "4"], (3, 4)),
+        ("grid_size", ["3", "4"], (3, 4)),
         ("signed", [], True),
         ("query", ["patch:1,2"], "patch:1,2"),
-        ("layers", ["2"], 2),
+        ("last_layers", ["2"], 2),
         ("noise", ["0.5"], 0.5),
     ],
 )
-def test_texts_become_values(name: str, texts: list[str], expected: object) -> None:
+def test_option_texts_are_converted_to_values(name: str, texts: list[str], expected: object) -> None:
     found = value(name, *texts)
     assert found == expected
     assert type(found) is type(expected)
@@ -55,18 +55,18 @@ def test_texts_become_values(name: str, texts: list[str], expected: object) -> N
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("head", "first", r"'first' is none of integer, all"),
-        ("residual", "much", r"'much' is none of float, measured"),
+        ("head", "first", r"'first' is not one of: integer, all"),
+        ("residual", "much", r"'much' is not one of: float, measured"),
         ("fusion", "median", r"'median' is not one of 'mean', 'max', 'min'"),
-        ("layers", "2.5", r"'2.5' is not a valid integer"),
+        ("last_layers", "2.5", r"'2.5' is not a valid integer"),
     ],
 )
-def test_other_texts_are_refused(name: str, text: str, told: str) -> None:
+def test_invalid_option_texts_are_refused(name: str, text: str, told: str) -> None:
     with pytest.raises(click.BadParameter, match=told):
         value(name, text)
 
 
-def test_choices_are_those_of_the_annotation() -> None:
+def test_choices_match_the_annotation() -> None:
     kind = OPTIONS["fusion"].type
     assert isinstance(kind, click.Choice)
     assert tuple(kind.choices) == get_args(Fusion)

@@ -1,4 +1,4 @@
-"""Many photos in one command: what fails for one never stops the others, and only one photo is in memory."""
+"""Many photos in one command: an error of one photo never stops the others, and only one photo is in memory."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ __all__ = ["run"]  # a fixture
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[str]:
-    """Three photos; the second is smaller."""
+    """Write three photos; the second is smaller."""
     sizes = {"a.png": (60, 90), "b.png": (30, 40), "c.png": (80, 90)}
     for seed, (name, size) in enumerate(sizes.items()):
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / name)
     return list(sizes)
 
 
-def test_query_outside_of_one_photo_stops_no_other(run: Run, photos: list[str], tmp_path: Path) -> None:
+def test_query_outside_one_photo_does_not_stop_the_others(run: Run, photos: list[str], tmp_path: Path) -> None:
     code, out, err = run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:85,50", "-o", "out", "--quiet")
     assert (code, out.split()) == (1, ["out/a.attention.png", "out/c.attention.png"])
     assert re.search(r"^visattn: error: b\.png: .*85", err, re.MULTILINE)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.attention.png", "c.attention.png"]
 
 
-def test_fault_of_ours_with_one_photo_stops_no_other(run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_on_one_photo_does_not_stop_the_others(
+    run: Run, photos: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = explaining.explain_prepared
 
     def faulty(model: Any, prepared: Prepared, question: Any, **options: Any) -> Any:
@@ -51,11 +53,11 @@ def test_fault_of_ours_with_one_photo_stops_no_other(run: Run, photos: list[str]
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet", "--json")
     assert code == 70
     assert [Path(row["output"]).name for row in json.loads(out)] == ["a.overlay.png", "c.overlay.png"]
-    assert "visattn: error: b.png: a fault of visattn's own (KeyError: 'nobody thought of it'). Please report it" in err
+    assert "visattn: error: b.png: internal error of visattn (KeyError: 'nobody thought of it'). Please report it" in err
 
 
 @pytest.mark.parametrize("broken", [["a.png"], ["b.png"], ["c.png"], ["a.png", "c.png"]], ids=" ".join)
-def test_unreadable_photo_stops_no_other(broken: list[str], run: Run, photos: list[str], tmp_path: Path) -> None:
+def test_unreadable_photo_does_not_stop_the_others(broken: list[str], run: Run, photos: list[str], tmp_path: Path) -> None:
     for name in broken:
         (tmp_path / name).write_bytes(b"no photo")
     code, out, err = run("overlay", *photos, *TINY, "-o", "out", "--quiet")
@@ -64,7 +66,7 @@ def test_unreadable_photo_stops_no_other(broken: list[str], run: Run, photos: li
     assert re.findall(r"error: (\w\.png): not an image", err) == broken
 
 
-def test_nothing_drawn_ends_with_the_code_of_the_cause(run: Run, photos: list[str], tmp_path: Path) -> None:
+def test_exit_code_is_that_of_the_cause_if_nothing_is_drawn(run: Run, photos: list[str], tmp_path: Path) -> None:
     assert run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:500,1", "-o", "out")[0] == 2
     for name in photos:
         (tmp_path / name).write_bytes(b"no photo")
@@ -87,15 +89,17 @@ def test_statistics_leave_out_a_photo_that_fails(
     assert [row["photo"] for row in json.loads(out)["photos"]] == ["a.png", "c.png"]
 
 
-def test_caption_that_fails_stops_no_other(run: Run, photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = captioning.Captioner.tell
+def test_failing_caption_does_not_stop_the_others(
+    run: Run, photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = captioning.Captioner.generate
 
     def faulty(self: captioning.Captioner, shown: list[Image.Image], **options: Any) -> Any:
         if any(photo.width == 40 for photo in shown):
             raise MapError("attention of it is NaN.")
         return whole(self, shown, **options)
 
-    monkeypatch.setattr(captioning.Captioner, "tell", faulty)
+    monkeypatch.setattr(captioning.Captioner, "generate", faulty)
     checkpoint = Path(__file__).parents[2] / "assets" / "checkpoints" / "captions_soft"
     code, out, err = run("caption", *photos, "--checkpoint", checkpoint, "--quiet")
     assert [line.split(":")[0] for line in out.splitlines()] == ["a.png", "c.png"]
@@ -103,8 +107,8 @@ def test_caption_that_fails_stops_no_other(run: Run, photos: list[str], tmp_path
 
 
 @pytest.mark.full
-def test_memory_is_that_of_one_photo() -> None:
-    """The whole proof, 200 photos of 12 megapixels, is `scripts/many_photos.py` itself."""
+def test_memory_does_not_grow_with_the_number_of_photos() -> None:
+    """Run a short version of `scripts/many_photos.py`, whose full run has 200 photos of 12 megapixels."""
     script = Path(__file__).parents[2] / "scripts" / "many_photos.py"
     done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

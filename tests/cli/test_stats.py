@@ -1,4 +1,4 @@
-"""`visattn stats`: numbers over a folder of tiny pictures, by a small random model, against the same worked out photo by photo."""
+"""Command `visattn stats`: statistics of a small random model over tiny images, compared with a computation photo by photo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = dict[str, str]
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Four pictures of noise, one of them in a folder below, and a text."""
+    """Write four images of noise, one of them in a subfolder, and a text file."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     (folder / "README.md").write_text("not a photo")
@@ -54,12 +54,12 @@ def number(row: Row, name: str) -> float:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """The model that TINY names."""
+    """Load the model named in TINY."""
     return visattn.load_model("vit_tiny_patch16_224", weights="none", img_size=64)
 
 
 def by_hand(model: Any, paths: list[Path]) -> tuple[list[list[HeadStatistics]], list[torch.Tensor]]:
-    """Statistics of each photo, and the divergence of the heads of each layer."""
+    """Compute the statistics of each photo, and the divergence of the heads of each layer."""
     found, apart = [], []
     for path in paths:
         recording = look(model, visattn.prepare(visattn.load_image(path), model, resize="fit", img_size=64))
@@ -68,7 +68,7 @@ def by_hand(model: Any, paths: list[Path]) -> tuple[list[list[HeadStatistics]], 
     return found, apart
 
 
-def test_heads_are_the_means_of_statistics_photo_by_photo(run: Run, photos: Path, model: Any) -> None:
+def test_head_statistics_are_means_over_photos(run: Run, photos: Path, model: Any) -> None:
     code, out, err = run("stats", photos, *TINY)
     assert (code, out.split()) == (0, [f"stats/{name}" for name in FILES])
     assert sorted(path.name for path in Path("stats").iterdir()) == sorted(FILES)
@@ -83,7 +83,7 @@ def test_heads_are_the_means_of_statistics_photo_by_photo(run: Run, photos: Path
         columns: dict[str, list[torch.Tensor | None]] = {
             "entropy": [one.entropy for one in each],
             "effective_keys": [one.effective_keys for one in each],
-            "largest": [one.saturation for one in each],
+            "max_weight": [one.max_weight for one in each],
             "collapsed": [one.collapsed for one in each],
             "uniform": [one.uniform for one in each],
             "distance_px": [one.distance for one in each],
@@ -121,7 +121,7 @@ def test_photos_are_named_with_size_and_sinks(run: Run, photos: Path, model: Any
     assert [row["sinks"] for row in rows] == ["0"] * 4
 
 
-def test_json_and_its_file_hold_all_tables_and_how_they_were_made(run: Run, photos: Path) -> None:
+def test_json_output_and_file_contain_all_tables_and_provenance(run: Run, photos: Path) -> None:
     code, out, _ = run("stats", photos, *TINY, "--json", "-o", "here")
     told = json.loads(out)
     assert code == 0
@@ -140,7 +140,7 @@ def test_json_and_its_file_hold_all_tables_and_how_they_were_made(run: Run, phot
 
 
 @pytest.mark.full
-def test_intervals_shrink_with_more_photos_and_repeat(run: Run, tmp_path: Path) -> None:
+def test_intervals_shrink_with_more_photos_and_are_reproducible(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for seed in range(24):
@@ -152,17 +152,17 @@ def test_intervals_shrink_with_more_photos_and_repeat(run: Run, tmp_path: Path) 
         assert ("intervals of 6 photos are too narrow; take 10 or more" in err) == (limit == "6")
         rows = table(f"stats{limit}/heads.csv")
         widths[limit] = np.mean([number(row, "distance_px_high") - number(row, "distance_px_low") for row in rows])
-    assert 1.4 < widths["6"] / widths["24"] < 2.8  # the root of 4
+    assert 1.4 < widths["6"] / widths["24"] < 2.8  # the square root of 4
     assert [row["photo"] for row in table("stats6/photos.csv")] == [f"{seed:02d}.png" for seed in (0, 4, 8, 12, 16, 20)]
     assert run("stats", folder, *TINY, "--limit", "6", "-o", "again")[0] == 0
     assert Path("again/heads.csv").read_bytes() == Path("stats6/heads.csv").read_bytes()
 
 
-def test_one_photo_has_no_intervals_and_says_little(run: Run, photos: Path) -> None:
+def test_one_photo_has_no_intervals_and_warns(run: Run, photos: Path) -> None:
     code, _, err = run("stats", photos / "more", *TINY)
     assert code == 0
     assert "warning: " in err
-    assert "one photo says little of these heads, and has no interval" in err
+    assert "one photo says little about these heads and has no interval" in err
     for row in table("stats/heads.csv"):
         assert {row[name] for name in row if name.endswith(("_low", "_high"))} == {""}
         assert number(row, "entropy") > 0
@@ -170,28 +170,28 @@ def test_one_photo_has_no_intervals_and_says_little(run: Run, photos: Path) -> N
 
 
 @pytest.mark.full
-def test_windows_have_their_own_baselines_and_no_sinks(run: Run, photos: Path) -> None:
+def test_window_attention_has_its_own_baselines_and_no_sinks(run: Run, photos: Path) -> None:
     swin = ("--model", "swin_tiny_patch4_window7_224", "--weights", "none")
     code, _, err = run("stats", photos, *swin, "--limit", "2")
     assert code == 0
-    assert "sinks are not counted, which takes layers that follow each other over one set of tokens" in err
+    assert "sinks are not counted: that needs consecutive layers over one set of tokens" in err
     layers = table("stats/layers.csv")
     assert [row["heads"] for row in layers] == ["3"] * 2 + ["6"] * 2 + ["12"] * 6 + ["24"] * 2
     assert [round(number(row, "distance_nearest_px")) for row in layers] == [4] * 2 + [8] * 2 + [16] * 6 + [32] * 2
-    for row in layers:  # random weights attend nearly evenly, behind masks too
+    for row in layers:  # random weights attend almost uniformly, also with masks
         assert number(row, "distance_of_uniform") == pytest.approx(1, abs=0.02)
         assert number(row, "effective_keys") == pytest.approx(number(row, "keys"), rel=0.05)
         assert row["to_sinks"] == ""
     assert {row["sinks"] for row in table("stats/photos.csv")} == {""}
 
 
-def test_layers_without_distributions_over_tokens_are_left_out_with_a_note(run: Run, photos: Path) -> None:
+def test_layers_without_token_distributions_are_skipped_with_a_note(run: Run, photos: Path) -> None:
     small = ("--weights", "none", "--img-size", "64", "--resize", "fit", "--limit", "1", "--overwrite")
     code, _, err = run("stats", photos, "--model", "cait_xxs24_224", *small)
     assert code == 0
     assert {row["layer"] for row in table("stats/layers.csv")} == {"blocks_token_only.0.attn", "blocks_token_only.1.attn"}
     assert "left out, as rows do not sum to 1: blocks.0.attn, blocks.1.attn" in err
-    assert not Path("stats/distance.png").exists()  # the class token is on no grid
+    assert not Path("stats/distance.png").exists()  # the class token has no position on the grid
     code, _, err = run("stats", photos, "--model", "xcit_nano_12_p16_224", *small)
     assert code == 0
     assert "left out, as channels attend to channels: blocks.0.attn" in err
@@ -201,19 +201,19 @@ def test_layers_without_distributions_over_tokens_are_left_out_with_a_note(run: 
     assert not Path("none").exists()
 
 
-def test_without_matplotlib_there_are_tables_and_one_line(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_a_one_line_note_without_matplotlib(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     code, out, err = run("stats", photos, *TINY, "--limit", "1")
     assert code == 0
     assert [Path(line).suffix for line in out.split()] == [".csv", ".csv", ".csv", ".json"]
     assert (
-        'visattn: tables only: a plot needs matplotlib, which is not installed. Run: pip install "visattn[figures]"'
+        'visattn: only tables are written: a plot needs matplotlib, which is not installed. Run: pip install "visattn[figures]"'
         in err.splitlines()
     )
 
 
 @pytest.mark.full
-def test_the_user_keeps_the_backend_and_pyplot_is_not_imported(photos: Path, tmp_path: Path) -> None:
+def test_matplotlib_backend_is_kept_and_pyplot_not_imported(photos: Path, tmp_path: Path) -> None:
     code = (
         "import sys, matplotlib; matplotlib.use('svg'); from visattn.cli.commands import _run\n"
         f"assert _run(['stats', {str(photos)!r}, *{TINY!r}, '--limit', '1', '-q', '-o', {str(tmp_path / 'out')!r}], False) == 0\n"
@@ -226,7 +226,7 @@ def test_the_user_keeps_the_backend_and_pyplot_is_not_imported(photos: Path, tmp
 # ---- bad input --------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_bad_photo_among_good_ones_is_told_and_left_out(run: Run, photos: Path) -> None:
+def test_bad_photo_is_reported_and_skipped(run: Run, photos: Path) -> None:
     (photos / "bad.png").write_bytes(b"")
     code, out, err = run("stats", photos, *TINY)
     assert code == 1
@@ -241,16 +241,16 @@ def test_a_bad_photo_among_good_ones_is_told_and_left_out(run: Run, photos: Path
     ("make", "cause"),
     [
         (lambda folder: None, "no such folder; check the path"),
-        (lambda folder: folder.write_text("x"), "a file, not a folder; pass the folder around it"),
-        (lambda folder: folder.mkdir(), "no photos in it or below (PNG, JPEG, "),
-        (lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("x")), "nothing to do"),
+        (lambda folder: folder.write_text("x"), "a file, not a folder; pass the folder that contains it"),
+        (lambda folder: folder.mkdir(), "no photos (PNG, JPEG, "),
+        (lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("x")), "in this folder or its subfolders"),
         (lambda folder: (folder.mkdir(), (folder / "a.png").write_text("x")), "not an image (starts with 'x')"),
     ],
     ids=["missing", "file", "empty", "texts", "unreadable"],
 )
-def test_a_folder_without_a_photo_ends_with_3(run: Run, tmp_path: Path, make: Any, cause: str) -> None:
+def test_folder_without_a_photo_exits_with_code_3(run: Run, tmp_path: Path, make: Any, cause: str) -> None:
     make(tmp_path / "in")
-    code, out, err = run("stats", tmp_path / "in", "--model", "no_such_model")  # told before the model is loaded
+    code, out, err = run("stats", tmp_path / "in", "--model", "no_such_model")  # reported before the model is loaded
     assert (code, out) == (3, "")
     assert err.startswith(f"visattn: error: {tmp_path / 'in'}")
     assert cause in err
@@ -259,7 +259,7 @@ def test_a_folder_without_a_photo_ends_with_3(run: Run, tmp_path: Path, make: An
 
 
 @pytest.mark.full
-def test_an_existing_output_is_refused_and_another_run_replaces_it_whole(run: Run, photos: Path) -> None:
+def test_existing_output_is_refused_and_overwrite_replaces_it_completely(run: Run, photos: Path) -> None:
     assert run("stats", photos, *TINY, "--limit", "1")[0] == 0
     before = Path("stats/heads.csv").read_bytes()
     code, _, err = run("stats", photos, "--model", "no_such_model")
@@ -284,7 +284,7 @@ def test_the_photos_are_never_the_output(run: Run, photos: Path) -> None:
 
 
 @pytest.mark.full
-def test_own_plots_and_hidden_files_are_no_photos_of_the_next_run(run: Run, photos: Path) -> None:
+def test_own_plots_and_hidden_files_are_not_read_as_photos(run: Run, photos: Path) -> None:
     (photos / ".thumbnails").mkdir()
     save(photos / ".thumbnails" / "t.png", 9)
     save(photos / "._a.png", 9)
@@ -294,13 +294,13 @@ def test_own_plots_and_hidden_files_are_no_photos_of_the_next_run(run: Run, phot
         assert len(table(str(photos / "stats" / "photos.csv"))) == 4
 
 
-def test_a_wrong_limit_is_a_matter_of_usage(run: Run, photos: Path) -> None:
+def test_wrong_limit_is_a_usage_error(run: Run, photos: Path) -> None:
     code, _, err = run("stats", photos, *TINY, "--limit", "0")
     assert code == 2
     assert "'--limit'" in err
 
 
-def test_progress_is_silent_where_nobody_watches(run: Run, photos: Path) -> None:
+def test_progress_bar_is_hidden_without_a_terminal(run: Run, photos: Path) -> None:
     _, _, err = run("stats", photos, *TINY, "--limit", "1")
     assert not [line for line in err.splitlines() if not line.startswith("visattn: ")]
     assert "tqdm" in sys.modules

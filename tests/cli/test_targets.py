@@ -1,4 +1,4 @@
-"""Class-specific maps on the command line, and what is wrong with a target in one line."""
+"""Class-specific maps on the command line, and one-line errors about targets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["photo", "run"]
 HEADLESS = ("--model", "vit_small_patch14_dinov2", *TINY[2:5], "56", *TINY[6:])
 
 
-def test_class_by_name_is_told_with_the_prediction(run: Run, photo: Path) -> None:
+def test_class_given_by_name_is_reported_with_the_prediction(run: Run, photo: Path) -> None:
     code, out, err = run("overlay", photo, *TINY, "--target", "espresso", "--versus", "tabby", "--json")
     facts = json.loads(out)[0]["provenance"]
     assert code == 0
     assert facts["method"] == "relevance"
     (told,) = facts["target"]
     assert told.startswith("logit of espresso (class 967) versus tabby (class 281) = ")
-    assert "; predicted is " in told
+    assert "; the predicted class is " in told
     assert ", with probability " in told
     assert told in err
 
 
 @pytest.mark.parametrize("method", ["relevance", "legrad", "gradient_rollout", "attention_gradient", "gradcam"])
-def test_target_changes_the_picture(run: Run, photo: Path, method: str) -> None:
+def test_target_changes_the_overlay(run: Run, photo: Path, method: str) -> None:
     for target in ("0", "1"):
         assert run("overlay", photo, *TINY, "--method", method, "--target", target, "-o", f"{target}.png")[0] == 0
     assert Image.open("0.png").tobytes() != Image.open("1.png").tobytes()
@@ -41,13 +41,13 @@ OPTIONS = {
     "norm_attention": ["--layer", "3", "--query", "patch:1,1"],
     "attention_flow": ["--residual", "0.4", "--start-layer", "10"],
     "attention_gradient": ["--signed", "--layer", "blocks.3.attn", "--head", "1"],
-    "legrad": ["--layers", "2", "--target", "5"],
+    "legrad": ["--last-layers", "2", "--target", "5"],
     "attention": ["--sinks", "drop"],
 }
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))
-def test_options_of_methods(run: Run, photo: Path, method: str) -> None:
+def test_method_options_are_accepted(run: Run, photo: Path, method: str) -> None:
     code, out, _ = run("overlay", photo, *TINY, "--method", method, *OPTIONS[method], "--json")
     (entry,) = json.loads(out)
     assert code == 0
@@ -66,18 +66,18 @@ def test_options_of_methods(run: Run, photo: Path, method: str) -> None:
 
 REFUSED = {
     "index": (["--target", "1000"], "target must be a class from 0 to 999, got 1000"),
-    "name": (["--target", "expresso"], "no class is called 'expresso'; did you mean: espresso"),
-    "several": (["--target", "crane"], "'crane' names several classes: 134 (crane"),
+    "name": (["--target", "expresso"], "unknown class 'expresso'. Close matches: espresso"),
+    "several": (["--target", "crane"], "'crane' matches several classes: 134 (crane"),
     "not targeted": (["--method", "rollout", "--target", "3"], "method 'rollout' does not depend on a class"),
     "discard of 1": (["--method", "rollout", "--discard", "1"], "discard must be less than 1, got 1"),
-    "residual": (["--method", "rollout", "--residual", "much"], "'much' is none of float, measured"),
+    "residual": (["--method", "rollout", "--residual", "much"], "'much' is not one of: float, measured"),
     "not its option": (["--method", "relevance", "--discard", "0.5"], "method 'relevance' has no parameter 'discard'"),
     "start layer": (["--start-layer", "12"], "start_layer must lie in [0, 11], got 12"),
 }
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
-def test_wrong_target_or_option_ends_with_2_and_one_line(run: Run, photo: Path, case: str) -> None:
+def test_wrong_target_or_option_exits_with_code_2_and_a_one_line_error(run: Run, photo: Path, case: str) -> None:
     arguments, message = REFUSED[case]
     code, out, err = run("overlay", photo, *TINY, *arguments)
     assert (code, out) == (2, "")
@@ -85,21 +85,21 @@ def test_wrong_target_or_option_ends_with_2_and_one_line(run: Run, photo: Path, 
     assert not list(photo.parent.glob("dog.*.png"))
 
 
-def test_labels_that_are_too_few(run: Run, photo: Path) -> None:
+def test_too_few_labels_are_refused(run: Run, photo: Path) -> None:
     Path("names.txt").write_text("tench\nespresso\n")
     code, _, err = run("overlay", photo, *TINY, "--labels", "names.txt")
     assert code == 2
-    assert "labels must name 1000 classes, got 2. Give one name a line." in err
+    assert "labels must name 1000 classes, got 2. Give one name per line." in err
 
 
 @pytest.mark.parametrize("method", ["relevance", "legrad", "gradcam", "transition_attention"])
-def test_class_of_a_headless_model_is_refused_with_what_works(run: Run, photo: Path, method: str) -> None:
+def test_class_of_a_headless_model_is_refused_with_alternatives(run: Run, photo: Path, method: str) -> None:
     code, out, err = run("overlay", photo, *HEADLESS, "--method", method)
     assert (code, out) == (2, "")
     assert "has no classification head, so there is no class to explain. Use method 'attention' or 'rollout'" in err
 
 
-def test_outlier_is_told_by_the_range_and_percentile_shows_the_rest(run: Run, photo: Path) -> None:
+def test_outlier_is_reported_and_percentile_scaling_shows_the_rest(run: Run, photo: Path) -> None:
     values = np.random.default_rng(0).random((60, 90)).astype(np.float32)
     values[30, 45] = 1e6
     np.save("m.npy", values)

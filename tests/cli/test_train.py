@@ -1,4 +1,4 @@
-"""`visattn train classify`, as a user runs it: options, files, what is printed, and what it ends with."""
+"""Command `visattn train classify` as a user runs it: options, files, output and exit codes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def data(tmp_path: Path) -> Path:
     return pictures(tmp_path / "data")
 
 
-def test_help_tells_every_setting(run: Run) -> None:
+def test_help_lists_every_setting(run: Run) -> None:
     code, out, _ = run("train", "classify", "--help")
     assert code == 0
     for setting in fields(Config):
         assert f"--{setting.name.replace('_', '-')}" in out
 
 
-def test_a_folder_comes_out_with_all_that_is_promised(run: Run, data: Path, tmp_path: Path) -> None:
+def test_run_folder_contains_all_documented_files(run: Run, data: Path, tmp_path: Path) -> None:
     code, out, err = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "-o", "run")
     assert (code, err) == (0, "")
     assert out.startswith("run: test accuracy ")
@@ -55,7 +55,7 @@ def test_a_folder_comes_out_with_all_that_is_promised(run: Run, data: Path, tmp_
 
 
 @pytest.mark.parametrize("options", [("--seeds", "2"), ("--compare", "se", "--force"), ("--compare", "se", "--overwrite")])
-def test_options_that_do_not_go_together_are_refused(run: Run, data: Path, options: tuple[str, ...]) -> None:
+def test_conflicting_options_are_refused(run: Run, data: Path, options: tuple[str, ...]) -> None:
     code, out, err = run("train", "classify", "--data", data, *QUICK, *options, "-o", "run")
     assert (code, out) == (2, "")
     assert "--compare" in err
@@ -66,7 +66,7 @@ def test_a_comparison_under_torchrun_is_refused(run: Run, data: Path, monkeypatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, err = run("train", "classify", "--data", data, *QUICK, "--compare", "se", "-o", "run")
     assert code == 2
-    assert "in one process" in err
+    assert "in a single process" in err
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_a_comparison_under_torchrun_is_refused(run: Run, data: Path, monkeypatc
         ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK must be a whole number from 0 to 1, got '2'."),
         ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK must be a whole number from 0 to 1, got '-1'."),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "\x1b"}, "LOCAL_RANK must be a whole number from 0 to 1, got '\\x1b'."),
-        ({"WORLD_SIZE": "2"}, "the other 1 processes cannot be met ("),
-        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "the other 1 processes cannot be met ("),
+        ({"WORLD_SIZE": "2"}, "cannot connect to the other 1 processes ("),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"}, "cannot connect to the other 1 processes ("),
     ],
     ids=str,
 )
-def test_an_environment_that_torchrun_does_not_make_is_one_line(
+def test_invalid_torchrun_environment_gives_a_one_line_error(
     run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
 ) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -98,20 +98,20 @@ def test_an_environment_that_torchrun_does_not_make_is_one_line(
     assert not Path("run").exists()
 
 
-def test_a_device_that_holds_no_values_is_refused(run: Run, data: Path) -> None:
+def test_device_without_values_is_refused(run: Run, data: Path) -> None:
     code, _, err = run("train", "classify", "--data", data, *QUICK, "--device", "meta", "-o", "run")
     assert code == 4
-    assert "device 'meta' must be one that works on this machine" in err
+    assert "device 'meta' does not work on this machine" in err
 
 
-def test_json_is_the_result(run: Run, data: Path, tmp_path: Path) -> None:
+def test_json_output_is_the_result(run: Run, data: Path, tmp_path: Path) -> None:
     code, out, _ = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "--json", "-o", "run")
     assert code == 0
     assert json.loads(out) == json.loads((tmp_path / "run" / "result.json").read_text())
     assert json.loads(out)["steps"] == 1
 
 
-def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: Path, tmp_path: Path) -> None:
+def test_options_override_the_file_and_a_dry_run_prints_the_merged_config(run: Run, data: Path, tmp_path: Path) -> None:
     file = written(recipe(data, lr=0.3, ema=0.5), tmp_path / "recipe.toml")
     options = ("--lr", "0.2", "--model-kwargs", "act=relu", "--model-kwargs", "rate=0.5", "--channels-last", *NARROW)
     code, out, _ = run("train", "classify", "--config", file, *options, "--dry-run", "-o", "run")
@@ -129,30 +129,39 @@ def test_options_come_before_the_file_and_a_dry_run_prints_both(run: Run, data: 
     ("options", "message"),
     [
         (("--model-kwargs", "act"), "--model-kwargs must be KEY=VALUE, got 'act'."),
-        (("--model-kwargs", "act=null"), "model_kwargs must be numbers, texts, truth values or lists of them, got act=None."),
+        (("--model-kwargs", "act=null"), "model_kwargs must be numbers, strings, booleans or lists of these, got act=None."),
         (("--lr", "0"), "lr must be a finite number above 0, at most 1e9, got 0.0."),
         (("--attention", "cbm"), "unknown attention 'cbm'"),
         (("--augment", "flop"), "'flop' is not one of"),
-        (("--config", "none.toml"), "none.toml: cannot be read (no such file or directory); check the path (--config)."),
+        (("--config", "none.toml"), "none.toml: cannot be read (no such file or directory). Check the path (--config)."),
         (("--seeds", "0"), "--seeds"),
         (("--device", "tpu9"), "unknown device 'tpu9'. Choose auto, cpu, cuda or cuda:N."),
         (("--data", "cifar11"), "did you mean 'cifar10'?"),
-        (("--reprob", "0.5"), "reprob is for --augment imagenet alone, got --augment flip. Leave one out."),
+        (("--reprob", "0.5"), "reprob needs --augment imagenet, got --augment flip. Change one of them."),
         (("--opt", "sdg"), "unknown opt 'sdg'; did you mean 'sgd'?"),
-        (("--opt", "adam", "--momentum", "0.5"), "momentum is for optimizers that have one, got 0.5 for adam. Leave one out."),
-        (("--opt", "adahessian"), "opt must need gradients alone, got adahessian"),
-        (("--root", "photos"), "root is for fashion-mnist, cifar10, cifar100 alone, got "),
-        (("--data", "scenes", "--root", "photos"), "root is for fashion-mnist, cifar10, cifar100 alone, got scenes."),
+        (
+            ("--opt", "adam", "--momentum", "0.5"),
+            "momentum needs an optimizer that has one, got 0.5 for adam. Leave momentum out.",
+        ),
+        (("--opt", "adahessian"), "opt must be a first-order optimizer, got adahessian"),
+        (("--root", "photos"), "root needs one of the datasets fashion-mnist, cifar10, cifar100, got "),
+        (
+            ("--data", "scenes", "--root", "photos"),
+            "root needs one of the datasets fashion-mnist, cifar10, cifar100, got scenes.",
+        ),
         (
             ("--compare", "se", "--attention", "cbam"),
-            "--compare trains with each attention that it names, got --attention cbam too.",
+            "--compare names the attention of each variant, got --attention cbam too.",
         ),
-        (("--compare", ""), "a comparison needs a variant beside the plain network and a seed, got []"),
-        (("--force", "--overwrite"), "--overwrite begins anew, so there is nothing to --force. Leave one out."),
-        (("--model", "visattn_ram", "--mixup", "0.5"), "visattn_ram is rewarded for right classes, which mixed"),
+        (("--compare", ""), "a comparison needs a variant besides the plain network and at least one seed, got []"),
+        (
+            ("--force", "--overwrite"),
+            "--overwrite starts a new run and --force resumes one, so they cannot be combined. Leave one out.",
+        ),
+        (("--model", "visattn_ram", "--mixup", "0.5"), "visattn_ram needs hard labels for its reward"),
     ],
 )
-def test_bad_options_end_with_2_and_one_line(run: Run, data: Path, options: tuple[str, ...], message: str) -> None:
+def test_bad_options_exit_with_code_2_and_a_one_line_error(run: Run, data: Path, options: tuple[str, ...], message: str) -> None:
     code, out, err = run("train", "classify", "--data", data, "--batch-size", "4", "-q", "-o", "run", *options)
     assert (code, out) == (2, "")
     assert not Path("run").exists()
@@ -161,23 +170,23 @@ def test_bad_options_end_with_2_and_one_line(run: Run, data: Path, options: tupl
     assert message in err
 
 
-def test_an_output_that_is_no_run_is_refused(run: Run, data: Path, tmp_path: Path) -> None:
+def test_output_folder_without_a_run_is_refused(run: Run, data: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "me.png").write_bytes(b"")
     for more in ((), ("--overwrite",)):
         code, _, err = run("train", "classify", "--data", data, *QUICK, "-q", "-o", "photos", *more)
         assert code == 2
-        assert "photos: holds other files than a run's; choose another folder (-o/--output)" in err
+        assert "photos: holds files that do not belong to a run; choose another folder (-o/--output)" in err
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["me.png"]
 
 
-def test_the_output_must_be_named(run: Run) -> None:
+def test_output_option_is_required(run: Run) -> None:
     code, _, err = run("train", "classify", "--data", "scenes")
     assert code == 2
     assert "'-o' / '--output'" in err
 
 
-def test_an_option_of_the_model_nested_without_end_is_one_line(run: Run, data: Path) -> None:
+def test_deeply_nested_model_option_gives_a_one_line_error(run: Run, data: Path) -> None:
     for value in ("[" * 50_000, "[" * 900 + "]" * 900):
         code, out, err = run("train", "classify", "--data", data, *QUICK, "-q", "-o", "run", "--model-kwargs", f"a={value}")
         assert code in (2, 4)
@@ -185,7 +194,7 @@ def test_an_option_of_the_model_nested_without_end_is_one_line(run: Run, data: P
         assert len(err) < 1000
 
 
-def test_no_control_character_of_a_name_is_printed(run: Run, data: Path, tmp_path: Path) -> None:
+def test_control_characters_of_names_are_escaped(run: Run, data: Path, tmp_path: Path) -> None:
     name = "r\x1b]0;x\x07\x9b\u202e"
     code, out, err = run("train", "classify", "--data", data, *QUICK, *NARROW, "-q", "-o", name)
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""Files of captions that tests write."""
+"""Caption files that tests write."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visattn.data.captions.readers import Captioned, read_captions
+from visattn.data.captions.readers import CaptionDataset, load_captions
 from visattn.errors import DataError
 
 Split = Literal["train", "test"]
 
 
 def picture(path: Path, shade: int = 0) -> Path:
-    """A small picture of one shade, which tells it from others; it is stored without loss."""
+    """Write a small image of a single shade, which identifies it, in a lossless format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (5, 4), (shade, shade, shade)).save(path, "PNG")
     return path
@@ -31,19 +31,19 @@ def lines(path: Path, *records: Any) -> Path:
     return path
 
 
-def told(pictures: Captioned) -> dict[str, tuple[str, ...]]:
-    """Captions by the names of files alone."""
+def told(pictures: CaptionDataset) -> dict[str, tuple[str, ...]]:
+    """Return the captions by file name, without folders."""
     return {Path(pictures.name(i)).name: pictures.captions(i) for i in range(len(pictures))}
 
 
-def shade(pictures: Captioned, index: int) -> int:
+def shade(pictures: CaptionDataset, index: int) -> int:
     return int(np.asarray(pictures[index][0])[0, 0, 0])
 
 
 def refused(data: str | Path, message: str, split: Split = "train", **options: Any) -> None:
-    """Refused in one line, whose end says what to do."""
+    """Check that loading raises an error of one line that ends with what to do."""
     with pytest.raises(DataError, match=message) as error:
-        read_captions(str(data), split, **options)
+        load_captions(str(data), split, **options)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
     assert re.search(r"[.?;] [A-Z][^.]*.*\.$", str(error.value)), str(error.value)
@@ -55,12 +55,12 @@ def in_test(name: str) -> bool:
 
 
 def a_name(test: bool, before: str = "") -> str:
-    """A name that the hash sends to test, or to train."""
+    """Return a name that the hash assigns to test, or to train."""
     return next(name for number in range(1000) if in_test(name := f"{before}{number}.png") == test)
 
 
 def karpathy(path: Path, *images: tuple[str, str, str]) -> Path:
-    """`dataset_coco.json`: folder, name and split of each picture."""
+    """`dataset_coco.json`: folder, name and split of each image."""
     content = {
         "images": [
             {
@@ -99,7 +99,7 @@ def coco(path: Path, images: dict[int, str], annotations: list[tuple[int, Any]])
 
 
 def flickr(folder: Path) -> Path:
-    """Flickr8k as it is published: two archives beside each other, lists of names, and lemmas."""
+    """Flickr8k as published: two archives side by side, lists of names, and lemmas."""
     text = folder / "Flickr8k_text"
     text.mkdir(parents=True)
     names = ["1000268201_693b08cb0e.jpg", "1001773457_577c3a7d70.jpg", "1002674143_1b742ab4b8.jpg"]

@@ -1,4 +1,4 @@
-"""Folders that tests of data read, and an empty cache for each."""
+"""Fixtures for tests of data: folders to read, and an empty cache for each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from visattn.data.labeled import published
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and no package of Debian."""
+    """Use an empty cache and hide Debian's package."""
     monkeypatch.setenv("VISATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr(published, "PACKAGE", tmp_path / "package")
@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes, train and test."""
+    """Write a folder with two classes, train and test."""
     for name in (
         "train/dog/b.png",
         "train/dog/a.PNG",

@@ -1,4 +1,4 @@
-"""Pictures and files that tests of data write."""
+"""Images and files that tests of data write."""
 
 from __future__ import annotations
 

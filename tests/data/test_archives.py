@@ -1,4 +1,4 @@
-"""Fashion-MNIST and CIFAR: files as they are published, damaged ones, and the network."""
+"""Fashion-MNIST and CIFAR: files as published, damaged files, and the network."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ import pytest
 from torchvision import datasets
 
 from tests.data.making import FASHION, fashion, idx, noise, one_line
-from visattn.data import ArrayPictures
+from visattn.data import ArrayDataset
 from visattn.data.labeled import published
-from visattn.data.labeled.readers import read
+from visattn.data.labeled.readers import load_labeled
 from visattn.errors import DataError
 
 
 @pytest.mark.parametrize("place", ["root", "root/FashionMNIST/raw", "package", "cache/FashionMNIST/raw"])
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_fashion_mnist_is_found_wherever_it_lies(
+def test_fashion_mnist_is_found_in_every_known_location(
     tmp_path: Path, place: str, packed: bool, split: Literal["train", "test"]
 ) -> None:
     pixels, labels = noise(6, 28, 28), [3, 9, 0, 1, 1, 4]
     fashion(tmp_path / place, split, pixels, labels, packed=packed)
-    pictures = read("fashion-mnist", split, root=tmp_path / "root")
+    pictures = load_labeled("fashion-mnist", split, root=tmp_path / "root")
     assert (len(pictures), pictures.size, pictures.channels, len(pictures.classes)) == (6, (28, 28), 1, 10)
     assert all((np.asarray(pictures[i][0]) == pixels[i]).all() and pictures[i][1] == labels[i] for i in range(6))
     assert pictures.name(4) == f"fashion-mnist {split} 4"
 
 
-def test_a_root_goes_before_the_package(tmp_path: Path) -> None:
+def test_root_takes_precedence_over_the_package(tmp_path: Path) -> None:
     for place, shade in (("root", 1), ("package", 2), ("cache/FashionMNIST/raw", 3)):
         fashion(tmp_path / place, "train", np.full((2, 28, 28), shade, np.uint8), [0, 1])
-    assert np.asarray(read("fashion-mnist", "train", root=tmp_path / "root")[0][0]).max() == 1
-    assert np.asarray(read("fashion-mnist", "train")[0][0]).max() == 2
+    assert np.asarray(load_labeled("fashion-mnist", "train", root=tmp_path / "root")[0][0]).max() == 1
+    assert np.asarray(load_labeled("fashion-mnist", "train")[0][0]).max() == 2
     shutil.rmtree(tmp_path / "package")
-    assert np.asarray(read("fashion-mnist", "train")[0][0]).max() == 3
+    assert np.asarray(load_labeled("fashion-mnist", "train")[0][0]).max() == 3
 
 
 def test_the_installed_fashion_mnist_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ def test_the_installed_fashion_mnist_is_the_published_one(monkeypatch: pytest.Mo
     if not package.is_dir():
         pytest.skip("Debian's package dataset-fashion-mnist is not installed")
     monkeypatch.setattr(published, "PACKAGE", package)
-    pictures = read("fashion-mnist", "test")
-    assert isinstance(pictures, ArrayPictures)
+    pictures = load_labeled("fashion-mnist", "test")
+    assert isinstance(pictures, ArrayDataset)
     assert pictures.classes == tuple(datasets.FashionMNIST.classes)
     assert np.bincount(pictures.labels).tolist() == [1000] * 10
     assert 0.286 < pictures.pixels.mean() / 255 < 0.288
@@ -67,7 +67,7 @@ GOOD = idx(noise(3, 28, 28))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"must be an idx file of bytes with 3 axes, got a file that starts with nothing\. Fetch it again\."),
+        (b"", r"must be an idx file of bytes with 3 axes, got a file that starts with nothing\. Download it again\."),
         (b"<html>", "got a file that starts with 3c 68 74 6d"),
         (GOOD[:10], "got a file that starts with 00 00 08 03"),
         (b"\0\0\x0d" + GOOD[3:], "got a file that starts with 00 00 0d 03"),
@@ -84,7 +84,7 @@ def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes, message: 
     path = tmp_path / f"{FASHION['train'][0]}{'.gz' if packed else ''}"
     path.write_bytes(gzip.compress(content) if packed else content)
     with pytest.raises(DataError, match=rf"{path.name}: {'' if message.startswith('must') else '.*'}{message}") as error:
-        read("fashion-mnist", "train", root=tmp_path)
+        load_labeled("fashion-mnist", "train", root=tmp_path)
     one_line(error)
 
 
@@ -93,29 +93,29 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, how: str) -> None:
     fashion(tmp_path, "train", noise(3, 28, 28), [0, 1, 2])
     path = tmp_path / f"{FASHION['train'][0]}.gz"
     whole = path.read_bytes()
-    flipped = whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:]  # in the checksum: the data alone look well
+    flipped = whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:]  # flip a bit of the checksum: the data look intact
     path.write_bytes({"cut": whole[: len(whole) // 2], "flipped": flipped, "not gzip": GOOD}[how])
-    with pytest.raises(DataError, match=rf"{path.name}: cannot be read \(.*\)\. Fetch it again\.") as error:
-        read("fashion-mnist", "train", root=tmp_path)
+    with pytest.raises(DataError, match=rf"{path.name}: cannot be read \(.*\)\. Download it again\.") as error:
+        load_labeled("fashion-mnist", "train", root=tmp_path)
     one_line(error)
 
 
-def test_labels_of_other_pictures_are_refused(tmp_path: Path) -> None:
+def test_labels_that_do_not_match_the_images_are_refused(tmp_path: Path) -> None:
     fashion(tmp_path, "train", noise(3, 28, 28), [0, 1])
-    with pytest.raises(DataError, match="fashion-mnist train: must have one label a picture, got 3 pictures and 2 labels"):
-        read("fashion-mnist", "train", root=tmp_path)
+    with pytest.raises(DataError, match="fashion-mnist train: must have one label per image, got 3 images and 2 labels"):
+        load_labeled("fashion-mnist", "train", root=tmp_path)
     fashion(tmp_path, "train", noise(2, 28, 28), [0, 10])
-    with pytest.raises(DataError, match="labels must lie from 0 to 9, got 10 for picture 1"):
-        read("fashion-mnist", "train", root=tmp_path)
+    with pytest.raises(DataError, match="labels must lie from 0 to 9, got 10 for image 1"):
+        load_labeled("fashion-mnist", "train", root=tmp_path)
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves files; of names with `stall` it sends the first bytes and then nothing more, until the test is over."""
+    """Handler that serves files; for names with `stall` it sends the first bytes, then nothing until the test is over."""
 
     over = threading.Event()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Suppress log messages."""
 
     def do_GET(self) -> None:
         if "stall" not in self.path:
@@ -130,7 +130,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A mirror of Fashion-MNIST, whose files lie in this folder."""
+    """Run a mirror of Fashion-MNIST; yield the folder of its files."""
     folder = tmp_path / "server"
     for split in FASHION:
         fashion(folder, split, noise(4, 28, 28), [0, 1, 2, 3])
@@ -147,56 +147,56 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         thread.join()
 
 
-def test_what_is_downloaded_lies_in_the_cache_as_torchvision_wants_it(server: Path, cache: Path) -> None:
-    pictures = read("fashion-mnist", "train")
+def test_downloads_are_cached_in_torchvision_layout(server: Path, cache: Path) -> None:
+    pictures = load_labeled("fashion-mnist", "train")
     assert (np.asarray(pictures[2][0]) == noise(4, 28, 28)[2]).all()
     assert [item.name for item in cache.iterdir()] == ["FashionMNIST"]
     shutil.rmtree(server)
-    assert read("fashion-mnist", "train").fingerprint() == pictures.fingerprint()
-    assert len(datasets.FashionMNIST(cache, train=False)) == len(read("fashion-mnist", "test")) == 4
+    assert load_labeled("fashion-mnist", "train").fingerprint() == pictures.fingerprint()
+    assert len(datasets.FashionMNIST(cache, train=False)) == len(load_labeled("fashion-mnist", "test")) == 4
 
 
-def test_a_download_of_other_files_is_refused_and_leaves_nothing(server: Path, cache: Path) -> None:
+def test_download_with_a_wrong_checksum_is_refused_and_removed(server: Path, cache: Path) -> None:
     for path in server.iterdir():
         path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(
         DataError, match=r"fashion-mnist: not found in .*, and the download failed \(.*\); install it with"
     ) as error:
-        read("fashion-mnist", "train")
+        load_labeled("fashion-mnist", "train")
     one_line(error)
     assert not list(cache.iterdir())
 
 
-def test_a_download_that_stalls_ends(server: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_download_times_out(server: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "_SECONDS", 0.5)
     (server / "stall").write_bytes(b"")
     monkeypatch.setattr(datasets.FashionMNIST, "resources", [("stall", "0" * 32)])
     with pytest.raises(
         DataError,
-        match=r"the download failed \(.*\); install it with: apt-get install dataset-fashion-mnist; or pass root \(--root\)",
+        match=r"the download failed \(.*\); install it with: apt-get install dataset-fashion-mnist; or pass the folder of its idx files",
     ):
-        read("fashion-mnist", "train")
+        load_labeled("fashion-mnist", "train")
     assert not list(cache.iterdir())
     assert socket.getdefaulttimeout() is None
 
 
-@pytest.mark.parametrize("who", ["nobody listens", "nobody answers", "the name is not found"])
-def test_a_server_that_does_not_answer_ends_in_a_message(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+@pytest.mark.parametrize("who", ["connection refused", "no answer", "unknown host"])
+def test_unreachable_server_gives_an_error_message(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     monkeypatch.setattr(published, "_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        if who == "nobody listens":
+        if who == "connection refused":
             silent.close()
-        host = "server.invalid" if who == "the name is not found" else "127.0.0.1"
+        host = "server.invalid" if who == "unknown host" else "127.0.0.1"
         monkeypatch.setattr(datasets.FashionMNIST, "mirrors", [f"http://{host}:{port}/"])
         with pytest.raises(
             DataError, match=rf"fashion-mnist: not found in .*, and {host}:{port} does not answer; install it with"
         ) as error:
-            read("fashion-mnist", "train")
+            load_labeled("fashion-mnist", "train")
     one_line(error)
 
 
-def test_a_look_up_of_a_name_that_hangs_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_dns_lookup_gives_an_error_message(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(published, "_SECONDS", 0.1)
 
@@ -208,14 +208,14 @@ def test_a_look_up_of_a_name_that_hangs_ends_in_a_message(monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets.FashionMNIST, "mirrors", ["http://server.invalid/"])
     try:
         with pytest.raises(DataError, match=r"server\.invalid does not answer"):
-            read("fashion-mnist", "train")
+            load_labeled("fashion-mnist", "train")
     finally:
         over.set()
 
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small files in the form of CIFAR-10 and CIFAR-100, taken for the published ones."""
+    """Write small files in the format of CIFAR-10 and CIFAR-100, and make torchvision accept their md5."""
     for kind, classes, field in ((datasets.CIFAR10, 10, "labels"), (datasets.CIFAR100, 100, "fine_labels")):
         place = tmp_path / "root" / kind.base_folder
         place.mkdir(parents=True)
@@ -234,8 +234,8 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
-def test_cifars_planes_are_put_together(cifar: Path, name: str, classes: int) -> None:
-    pictures = read(name, "train", root=cifar)
+def test_cifar_color_planes_are_combined(cifar: Path, name: str, classes: int) -> None:
+    pictures = load_labeled(name, "train", root=cifar)
     assert (len(pictures), pictures.size, pictures.channels, len(pictures.classes)) == (8, (32, 32), 3, classes)
     rows = np.concatenate([noise(4, 3072, seed=i) for i in range(2)])
     for i in (0, 5):
@@ -243,11 +243,11 @@ def test_cifars_planes_are_put_together(cifar: Path, name: str, classes: int) ->
         for y, x in ((0, 0), (3, 17), (31, 30)):
             assert picture.getpixel((x, y)) == tuple(int(rows[i, 1024 * channel + 32 * y + x]) for channel in range(3))
     assert [pictures[i][1] for i in range(8)] == [0, 1, 2, classes - 1] * 2
-    assert read(name, "test", root=cifar).name(3) == f"{name} test 3"
+    assert load_labeled(name, "test", root=cifar).name(3) == f"{name} test 3"
 
 
 class Attack:
-    """A pickle of it makes a file."""
+    """Object whose pickle creates a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -257,19 +257,20 @@ class Attack:
 
 
 @pytest.mark.parametrize("name", ["part0", "part2", "meta"])
-def test_a_pickle_that_is_not_the_published_one_is_never_loaded(cifar: Path, tmp_path: Path, name: str) -> None:
+def test_pickle_with_a_wrong_checksum_is_never_loaded(cifar: Path, tmp_path: Path, name: str) -> None:
     (cifar / datasets.CIFAR10.base_folder / name).write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
-    with pytest.raises(DataError, match=rf"{name}: must have the md5 [0-9a-f]{{32}}, got another\. Fetch it again\.") as error:
-        read("cifar10", "train", root=cifar)
+    with pytest.raises(DataError, match=rf"{name}: must have the md5 [0-9a-f]{{32}}, got another\. Download it again\.") as error:
+        load_labeled("cifar10", "train", root=cifar)
     one_line(error)
     assert not (tmp_path / "attacked").exists()
 
 
-def test_cifar_that_lacks_a_file_or_is_nowhere_is_refused(cifar: Path) -> None:
+def test_missing_or_incomplete_cifar_is_refused(cifar: Path) -> None:
     (cifar / datasets.CIFAR10.base_folder / "meta").unlink()
     with pytest.raises(DataError, match=r"meta: must have the md5 .*, got no file\."):
-        read("cifar10", "train", root=cifar)
+        load_labeled("cifar10", "train", root=cifar)
     with pytest.raises(
-        DataError, match=r"cifar100: cifar-100-python not found in .*, and 127\.0\.0\.1:1 does not answer; pass root \(--root\)"
+        DataError,
+        match=r"cifar100: cifar-100-python not found in .*, and 127\.0\.0\.1:1 does not answer; pass its parent folder as root \(--root\)",
     ):
-        read("cifar100", "train")
+        load_labeled("cifar100", "train")

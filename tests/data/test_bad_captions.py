@@ -1,4 +1,4 @@
-"""Files of captions that cannot be learned from are refused in one line; what is left out is told."""
+"""Caption files that cannot be trained on raise an error of one line; images and captions left out are reported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.data.captioned import a_name, flickr, karpathy, lines, picture, refused, shade, told
-from visattn.data.captions.readers import read_captions
+from visattn.data.captions.readers import load_captions
 from visattn.errors import ImageError, OptionError, VisattnWarning
 
 
-def test_what_has_no_caption_is_left_out_and_told(tmp_path: Path) -> None:
+def test_images_without_a_caption_are_skipped_with_a_warning(tmp_path: Path) -> None:
     for name in "abc":
         picture(tmp_path / f"{name}.png")
     file = lines(
@@ -26,15 +26,15 @@ def test_what_has_no_caption_is_left_out_and_told(tmp_path: Path) -> None:
         {"image": "c.png", "captions": [""], "split": "train"},
         {"image": "d.png", "captions": [], "split": "test"},
     )
-    with pytest.warns(VisattnWarning, match="a.jsonl train: left out 2 pictures without a caption and 3 captions without a word"):
-        pictures = read_captions(str(file), "train")
+    with pytest.warns(VisattnWarning, match="a.jsonl train: left out 2 images without a caption and 3 captions without a word"):
+        pictures = load_captions(str(file), "train")
     assert told(pictures) == {"a.png": ("a dog",)}
 
 
-def test_missing_pictures_are_told_and_refused_by_name_when_they_are_asked_for(own: Path, tmp_path: Path) -> None:
+def test_missing_images_warn_and_raise_on_access(own: Path, tmp_path: Path) -> None:
     (tmp_path / "photos" / "2.png").unlink()
-    with pytest.warns(VisattnWarning, match=rf"train: 1 of 3 pictures are missing: no photos/2\.png in {tmp_path}\."):
-        pictures = read_captions(str(own), "train")
+    with pytest.warns(VisattnWarning, match=rf"train: 1 of 3 images are missing: no photos/2\.png in {tmp_path}\."):
+        pictures = load_captions(str(own), "train")
     assert pictures.captions(1) == ("a red star top left, a blue disk center",)
     with pytest.raises(ImageError, match=r"2\.png: no such file"):
         pictures[1]
@@ -44,11 +44,14 @@ def test_missing_pictures_are_told_and_refused_by_name_when_they_are_asked_for(o
     assert shade(pictures, 0) == 0
 
 
-def test_pictures_that_are_nowhere_are_refused_with_where_they_were_looked_for(own: Path, tmp_path: Path) -> None:
+def test_error_lists_the_searched_folders_if_no_image_is_found(own: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "photos")
     (tmp_path / "images" / "train2014").mkdir(parents=True)
     places = ", ".join(str(tmp_path / inner) for inner in ("", "images", "images/train2014"))
-    refused(own, rf"must find the pictures, got none of 3: no photos/0\.png in {re.escape(places)}\. Pass as root \(--root\)")
+    refused(
+        own,
+        rf"must find the images, got none of 3: no photos/0\.png in {re.escape(places)}\. Pass their folder as root \(--root\)",
+    )
     refused(own, "nowhere: root must be a folder, got nothing there", root=tmp_path / "nowhere")
     refused(own, "captions.jsonl: root must be a folder, got a file", root=own)
 
@@ -56,20 +59,18 @@ def test_pictures_that_are_nowhere_are_refused_with_where_they_were_looked_for(o
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "a/../../b.png", "..", "", ".", "a/..", "a\0.png"], ids=ascii
 )
-def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+def test_image_names_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     file = lines(tmp_path / "a.jsonl", {"image": name, "caption": "a"})
-    refused(
-        file, r"a\.jsonl, line 1: a picture must lie below the folder of pictures, got '.*'\. Name it relative to that folder"
-    )
+    refused(file, r"a\.jsonl, line 1: an image must lie inside the image folder, got '.*'\. Name it relative to that folder")
     images = [{"filename": name, "sentences": []}]
     (tmp_path / "b.json").write_text(json.dumps({"images": images}))
-    refused(tmp_path / "b.json", r"b\.json, image 0: a picture must lie below")
+    refused(tmp_path / "b.json", r"b\.json, image 0: an image must lie inside")
 
 
-def test_folders_of_karpathy_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
+def test_karpathy_paths_outside_the_folder_are_refused(tmp_path: Path) -> None:
     refused(
         karpathy(tmp_path / "dataset_a.json", ("../..", "passwd", "train")),
-        r"image 0: a picture must lie below .* got '\.\./\.\./passwd'",
+        r"image 0: an image must lie inside .* got '\.\./\.\./passwd'",
     )
 
 
@@ -80,47 +81,47 @@ def test_folders_of_karpathy_that_leave_the_folder_are_refused(tmp_path: Path) -
         ("\n \n", r"a\.jsonl: must hold captions, got none\."),
         (
             '{"image": "a.png", "caption": "a"}\n{"image": ',
-            r"a\.jsonl, line 2: must be JSON, got damage \(expecting value.*\)\. Write one",
+            r"a\.jsonl, line 2: must be valid JSON, got an error \(expecting value.*\)\. Write one",
         ),
-        ("[" * 100_000, r"line 1: must be JSON, got damage \(.*recursion.*\)\."),
-        ("1" * 5_000, r"line 1: must be JSON, got damage \(exceeds the limit"),
+        ("[" * 100_000, r"line 1: must be valid JSON, got an error \(.*recursion.*\)\."),
+        ("1" * 5_000, r"line 1: must be valid JSON, got an error \(exceeds the limit"),
         ("5", r"line 1: must be an object with captions, got 5\."),
         ('{"image": "a.png", "text": "a"}', r"line 1: must have captions, got the keys image, text\."),
         ('{"caption": "a"}', r"line 1: must have image, got the keys caption\."),
         ("{}", r"line 1: must have captions, got no keys\."),
-        ('{"image": 5, "caption": "a"}', r"line 1: a picture's name must be text, got 5\."),
+        ('{"image": 5, "caption": "a"}', r"line 1: an image name must be text, got 5\."),
         ('{"image": "a.png", "captions": ["a", 5]}', r"line 1: a caption must be text, got 5\."),
         ('{"image": "a.png", "captions": ["a", null]}', r"a caption must be text, got null\."),
         ('{"image": "a.png", "captions": [["a"]]}', r"a caption must be text, got a list\."),
-        ('{"image": "a.png", "captions": {"a": 1}}', r"captions must be a list of texts, got an object\."),
-        ('{"image": "a.png", "caption": null}', r"captions must be a list of texts, got null\."),
+        ('{"image": "a.png", "captions": {"a": 1}}', r"captions must be a list of strings, got an object\."),
+        ('{"image": "a.png", "caption": null}', r"captions must be a list of strings, got null\."),
         ('{"image": "a.png", "caption": "a\\ud800"}', r"a caption must be text, got half a character, '\\ud800'\."),
-        ('{"image": "a\\udcff", "caption": "a"}', r"a picture's name must be text, got half a character"),
+        ('{"image": "a\\udcff", "caption": "a"}', r"an image name must be text, got half a character"),
         ('{"image": "a.png", "caption": "a", "split": "dev"}', r"split must be one of train, restval, val, test, got \"dev\"\."),
         ('{"image": "a.png", "caption": "a", "split": ["train"]}', r"split must be one of .*, got a list\."),
         (
             '{"image": "a.png", "caption": "a", "split": "train"}\n{"image": "./a.png", "caption": "b", "split": "test"}',
-            r"line 2: a\.png must be in one split, got train and test\. Remove it from one\.",
+            r"line 2: a\.png must be in one split, got train and test\. Remove it from one of them\.",
         ),
         (
             '{"image": "a.png", "caption": "a", "split": "train"}\n{"image": "b.png", "caption": "b"}',
-            r"a\.jsonl: must name a split for all pictures or for none, got none for b\.png\.",
+            r"a\.jsonl: must name a split for all images or for none, got none for b\.png\.",
         ),
-        ('{"image": "a.png", "caption": "a", "split": "test"}', r"must have pictures for train, got splits test alone\."),
+        ('{"image": "a.png", "caption": "a", "split": "test"}', r"must have images for train, got only the splits test\."),
         (
             '{"image": "a.png", "caption": " ", "split": "train"}',
-            r"must have captions of words for train, got none for its 1 pictures\.",
+            r"must have captions with words for train, got none for its 1 images\.",
         ),
     ],
 )
-def test_lines_that_cannot_be_learned_from_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_caption_lines_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     refused(tmp_path / "a.jsonl", message)
 
 
-def test_a_hash_that_leaves_a_split_empty_is_told(tmp_path: Path) -> None:
+def test_empty_hash_split_is_refused(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.jsonl", {"image": a_name(False), "caption": "a"})
-    refused(file, r"must have pictures for test, got none of 1: a hash of the name sends one in ten to test\. Add", "test")
+    refused(file, r"must have images for test, got none of 1: a hash of the name assigns one in ten to test\. Add", "test")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_hash_that_leaves_a_split_empty_is_told(tmp_path: Path) -> None:
     [
         (
             {"categories": [], "questions": []},
-            r"must be JSONL .*; got the keys categories, questions\. Write it as one of these\.",
+            r"must be JSONL .*; got the keys categories, questions\. Convert it to one of these\.",
         ),
         ([{"image": "a.png"}], r"got a list\."),
         ({}, r"got no keys\."),
@@ -146,7 +147,7 @@ def test_a_hash_that_leaves_a_split_empty_is_told(tmp_path: Path) -> None:
         ({"images": [{"id": [], "file_name": "a"}], "annotations": []}, r"image 0: id must be a number or text, got a list\."),
         (
             {"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": []},
-            r"image 1: ids must be unique, got 1 for another picture too\.",
+            r"image 1: ids must be unique, got 1 for another image too\.",
         ),
         (
             {"images": [{"id": 1, "file_name": "a"}], "annotations": [{"image_id": 1, "bbox": []}]},
@@ -154,21 +155,21 @@ def test_a_hash_that_leaves_a_split_empty_is_told(tmp_path: Path) -> None:
         ),
         (
             {"images": [{"id": 1, "file_name": "a"}], "annotations": [{"image_id": 2, "caption": "a"}]},
-            r"annotation 0: image_id must be that of a picture, got 2\.",
+            r"annotation 0: image_id must be the id of an image, got 2\.",
         ),
     ],
 )
-def test_json_that_is_damaged_or_something_else_is_refused(tmp_path: Path, content: Any, message: str) -> None:
+def test_damaged_or_unrelated_json_is_refused(tmp_path: Path, content: Any, message: str) -> None:
     (tmp_path / "a.json").write_text(json.dumps(content))
     refused(tmp_path / "a.json", rf"a\.json.*{message}")
 
 
-def test_json_that_ends_early_is_refused(tmp_path: Path) -> None:
+def test_truncated_json_is_refused(tmp_path: Path) -> None:
     whole = karpathy(tmp_path / "a.json", ("", "a.png", "train")).read_text()
     (tmp_path / "a.json").write_text(whole[: len(whole) // 2])
     refused(
         tmp_path / "a.json",
-        r"a\.json: must be JSON, got damage \(.*line 1 column.*\)\. Fetch it again; a file of one object a line",
+        r"a\.json: must be valid JSON, got an error \(.*line 1 column.*\)\. Download it again; name it \.jsonl if it has",
     )
     (tmp_path / "a.json").write_text("")
     refused(tmp_path / "a.json", r"a\.json: must hold captions, got none\.")
@@ -178,77 +179,77 @@ def test_json_that_ends_early_is_refused(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", r"a\.txt: must hold captions, got none\."),
-        ("a dog runs\n", r"a\.txt: must be JSONL .*; got a file that begins with \"a dog runs\"\. Write it as one of these\."),
-        ("x" * 1000, r"begins with \"x{39}\.\.\.\. Write"),
+        ("a dog runs\n", r"a\.txt: must be JSONL .*; got a file that begins with \"a dog runs\"\. Convert it to one of these\."),
+        ("x" * 1000, r"begins with \"x{39}\.\.\.\. Convert"),
         (
             "a.png#0\ta dog\nb.png\ta cat\n",
             r"a\.txt, line 2: must be a name, # and a number, a tab and a caption, got \"b\.png\\ta cat\"",
         ),
         ("a.png#0\ta dog\n\nb.png#1 a cat\n", r"a\.txt, line 3: must be a name, #"),
         ("#0\ta dog\n", r"a\.txt, line 1: must be a name, #"),
-        ("/a.png#0\ta dog\n", r"a\.txt, line 1: a picture must lie below"),
+        ("/a.png#0\ta dog\n", r"a\.txt, line 1: an image must lie inside"),
         ("image,caption\n", r"a\.txt: must hold captions, got none\."),
         (
             "image,caption\na.png,a dog\n\na.png,a dog, runs\n",
-            r"a\.txt, line 4: must be image,caption, got 3 columns\. Put a caption",
+            r"a\.txt, line 4: must be image,caption, got 3 columns\. Quote captions",
         ),
         ("image,caption\na.png\n", r"a\.txt, line 2: must be image,caption, got 1 columns\."),
-        ('image,caption\na.png,"a dog\n', r"a\.txt, line 2: must be a row of a table, got damage \(unexpected end of data\)\."),
-        ('image,caption\na.png,"a" dog\n', r"a\.txt, line 2: must be a row of a table, got damage \("),
-        ("image,caption\n../a.png,a dog\n", r"a\.txt, line 2: a picture must lie below"),
+        ('image,caption\na.png,"a dog\n', r"a\.txt, line 2: must be a table row, got an error \(unexpected end of data\)\."),
+        ('image,caption\na.png,"a" dog\n', r"a\.txt, line 2: must be a table row, got an error \("),
+        ("image,caption\n../a.png,a dog\n", r"a\.txt, line 2: an image must lie inside"),
     ],
 )
-def test_text_that_is_damaged_or_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_damaged_or_unrelated_text_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     refused(tmp_path / "a.txt", message)
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "mark"])
-def test_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path, mark: bytes) -> None:
+def test_bytes_that_are_not_utf_8_are_refused_with_their_line_number(tmp_path: Path, mark: bytes) -> None:
     (tmp_path / "a.token").write_bytes(mark + "a.png#0\ta dog ü\n".encode() + b"b.png#0\ta caf\xe9\n")
     refused(tmp_path / "a.token", r"a\.token, line 2: must be UTF-8, got the byte 0xe9\. Save the file as UTF-8\.")
 
 
-def test_flickrs_lists_are_there_both_or_not_at_all_and_share_nothing(tmp_path: Path) -> None:
+def test_flickr8k_needs_both_split_lists_without_shared_images(tmp_path: Path) -> None:
     text = flickr(tmp_path / "a") / "Flickr8k_text"
     train, test = (text / f"Flickr_8k.{split}Images.txt" for split in ("train", "test"))
     test.write_text(train.read_text())
-    refused(tmp_path / "a", r"testImages\.txt: must not share a picture with train, got 1000268201_693b08cb0e\.jpg\.")
+    refused(tmp_path / "a", r"testImages\.txt: must not share an image with train, got 1000268201_693b08cb0e\.jpg\.")
     test.unlink()
     refused(tmp_path / "a", r"must hold both Flickr_8k\.trainImages\.txt and .* or neither, got Flickr_8k\.trainImages\.txt\.")
 
 
 def test_a_folder_must_hold_one_file_of_captions(own: Path, coco_root: Path, tmp_path: Path) -> None:
-    refused(tmp_path / "photos", r"photos: must hold a file of captions, got none\. Expected one of \*\.jsonl, ")
+    refused(tmp_path / "photos", r"photos: must hold a caption file, got none\. Expected one of \*\.jsonl, ")
     lines(tmp_path / "more.jsonl")
     (tmp_path / "._more.jsonl").write_bytes(b"\0")
-    refused(tmp_path, r"must hold one file of captions, got captions\.jsonl, more\.jsonl\. Pass the one that is meant\.")
+    refused(tmp_path, r"must hold one caption file, got captions\.jsonl, more\.jsonl\. Pass one of these files\.")
     (coco_root / "annotations" / "captions_val2017.json").rename(coco_root / "annotations" / "captions_val2014.json")
-    refused(coco_root, r"must hold one file of captions, got captions_train2017\.json, captions_val2014\.json\.")
+    refused(coco_root, r"must hold one caption file, got captions_train2017\.json, captions_val2014\.json\.")
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_unusable_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refused("scenes-knew", r"scenes-knew: no such file or folder; did you mean 'scenes-new'\? Pass a file of captions")
-    refused("x\0\ny", r"x\\x00\\ny: no such file or folder\. Pass a file")
-    refused("", r"data: no such file or folder\. Pass a file of captions, a folder that holds one, or one of scenes, ")
+    refused("scenes-knew", r"scenes-knew: no such file or folder; did you mean 'scenes-new'\? Pass a caption file")
+    refused("x\0\ny", r"x\\x00\\ny: no such file or folder\. Pass a caption file")
+    refused("", r"data: no such file or folder\. Pass a caption file, a folder that holds one, or one of scenes, ")
     refused("x" * 5000, r"x: cannot be read \(file name too long\)\. Check its name")
     if sys.platform != "win32":
-        refused("/dev/null", r"null: must be a file of captions or a folder that holds one, got neither\.")
+        refused("/dev/null", r"null: must be a caption file or a folder that holds one, got neither\.")
     (tmp_path / "scenes").mkdir()
-    refused("./scenes", r"scenes: must hold a file of captions, got none\.")
+    refused("./scenes", r"scenes: must hold a caption file, got none\.")
 
 
-def test_a_file_that_may_not_be_read_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", forbidden)
-    refused(own, r"captions\.jsonl: cannot be read \(permission denied\)\. Check its name and mode\.")
+    refused(own, r"captions\.jsonl: cannot be read \(permission denied\)\. Check its name and permissions\.")
 
 
-def test_a_split_or_a_seed_that_cannot_be_is_refused() -> None:
+def test_invalid_split_or_seed_is_refused() -> None:
     with pytest.raises(OptionError, match="unknown split 'val'"):
-        read_captions("scenes", "val")  # type: ignore[arg-type]
+        load_captions("scenes", "val")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="seed must be a number from 0"):
-        read_captions("scenes", "train", seed=-1)
+        load_captions("scenes", "train", seed=-1)

@@ -1,4 +1,4 @@
-"""Pictures with captions by name: splits, counts, fingerprints, scenes."""
+"""Captioned images by name: splits, counts, fingerprints, scenes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from tests.data.captioned import Split, a_name, in_test, lines, picture, refused, shade, told
-from visattn.data.captions.readers import Captioned, read_captions
+from visattn.data.captions.readers import CaptionDataset, load_captions
 from visattn.data.scenes import NEW, Scenes, store
 from visattn.errors import OptionError
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """Use an empty cache."""
     monkeypatch.setenv("VISATTN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -34,28 +34,28 @@ def many(tmp_path: Path) -> Path:
     return lines(tmp_path / "many.jsonl", *({"image": f"{n}.png", "caption": f"number {n}"} for n in range(60)))
 
 
-def test_a_hash_of_the_name_parts_what_names_no_split(many: Path) -> None:
-    train, test = (list(told(read_captions(str(many), split))) for split in ("train", "test"))
+def test_images_without_a_split_are_assigned_by_a_hash_of_their_name(many: Path) -> None:
+    train, test = (list(told(load_captions(str(many), split))) for split in ("train", "test"))
     assert train + test != sorted(train + test)
     assert sorted(train + test) == sorted(f"{n}.png" for n in range(60))
     assert test == [f"{n}.png" for n in range(60) if in_test(f"{n}.png")]
     assert 0 < len(test) < 20
 
 
-def test_more_pictures_move_none_to_the_other_split(many: Path) -> None:
-    before = told(read_captions(str(many), "test"))
+def test_adding_images_does_not_change_the_split_of_others(many: Path) -> None:
+    before = told(load_captions(str(many), "test"))
     picture(many.parent / "images" / a_name(True, "new"))
     added = {"image": a_name(True, "new"), "caption": "new"}
     many.write_text(json.dumps(added) + "\n" + many.read_text())
-    assert told(read_captions(str(many), "test")) == before | {added["image"]: ("new",)}
+    assert told(load_captions(str(many), "test")) == before | {added["image"]: ("new",)}
 
 
 def test_one_name_in_ten_is_in_test() -> None:
     assert 900 < sum(in_test(f"{number}.jpg") for number in range(10_000)) < 1100
 
 
-def test_a_count_draws_pictures_at_random_and_grows(many: Path) -> None:
-    read = partial(read_captions, str(many), "train")
+def test_count_selects_random_images_and_larger_counts_extend_smaller_ones(many: Path) -> None:
+    read = partial(load_captions, str(many), "train")
     whole = told(read())
     ten, five = list(told(read(count=10))), list(told(read(count=5)))
     assert ten[:5] == five
@@ -66,17 +66,17 @@ def test_a_count_draws_pictures_at_random_and_grows(many: Path) -> None:
     assert sorted(told(read(count=len(whole)))) == sorted(whole)
     for index, name in enumerate(ten):
         assert shade(read(count=10), index) == int(Path(name).stem)
-    refused(many, rf"train: count must be at most the {len(whole)} pictures there are, got 61\. Lower it\.", count=61)
+    refused(many, rf"train: count must be at most {len(whole)}, the number of images, got 61\. Lower it\.", count=61)
     refused(many, r"train: count must be 1 or more, got 0\.", count=0)
 
 
-def test_a_fingerprint_is_the_same_wherever_the_files_lie(own: Path, tmp_path: Path) -> None:
-    first = read_captions(str(own), "train").fingerprint()
+def test_fingerprint_does_not_depend_on_the_location_of_the_files(own: Path, tmp_path: Path) -> None:
+    first = load_captions(str(own), "train").fingerprint()
     assert re.fullmatch("[0-9a-f]{64}", first)
-    assert read_captions(str(own), "train").fingerprint() == first
+    assert load_captions(str(own), "train").fingerprint() == first
     shutil.copytree(tmp_path / "photos", tmp_path / "moved" / "images" / "photos")
     moved = shutil.copy(own, tmp_path / "moved" / "other.jsonl")
-    assert read_captions(str(moved), "train").fingerprint() == first
+    assert load_captions(str(moved), "train").fingerprint() == first
 
 
 @pytest.mark.parametrize(
@@ -90,25 +90,25 @@ def test_a_fingerprint_is_the_same_wherever_the_files_lie(own: Path, tmp_path: P
         ('"caption": "a cat", "split": "test"', '"caption": "a cat", "split": "train"'),
     ],
 )
-def test_a_fingerprint_tells_every_caption_and_name(own: Path, tmp_path: Path, old: str, new: str) -> None:
+def test_fingerprint_changes_with_every_caption_and_name(own: Path, tmp_path: Path, old: str, new: str) -> None:
     shutil.copy(tmp_path / "photos" / "3.png", tmp_path / "photos" / "1b.png")
-    first = read_captions(str(own), "train").fingerprint()
+    first = load_captions(str(own), "train").fingerprint()
     assert old in own.read_text()
     own.write_text(own.read_text().replace(old, new))
-    assert read_captions(str(own), "train").fingerprint() != first
+    assert load_captions(str(own), "train").fingerprint() != first
 
 
-def test_a_fingerprint_tells_the_size_of_pictures_the_split_and_the_order(own: Path, tmp_path: Path) -> None:
-    found = {read_captions(str(own), "train", count=count).fingerprint() for count in (None, 2, 3)}
-    found.add(read_captions(str(own), "test").fingerprint())
+def test_fingerprint_changes_with_count_split_and_file_size(own: Path, tmp_path: Path) -> None:
+    found = {load_captions(str(own), "train", count=count).fingerprint() for count in (None, 2, 3)}
+    found.add(load_captions(str(own), "test").fingerprint())
     with (tmp_path / "photos" / "0.png").open("ab") as stream:
         stream.write(b"\0")
-    found.add(read_captions(str(own), "train").fingerprint())
+    found.add(load_captions(str(own), "train").fingerprint())
     assert len(found) == 5
 
 
-def test_workers_get_the_same_and_little(many: Path) -> None:
-    pictures = read_captions(str(many), "train")
+def test_pickle_round_trip_keeps_the_dataset(many: Path) -> None:
+    pictures = load_captions(str(many), "train")
     content = pickle.dumps(pictures)
     again = pickle.loads(content)
     assert told(again) == told(pictures)
@@ -118,7 +118,7 @@ def test_workers_get_the_same_and_little(many: Path) -> None:
 
 
 def pairs(caption: str) -> list[tuple[str, str]]:
-    """Color and shape of each thing."""
+    """Return color and shape of each thing."""
     return [(words[1], words[2]) for words in (thing.split() for thing in caption.split(", "))]
 
 
@@ -131,8 +131,8 @@ def pairs(caption: str) -> list[tuple[str, str]]:
     ],
 )
 @pytest.mark.parametrize(("split", "number"), [("train", 7), ("test", 8)])
-def test_scenes_are_those_of_their_seed_with_their_captions(name: str, options: Any, split: Split, number: int) -> None:
-    pictures = read_captions(name, split, count=6, size=(48, 56), seed=3)
+def test_scenes_match_their_seed_and_captions(name: str, options: Any, split: Split, number: int) -> None:
+    pictures = load_captions(name, split, count=6, size=(48, 56), seed=3)
     assert (len(pictures), pictures.size, pictures.channels) == (6, (48, 56), 3)
     scenes = Scenes(6, (48, 56), seed=number, distractors=(0, 2), **options)
     for index in range(6):
@@ -145,8 +145,8 @@ def test_scenes_are_those_of_their_seed_with_their_captions(name: str, options: 
             assert bool(NEW.intersection(pairs(captions[0]))) == (name == "scenes-new")
 
 
-def test_scenes_are_drawn_once_and_apart_from_those_with_labels(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    read: Callable[[], Captioned] = partial(read_captions, "scenes", "train", count=5, size=(48, 48))
+def test_captioned_scenes_are_cached_separately_from_labeled_scenes(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    read: Callable[[], CaptionDataset] = partial(load_captions, "scenes", "train", count=5, size=(48, 48))
     first = read()
     store.drawn("scenes", "train", 5, (48, 48))
     assert sorted(folder.name for folder in (cache / "scenes").iterdir()) == ["captions-scenes-1-48x48-1-5", "scenes-1-48x48-1-5"]
@@ -160,8 +160,8 @@ def test_scenes_are_drawn_once_and_apart_from_those_with_labels(monkeypatch: pyt
         again[5]
 
 
-def test_scenes_drawn_in_parts_have_their_captions(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    read: Callable[[], Captioned] = partial(read_captions, "scenes", "train", count=7, size=(48, 48))
+def test_scenes_drawn_in_parts_keep_their_captions(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    read: Callable[[], CaptionDataset] = partial(load_captions, "scenes", "train", count=7, size=(48, 48))
     whole = [read().captions(i) for i in range(7)]
     shutil.rmtree(cache)
     monkeypatch.setattr(store, "_PART", 2)
@@ -169,8 +169,8 @@ def test_scenes_drawn_in_parts_have_their_captions(monkeypatch: pytest.MonkeyPat
     assert len({len(caption) for (caption,) in whole}) > 1
 
 
-def test_fingerprints_of_scenes_tell_kind_split_seed_size_and_count() -> None:
-    small = partial(read_captions, count=3, size=(48, 48))
+def test_scene_fingerprint_changes_with_kind_split_seed_size_and_count() -> None:
+    small = partial(load_captions, count=3, size=(48, 48))
     made = [
         small("scenes", "train"),
         small("scenes", "test"),
@@ -184,8 +184,8 @@ def test_fingerprints_of_scenes_tell_kind_split_seed_size_and_count() -> None:
     assert small("scenes", "train").fingerprint() == made[0].fingerprint()
 
 
-def test_the_fingerprint_of_scenes_tells_their_captions(cache: Path) -> None:
-    read: Callable[[], Captioned] = partial(read_captions, "scenes", "train", count=3, size=(48, 48))
+def test_scene_fingerprint_changes_with_captions(cache: Path) -> None:
+    read: Callable[[], CaptionDataset] = partial(load_captions, "scenes", "train", count=3, size=(48, 48))
     before = read().fingerprint()
     (file,) = cache.rglob("captions.npy")
     captions = np.load(file)
@@ -196,13 +196,13 @@ def test_the_fingerprint_of_scenes_tells_their_captions(cache: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pixels.npy", "captions.npy"])
 def test_a_damaged_cache_is_refused(name: str, cache: Path) -> None:
-    read_captions("scenes", "train", count=3, size=(48, 48))
+    load_captions("scenes", "train", count=3, size=(48, 48))
     (file,) = cache.rglob(name)
     file.write_bytes(file.read_bytes()[:150])
     refused("scenes", r"captions-scenes-.*: must hold 3 scenes, got damaged files\. Remove this folder\.", count=3, size=(48, 48))
 
 
-def test_a_size_or_a_count_that_cannot_be_is_refused() -> None:
-    with pytest.raises(OptionError, match="scenes must be 1 or more"):
-        read_captions("scenes", "train", size=(20, 20))
+def test_invalid_size_or_count_is_refused() -> None:
+    with pytest.raises(OptionError, match="count must be 1 or more"):
+        load_captions("scenes", "train", size=(20, 20))
     refused("scenes", "scenes train: count must be 1 or more, got 0", count=0)

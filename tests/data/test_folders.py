@@ -1,4 +1,4 @@
-"""Folders of pictures: their classes, order, fingerprint, and what cannot be learned from."""
+"""Folders of labeled images: classes, order, fingerprint, and folders that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ import pytest
 from torchvision import datasets
 
 from tests.data.making import one_line, save
-from visattn.data.labeled.readers import Labeled, read
+from visattn.data.labeled.readers import LabeledDataset, load_labeled
 from visattn.data.scenes import CLASSES, Scenes, write
 from visattn.errors import DataError, ImageError
 
 
-def names(pictures: Labeled, folder: Path) -> list[str]:
+def names(pictures: LabeledDataset, folder: Path) -> list[str]:
     return [str(Path(pictures.name(i)).relative_to(folder)) for i in range(len(pictures))]
 
 
-def test_a_folders_classes_are_its_folders(folder: Path) -> None:
-    pictures = read(str(folder), "train")
+def test_classes_are_the_subfolders(folder: Path) -> None:
+    pictures = load_labeled(str(folder), "train")
     assert (pictures.classes, pictures.channels, pictures.size) == (("cat", "dog"), 3, None)
     assert names(pictures, folder / "train") == ["cat/y.png", "cat/deep/er/x.bmp", "dog/a.PNG", "dog/b.png"]
     assert [pictures[i][1] for i in range(4)] == [0, 0, 1, 1]
     picture = pictures[2][0]
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (4, 6), (10, 20, 30))
-    assert names(read(str(folder), "test"), folder) == ["test/cat/1.png", "test/dog/2.png"]
+    assert names(load_labeled(str(folder), "test"), folder) == ["test/cat/1.png", "test/dog/2.png"]
 
 
-def test_folders_of_torchvision_are_read_alike(folder: Path) -> None:
+def test_folder_matches_torchvision_image_folder(folder: Path) -> None:
     for number, split in enumerate(("train", "test")):
         for i in range(3):
             save(folder / split / "emu" / f"{i}.png", color=(i, 2 * i, number))
-    pictures, theirs = read(str(folder), "train"), datasets.ImageFolder(folder / "train")
+    pictures, theirs = load_labeled(str(folder), "train"), datasets.ImageFolder(folder / "train")
     assert pictures.classes == tuple(theirs.classes)
     assert sorted((pictures.name(i), pictures[i][1]) for i in range(len(pictures))) == sorted(theirs.samples)
 
 
-def test_val_stands_for_test_where_there_is_no_test(folder: Path) -> None:
+def test_val_is_used_if_test_is_missing(folder: Path) -> None:
     (folder / "test").rename(folder / "val")
-    assert names(read(str(folder), "test"), folder) == ["val/cat/1.png", "val/dog/2.png"]
+    assert names(load_labeled(str(folder), "test"), folder) == ["val/cat/1.png", "val/dog/2.png"]
     save(folder / "test" / "cat" / "t.png")
     save(folder / "test" / "dog" / "t.png")
-    assert names(read(str(folder), "test"), folder) == ["test/cat/t.png", "test/dog/t.png"]
+    assert names(load_labeled(str(folder), "test"), folder) == ["test/cat/t.png", "test/dog/t.png"]
 
 
-def test_files_of_no_format_and_hidden_ones_are_left_out(folder: Path) -> None:
-    before = read(str(folder), "train")
+def test_hidden_files_and_other_formats_are_ignored(folder: Path) -> None:
+    before = load_labeled(str(folder), "train")
     for name in ("dog/notes.txt", "dog/.hidden.png", ".cache/c.png", "dog/.deep/d.png", "Thumbs.db", "cat/labels.csv", "cat/png"):
         (folder / "train" / name).parent.mkdir(exist_ok=True)
         (folder / "train" / name).write_bytes(b"not a picture")
-    after = read(str(folder), "train")
+    after = load_labeled(str(folder), "train")
     assert names(after, folder) == names(before, folder)
     assert after.classes == before.classes
     assert after.fingerprint() == before.fingerprint()
 
 
-def test_the_order_is_that_of_names_on_any_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_sorted_by_name_on_any_file_system(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cat/deep/aa/z.png", "cat/b/q.png", "dog/c.png", "ant/a.png"):
         save(folder / "train" / name)
     save(folder / "test/ant/a.png")
-    before, walk, iterdir = read(str(folder), "train"), os.walk, Path.iterdir
+    before, walk, iterdir = load_labeled(str(folder), "train"), os.walk, Path.iterdir
 
     def reversed_walk(*args: Any, **options: Any) -> Iterator[tuple[str, list[str], list[str]]]:
         for place, folders, files in walk(*args, **options):
@@ -74,12 +74,12 @@ def test_the_order_is_that_of_names_on_any_file_system(folder: Path, monkeypatch
 
     monkeypatch.setattr(os, "walk", reversed_walk)
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(iterdir(path), reverse=True)))
-    after = read(str(folder), "train")
+    after = load_labeled(str(folder), "train")
     assert names(after, folder) == names(before, folder)
     assert (after.classes, after.fingerprint()) == (("ant", "cat", "dog"), before.fingerprint())
 
 
-def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> None:
+def test_links_are_followed_without_cycles(folder: Path, tmp_path: Path) -> None:
     save(tmp_path / "elsewhere" / "e.png")
     (folder / "train/emu").symlink_to(tmp_path / "elsewhere")
     (folder / "test/emu").symlink_to(tmp_path / "elsewhere")
@@ -87,40 +87,40 @@ def test_links_are_followed_but_not_in_circles(folder: Path, tmp_path: Path) -> 
     (folder / "train/dog/more").symlink_to(tmp_path / "elsewhere")
     (folder / "train/cat/link.png").symlink_to(folder / "train/dog/b.png")
     found = ["cat/link.png", "cat/y.png", "cat/deep/er/x.bmp", "dog/a.PNG", "dog/b.png", "dog/more/e.png", "emu/e.png"]
-    assert names(read(str(folder), "train"), folder / "train") == found
+    assert names(load_labeled(str(folder), "train"), folder / "train") == found
 
 
 @pytest.mark.parametrize("what", ["damaged", "missing"])
-def test_a_bad_sample_is_refused_by_name_when_it_is_asked_for(folder: Path, what: str) -> None:
+def test_bad_sample_raises_on_access_with_its_name(folder: Path, what: str) -> None:
     path = folder / "train/dog/a.PNG"
     path.unlink()
     if what == "damaged":
         path.write_bytes(b"\x89PNG\r\n\x1a\n broken")
     else:
         path.symlink_to(folder / "nowhere.png")
-    pictures = read(str(folder), "train")
+    pictures = load_labeled(str(folder), "train")
     assert pictures[3][1] == 1
     assert pictures.fingerprint()
     with pytest.raises(ImageError, match=r"train/dog/a\.PNG: "):
         pictures[2]
 
 
-def test_names_that_are_not_ascii_or_not_text_are_read_and_safe_to_print(folder: Path) -> None:
+def test_non_ascii_and_undecodable_names_are_read_and_safe_to_print(folder: Path) -> None:
     shutil.copy(folder / "train/cat/y.png", folder / "train/cat/zäh\n.png")
     shutil.copy(folder / "train/cat/y.png", os.fsdecode(os.fsencode(folder) + b"/train/cat/z\xff.png"))
-    pictures = read(str(folder), "train")
+    pictures = load_labeled(str(folder), "train")
     assert [pictures.name(i).rpartition("/")[2] for i in range(3)] == ["y.png", r"zäh\n.png", r"z\udcff.png"]
     assert [pictures[i][0].size for i in range(3)] == [(4, 6)] * 3
     assert len(pictures.fingerprint()) == 64
     assert pickle.loads(pickle.dumps(pictures)).name(2) == pictures.name(2)
 
 
-def test_the_fingerprint_of_a_folder_is_that_of_names_sizes_and_labels(folder: Path, tmp_path: Path) -> None:
-    before = read(str(folder), "train").fingerprint()
-    assert read(str(folder), "test").fingerprint() != before
+def test_folder_fingerprint_depends_on_names_sizes_and_labels(folder: Path, tmp_path: Path) -> None:
+    before = load_labeled(str(folder), "train").fingerprint()
+    assert load_labeled(str(folder), "test").fingerprint() != before
     moved = tmp_path / "moved"
     shutil.copytree(folder, moved)
-    assert read(str(moved), "train").fingerprint() == before
+    assert load_labeled(str(moved), "train").fingerprint() == before
     picture = moved / "train/dog/b.png"
     found = {before}
     for change in ("longer", "renamed", "of another class", "gone"):
@@ -130,7 +130,7 @@ def test_the_fingerprint_of_a_folder_is_that_of_names_sizes_and_labels(folder: P
             picture.unlink()
         else:
             picture = picture.rename(moved / "train" / ("dog/c.png" if change == "renamed" else "cat/c.png"))
-        found.add(read(str(moved), "train").fingerprint())
+        found.add(load_labeled(str(moved), "train").fingerprint())
     assert len(found) == 5
 
 
@@ -186,9 +186,9 @@ def a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("split", "spoil", "message"),
     [
-        ("train", empty_class, r"pets/train: every class must have pictures, got none for dog\. Add some, or remove the class"),
-        ("train", one_class, r"pets/train: must hold two classes or more, got 2 pictures of 'cat' alone\."),
-        ("train", one_picture, r"pets/train: must hold two pictures or more, got 1\. Add pictures\."),
+        ("train", empty_class, r"pets/train: every class must have images, got none for dog\. Add some, or remove the class"),
+        ("train", one_class, r"pets/train: must hold two classes or more, got 2 images of 'cat' only\."),
+        ("train", one_picture, r"pets/train: must hold two images or more, got 1\. Add images\."),
         (
             "train",
             other_classes,
@@ -196,32 +196,32 @@ def a_file(folder: Path) -> None:
             r"only in .*pets/test: wolf\. Rename or remove",
         ),
         ("test", other_classes, r"pets: train and test must have the same classes, got only in .*dog.*; only in .*wolf"),
-        ("train", no_pictures, r"pets/train: must hold two pictures or more, got none\."),
-        ("test", no_pictures, r"pets/test: must hold two pictures or more, got none\."),
+        ("train", no_pictures, r"pets/train: must hold two images or more, got none\."),
+        ("test", no_pictures, r"pets/test: must hold two images or more, got none\."),
         (
             "train",
             no_class_folders,
-            r"pets/train: must hold a folder of pictures for each class, got none\. Expected .*train/CLASS/",
+            r"pets/train: must hold a folder of images for each class, got none\. Expected .*train/CLASS/",
         ),
-        ("test", empty_test, r"pets/test: must hold a folder of pictures for each class, got none\."),
-        ("train", no_train, r"must hold train/CLASS/picture\.png and test/.* got no folder train but test, training\. Move"),
+        ("test", empty_test, r"pets/test: must hold a folder of images for each class, got none\."),
+        ("train", no_train, r"must hold train/CLASS/image\.png and test/.* got no folder train but test, training\. Move"),
         ("test", no_train, r"got no folder train but test, training\."),
-        ("test", no_test, r"got no folder test but train\. Move the pictures of test there\."),
+        ("test", no_test, r"got no folder test but train\. Move the images of test there\."),
         (
             "train",
             shutil.rmtree,
-            r"pets: no such folder\. Pass a folder that holds train/CLASS/picture\.png, or one of fashion-mnist, ",
+            r"pets: no such folder\. Pass a folder that holds train/CLASS/image\.png, or one of fashion-mnist, ",
         ),
-        ("train", a_file, r"pets: must be a folder, got a file\. Unpack it"),
+        ("train", a_file, r"pets: must be a folder, got a file\. If it is an archive, unpack it"),
     ],
 )
-def test_folders_that_cannot_be_learned_from_are_refused(
+def test_unusable_folders_are_refused(
     folder: Path, split: Literal["train", "test"], spoil: Callable[[Path], None], message: str
 ) -> None:
-    read(str(folder), split)
+    load_labeled(str(folder), split)
     spoil(folder)
     with pytest.raises(DataError, match=message) as error:
-        read(str(folder), split)
+        load_labeled(str(folder), split)
     one_line(error)
 
 
@@ -230,21 +230,21 @@ def test_a_folder_that_cannot_be_listed_is_refused(folder: Path, monkeypatch: py
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refused)
-    with pytest.raises(DataError, match=r"pets/t.*: cannot be read \(permission denied\)\. Check its mode\.") as error:
-        read(str(folder), "train")
+    with pytest.raises(DataError, match=r"pets/t.*: cannot be read \(permission denied\)\. Check its permissions\.") as error:
+        load_labeled(str(folder), "train")
     one_line(error)
 
 
-def test_train_alone_can_be_read_without_test(folder: Path) -> None:
+def test_train_split_loads_without_a_test_split(folder: Path) -> None:
     shutil.rmtree(folder / "test")
-    assert len(read(str(folder), "train")) == 4
+    assert len(load_labeled(str(folder), "train")) == 4
 
 
-def test_scenes_that_were_written_are_a_folder_of_pictures(tmp_path: Path) -> None:
+def test_written_scenes_load_as_an_image_folder(tmp_path: Path) -> None:
     scenes = {split: Scenes(40, (48, 56), seed=seed) for split, seed in (("train", 1), ("test", 2))}
     for split, one in scenes.items():
         write(one, tmp_path / split)
-    pictures = read(str(tmp_path), "train")
+    pictures = load_labeled(str(tmp_path), "train")
     assert pictures.classes == CLASSES
     found = {Path(pictures.name(i)).name: pictures[i] for i in range(40)}
     for i in range(40):
@@ -253,10 +253,10 @@ def test_scenes_that_were_written_are_a_folder_of_pictures(tmp_path: Path) -> No
         assert label == scenes["train"].scene(i).label
 
 
-def test_scenes_of_one_split_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_scenes_of_one_split_are_refused_with_a_fix(tmp_path: Path) -> None:
     write(Scenes(2, (48, 48)), tmp_path / "drawn")
     with pytest.raises(
-        DataError, match=r"drawn: must hold train and test, got scenes of one split\. Write two, into .*drawn/train"
+        DataError, match=r"drawn: must hold train and test, got scenes of one split\. Write both splits, into .*drawn/train"
     ) as error:
-        read(str(tmp_path / "drawn"), "train")
+        load_labeled(str(tmp_path / "drawn"), "train")
     one_line(error)

@@ -1,4 +1,4 @@
-"""Labeled pictures by name and from arrays: what is read is what is there, and what cannot be learned from is refused in one line."""
+"""Labeled images by name and from arrays: exact content, and errors of one line for data that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 
 from tests.data.making import Pixels, fashion, noise, one_line
 from visattn import data
-from visattn.data import ArrayPictures
+from visattn.data import ArrayDataset
 from visattn.data.labeled import arrays, published
-from visattn.data.labeled.readers import Labeled, read
+from visattn.data.labeled.readers import LabeledDataset, load_labeled
 from visattn.errors import DataError, OptionError
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 7), (5, 4, 7, 3)], ids=["gray", "rgb"])
-def test_an_arrays_pictures_are_its_pixels(shape: tuple[int, ...]) -> None:
+def test_array_dataset_returns_its_pixels(shape: tuple[int, ...]) -> None:
     pixels = noise(*shape)
-    pictures: Labeled = ArrayPictures(pixels, [0, 1, 2, 1, 0], ("a", "b", "c"), "mine")
+    pictures: LabeledDataset = ArrayDataset(pixels, [0, 1, 2, 1, 0], ("a", "b", "c"), "mine")
     assert (len(pictures), pictures.size, pictures.channels, pictures.classes) == (
         5,
         (4, 7),
@@ -36,36 +36,36 @@ def test_an_arrays_pictures_are_its_pixels(shape: tuple[int, ...]) -> None:
     assert pictures.name(3) == "mine 3"
 
 
-def test_the_fingerprint_of_an_array_tells_every_pixel_label_and_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_fingerprint_changes_with_every_pixel_label_and_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_ROWS", 2)
     pixels, labels, classes = noise(5, 3, 4), [0, 1, 1, 0, 1], ["a", "b"]
-    found = {ArrayPictures(pixels, labels, classes).fingerprint()}
+    found = {ArrayDataset(pixels, labels, classes).fingerprint()}
     for index in np.ndindex(pixels.shape):
         changed = pixels.copy()
         changed[index] ^= 1
-        found.add(ArrayPictures(changed, labels, classes).fingerprint())
+        found.add(ArrayDataset(changed, labels, classes).fingerprint())
     for i in range(5):
-        found.add(ArrayPictures(pixels, [label ^ (i == j) for j, label in enumerate(labels)], classes).fingerprint())
-    found.add(ArrayPictures(pixels, labels, ["a", "c"]).fingerprint())
-    found.add(ArrayPictures(pixels.reshape(5, 4, 3), labels, classes).fingerprint())
+        found.add(ArrayDataset(pixels, [label ^ (i == j) for j, label in enumerate(labels)], classes).fingerprint())
+    found.add(ArrayDataset(pixels, labels, ["a", "c"]).fingerprint())
+    found.add(ArrayDataset(pixels.reshape(5, 4, 3), labels, classes).fingerprint())
     assert len(found) == 1 + 60 + 5 + 2
 
 
-def test_the_fingerprint_of_an_array_is_that_of_its_numbers_alone() -> None:
+def test_array_fingerprint_depends_only_on_values() -> None:
     pixels, labels = noise(4, 3, 5), [0, 1, 1, 0]
-    whole = ArrayPictures(pixels, labels, "ab", "one").fingerprint()
-    assert whole == ArrayPictures(np.asfortranarray(pixels), np.array(labels, np.uint8), ("a", "b"), "two").fingerprint()
+    whole = ArrayDataset(pixels, labels, "ab", "one").fingerprint()
+    assert whole == ArrayDataset(np.asfortranarray(pixels), np.array(labels, np.uint8), ("a", "b"), "two").fingerprint()
 
 
 @pytest.mark.parametrize(
     ("pixels", "labels", "classes", "message"),
     [
-        (noise(2, 3, 4), [0, 2], "ab", r"mine: labels must lie from 0 to 1, got 2 for picture 1\. Correct it"),
-        (noise(2, 3, 4), [-1, 1], "ab", r"labels must lie from 0 to 1, got -1 for picture 0\."),
-        (noise(3, 3, 4), [0, 1], "ab", r"mine: must have one label a picture, got 3 pictures and 2 labels\."),
-        (noise(0, 3, 4), [], "ab", r"mine: must hold two pictures or more, got none\. Add pictures\."),
-        (noise(1, 3, 4), [0], "ab", r"mine: must hold two pictures or more, got 1\."),
-        (noise(3, 3, 4), [1, 1, 1], "ab", r"must hold two classes or more, got 3 pictures of 'b' alone\. Add"),
+        (noise(2, 3, 4), [0, 2], "ab", r"mine: labels must lie from 0 to 1, got 2 for image 1\. Correct it"),
+        (noise(2, 3, 4), [-1, 1], "ab", r"labels must lie from 0 to 1, got -1 for image 0\."),
+        (noise(3, 3, 4), [0, 1], "ab", r"mine: must have one label per image, got 3 images and 2 labels\."),
+        (noise(0, 3, 4), [], "ab", r"mine: must hold two images or more, got none\. Add images\."),
+        (noise(1, 3, 4), [0], "ab", r"mine: must hold two images or more, got 1\."),
+        (noise(3, 3, 4), [1, 1, 1], "ab", r"must hold two classes or more, got 3 images of 'b' only\. Add"),
         (noise(2, 3, 4), [0.0, 1.0], "ab", r"labels must be integers of shape \(N,\), got float64 \(2,\)\."),
         (noise(2, 3, 4), [[0], [1]], "ab", r"labels must be integers of shape \(N,\), got int64 \(2, 1\)\."),
         (noise(2, 3, 4) / 255, [0, 1], "ab", r"pixels must be uint8 of shape .*, got float64 \(2, 3, 4\)\. Scale them"),
@@ -74,17 +74,17 @@ def test_the_fingerprint_of_an_array_is_that_of_its_numbers_alone() -> None:
         (noise(2, 0, 4), [0, 1], "ab", r"pixels must be uint8 of shape .*, got uint8 \(2, 0, 4\)\."),
     ],
 )
-def test_arrays_that_cannot_be_learned_from_are_refused(pixels: Pixels, labels: Any, classes: str, message: str) -> None:
+def test_unusable_arrays_are_refused(pixels: Pixels, labels: Any, classes: str, message: str) -> None:
     with pytest.raises(DataError, match=message) as error:
-        ArrayPictures(pixels, labels, classes, "mine")
+        ArrayDataset(pixels, labels, classes, "mine")
     one_line(error)
 
 
-def test_a_pickle_of_mapped_pictures_maps_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_of_a_memory_mapped_array_maps_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = noise(40, 16, 16, 3)
     np.save(tmp_path / "pixels.npy", pixels)
     monkeypatch.chdir(tmp_path)
-    pictures = ArrayPictures(np.load("pixels.npy", mmap_mode="r"), np.arange(40) % 2, "ab")
+    pictures = ArrayDataset(np.load("pixels.npy", mmap_mode="r"), np.arange(40) % 2, "ab")
     content = pickle.dumps(pictures)
     assert len(content) < pixels.nbytes / 10
     monkeypatch.chdir("/")
@@ -96,29 +96,29 @@ def test_a_pickle_of_mapped_pictures_maps_them_again(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("part", [slice(10, 30), slice(None, None, 2)], ids=["slice", "step"])
-def test_a_pickle_of_a_part_of_a_mapped_array_holds_that_part(tmp_path: Path, part: slice) -> None:
+def test_pickle_of_a_slice_of_a_memory_mapped_array_stores_the_slice(tmp_path: Path, part: slice) -> None:
     pixels = noise(40, 3, 4)
     np.save(tmp_path / "pixels.npy", pixels)
-    pictures = ArrayPictures(np.load(tmp_path / "pixels.npy", mmap_mode="r")[part], np.arange(20) % 2, "ab")
+    pictures = ArrayDataset(np.load(tmp_path / "pixels.npy", mmap_mode="r")[part], np.arange(20) % 2, "ab")
     assert (pickle.loads(pickle.dumps(pictures)).pixels == pixels[part]).all()
 
 
-def test_a_pickle_keeps_what_was_written_over_a_mapped_array(tmp_path: Path) -> None:
+def test_pickle_keeps_changes_to_a_copy_on_write_array(tmp_path: Path) -> None:
     np.save(tmp_path / "pixels.npy", noise(4, 3, 4))
     pixels = np.load(tmp_path / "pixels.npy", mmap_mode="c")
     pixels[:] = 7
-    assert (pickle.loads(pickle.dumps(ArrayPictures(pixels, [0, 1, 0, 1], "ab"))).pixels == 7).all()
+    assert (pickle.loads(pickle.dumps(ArrayDataset(pixels, [0, 1, 0, 1], "ab"))).pixels == 7).all()
 
 
-def test_a_count_is_a_random_part_whose_classes_are_even_and_that_grows(tmp_path: Path) -> None:
+def test_count_selects_a_balanced_random_subset_that_larger_counts_extend(tmp_path: Path) -> None:
     pixels, labels = noise(6000, 28, 28), np.repeat(np.arange(10), 600)
     fashion(tmp_path / "fashion", "train", pixels, labels)
-    chosen = partial(read, "fashion-mnist", "train", root=tmp_path / "fashion")
+    chosen = partial(load_labeled, "fashion-mnist", "train", root=tmp_path / "fashion")
     part = chosen(count=1000)
     kept = [int(part.name(i).split()[-1]) for i in range(1000)]
     assert len(set(kept)) == len(part) == 1000
     assert all((np.asarray(part[i][0]) == pixels[kept[i]]).all() and part[i][1] == labels[kept[i]] for i in range(0, 1000, 50))
-    assert all(70 <= count <= 130 for count in np.bincount(labels[kept]))  # 9 is the standard deviation of chance
+    assert all(70 <= count <= 130 for count in np.bincount(labels[kept]))  # the standard deviation by chance is 9
     assert [chosen(count=100).name(i) for i in range(100)] == [part.name(i) for i in range(100)]
     assert chosen(count=100, seed=1).name(0) != part.name(0)
     assert (part.classes, part.channels, part.size) == (published.FASHION, 1, (28, 28))
@@ -129,50 +129,50 @@ def test_a_count_is_a_random_part_whose_classes_are_even_and_that_grows(tmp_path
 
 @pytest.mark.parametrize("count", [1, 0, -3])
 @pytest.mark.parametrize("name", ["fashion-mnist", "scenes", "folder"])
-def test_fewer_than_two_pictures_are_refused(name: str, count: int) -> None:
+def test_fewer_than_two_images_are_refused(name: str, count: int) -> None:
     with pytest.raises(DataError, match=rf"{name} train: count must be 2 or more, got {count}\.") as error:
-        read(name, "train", count=count)
+        load_labeled(name, "train", count=count)
     one_line(error)
 
 
-def test_more_than_there_are_are_refused(folder: Path) -> None:
+def test_count_above_the_number_of_images_is_refused(folder: Path) -> None:
     with pytest.raises(
-        DataError, match=r"pets train: count must be at most the 4 pictures there are, got 5\. Lower it\."
+        DataError, match=r"pets train: count must be at most 4, the number of images, got 5\. Lower it\."
     ) as error:
-        read(str(folder), "train", count=5)
+        load_labeled(str(folder), "train", count=5)
     one_line(error)
 
 
-def test_a_misspelled_name_is_told(tmp_path: Path) -> None:
+def test_misspelled_name_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"cifar-10: no such folder; did you mean 'cifar10'\? Pass a folder .*scenes-ground\."
     ) as error:
-        read("cifar-10", "train")
+        load_labeled("cifar-10", "train")
     one_line(error)
 
 
-def test_a_split_or_a_seed_that_cannot_be_is_refused() -> None:
+def test_invalid_split_or_seed_is_refused() -> None:
     with pytest.raises(OptionError, match=r"unknown split 'val'\. Known: train, test\."):
-        read("scenes", "val")  # type: ignore[arg-type]
+        load_labeled("scenes", "val")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"seed must be a number from 0 to .*, got -1\."):
-        read("scenes", "train", seed=-1)
+        load_labeled("scenes", "train", seed=-1)
 
 
-def test_the_door_is_light() -> None:
+def test_import_of_visattn_data_is_light() -> None:
     code = "import sys, visattn.data; print([m for m in ('torch', 'torchvision', 'PIL') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_scenes_are_there_after_the_package_alone_was_imported() -> None:
+def test_scenes_are_available_after_importing_visattn() -> None:
     code = "import visattn; print(len(visattn.data.scenes.CLASSES))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "6"
 
 
-def test_the_doors_names_are_there() -> None:
-    assert data.read is read
-    assert {"ArrayPictures", "Labeled", "read"} <= set(data.__all__)
+def test_all_names_of_visattn_data_exist() -> None:
+    assert data.load_labeled is load_labeled
+    assert {"ArrayDataset", "LabeledDataset", "load_labeled"} <= set(data.__all__)
     assert all(hasattr(data, name) for name in data.__all__)
     with pytest.raises(AttributeError, match="no attribute 'reed'"):
         data.reed  # noqa: B018

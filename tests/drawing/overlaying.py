@@ -1,4 +1,4 @@
-"""A photo of noise and heatmaps of it."""
+"""Fixtures for overlay tests: a photo of noise, and heatmaps of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def heatmap(
     *,
     signed: bool = False,
 ) -> Heatmap:
-    """A heatmap of the noise photo, from a grid whose patches have 16 input pixels."""
+    """Build a heatmap of the noise photo from a grid of 16-pixel patches."""
     tensor = torch.as_tensor(grid, dtype=torch.float32)
     rows, columns = tensor.shape[-2:]
     layout = TokenLayout("tokens", (), (rows, columns), Box(0, 0, 16 * rows, 16 * columns))

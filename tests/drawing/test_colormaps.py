@@ -12,7 +12,7 @@ every = pytest.mark.parametrize("name", NAMES)
 
 
 def luminance(color: tuple[int, int, int]) -> float:
-    """Rec. 709 luminance of an sRGB color, 0 to 1."""
+    """Compute the Rec. 709 luminance of an sRGB color, from 0 to 1."""
     linear = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -38,11 +38,11 @@ def test_table_cannot_be_changed_by_its_users(name: str) -> None:
 def test_luminance_never_falls(name: str) -> None:
     assert name in SEQUENTIAL
     assert name not in NOT_MONOTONE
-    assert min(steps(name)) > -0.0004  # viridis as published falls by 0.0003 in two steps: the rounding to 8 bits
+    assert min(steps(name)) > -0.0004  # the published viridis falls by 0.0003 in two steps, because of rounding to 8 bits
 
 
 @pytest.mark.parametrize("name", NOT_MONOTONE)
-def test_map_that_is_called_not_monotone_is_not(name: str) -> None:
+def test_colormap_declared_not_monotone_is_not_monotone(name: str) -> None:
     falling = [step for step in steps(name) if step < -0.001]
     assert len(falling) > 64
 

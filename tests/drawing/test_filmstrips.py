@@ -54,14 +54,14 @@ def noise() -> Image.Image:
 
 
 def places(page: Image.Image) -> list[tuple[int, int, int, int]]:
-    """Left, top, width and height of every plain panel, in reading order."""
+    """Return left, top, width and height of every single-color panel, in reading order."""
     mask = (np.asarray(page) == GREEN).all(axis=2).astype(np.uint8)
     _, _, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
     return sorted(((int(x), int(y), int(w), int(h)) for x, y, w, h, _ in stats[1:]), key=lambda box: (box[1], box[0]))
 
 
 def parts(page: Image.Image, height: int = 90, **options: Any) -> list[NDArray[np.int16]]:
-    """The pixels of each panel of a strip of three words, found on a page of the same form whose panels are plain."""
+    """Return the pixels of each panel of a strip of three words; positions come from a same-size figure with single-color panels."""
     geometry = Geometry((height, PANEL), INPUT, Box(0, 0, height, PANEL))
     twin = filmstrip(green(height), constant(words=WORDS), geometry, panel=PANEL, **options)
     return [np.asarray(page)[y : y + h, x : x + w].astype(np.int16) for x, y, w, h in places(twin)]
@@ -69,7 +69,7 @@ def parts(page: Image.Image, height: int = 90, **options: Any) -> list[NDArray[n
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
-    """Every text that is written, and its width."""
+    """Record every drawn text and its width."""
     found: list[tuple[str, float]] = []
     draw = ImageDraw.ImageDraw.text
 
@@ -126,7 +126,7 @@ def test_strip_has_the_photo_and_a_panel_for_each_word(count: int) -> None:
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(1, 4), (2, 2), (3, 2), (9, 1)])
-def test_columns_are_as_asked_for(columns: int, rows: int) -> None:
+def test_number_of_columns_is_as_given(columns: int, rows: int) -> None:
     boxes = places(filmstrip(green(), constant(), WHOLE, panel=64, columns=columns))
     assert len(boxes) == 4
     assert len({box[1] for box in boxes}) == rows
@@ -146,9 +146,9 @@ def test_words_follow_in_their_order() -> None:
     assert hottest == pytest.approx([19.5, 59.5, 99.5])
 
 
-def test_constant_words_show_the_photo_and_say_so(written: list[tuple[str, float]]) -> None:
+def test_constant_words_show_the_photo_and_are_labeled_constant(written: list[tuple[str, float]]) -> None:
     rounding = torch.full((3, 8, 8), 1 / 64)
-    rounding[1, 0, 0] += 2e-9  # as a softmax leaves it
+    rounding[1, 0, 0] += 2e-9  # rounding error of a softmax
     assert rounding[1, 0, 0] > rounding[1, 0, 1]
     page = filmstrip(green(), make_map(rounding, WORDS), WHOLE, panel=PANEL)
     assert len(places(page)) == 4
@@ -159,46 +159,46 @@ def test_own_ranges_are_written(written: list[tuple[str, float]]) -> None:
     values = [[[0.0, 0.1, 0.2]], [[0.25, 0.5, 1.0]], [[0.5, 0.5, 0.5]]]
     page = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL, opacity=1)
     texts = [text for text, _ in written]
-    assert {"0 to 0.2", "0.25 to 1", "constant 0.5", "panel's lowest", "panel's highest"} <= set(texts)
+    assert {"0 to 0.2", "0.25 to 1", "constant 0.5", "panel minimum", "panel maximum"} <= set(texts)
     assert [word[0, -1].tolist() for word in parts(page)[1:3]] == [table("inferno")[255].tolist()] * 2
 
 
-def test_shared_scale_is_numbered_and_tells_words_apart(written: list[tuple[str, float]]) -> None:
+def test_shared_scale_has_numbers_and_distinguishes_words(written: list[tuple[str, float]]) -> None:
     values = [[[0.0, 0.1, 0.2]], [[0.0, 0.5, 1.0]], [[0.2, 0.2, 0.2]]]
-    page = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL, opacity=1, shared=True)
+    page = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL, opacity=1, shared_scale=True)
     assert {"0", "0.25", "0.5", "0.75", "1", "attention, one scale for all panels"} <= {text for text, _ in written}
     assert "constant 0.2" in {text for text, _ in written}
     assert [word[0, -1].tolist() for word in parts(page)[1:]] == [table("inferno")[level].tolist() for level in (51, 255, 51)]
 
 
-def test_smoothing_is_stated_and_spares_maps_of_one_place(written: list[tuple[str, float]]) -> None:
+def test_smoothing_is_stated_and_not_applied_to_maps_of_one_cell(written: list[tuple[str, float]]) -> None:
     values = torch.stack([one_hot(0, 1, (2, 3)), torch.rand(2, 3), torch.full((2, 3), 0.2)])
     raw = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL)
     smooth = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL, interpolation="bilinear")
     texts = [text for text, _ in written]
-    assert texts.count("smoothed: bilinear between the centers of 2 x 3 places") == 1
-    assert texts.count("not smoothed: maps of a single place") == 1
+    assert texts.count("smoothed: bilinear interpolation between the centers of 2 x 3 cells") == 1
+    assert texts.count("not smoothed: maps with a single nonzero cell") == 1
     before, after = parts(raw), parts(smooth)
     assert (before[1] == after[1]).all()
     assert (before[2] != after[2]).any()
 
 
-# ---- places that were taken -------------------------------------------------------------------------------------------------------
+# ---- chosen cells -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cell", [(0, 0), (1, 1), (1, 2)])
 @pytest.mark.parametrize("window", [Box(0, 0, 90, PANEL), Box(0, 15, 90, 105)], ids=["whole", "crop"])
-def test_place_that_was_taken_is_boxed(cell: tuple[int, int], window: Box) -> None:
+def test_chosen_cell_is_boxed(cell: tuple[int, int], window: Box) -> None:
     geometry = Geometry((90, PANEL), INPUT, window)
     attention_map = random_map()
     plain = parts(filmstrip(noise(), attention_map, geometry, panel=PANEL))
-    boxed = parts(filmstrip(noise(), attention_map, geometry, panel=PANEL, cells=[None, cell, None]))
+    boxed = parts(filmstrip(noise(), attention_map, geometry, panel=PANEL, chosen_cells=[None, cell, None]))
     assert (plain[1] == boxed[1]).all()
     assert (plain[3] == boxed[3]).all()
     height, width = 45, round(window.width / 3)
     top, left = cell[0] * height, round(window.left) + cell[1] * width
     for y, x in [(top, left), (top, left + width - 1), (top + height - 1, left), (top + height - 1, left + width // 2)]:
-        assert boxed[2][y, x].min() >= 190  # a thin line whose edges are softened
+        assert boxed[2][y, x].min() >= 190  # a thin, antialiased line
     rows, columns = np.nonzero((plain[2] != boxed[2]).any(axis=2))
     assert rows.min() >= top - 3
     assert rows.max() < top + height + 3
@@ -208,22 +208,22 @@ def test_place_that_was_taken_is_boxed(cell: tuple[int, int], window: Box) -> No
     assert (plain[2][inside] == boxed[2][inside]).all()
 
 
-def test_box_is_explained_only_where_there_is_one(written: list[tuple[str, float]]) -> None:
-    filmstrip(green(), random_map(), WHOLE, cells=[None, None, None])
-    assert "box: the place that the word took" not in {text for text, _ in written}
-    filmstrip(green(), random_map(), WHOLE, cells=[(0, 0), None, None])
-    assert "box: the place that the word took" in {text for text, _ in written}
+def test_legend_explains_the_box_only_if_there_is_one(written: list[tuple[str, float]]) -> None:
+    filmstrip(green(), random_map(), WHOLE, chosen_cells=[None, None, None])
+    assert "box: the cell that hard attention chose" not in {text for text, _ in written}
+    filmstrip(green(), random_map(), WHOLE, chosen_cells=[(0, 0), None, None])
+    assert "box: the cell that hard attention chose" in {text for text, _ in written}
 
 
 # ---- texts ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["word", "fact"])
-def test_word_stands_above_its_panel_and_its_fact_below(place: str) -> None:
+def test_word_is_above_its_panel_and_its_note_below(place: str) -> None:
     words, facts = list(WORDS), ["one", "two", "three"]
-    before = filmstrip(green(), constant(words=tuple(words)), WHOLE, panel=PANEL, facts=facts)
+    before = filmstrip(green(), constant(words=tuple(words)), WHOLE, panel=PANEL, word_notes=facts)
     (words if place == "word" else facts)[1] = "changed"
-    after = filmstrip(green(), constant(words=tuple(words)), WHOLE, panel=PANEL, facts=facts)
+    after = filmstrip(green(), constant(words=tuple(words)), WHOLE, panel=PANEL, word_notes=facts)
     left, top, width, height = places(before)[2]
     rows, columns = np.nonzero((np.asarray(before) != np.asarray(after)).any(axis=2))
     assert columns.min() >= left
@@ -231,9 +231,9 @@ def test_word_stands_above_its_panel_and_its_fact_below(place: str) -> None:
     assert (rows.max() < top and rows.min() > top - 30) if place == "word" else rows.min() >= top + height
 
 
-def test_words_facts_title_and_notes_are_written(written: list[tuple[str, float]]) -> None:
+def test_words_word_notes_title_and_notes_are_written(written: list[tuple[str, float]]) -> None:
     facts = ["entropy 0.41   beta 0.83", "entropy 0.20   beta 0.10", "entropy 1.00   beta 0.50"]
-    filmstrip(green(), random_map(), WHOLE, facts=facts, title="a red star", notes=["a note"])
+    filmstrip(green(), random_map(), WHOLE, word_notes=facts, title="a red star", notes=["a note"])
     texts = [text for text, _ in written]
     assert [text for text in texts if text in WORDS] == list(WORDS)
     assert [text for text in texts if text in facts] == facts
@@ -258,7 +258,7 @@ ODD = {
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
 def test_any_word_can_be_written(text: str, written: list[tuple[str, float]]) -> None:
-    page = filmstrip(green(), constant(1, (text,)), WHOLE, panel=PANEL, facts=[text], title=text[:40], notes=[text[:40]])
+    page = filmstrip(green(), constant(1, (text,)), WHOLE, panel=PANEL, word_notes=[text], title=text[:40], notes=[text[:40]])
     assert [box[2:] for box in places(page)] == [(PANEL, 90)] * 2
     assert all(line.isprintable() for line, _ in written)
     if len(text) > PANEL:
@@ -267,9 +267,9 @@ def test_any_word_can_be_written(text: str, written: list[tuple[str, float]]) ->
         assert max(clipped) <= PANEL
 
 
-def test_part_that_was_not_seen_is_named(written: list[tuple[str, float]]) -> None:
+def test_part_outside_the_crop_is_named(written: list[tuple[str, float]]) -> None:
     filmstrip(green(), random_map(), Geometry((90, PANEL), INPUT, Box(0, 15, 90, 105)))
-    assert "without color: what the model did not see" in {text for text, _ in written}
+    assert "no color: outside the model's input" in {text for text, _ in written}
 
 
 # ---- refusals ---------------------------------------------------------------------------------------------------------------------
@@ -282,24 +282,32 @@ def test_part_that_was_not_seen_is_named(written: list[tuple[str, float]]) -> No
         pytest.param(
             make_map(torch.rand(2, 3, 2, 3), axes=("batch", "word")),
             {},
-            r"one axis 'word', got \('batch', 'word'\)",
+            r"only axis is 'word', got \('batch', 'word'\)",
             id="batch left",
         ),
-        pytest.param(make_map(torch.rand(3, 2, 3), axes=("head",)), {}, r"one axis 'word', got \('head',\)", id="no words"),
-        pytest.param(make_map(torch.rand(2, 3), axes=()), {}, r"one axis 'word', got \(\)", id="no axis"),
+        pytest.param(make_map(torch.rand(3, 2, 3), axes=("head",)), {}, r"only axis is 'word', got \('head',\)", id="no words"),
+        pytest.param(make_map(torch.rand(2, 3), axes=()), {}, r"only axis is 'word', got \(\)", id="no axis"),
         pytest.param(make_map(torch.rand(0, 2, 3)), {}, "shows 1 to 200 words, got 0", id="empty"),
-        pytest.param(make_map(torch.rand(201, 2, 3)), {}, "shows 1 to 200 words, got 201. Cut", id="too long"),
+        pytest.param(make_map(torch.rand(201, 2, 3)), {}, "shows 1 to 200 words, got 201. Pass", id="too long"),
         pytest.param(make_map(torch.rand(2, 2, 3), WORDS), {}, "labels must name 2 words, got 3", id="labels"),
-        pytest.param(random_map(), {"facts": ["one"]}, "facts must be one for each of the 3 words, got 1", id="facts"),
-        pytest.param(random_map(), {"cells": [None] * 4}, "cells must be one for each of the 3 words, got 4", id="cells"),
+        pytest.param(random_map(), {"word_notes": ["one"]}, "must have one entry for each of the 3 words, got 1", id="facts"),
         pytest.param(
             random_map(),
-            {"cells": [None, (2, 0), None]},
-            r"cells\[1\] must be .* grid of 2 x 3, got \(2, 0\)",
+            {"chosen_cells": [None] * 4},
+            "chosen_cells must have one entry for each of the 3 words, got 4",
+            id="cells",
+        ),
+        pytest.param(
+            random_map(),
+            {"chosen_cells": [None, (2, 0), None]},
+            r"cells\[1\] must be .* 2 x 3 grid, got \(2, 0\)",
             id="below the grid",
         ),
         pytest.param(
-            random_map(), {"cells": [(0, -1), None, None]}, r"cells\[0\] must be .* got \(0, -1\)", id="left of the grid"
+            random_map(),
+            {"chosen_cells": [(0, -1), None, None]},
+            r"chosen_cells\[0\] must be .* got \(0, -1\)",
+            id="left of the grid",
         ),
         pytest.param(random_map(), {"panel": 20}, "panel must be a number from 64 to 1024", id="panel"),
         pytest.param(constant(), {"opacity": 2}, "opacity must be a number from 0 to 1", id="opacity"),
@@ -313,7 +321,7 @@ def test_what_cannot_be_drawn_is_refused(draw: Any, attention_map: AttentionMap,
         draw(green(), attention_map, WHOLE, **options)
 
 
-def test_options_of_one_form_alone_are_checked() -> None:
+def test_options_of_filmstrips_and_animations_are_checked() -> None:
     with pytest.raises(OptionError, match="columns must be 1 or more, got 0"):
         filmstrip(green(), random_map(), WHOLE, columns=0)
     with pytest.raises(OptionError, match="milliseconds must be a number from 20"):
@@ -344,17 +352,17 @@ def frames(data: bytes) -> list[NDArray[np.int16]]:
         return found
 
 
-def test_animation_shows_the_photo_and_then_what_the_strip_shows(written: list[tuple[str, float]]) -> None:
-    options: dict[str, Any] = {"panel": PANEL, "cells": [None, (1, 2), None], "facts": ["one", "two", "three"]}
+def test_animation_shows_the_photo_and_then_the_panels_of_the_strip(written: list[tuple[str, float]]) -> None:
+    options: dict[str, Any] = {"panel": PANEL, "chosen_cells": [None, (1, 2), None], "word_notes": ["one", "two", "three"]}
     film = frames(animation(noise(), random_map(), WHOLE, title="a title", notes=["a note"], **options))
     texts = [text for text, _ in written]
-    strip = parts(filmstrip(noise(), random_map(), WHOLE, **options), facts=["x"] * 3)
+    strip = parts(filmstrip(noise(), random_map(), WHOLE, **options), word_notes=["x"] * 3)
     assert len(film) == 4
     assert all((shown[:90] == expected).all() for shown, expected in zip(film, strip, strict=True))
     assert [text for text in texts if text in ("a title", *WORDS)] == ["a title", *WORDS]
-    assert [text for text in texts if text in options["facts"]] == options["facts"]
+    assert [text for text in texts if text in options["word_notes"]] == options["word_notes"]
     assert texts.count("a note") == 4
-    assert " ".join(texts).count("box: the place that the word took") == 4
+    assert " ".join(texts).count("box: the cell that hard attention chose") == 4
 
 
 def test_word_is_dark_on_a_white_band_below_the_picture() -> None:
@@ -367,11 +375,11 @@ def test_word_is_dark_on_a_white_band_below_the_picture() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_words_that_are_alike_stay_apart(count: int) -> None:
+def test_equal_words_get_separate_frames(count: int) -> None:
     assert len(frames(animation(green(), constant(count, ("a",) * count), WHOLE, panel=64))) == count + 1
 
 
-def test_frames_last_as_long_as_asked_for() -> None:
+def test_frames_have_the_given_duration() -> None:
     with Image.open(io.BytesIO(animation(green(), constant(words=WORDS), WHOLE, panel=64, milliseconds=250))) as film:
         film.seek(1)
         film.load()
@@ -394,20 +402,20 @@ def test_entropies_follow_their_definition(scale: float, normalized: bool) -> No
     assert entropies(make_map(scale * values), normalized=normalized) == pytest.approx(expected, rel=1e-6)
 
 
-def test_entropy_is_0_for_one_place_and_1_for_all_alike() -> None:
+def test_entropy_is_0_for_one_cell_and_1_for_a_uniform_map() -> None:
     values = torch.stack([one_hot(1, 1, (2, 3)), torch.full((2, 3), 0.25)])
     assert entropies(make_map(values), normalized=True) == pytest.approx([0, 1])
     assert entropies(make_map(values)) == pytest.approx([0, math.log(6)])
 
 
 @pytest.mark.parametrize("normalized", [False, True])
-def test_entropy_of_a_single_place_is_0(normalized: bool) -> None:
+def test_entropy_of_a_single_cell_is_0(normalized: bool) -> None:
     assert [str(value) for value in entropies(make_map([[[0.3]]]), normalized=normalized)] == ["0.0"]
 
 
 @pytest.mark.parametrize("values", [[[[0.5, -0.1]]], [[[0.0, 0.0]]]], ids=["negative", "no mass"])
-def test_entropy_of_what_is_no_distribution_is_refused(values: Any) -> None:
-    with pytest.raises(MapError, match="0 or more with a positive sum"):
+def test_entropy_of_a_map_that_is_not_a_distribution_is_refused(values: Any) -> None:
+    with pytest.raises(MapError, match="at least 0 with a positive sum"):
         entropies(make_map(values))
 
 

@@ -1,4 +1,4 @@
-"""The page of gates: which modules get a panel, and that what is drawn is what was recorded."""
+"""Figures of gates: the modules that get a panel, and the values that are drawn."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_gates_of_one_module_share_a_panel() -> None:
     assert layers(timm.create_model("resnet18", block_args={"attn_layer": "cbam"}).eval())[:2] == ["layer1.0.se", "layer1.1.se"]
 
 
-def test_gates_of_neighbors_do_not() -> None:
+def test_gates_of_neighboring_modules_do_not_share_a_panel() -> None:
     model = timm.create_model("seresnet18").eval()
     assert layers(model) == [name for name, part in model.named_modules() if name.endswith(".se")]
 
 
-def test_map_shows_the_gate_in_its_place() -> None:
-    """Two opposite corners of the gate are open: their pixels, and only those, get the brightest color."""
+def test_map_shows_the_gate_at_its_position() -> None:
+    """Check a gate with two open corners: only their pixels get the brightest color."""
     recording, prepared = seen(network(ours.CBAM(8)))
     gate = next(feature for feature in recording.features if feature.role == "spatial_gate")
     gate.value.fill_(0.2)
@@ -70,16 +70,16 @@ def test_map_shows_the_gate_in_its_place() -> None:
     place = prepared.geometries[0].resized((150, 225))
     first, last = (place.patch_box(at, at, (112, 112), gate.layout.box) for at in (0, 111))
     assert abs(np.ptp(found[:, 0]) + 1 - (last.bottom - first.top)) <= 1
-    assert abs(found[:, 1].min() - first.left - 18) <= 1  # the page's margin
+    assert abs(found[:, 1].min() - first.left - 18) <= 1  # margin of the figure
     assert abs(found[:, 1].max() + 1 - last.right - 18) <= 1
     assert len(found) <= 8
 
 
-def test_share_by_which_attached_attention_acts_is_told() -> None:
+def test_gate_of_attached_attention_is_stated() -> None:
     model = network()
     visattn.attach(model, "cbam", ["0"], init=0.25)
     recording, prepared = seen(model)
-    assert gates(recording).provenance.notes[-1] == "0.attention acts by a share of 0.25: y = x + 0.25 (A(x) - x)"
+    assert gates(recording).provenance.notes[-1] == "0.attention acts with the weight 0.25: y = x + 0.25 (A(x) - x)"
     assert mixed(recording, "0.attention") == 0.25
     bare, _ = seen(network(ours.CBAM(8)))
     assert mixed(bare, "1") is None
@@ -95,7 +95,7 @@ def test_window_of_a_spatial_transformer_is_framed_on_the_photo() -> None:
     assert window.layout is not None
     place = prepared.geometries[0].resized((200, 300))
     corners = gate_pages._corners(window.value, window.layout.box, place)
-    side = 200  # of the square that the model sees, in the middle of the photo
+    side = 200  # side of the model's input, a square in the middle of the photo
     rows, columns = (0.5 + (-0.2 + step * 0.4) / 2 for step in (-1, 1)), (0.5 + (0.25 + step * 0.5) / 2 for step in (-1, 1))
     (top, bottom), (left, right) = (y * side for y in rows), (50 + x * side for x in columns)
     assert corners == [pytest.approx(point, abs=0.7) for point in ((top, left), (top, right), (bottom, right), (bottom, left))]
@@ -103,16 +103,16 @@ def test_window_of_a_spatial_transformer_is_framed_on_the_photo() -> None:
     assert page.tobytes() != page_of(seen(nn.Sequential(ours.SpatialTransformer(3)).eval())[0], prepared, panel=PANEL).tobytes()
 
 
-def test_strip_is_as_high_as_the_gates_are_large() -> None:
+def test_bars_of_the_strip_are_as_high_as_the_sorted_gates() -> None:
     strip = np.asarray(gate_pages._strip(np.linspace(0, 1, 50, dtype=np.float32), 200, "inferno"))[1:-1, 1:-1]
     filled = (strip < 190).any(-1).sum(0) / len(strip)
     assert (np.diff(filled) <= 1e-6).all()  # the largest first
     assert np.abs(filled - np.linspace(1, 0, 198)).max() < 0.06
 
 
-def test_one_scale_is_written_at_the_bar() -> None:
+def test_shared_scale_changes_the_page() -> None:
     recording, prepared = seen(network(ours.CBAM(8), ours.CBAM(8)))
-    one, own = (page_of(recording, prepared, panel=PANEL, shared=shared) for shared in (True, False))
+    one, own = (page_of(recording, prepared, panel=PANEL, shared_scale=shared) for shared in (True, False))
     assert one.size[0] == own.size[0]
     assert one.tobytes() != own.tobytes()
 
@@ -132,7 +132,7 @@ def test_network_without_gates_is_refused() -> None:
 
 
 class Half(nn.Module):
-    """Opens the left half in its first call and the upper half in its second."""
+    """Gate that opens the left half in the first call and the upper half in the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,23 +147,23 @@ class Half(nn.Module):
         return x * gate
 
 
-def test_module_that_is_called_twice_has_both_maps() -> None:
+def test_module_that_is_called_twice_shows_both_maps() -> None:
     half = Half()
     recording, prepared = seen(network(half, half))
     page = np.asarray(page_of(recording, prepared, panel=225, opacity=1.0))
     left, right = page[:230, 18:243], page[:230, 251:476]
     color = visattn.colorize(np.array([[0.0, 1.0]])).getpixel((1, 0))
     spans = [np.ptp(np.argwhere((part == color).all(-1)), axis=0) + 1 for part in (left, right)]
-    assert spans[0].tolist() == [150, 75]  # of a square of 150 pixels
+    assert spans[0].tolist() == [150, 75]  # out of a square of 150 pixels
     assert spans[1].tolist() == [75, 150]
 
 
-def test_gates_of_other_modules_in_one_sequence_keep_apart() -> None:
+def test_gates_of_other_modules_in_one_sequential_are_separate() -> None:
     model = nn.Sequential(network(ours.SqueezeExcite(8), Half(), ours.SqueezeExcite(8), Half()), nn.Identity()).eval()
     assert layers(model) == ["0.1", "0.2", "0.3", "0.4"]
 
 
-def test_gate_below_zero_hangs() -> None:
+def test_bars_of_negative_gates_point_down() -> None:
     strip = np.asarray(gate_pages._strip(np.array([1, 0.5, -0.5, -1], np.float32), 80, "inferno"))[1:-1, 1:-1]
     dark = np.any(strip < 190, axis=-1)
     middle = len(strip) // 2
@@ -173,7 +173,7 @@ def test_gate_below_zero_hangs() -> None:
     assert not dark[: middle - 2, -30:].any()
 
 
-def test_gate_whose_place_is_lost_is_not_drawn() -> None:
+def test_gate_of_unknown_position_is_not_drawn() -> None:
     class Turned(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             turned: Tensor = torch.fft.fft2(x).real

@@ -1,4 +1,4 @@
-"""Figures hold the numbers of their tables: what is drawn is read back from the axes."""
+"""Values in plots of head statistics, read back from the axes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ HEADS: list[dict[str, Any]] = [
     for place, layer in enumerate(LAYERS)
     for head in range(3)
 ]
-FACTS = Provenance(model="vit $x_1$", weights="random, seed 0")
+FACTS = Provenance(model="vit $x_1$", weights="random, seed 0", random=True)
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Axes of the figures that were drawn."""
+    """Record the axes of all drawn figures."""
     found: list[Any] = []
     save = head_statistics._png
 
@@ -73,14 +73,14 @@ def test_distances_are_dots_sorted_in_their_layer_with_whiskers_and_baselines(dr
     assert [round(x) for x in dots.get_xdata()] == [0, 0, 0, 1, 1]
     assert (np.diff(dots.get_xdata()) > 0).all()
     assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [[y - 1, y + 2] for y in (10, 20, 30, 20, 30)]
-    assert lines(axes)["even attention to all patches"] == [[[-0.5, 100], [0.5, 100]], [[0.5, 40], [1.5, 40]]]
-    assert lines(axes)["the nearest other patch"] == [[[-0.5, 16], [0.5, 16]], [[0.5, 16], [1.5, 16]]]
+    assert lines(axes)["uniform attention to all patches"] == [[[-0.5, 100], [0.5, 100]], [[0.5, 40], [1.5, 40]]]
+    assert lines(axes)["nearest neighboring patch"] == [[[-0.5, 16], [0.5, 16]], [[0.5, 16], [1.5, 16]]]
     assert "pixels" in axes.get_ylabel()
     assert axes.get_ylim()[0] == 0
-    assert axes.figure.get_suptitle() == "How far heads look\nvit $x_1$, random, seed 0, 7 photos"
+    assert axes.figure.get_suptitle() == "Attention distance of each head\nvit $x_1$ (random, seed 0), 7 photos"
 
 
-def test_without_distances_there_is_no_such_figure() -> None:
+def test_no_distance_figure_without_distances() -> None:
     none = [row | {"distance_px": None} for row in HEADS]
     assert head_statistics.distance(none, LAYERS, 7, FACTS) is None
 
@@ -89,7 +89,7 @@ def test_effective_keys_lie_below_the_number_of_keys_on_a_log_axis(drawn: list[A
     head_statistics.entropy(HEADS, LAYERS, 7, FACTS)
     (axes,) = drawn
     assert axes.containers[0][0].get_ydata().tolist() == [5, 6, 7] * 2
-    assert lines(axes)["all keys that a query sees"] == [[[-0.5, 50], [0.5, 50]], [[0.5, 20], [1.5, 20]]]
+    assert lines(axes)["number of keys per query"] == [[[-0.5, 50], [0.5, 50]], [[0.5, 20], [1.5, 20]]]
     assert axes.get_yscale() == "log"
     assert axes.get_ylim()[1] > 50
 
@@ -102,23 +102,23 @@ def test_shares_are_stacked_to_one_with_sinks_taken_from_the_patches(drawn: list
         "class token": [0.1, 0.1],
         "registers": [0.2, 0.2],
         "other tokens": [0.05, 0.05],
-        "the query's own token": [0.05, 0.05],
-        "sinks among the patches": [0.25, 0],
+        "query's own token": [0.05, 0.05],
+        "sink patches": [0.25, 0],
         "other patches": [0.35, 0.6],
     }
     tops = [[patch.get_y() + patch.get_height() for patch in bar] for bar in axes.containers]
     assert tops[-1] == pytest.approx([1, 1])
 
 
-def test_colors_and_numbers_of_intervals_without_a_second_photo(drawn: list[Any]) -> None:
+def test_figure_of_one_image_has_colors_and_no_intervals(drawn: list[Any]) -> None:
     bare = [row | {name: None for name in row if name.endswith(("_low", "_high"))} for row in HEADS]
     png = head_statistics.entropy(bare, LAYERS, 7, FACTS)
-    assert drawn[0].get_legend_handles_labels()[1] == ["all keys that a query sees", "a head"]
+    assert drawn[0].get_legend_handles_labels()[1] == ["number of keys per query", "one head"]
     with Image.open(io.BytesIO(png)) as picture:
         colors = {color for _, color in picture.convert("RGB").getcolors(1 << 24) or []}
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00), (255, 255, 255)} <= colors
 
 
-def test_one_layer_is_named(drawn: list[Any]) -> None:
+def test_figure_of_one_layer_names_the_layer(drawn: list[Any]) -> None:
     head_statistics.mass(LAYERS[:1], 7, FACTS)
     assert drawn[0].get_xlabel() == "blocks.0.attn"

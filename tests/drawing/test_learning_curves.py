@@ -1,4 +1,4 @@
-"""Curves and comparisons hold the numbers of their rows: what is drawn is read back from the axes."""
+"""Values in learning curves and comparisons, read back from the axes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RUNS = [
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Figures that were drawn."""
+    """Record all drawn figures."""
     found: list[Any] = []
     save = figures.png
 
@@ -70,7 +70,7 @@ def names(axes: Any) -> dict[str, tuple[float, float]]:
     return {text.get_text(): text.xy for text in axes.texts}
 
 
-def test_each_panel_holds_its_rows_without_what_is_no_number(drawn: list[Any]) -> None:
+def test_each_panel_shows_only_its_finite_values(drawn: list[Any]) -> None:
     png = learning_curves.curves(LOG, "title $y_2$", FACTS)
     loss, accuracy, rate = drawn[0].axes
     assert lines(loss) == [([10, 30], [2, 1]), ([20, 40], [1.8, 0.9])]
@@ -79,7 +79,7 @@ def test_each_panel_holds_its_rows_without_what_is_no_number(drawn: list[Any]) -
     assert names(loss) == {"training": (30, 1), "test": (40, 0.9)}
     assert names(accuracy) == {"75.00 %": (40, 75)}
     assert [axes.get_ylabel() for axes in (loss, accuracy, rate)] == ["loss (nats)", "test accuracy (%)", "learning rate"]
-    assert rate.get_xlabel() == "step of the optimizer"
+    assert rate.get_xlabel() == "optimizer step"
     assert rate.get_ylim()[0] == rate.get_xlim()[0] == 0
     assert drawn[0].get_suptitle() == "title $y_2$\n40 steps, 2 epochs"
     with Image.open(io.BytesIO(png)) as picture:
@@ -87,7 +87,7 @@ def test_each_panel_holds_its_rows_without_what_is_no_number(drawn: list[Any]) -
 
 
 @pytest.mark.parametrize(("train", "test"), [(1.0, 0.99), (0.99, 1.0)])
-def test_names_of_curves_that_end_together_do_not_lie_on_each_other(drawn: list[Any], train: float, test: float) -> None:
+def test_names_of_curves_that_end_together_do_not_overlap(drawn: list[Any], train: float, test: float) -> None:
     rows = [{"step": 1, "loss": 3.0, "test_loss": 3.0}, {"step": 2, "loss": train, "test_loss": test}]
     learning_curves.curves(rows, "title", FACTS)
     boxes = [text.get_window_extent() for text in drawn[0].axes[0].texts]
@@ -106,7 +106,7 @@ def test_names_lie_inside_the_picture(drawn: list[Any]) -> None:
             assert box.y1 <= drawn[0].bbox.y1
 
 
-def test_many_rows_are_drawn_faintly_below_their_means(drawn: list[Any]) -> None:
+def test_many_rows_are_drawn_faintly_behind_their_means(drawn: list[Any]) -> None:
     learning_curves.curves([{"step": step, "loss": float(step % 3)} for step in range(1, 121)], "title", FACTS)
     (axes,) = drawn[0].axes
     (all_, means), (faint, strong) = lines(axes), axes.lines
@@ -117,15 +117,17 @@ def test_many_rows_are_drawn_faintly_below_their_means(drawn: list[Any]) -> None
 
 
 @pytest.mark.parametrize(("keys", "panels"), [({"loss"}, 1), ({"accuracy"}, 1), ({"lr"}, 1), ({"test_loss", "lr"}, 2)])
-def test_there_is_a_panel_for_what_there_is(drawn: list[Any], keys: set[str], panels: int) -> None:
+def test_there_is_one_panel_for_each_logged_quantity(drawn: list[Any], keys: set[str], panels: int) -> None:
     learning_curves.curves([{key: value for key, value in row.items() if key in keys | {"step"}} for row in LOG], "title", FACTS)
     assert len(drawn[0].axes) == panels
     assert drawn[0].get_suptitle() == "title\n40 steps"
 
 
 @pytest.mark.parametrize("log", [[], [{"step": 1, "epoch": 1, "loss": None}]], ids=["empty", "nothing"])
-def test_a_log_of_nothing_is_refused(log: list[dict[str, Any]]) -> None:
-    with pytest.raises(OptionError, match="curves need rows with a step and a loss, an accuracy or a learning rate, got none"):
+def test_a_log_without_values_is_refused(log: list[dict[str, Any]]) -> None:
+    with pytest.raises(
+        OptionError, match="learning curves need rows with a step and a loss, an accuracy or a learning rate, got none"
+    ):
         learning_curves.curves(log, "title", FACTS)
 
 
@@ -148,10 +150,10 @@ def test_comparisons_show_each_run_the_mean_and_its_interval(drawn: list[Any]) -
     assert [label.get_text() for label in left.get_yticklabels()] == ["none", "$se_1$", "bam", "eca"]
     assert left.yaxis_inverted()
     assert [text.get_text() for text in right.texts] == ["+1.00  gain", "-2.00  loss", "+0.10  no difference shown"]
-    assert drawn[0].get_suptitle() == "title\n2 seeds each (small dots), their mean, and its 95 % interval over seeds"
+    assert drawn[0].get_suptitle() == "title\n2 seeds each: runs (small dots), mean, and 95 % interval of the mean"
 
 
-def test_verdicts_have_colors_that_every_eye_tells_apart(drawn: list[Any]) -> None:
+def test_verdicts_have_colors_safe_for_color_blindness(drawn: list[Any]) -> None:
     learning_curves.comparison(ROWS, RUNS, "title", FACTS)
     assert [text.get_color() for text in drawn[0].axes[1].texts] == ["#0072B2", "#D55E00", "#767676"]
 
@@ -163,4 +165,4 @@ def test_one_seed_is_drawn_without_an_interval(drawn: list[Any]) -> None:
     assert not left.collections
     assert [line[0] for line in lines(left)] == [[90], [91]]
     assert lines(right)[0][0] == [1]
-    assert "one seed each: no interval" in drawn[0].get_suptitle()
+    assert "one seed each, so no intervals" in drawn[0].get_suptitle()

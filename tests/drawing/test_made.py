@@ -1,4 +1,4 @@
-"""Every picture of a map carries how it was made, in every PNG that it is saved to."""
+"""Provenance of pictures, which every PNG file of them stores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def explanation() -> visattn.Explanation:
 
 
 def interpolation_of(made: dict[str, Any]) -> str:
-    """Of one picture it stands among the parameters of the map, of a page beside the colors too."""
+    """Return the interpolation: a single picture stores it in the map's parameters, a figure also with the colors."""
     found: str = made["parameters"].get("interpolation") or made["drawing"]["interpolation"]
     return found
 
@@ -71,14 +71,14 @@ OVERLAYS: dict[str, tuple[str, ...]] = {
 }
 PAGES: dict[str, tuple[str, ...]] = {
     "heads": (),
-    "wall": ("--layer", "all", "--shared"),
-    "layers": ("--layers",),
+    "wall": ("--layer", "all", "--shared-scale"),
+    "layers": ("--by-layer",),
     "matrix": ("--layer", "0", "--head", "0", "--matrix"),
 }
 
 
 @pytest.mark.parametrize("kind", OVERLAYS)
-def test_overlay(kind: str, run: Run, photo: Path) -> None:
+def test_overlay_files_store_their_provenance(kind: str, run: Run, photo: Path) -> None:
     given = ("--opacity", "0.25", "--blend", "value", "--colormap", "viridis", "--interpolation", "bicubic")
     code, out, err = run("overlay", photo, *TINY, *OVERLAYS[kind], *given, "--json", "-o", "made.png")
     assert code == 0, err
@@ -98,7 +98,7 @@ def test_overlay(kind: str, run: Run, photo: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["map.npz", "map.npy"])
-def test_overlay_of_a_saved_map(name: str, run: Run, photo: Path) -> None:
+def test_overlay_of_a_saved_map_stores_its_provenance(name: str, run: Run, photo: Path) -> None:
     assert run("overlay", photo, *TINY, "--method", "attention", "--save-map", "map.npz", "-o", "first.png")[0] == 0
     np.save("map.npy", np.random.default_rng(0).random((60, 90)))
     assert run("overlay", photo, "--map", name, "--opacity", "0.75", "-o", "made.png")[0] == 0
@@ -109,7 +109,7 @@ def test_overlay_of_a_saved_map(name: str, run: Run, photo: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", PAGES)
-def test_heads(kind: str, run: Run, photo: Path) -> None:
+def test_pages_of_heads_store_their_provenance(kind: str, run: Run, photo: Path) -> None:
     options = () if kind == "matrix" else ("--opacity", "0.25", "--colormap", "jet")
     code, out, err = run("heads", photo, *TINY, *PAGES[kind], *options, "--json")
     assert code == 0, err
@@ -124,7 +124,7 @@ def test_heads(kind: str, run: Run, photo: Path) -> None:
     assert (made["method"], made["image"], made["geometry"]["photo"]) == ("attention", "dog.png", [60, 90])
 
 
-def test_gates(run: Run, photo: Path) -> None:
+def test_pages_of_gates_store_their_provenance(run: Run, photo: Path) -> None:
     code, out, err = run("heads", photo, *CBAM, "--opacity", "0.25", "--json")
     assert code == 0, err
     (entry,) = json.loads(out)
@@ -143,9 +143,19 @@ def test_gates(run: Run, photo: Path) -> None:
     assert made["geometry"]["photo"] == [60, 90]
 
 
-def test_filmstrip(run: Run, photo: Path, tmp_path: Path) -> None:
+def test_filmstrips_store_their_provenance(run: Run, photo: Path, tmp_path: Path) -> None:
     folder = kept(tmp_path / "captioner")
-    given = ("--checkpoint", folder, "--filmstrip", "strip.png", "--opacity", "0.25", "--interpolation", "bilinear", "--shared")
+    given = (
+        "--checkpoint",
+        folder,
+        "--filmstrip",
+        "strip.png",
+        "--opacity",
+        "0.25",
+        "--interpolation",
+        "bilinear",
+        "--shared-scale",
+    )
     assert run("caption", photo, *given)[0] == 0
     made = facts("strip.png")
     assert {name: made["drawing"][name] for name in COLORED} == {"opacity": 0.25, "blend": "constant", "colormap": "inferno"}
@@ -154,14 +164,14 @@ def test_filmstrip(run: Run, photo: Path, tmp_path: Path) -> None:
     assert made["image"] == "dog.png"
 
 
-def test_demo() -> None:
+def test_the_demo_page_stores_its_provenance() -> None:
     page = demo_page(tiny.vit(dynamic_img_size=True), visattn.data.photo_path("coffee"), (300, 170))
     made = facts(saved(page))
     assert made["image"] == "coffee.png"
     assert made["drawing"]["opacity"] == 0.6
 
 
-def test_maps_of_a_training(tmp_path: Path) -> None:
+def test_maps_of_a_training_run_store_their_provenance(tmp_path: Path) -> None:
     logger = AttentionLogger(tiny.vit(), torch.rand(2, 3, *tiny.INPUT), to=tmp_path, method="attention", style={"opacity": 0.25})
     logger(0)
     made = facts(tmp_path / "step_00000000.png")
@@ -174,9 +184,7 @@ def test_maps_of_a_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dog.png", "dog.PNG"])
-def test_a_picture_carries_how_it_was_made_when_it_is_saved_through_pillow(
-    name: str, explanation: visattn.Explanation, tmp_path: Path
-) -> None:
+def test_a_picture_saved_by_pillow_stores_its_provenance(name: str, explanation: visattn.Explanation, tmp_path: Path) -> None:
     picture = explanation.overlay(opacity=0.25, blend="value", colormap="jet", normalize="percentile", interpolation="nearest")
     picture.save(tmp_path / name)
     made = facts(tmp_path / name)
@@ -191,7 +199,7 @@ def test_a_picture_carries_how_it_was_made_when_it_is_saved_through_pillow(
         assert one.tobytes() == other.tobytes() == picture.tobytes()
 
 
-def test_the_long_way_carries_it_too(explanation: visattn.Explanation) -> None:
+def test_overlays_of_heatmaps_store_their_provenance(explanation: visattn.Explanation) -> None:
     heat = explanation.panel.to_heatmap(explanation.geometry, "bicubic")
     for raw in (heat, normalize(heat, "percentile")):
         made = facts(saved(visattn.overlay(NOISE, raw, opacity=0.75)))
@@ -203,16 +211,16 @@ def test_the_long_way_carries_it_too(explanation: visattn.Explanation) -> None:
     assert facts(saved(colorize(heat)))["drawing"]["opacity"] == 1
 
 
-def test_what_is_drawn_on_a_picture_keeps_it(explanation: visattn.Explanation) -> None:
+def test_drawing_on_a_picture_keeps_its_provenance(explanation: visattn.Explanation) -> None:
     picture = explanation.overlay()
     mask = explanation.panel.mass(0.5).to_heatmap(explanation.geometry, "nearest")
     for drawn in (outline(picture, mask), ring(picture, [(20, 20)]), picture.copy()):
         assert facts(saved(drawn)) == facts(saved(picture))
     assert facts(saved(spotlight(NOISE, mask)))["parameters"]["mass"] == 0.5
-    assert not isinstance(outline(NOISE, mask), Picture)  # nobody made it out of a map
+    assert not isinstance(outline(NOISE, mask), Picture)  # an array has no provenance
 
 
-def test_pages_carry_it(explanation: visattn.Explanation) -> None:
+def test_contact_sheets_store_their_provenance(explanation: visattn.Explanation) -> None:
     heads = explanation.map
     page = visattn.contact_sheet(NOISE, heads, explanation.geometry, opacity=0.25, mass=0.5, normalize="symmetric")
     made = facts(saved(page))
@@ -221,13 +229,13 @@ def test_pages_carry_it(explanation: visattn.Explanation) -> None:
     assert made["normalization"] == "symmetric, each panel on its own scale"
 
 
-def test_a_path_of_glimpses_carries_it() -> None:
+def test_a_path_of_glimpses_stores_its_provenance() -> None:
     made = facts(saved(visattn.explain(glimpsing(), NOISE, method="glimpses").overlay()))
     assert made["method"] == "glimpses"
     assert len(made["parameters"]["path"]) == 2
 
 
-def test_text_that_is_given_to_pillow_comes_first_and_other_formats_are_pillows(
+def test_pnginfo_given_to_pillow_replaces_provenance_and_other_formats_have_none(
     explanation: visattn.Explanation, tmp_path: Path
 ) -> None:
     own = PngInfo()
@@ -254,19 +262,19 @@ def test_a_picture_is_a_pillow_image_that_can_be_pickled_and_resized(explanation
 
 
 @pytest.mark.parametrize("name", ["x.jpg", "x.jpeg", "x", "x.webp", "x.png.jpg"])
-def test_save_writes_png_under_no_other_name(name: str, explanation: visattn.Explanation, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=rf"^{name}: pictures are written as PNG\. Choose a name that ends in \.png\.$"):
+def test_save_refuses_file_names_that_do_not_end_in_png(name: str, explanation: visattn.Explanation, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=rf"^{name}: figures are written as PNG\. Choose a name that ends in \.png\.$"):
         explanation.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
-def test_heads_write_png_under_no_other_name(run: Run, photo: Path) -> None:
+def test_heads_refuse_file_names_that_do_not_end_in_png(run: Run, photo: Path) -> None:
     code, out, err = run("heads", photo, *TINY, "-o", "page.jpg")
     assert (code, out) == (2, "")
-    assert err == "visattn: error: page.jpg: pictures are written as PNG. Choose a name that ends in .png.\n"
+    assert err == "visattn: error: page.jpg: figures are written as PNG. Choose a name that ends in .png.\n"
 
 
-def test_a_cell_that_is_run_twice_is_told_what_python_takes(explanation: visattn.Explanation, tmp_path: Path) -> None:
+def test_saving_twice_is_refused_with_the_overwrite_argument(explanation: visattn.Explanation, tmp_path: Path) -> None:
     explanation.save(tmp_path / "dog.png")
     with pytest.raises(OutputError, match=r"exists already; pass overwrite=True \(--overwrite\) to replace it"):
         explanation.save(tmp_path / "dog.png")
@@ -274,7 +282,7 @@ def test_a_cell_that_is_run_twice_is_told_what_python_takes(explanation: visattn
     assert facts(tmp_path / "dog.png")["drawing"]["opacity"] == 0.25
 
 
-def test_constant_maps_carry_it_too() -> None:
+def test_overlays_of_constant_maps_store_their_provenance() -> None:
     class Blind(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -283,6 +291,6 @@ def test_constant_maps_carry_it_too() -> None:
         def forward(self, pixels: Any) -> Any:
             return (pixels * 0).mean((2, 3)) * self.scale
 
-    with pytest.warns(VisattnWarning, match="nothing to show"):
+    with pytest.warns(VisattnWarning, match="the photo is unchanged"):
         picture = visattn.explain(Blind(), NOISE, method="saliency").overlay()
     assert facts(saved(picture))["method"] == "captum.saliency"

@@ -19,7 +19,7 @@ from visattn.provenance import Sink
 
 
 def far_from_border(mask: NDArray[np.bool_], distance: int) -> NDArray[np.bool_]:
-    """Pixels whose whole neighborhood is inside or whole neighborhood is outside."""
+    """Return the pixels whose neighborhood is completely inside or completely outside."""
     far = np.zeros(mask.shape, bool)
     for y, x in np.ndindex(*mask.shape):
         around = mask[max(0, y - distance) : y + distance + 1, max(0, x - distance) : x + distance + 1]
@@ -29,7 +29,7 @@ def far_from_border(mask: NDArray[np.bool_], distance: int) -> NDArray[np.bool_]
 
 @pytest.fixture(scope="module")
 def blob() -> NDArray[np.bool_]:
-    """Two regions, one with a hole."""
+    """Build a mask of two regions, one with a hole."""
     y, x = np.mgrid[:60, :90]
     ring_like = (np.hypot(y - 30, x - 28) < 22) & (np.hypot(y - 30, x - 28) > 9)
     shape: NDArray[np.bool_] = ring_like | ((y > 20) & (y < 40) & (x > 65) & (x < 80))
@@ -110,13 +110,13 @@ def test_sinks_are_ringed_and_the_ring_is_around_their_patch() -> None:
 
 
 @pytest.mark.parametrize("opacity", [0.0, 1.0])
-def test_exact_end_points_have_no_rings(opacity: float) -> None:
+def test_opacity_0_and_1_draw_no_rings(opacity: float) -> None:
     heat, photo = heatmap(GRID, sinks=SINK), noise()
     assert heat.marks
     assert overlay(photo, heat, opacity=opacity).tobytes() == overlay(photo, heat, opacity=opacity, marks=False).tobytes()
 
 
-def test_ring_leaves_its_middle_and_the_rest_alone() -> None:
+def test_ring_changes_only_pixels_on_its_circle() -> None:
     photo = noise(300, 600)
     changed = (np.asarray(ring(photo, [(40, 60)])) != np.asarray(photo)).any(axis=2)
     y, x = np.mgrid[:300, :600]

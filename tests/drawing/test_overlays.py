@@ -1,4 +1,4 @@
-"""Overlays pixel by pixel: end points, what lies between, what stays as it was, colors alone."""
+"""Overlays pixel by pixel: end points of the color scale, values in between, unchanged pixels, and colors only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CROPPED = Geometry((HEIGHT, WIDTH), (32, 48), Box(4, 6, 20, 30))
 
 
 def assert_colors(picture: Pixels, values: Values, low: float, high: float, name: str) -> None:
-    """Every pixel is the color of its own value, found one by one in the table; a tie may round to either side."""
+    """Check that every pixel has the table's color of its value; ties may round to either side."""
     colors = [tuple(row) for row in table(name).tolist()]
     for index in np.ndindex(*values.shape):
         exact = min(max(255 * (float(values[index]) - low) / (high - low), 0), 255)
@@ -41,7 +41,7 @@ def assert_colors(picture: Pixels, values: Values, low: float, high: float, name
 
 
 def mixed(photo: Pixels, color: Pixels, share: Values) -> Values:
-    """The mixture pixel by pixel and channel by channel."""
+    """Blend photo and color pixel by pixel and channel by channel."""
     result = np.zeros(photo.shape)
     for y, x, c in np.ndindex(*photo.shape):
         result[y, x, c] = share[y, x] * float(color[y, x, c]) + (1 - share[y, x]) * float(photo[y, x, c])
@@ -68,7 +68,7 @@ def test_opacity_1_gives_the_colors_of_the_map(name: str) -> None:
         ("none", 0.0, 1.0, "inferno"),
         ("symmetric", -0.9, 0.9, "blue-white-red"),
         ("minmax", 0.1, 0.9, "inferno"),
-        ("percentile", 0.108, 0.892, "inferno"),  # of 0.1 to 0.9 in equal steps
+        ("percentile", 0.108, 0.892, "inferno"),  # percentiles of equal steps from 0.1 to 0.9
     ],
 )
 def test_opacity_1_follows_the_normalization(how: How, low: float, high: float, name: str) -> None:
@@ -85,7 +85,7 @@ def test_opacity_1_gives_the_colors_of_any_map(flat: list[float]) -> None:
 
 
 @pytest.mark.parametrize("opacity", [0.1, 0.25, 0.5, 0.7, 0.99])
-def test_between_the_end_points_it_is_linear(opacity: float) -> None:
+def test_blending_is_linear_in_the_opacity(opacity: float) -> None:
     photo, values = noise(), heat_values()
     color = np.asarray(overlay(photo, values, opacity=1))
     got = np.asarray(overlay(photo, values, opacity=opacity)).astype(float)
@@ -94,12 +94,12 @@ def test_between_the_end_points_it_is_linear(opacity: float) -> None:
 
 
 @pytest.mark.parametrize("opacity", [0.3, 0.8, 1.0])
-def test_value_blend_covers_by_the_value(opacity: float) -> None:
+def test_value_blend_has_an_opacity_proportional_to_the_value(opacity: float) -> None:
     photo, values = noise(), heat_values()
     color = np.asarray(overlay(photo, values, opacity=1))
     share = opacity * (values - values.min()) / (values.max() - values.min())
     got = np.asarray(overlay(photo, values, opacity=opacity, blend="value")).astype(float)
-    assert np.abs(got - mixed(np.asarray(photo), color, share)).max() <= 1.5  # the share itself has 256 levels
+    assert np.abs(got - mixed(np.asarray(photo), color, share)).max() <= 1.5  # the opacity per pixel has 256 levels
 
 
 def test_value_blend_of_signed_values_shows_the_photo_at_zero() -> None:
@@ -111,7 +111,7 @@ def test_value_blend_of_signed_values_shows_the_photo_at_zero() -> None:
 
 
 def test_scale_of_a_heatmap_is_that_of_its_grid() -> None:
-    """Its pixels do not reach the grid's ends: interpolation flattens a peak."""
+    """Check the color scale: it comes from the grid, as interpolation flattens peaks in the pixels."""
     grid = np.zeros((6, 9))
     grid[2, 4] = 1
     place = Geometry((7, 11), (96, 144), Box(0, 0, 7, 11))
@@ -131,19 +131,21 @@ def test_the_sign_decides_the_colors(signed: bool, name: str) -> None:
 def test_normalized_heatmap_has_the_picture_of_the_raw_one(signed: bool) -> None:
     heat = heatmap(GRID, signed=signed)
     raw = np.asarray(overlay(noise(), heat, opacity=1)).astype(int)
-    assert np.abs(np.asarray(overlay(noise(), normalize(heat), opacity=1)).astype(int) - raw).max() <= 6  # a level at a tie
+    assert (
+        np.abs(np.asarray(overlay(noise(), normalize(heat), opacity=1)).astype(int) - raw).max() <= 6
+    )  # ties may differ by one level
 
 
 def test_shared_scale_is_kept_when_a_panel_is_drawn() -> None:
-    """A weak panel beside a strong one must stay dark."""
-    heat = normalize(heatmap([[[0.0, 0.1]], [[0.0, 1.0]]], axes=("head",)), shared=("head",))
+    """Check that a weak panel next to a strong one stays dark."""
+    heat = normalize(heatmap([[[0.0, 0.1]], [[0.0, 1.0]]], axes=("head",)), shared_axes=("head",))
     weak = np.asarray(overlay(noise(), heat.at(head=0), opacity=1))
     assert_colors(weak, heat.values[0].astype(float), 0, 1, "inferno")
 
 
 @pytest.mark.parametrize("blend", ["constant", "value"])
 @pytest.mark.parametrize("opacity", [0.5, 1.0])
-def test_photo_is_untouched_where_the_model_did_not_see(blend: Literal["constant", "value"], opacity: float) -> None:
+def test_photo_is_unchanged_outside_the_models_crop(blend: Literal["constant", "value"], opacity: float) -> None:
     photo, heat = noise(), heatmap(GRID, CROPPED)
     got, before = np.asarray(overlay(photo, heat, opacity=opacity, blend=blend)), np.asarray(photo)
     unseen = np.ones((HEIGHT, WIDTH), bool)
@@ -152,8 +154,8 @@ def test_photo_is_untouched_where_the_model_did_not_see(blend: Literal["constant
     assert (got[~unseen] != before[~unseen]).any(axis=1).mean() > 0.9
 
 
-def test_pixels_behind_the_last_patch_are_untouched() -> None:
-    """230 pixels by patches of 16 make 14 patches; the last 6 pixels were never seen."""
+def test_pixels_beyond_the_last_patch_are_unchanged() -> None:
+    """Check 230 pixels with 14 patches of 16 pixels: the last 6 pixels are not part of any patch."""
     photo = noise(230, 230)
     tensor = torch.rand(14, 14, generator=torch.Generator().manual_seed(0))
     layout = TokenLayout("tokens", (), (14, 14), Box(0, 0, 224, 224))
@@ -180,8 +182,8 @@ print(overlay(photo, heat).tobytes() == photo.tobytes(), overlay(photo, heat, bl
 
 
 @pytest.mark.full
-def test_photo_of_which_nothing_was_seen_comes_back() -> None:
-    """In a process of its own: OpenCV divides by the size of an empty array, which kills it."""
+def test_photo_with_an_empty_seen_box_is_returned_unchanged() -> None:
+    """Run in a separate process: OpenCV divides by the size of an empty array, which would kill it."""
     done = subprocess.run([sys.executable, "-c", NOTHING_SEEN], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "True True"), done.stderr
 
@@ -199,7 +201,7 @@ def test_arguments_are_not_modified(opacity: float) -> None:
 
 @pytest.mark.parametrize("opacity", [0.2, 0.5, 0.8])
 def test_brightness_of_the_photo_is_never_rescaled(opacity: float) -> None:
-    """A photo of half the light gives a picture that is darker by half the photo's part, so that a video does not flicker."""
+    """Check that a photo with half the brightness halves the photo's part of the picture, so that videos do not flicker."""
     bright = np.asarray(noise()) // 2 * 2
     values = heat_values()
     first = np.asarray(overlay(bright, values, opacity=opacity)).astype(float)
@@ -207,7 +209,7 @@ def test_brightness_of_the_photo_is_never_rescaled(opacity: float) -> None:
     assert np.abs(first - second - (1 - opacity) * bright / 2).max() <= 1
 
 
-def test_colorize_is_the_color_map_and_black_where_nothing_was_seen() -> None:
+def test_colorize_is_the_colormap_and_black_outside_the_crop() -> None:
     heat = heatmap(GRID, CROPPED)
     got = np.asarray(colorize(heat, colormap="viridis"))
     assert_colors(got[4:20, 6:30], heat.values[4:20, 6:30].astype(float), 0, 5, "viridis")
@@ -244,7 +246,7 @@ def test_components_are_scaled_by_percentiles_of_their_grids() -> None:
     assert np.abs(np.asarray(rgb_components(noise(), heat)).astype(int) - given_ranges).max() <= 1
 
 
-def test_components_show_the_photo_where_the_model_did_not_see() -> None:
+def test_components_show_the_photo_outside_the_models_crop() -> None:
     heat = component_heat(Geometry((HEIGHT, WIDTH), (64, 96), Box(4, 6, 20, 30)))
     got, before = np.asarray(rgb_components(noise(), heat)), np.asarray(noise())
     unseen = np.ones((HEIGHT, WIDTH), bool)
@@ -255,7 +257,7 @@ def test_components_show_the_photo_where_the_model_did_not_see() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3])
 def test_constant_component_is_one_color_not_noise(value: float) -> None:
-    """The last digits that interpolation leaves must not be stretched to black and white."""
+    """Check that rounding errors of interpolation are not stretched to black and white."""
     heat = heatmap(np.full((3, 4, 6), value), axes=("component",), meaning="principal component")
     assert len(np.unique(np.asarray(rgb_components(noise(), heat)))) == 1
 
@@ -290,7 +292,7 @@ def test_png_of_the_same_picture_has_the_same_bytes() -> None:
     assert to_png(noise(), Provenance(model="a")) == to_png(noise(), Provenance(model="a"))
 
 
-def test_a_single_contour_and_a_whole_opacity_are_numbers_too() -> None:
+def test_contours_and_opacity_accept_scalars_of_other_types() -> None:
     photo, heat = np.zeros((32, 48, 3), np.uint8), np.random.default_rng(0).random((32, 48), np.float32)
     assert overlay(photo, heat, contours=0.5).tobytes() == overlay(photo, heat, contours=[0.5]).tobytes()
     for levels in (np.float32(0.5), np.array(0.5), np.array([0.5], np.float32)):

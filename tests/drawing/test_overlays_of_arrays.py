@@ -1,4 +1,4 @@
-"""Overlays of maps that show nothing, and of arrays of every kind."""
+"""Overlays of constant maps, and of arrays of all kinds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from visattn.maps import normalize
 @pytest.mark.parametrize("how", ["auto", "minmax", "percentile"])
 def test_constant_map_gives_the_photo_and_a_warning(value: float, how: How) -> None:
     photo = noise()
-    with pytest.warns(VisattnWarning, match=r"the map is constant \(.*\); nothing to show"):
+    with pytest.warns(VisattnWarning, match=r"the map is constant \(.*\); the photo is unchanged"):
         picture = overlay(photo, np.full((HEIGHT, WIDTH), value, np.float32), normalize=how, opacity=1)
     assert picture.tobytes() == photo.tobytes()
 
@@ -40,8 +40,8 @@ def test_constant_heatmap_is_still_constant_when_normalized() -> None:
 
 @pytest.mark.parametrize(("base", "step"), [(1e-3, 2.0**-32), (1e7, 1.0), (-1e7, 1.0), (3e30, 2.0**82), (1.0, 2.0**-20)])
 @pytest.mark.parametrize("how", ["minmax", "percentile"])
-def test_nearly_constant_map_uses_the_whole_color_map(base: float, step: float, how: How) -> None:
-    """Against float64: of a base of 1e7 and a span of 2, levels 64 to 191 would come out of products in float32."""
+def test_nearly_constant_map_uses_the_full_colormap(base: float, step: float, how: How) -> None:
+    """Compare with float64: for base 1e7 and span 2, products in float32 would yield only levels 64 to 191."""
     values = (
         np.float32(base) + np.float32(step) * (np.arange(HEIGHT * WIDTH) * 5 // (HEIGHT * WIDTH)).astype(np.float32)
     ).reshape(HEIGHT, WIDTH)
@@ -60,7 +60,7 @@ def test_nearly_constant_map_uses_the_whole_color_map(base: float, step: float, 
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0), (0.2, 51), (1.0, 255)])
-def test_constant_map_under_none_is_drawn(value: float, level: int) -> None:
+def test_constant_map_without_normalization_is_drawn(value: float, level: int) -> None:
     got = np.asarray(overlay(noise(), np.full((HEIGHT, WIDTH), value), normalize="none", opacity=1))
     assert np.array_equal(got, np.broadcast_to(table("inferno")[level], got.shape))
 
@@ -162,7 +162,7 @@ def test_photo_of_any_kind_gives_the_same_overlay(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "int64", "float16", "float32", "float64"], ids=str)
 def test_hotter_value_is_always_lighter(dtype: str) -> None:
-    """Values that wrap when a mask of 8 bits is squared or doubled."""
+    """Check values that overflow when an 8-bit mask is squared or doubled."""
     values = np.array([[0, 15, 16, 128, 240, 255]], dtype)
     got = np.asarray(overlay(noise(1, 6), values, opacity=1)).astype(float)[0]
     light = (got @ [0.2126, 0.7152, 0.0722]).tolist()
@@ -177,7 +177,7 @@ def test_hotter_value_is_always_lighter(dtype: str) -> None:
         pytest.param(
             np.zeros((WIDTH, HEIGHT)), r"must be \(height, width\) = \(24, 36\) like the photo, got \(36, 24\)", id="turned"
         ),
-        pytest.param(np.zeros((14, 14)), r"got \(14, 14\). Bring a map to pixels with map.to_heatmap", id="grid"),
+        pytest.param(np.zeros((14, 14)), r"got \(14, 14\). Convert a map to pixels with map.to_heatmap", id="grid"),
         pytest.param(np.zeros((1, HEIGHT, WIDTH)), r"got \(1, 24, 36\)", id="1HW"),
         pytest.param(np.zeros((3, HEIGHT, WIDTH)), r"got \(3, 24, 36\)", id="CHW"),
         pytest.param(torch.zeros(1, 1, HEIGHT, WIDTH), r"got \(1, 1, 24, 36\)", id="NCHW"),
@@ -185,13 +185,13 @@ def test_hotter_value_is_always_lighter(dtype: str) -> None:
         pytest.param([["a"]], "must hold numbers, got <U1", id="text"),
     ],
 )
-def test_heat_that_is_not_of_the_photos_size_is_refused(heat: object, message: str) -> None:
+def test_array_of_another_size_than_the_photo_is_refused(heat: object, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         overlay(noise(), heat)
 
 
 def test_heatmap_of_several_panels_is_refused() -> None:
-    with pytest.raises(ShapeError, match=r"draws one panel, the heatmap has the axes \('head',\). Choose with .at\(\)"):
+    with pytest.raises(ShapeError, match=r"draws one panel, but the heatmap has the axes \('head',\). Select one with .at\(\)"):
         overlay(noise(), heatmap([GRID, GRID], axes=("head",)))
 
 

@@ -48,7 +48,7 @@ def green(width: int = PANEL, height: int = 90) -> Image.Image:
 
 @dataclass
 class Written:
-    """What was written on pages, and where."""
+    """Recorder of drawn texts and their positions."""
 
     texts: list[str] = field(default_factory=list)
     places: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Written:
 
 
 def panels(page: Image.Image, color: tuple[int, int, int] = GREEN) -> list[tuple[int, int, int, int]]:
-    """Left, top, width and height of every plain panel, in reading order."""
+    """Return left, top, width and height of every single-color panel, in reading order."""
     mask = (np.asarray(page) == color).all(axis=2).astype(np.uint8)
     _, _, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
     boxes = [(int(x), int(y), int(width), int(height)) for x, y, width, height, _ in stats[1:]]
@@ -83,10 +83,10 @@ def part(page: Image.Image, box: tuple[int, int, int, int]) -> NDArray[np.uint8]
     return np.asarray(page)[top : top + height, left : left + width]
 
 
-# ---- the page ---------------------------------------------------------------------------------------------------------------------
+# ---- figures ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_panels_stand_in_rows_and_columns_and_none_leaves_a_gap() -> None:
+def test_panels_are_in_rows_and_columns_and_none_entries_leave_gaps() -> None:
     page = sheet([[Cell(green()), Cell(green()), Cell(green())], [Cell(green()), None, Cell(green())]], panel=PANEL)
     boxes = panels(page)
     assert [box[2:] for box in boxes] == [(PANEL, 90)] * 5
@@ -124,7 +124,7 @@ def test_nothing_is_cut_off_the_page(panel: int) -> None:
     assert (edge == 255).all()
 
 
-def test_labels_stand_beside_their_rows_and_above_their_columns(written: Written) -> None:
+def test_labels_are_beside_their_rows_and_above_their_columns(written: Written) -> None:
     rows = [[Cell(green()), Cell(green())], [Cell(green()), Cell(green())]]
     page = sheet(rows, panel=PANEL, row_labels=["first", "second"], column_labels=["left", "right"])
     first, _, _, last = panels(page)
@@ -144,7 +144,7 @@ def test_caption_longer_than_its_panel_is_clipped(written: Written) -> None:
 
 
 @pytest.mark.parametrize("part_of_page", ["title", "notes"])
-def test_long_lines_are_wrapped_and_no_word_is_lost(part_of_page: str, written: Written) -> None:
+def test_long_lines_are_wrapped_without_losing_words(part_of_page: str, written: Written) -> None:
     words = [f"word{i}" for i in range(80)]
     text = " ".join(words)
     page = sheet(
@@ -154,7 +154,7 @@ def test_long_lines_are_wrapped_and_no_word_is_lost(part_of_page: str, written: 
     assert max(written.widths.values()) <= page.width
 
 
-def test_bar_shows_the_whole_color_map_from_left_to_right() -> None:
+def test_bar_shows_the_full_colormap_from_left_to_right() -> None:
     page = np.asarray(sheet([[Cell(green())]], panel=PANEL, bar=Bar("inferno", ("0", "1"), "attention")))
     lowest, highest = table("inferno")[0], table("inferno")[255]
     _, low_x = np.nonzero((page == lowest).all(axis=2))
@@ -215,7 +215,7 @@ def test_sheet_of_one_named_axis_is_a_row_or_a_column(axis: str) -> None:
 
 
 def twin_panels(sizes: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> list[tuple[int, int, int, int]]:
-    """Where panels lie, found on a sheet of the same shape whose panels are plain."""
+    """Return the positions of panels, found in a figure of the same shape with single-color panels."""
     page = contact_sheet(green(), make_map(torch.zeros(*sizes, 2, 3), axes), WHOLE, panel=PANEL, **options)
     return panels(page)
 
@@ -232,8 +232,8 @@ def test_every_panel_is_the_overlay_of_its_own_values(place: int) -> None:
 
 def test_shared_scale_darkens_the_weaker_panel_and_is_numbered(written: Written) -> None:
     attention_map = make_map([[[0.0, 0.1, 0.2], [0.0, 0.1, 0.2]], [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]], ("head",))
-    page = contact_sheet(noise(), attention_map, WHOLE, rows="head", panel=PANEL, shared=("head",), opacity=1)
-    weak, strong = (part(page, box) for box in twin_panels((2,), ("head",), rows="head", shared=("head",)))
+    page = contact_sheet(noise(), attention_map, WHOLE, rows="head", panel=PANEL, shared_axes=("head",), opacity=1)
+    weak, strong = (part(page, box) for box in twin_panels((2,), ("head",), rows="head", shared_axes=("head",)))
     assert weak[0, -1].tolist() == table("inferno")[51].tolist()  # 0.2 of 1
     assert strong[0, -1].tolist() == table("inferno")[255].tolist()
     assert {"0", "0.25", "0.5", "0.75", "1"} <= set(written.texts)
@@ -243,17 +243,17 @@ def test_shared_scale_darkens_the_weaker_panel_and_is_numbered(written: Written)
 def test_own_scales_are_written_under_their_panels(written: Written) -> None:
     attention_map = make_map([[[0.0, 0.1, 0.2]], [[0.25, 0.5, 1.0]]], ("head",))
     contact_sheet(noise(), attention_map, WHOLE, rows="head", panel=PANEL)
-    assert {"0 to 0.2", "0.25 to 1", "panel's lowest", "panel's highest"} <= set(written.texts)
+    assert {"0 to 0.2", "0.25 to 1", "panel minimum", "panel maximum"} <= set(written.texts)
 
 
-def test_constant_panel_shows_the_photo_and_says_so(written: Written) -> None:
+def test_constant_panel_shows_the_photo_and_is_labeled_constant(written: Written) -> None:
     attention_map = make_map([[[0.5, 0.5, 0.5]], [[0.0, 0.5, 1.0]]], ("head",))
     page = contact_sheet(green(), attention_map, WHOLE, rows="head", panel=PANEL)
     assert len(panels(page)) == 1
     assert "constant 0.5" in written.texts
 
 
-def test_signed_values_are_drawn_from_their_zero() -> None:
+def test_signed_values_are_drawn_with_zero_in_the_middle() -> None:
     attention_map = make_map([[[-1.0, 0.0, 0.5]], [[-1.0, 0.0, 0.5]]], ("component",), meaning="cosine similarity")
     page = contact_sheet(noise(), attention_map, WHOLE, rows="component", panel=PANEL, opacity=1)
     first = part(page, twin_panels((2,), ("component",), rows="component")[0])
@@ -271,7 +271,7 @@ def test_mass_is_outlined_and_explained(written: Written) -> None:
     mask[:, 80:] = True
     plain = overlay(noise(), attention_map.at(head=0).to_heatmap(WHOLE, "nearest"), opacity=0.5)
     assert np.abs(first - np.asarray(outline(plain, mask)).astype(int)).max() <= 4
-    assert "the fewest patches that hold 60% of the panel's mass" in " ".join(written.texts)
+    assert "the smallest region that holds 60% of the panel's sum" in " ".join(written.texts)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -294,18 +294,20 @@ def test_panel_is_drawn_at_its_own_size_from_a_larger_photo() -> None:
 @pytest.mark.parametrize(
     ("axes", "options", "message"),
     [
-        pytest.param(("layer", "head"), {}, r"\('layer', 'head'\) must be named as rows and columns, got \[\]", id="none named"),
-        pytest.param(("layer", "head"), {"rows": "layer"}, r"must be named as rows and columns, got \['layer'\]", id="one named"),
         pytest.param(
-            ("layer", "head"), {"rows": "head", "columns": "head"}, "must be named as rows and columns", id="one named twice"
+            ("layer", "head"), {}, r"named as rows or columns: the map has \('layer', 'head'\), got \[\]", id="none named"
         ),
-        pytest.param(("head",), {"rows": "head", "columns": "head"}, "rows and columns", id="the only one named twice"),
+        pytest.param(("layer", "head"), {"rows": "layer"}, r"the map has \('layer', 'head'\), got \['layer'\]", id="one named"),
+        pytest.param(
+            ("layer", "head"), {"rows": "head", "columns": "head"}, "named as rows or columns: the map has", id="one named twice"
+        ),
+        pytest.param(("head",), {"rows": "head", "columns": "head"}, "rows or columns", id="the only one named twice"),
         pytest.param(("head",), {"rows": "heads"}, "unknown axis 'heads'; did you mean 'head'", id="misspelled"),
-        pytest.param(("head",), {"shared": ("layer",)}, "unknown axis 'layer'", id="unknown shared"),
+        pytest.param(("head",), {"shared_axes": ("layer",)}, "unknown axis 'layer'", id="unknown shared"),
         pytest.param(("head",), {"mass": 1.5}, "mass must be a number from 0 to 1", id="mass"),
         pytest.param(("head",), {"colormap": "infero"}, "unknown colormap 'infero'", id="colormap"),
         pytest.param(("head",), {"interpolation": "cubic"}, "unknown interpolation 'cubic'", id="interpolation"),
-        pytest.param((), {}, "a contact sheet shows", id="no axis left"),
+        pytest.param((), {}, "a contact sheet needs one or two axes", id="no axis left"),
     ],
 )
 def test_wrong_option_is_refused(axes: tuple[str, ...], options: dict[str, Any], message: str) -> None:
@@ -342,8 +344,9 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.full
 def test_sheet_of_72_panels_of_a_large_photo_needs_little_memory() -> None:
-    """At the photo's own size the values alone would take 3.4 GB."""
+    """Check the memory: at the photo's own size the values alone would take 3.4 GB."""
     grown = run(
         """
 photo = Image.new("RGB", (4000, 3000), (9, 9, 9))
@@ -355,8 +358,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(grown) < 500
 
 
-def test_sheet_of_a_strip_is_refused_or_of_a_bearable_size() -> None:
-    """Scaled to the panel's width a strip of 1 x 60000 would be 224 x 13 million."""
+def test_sheet_of_a_narrow_photo_is_refused_or_of_limited_size() -> None:
+    """Check a very narrow photo: 1 x 60000 pixels, scaled to the panel's width, would be 224 x 13 million."""
     outcome = run(
         """
 photo = Image.new("RGB", (1, 60_000), (9, 9, 9))
@@ -381,7 +384,7 @@ def matrix(side: int) -> NDArray[np.float32]:
     return rows
 
 
-def test_small_matrix_is_enlarged_by_whole_factors(written: Written) -> None:
+def test_small_matrix_is_enlarged_by_integer_factors(written: Written) -> None:
     page = matrix_page(np.eye(4, dtype=np.float32) + matrix(4), ("cls",), side=101, title="a head")
     assert "both cls, then patches in raster order" in " ".join(written.texts)
     cells = np.asarray(page)
@@ -390,7 +393,7 @@ def test_small_matrix_is_enlarged_by_whole_factors(written: Written) -> None:
 
 
 def test_large_matrix_is_averaged_over_blocks(written: Written) -> None:
-    """A matrix of 6 x 6 on 3 pixels: 2 x 2 weights each."""
+    """Check a 6 x 6 matrix drawn on 3 x 3 pixels, with 2 x 2 weights per pixel."""
     weights = np.zeros((6, 6), np.float32)
     weights[0, 1] = 1.0  # a quarter of the first block
     weights[4:, 4:] = 1.0  # the whole last block
@@ -411,7 +414,7 @@ def test_uniform_matrix_is_drawn() -> None:
     assert matrix_page(np.full((5, 5), 0.2, np.float32), (), side=50).height >= 50
 
 
-def test_bare_diagonal_of_a_large_matrix_is_not_lost() -> None:
-    """One in 300 weights is not zero: less than the share of peaks that is cut off."""
+def test_diagonal_of_a_large_matrix_is_visible() -> None:
+    """Check a matrix with one nonzero weight in 300, fewer than the clipped share of peaks."""
     page = np.asarray(matrix_page(np.eye(300, dtype=np.float32), (), side=300))
     assert (page[18 : 18 + 300, 18 : 18 + 300] != page[19, 18]).any()

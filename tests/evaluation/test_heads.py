@@ -1,4 +1,4 @@
-"""Statistics of heads against loops over the matrices."""
+"""Statistics of heads, compared with loops over matrices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from visattn.records import AttentionRecord, Recording
 
 PREFIXES = [(), ("cls",), ("cls", "distillation"), ("cls", "register0", "register1", "register2", "register3")]
 GRIDS = [(3, 5), (4, 4)]
-NUMBERS = ("entropy", "effective", "largest", "collapsed", "uniform", "distance")
+NUMBERS = ("entropy", "effective", "max_weight", "collapsed", "uniform", "distance")
 
 
 def places(record: AttentionRecord, side: str) -> list[tuple[float, float] | None]:
-    """Center of each token in input pixels; None for prefix tokens."""
+    """Return the center of each token in input pixels, or None for prefix tokens."""
     layout = record.queries if side == "queries" else record.keys
     rows, columns = layout.grid
     found: list[tuple[float, float] | None] = [None] * len(layout.prefix)
@@ -44,7 +44,7 @@ def places(record: AttentionRecord, side: str) -> list[tuple[float, float] | Non
 
 
 def by_loops(record: AttentionRecord, weights: oracles.Array) -> dict[str, oracles.Array]:
-    """Everything of one record, query by query and key by key."""
+    """Compute all statistics of one record, query by query and key by key."""
     batch, heads, queries, keys = weights.shape
     out = {name: np.zeros((batch, heads)) for name in (*NUMBERS, "self", "patches", "padding")}
     out |= {name: np.zeros((batch, heads)) for name in record.keys.prefix}
@@ -55,7 +55,7 @@ def by_loops(record: AttentionRecord, weights: oracles.Array) -> dict[str, oracl
         entropy = -math.fsum(a * math.log(a) for a in row if a > 0)
         out["entropy"][b, h] += entropy / queries
         out["effective"][b, h] += math.exp(entropy) / queries
-        out["largest"][b, h] += max(row) / queries
+        out["max_weight"][b, h] += max(row) / queries
         out["collapsed"][b, h] += (max(row) > 0.99) / queries
         in_sight = sum(weights[:, :, i, j].max() > 1e-30 for j in range(keys))
         out["uniform"][b, h] += (entropy > 0.98 * math.log(in_sight)) / queries
@@ -72,12 +72,12 @@ def by_loops(record: AttentionRecord, weights: oracles.Array) -> dict[str, oracl
 
 
 def differs(mine: HeadStatistics, theirs: dict[str, oracles.Array]) -> float:
-    """The largest relative difference."""
+    """Return the largest relative difference."""
     assert mine.distance is not None
     pairs: list[tuple[Tensor, oracles.Array]] = [
         (mine.entropy, theirs["entropy"]),
         (mine.effective_keys, theirs["effective"]),
-        (mine.saturation, theirs["largest"]),
+        (mine.max_weight, theirs["max_weight"]),
         (mine.collapsed, theirs["collapsed"]),
         (mine.uniform, theirs["uniform"]),
         (mine.distance, theirs["distance"]),
@@ -95,7 +95,7 @@ def of_matrix(weights: Tensor, place: visattn.TokenLayout) -> HeadStatistics:
 
 @pytest.mark.parametrize("prefix", PREFIXES, ids=len)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_statistics_are_those_of_loops(prefix: Sequence[str], grid: tuple[int, int]) -> None:
+def test_statistics_equal_loops(prefix: Sequence[str], grid: tuple[int, int]) -> None:
     made = tiny.recording(batch=3, layers=2, prefix=prefix, grid=grid)
     for record, found in zip(made, statistics(made, dtype=torch.float64), strict=True):
         theirs = by_loops(record, oracles.array(tiny.matrices(record)))
@@ -108,11 +108,11 @@ def test_statistics_are_those_of_loops(prefix: Sequence[str], grid: tuple[int, i
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["swin", "swin padded", "pvt v2", "hiera", "maxvit"])
-def test_windows_pooled_keys_and_padding(name: str) -> None:
+def test_statistics_with_windows_pooled_keys_and_padding_equal_loops(name: str) -> None:
     family = FAMILIES[name]
     size = family.sizes[-1]
     torch.manual_seed(0)
-    model = family.build(size).eval().double()  # single precision weights that are written out sum to 1 only nearly
+    model = family.build(size).eval().double()  # explicit single-precision weights sum to 1 only approximately
     with torch.no_grad(), visattn.capture(model) as recording:
         model(tiny.pixels(2, size).double())
     checked = 0
@@ -126,8 +126,8 @@ def test_windows_pooled_keys_and_padding(name: str) -> None:
     assert checked
 
 
-def test_uniform_attention_looks_as_far_as_its_baseline() -> None:
-    """The figures are of a 14 x 14 grid of 16-pixel patches and of 37 x 37 of 14 pixels, worked out elsewhere: 116.5 and 270 pixels."""
+def test_distance_of_uniform_attention_equals_its_baseline() -> None:
+    """Compare with 116.5 pixels for 14 x 14 patches of 16 pixels and 270 for 37 x 37 of 14, which were computed independently."""
     for side, patch, expected in ((14, 16, 7.281 * 16), (37, 14, 19.285 * 14), (7, 32, 3.609 * 32)):
         place = tiny.layout((), (side, side))
         box = place.box._replace(bottom=side * patch, right=side * patch)
@@ -141,7 +141,7 @@ def test_uniform_attention_looks_as_far_as_its_baseline() -> None:
         assert float(found.effective_keys) == pytest.approx(side**2, rel=1e-4)
 
 
-def test_batch_is_as_image_by_image() -> None:
+def test_statistics_of_a_batch_equal_those_of_single_images() -> None:
     made = tiny.recording(batch=3)
     whole = statistics(made, dtype=torch.float64)
     for record, found in zip(made, whole, strict=True):
@@ -151,7 +151,7 @@ def test_batch_is_as_image_by_image() -> None:
             torch.testing.assert_close(one.entropy[0], found.entropy[image], rtol=1e-10, atol=1e-10)
 
 
-def test_order_of_patches_does_not_matter_but_for_distance() -> None:
+def test_order_of_patches_changes_only_the_distance() -> None:
     made = tiny.recording(prefix=("cls",))
     record = made[0]
     weights = tiny.matrices(record)
@@ -186,7 +186,7 @@ def one_record(weights: Tensor, place: visattn.TokenLayout) -> Recording:
 
 
 def test_collapsed_and_uniform_rows_are_counted() -> None:
-    """Of four queries one looks at a single key, one at 99 %, which is not more, one is even and one nearly."""
+    """Use four queries: one gives all attention to one key, one gives 99 % (not counted), one is uniform, and one nearly so."""
     place = tiny.layout((), (2, 2))
     nearly = [0.28, 0.24, 0.24, 0.24]
     rows = torch.tensor([[1, 0, 0, 0], [0.99, 0.01, 0, 0], [0.25] * 4, nearly], dtype=torch.float64)
@@ -198,12 +198,12 @@ def test_collapsed_and_uniform_rows_are_counted() -> None:
     assert found.keys == 4
 
 
-def test_numbers_are_those_of_the_tables_with_registers_summed() -> None:
+def test_numbers_equal_the_tables_with_registers_summed() -> None:
     made = tiny.recording(prefix=("cls", "register0", "register1"))
     found = statistics(made)[0]
     numbers = found.numbers()
     assert list(numbers) == [
-        *("entropy", "effective_keys", "largest", "collapsed", "uniform", "distance_px"),
+        *("entropy", "effective_keys", "max_weight", "collapsed", "uniform", "distance_px"),
         *("cls", "self", "patches", "padding", "registers"),
     ]
     torch.testing.assert_close(numbers["registers"], found.mass["register0"] + found.mass["register1"])
@@ -211,11 +211,11 @@ def test_numbers_are_those_of_the_tables_with_registers_summed() -> None:
     torch.testing.assert_close(whole, torch.ones_like(found.entropy))
 
 
-# ---- what a distance is compared with ---------------------------------------------------------------------------------------------
+# ---- baselines of the distance ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", PREFIXES, ids=len)
-def test_baselines_of_a_whole_grid_are_those_of_loops(prefix: Sequence[str]) -> None:
+def test_baselines_of_a_full_grid_equal_loops(prefix: Sequence[str]) -> None:
     record = tiny.recording(prefix=prefix, grid=(3, 5))[0]
     points = [place for place in places(record, "keys") if place is not None]
     apart = [[math.dist(a, b) for b in points] for a in points]
@@ -227,8 +227,8 @@ def test_baselines_of_a_whole_grid_are_those_of_loops(prefix: Sequence[str]) -> 
 
 
 @pytest.mark.parametrize("mask", [-math.inf, -100.0])
-def test_masked_keys_are_not_in_sight(mask: float) -> None:
-    """Each patch of a row of six sees only its own half; all weights are even there, so every distance is its baseline."""
+def test_masked_keys_are_excluded_from_baselines(mask: float) -> None:
+    """Let each of six patches in a row attend only to its own half, evenly, so that every distance equals its baseline."""
     place = tiny.layout((), (1, 6))
     halves = torch.arange(6) // 3
     bias = torch.where(halves[:, None] == halves, 0.0, mask).expand(1, 2, 6, 6)
@@ -243,7 +243,7 @@ def test_masked_keys_are_not_in_sight(mask: float) -> None:
     assert bool((found.uniform == 1).all())
 
 
-def test_a_patch_that_sees_no_other_has_no_nearest() -> None:
+def test_a_patch_that_attends_only_to_itself_has_no_nearest_distance() -> None:
     place = tiny.layout(("cls",), (1, 2))
     bias = torch.full((3, 3), -math.inf).fill_diagonal_(0)
     alone = SoftmaxOperator(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), bias)
@@ -254,7 +254,7 @@ def test_a_patch_that_sees_no_other_has_no_nearest() -> None:
 
 
 def swin_sight(size: int, window: int, shift: int) -> list[list[bool]]:
-    """Who sees whom in a shifted window, from the paper: the same window of the rolled grid, and no seam between."""
+    """Return which tokens attend to which in a shifted window, from the paper: the same window of the rolled grid, with no seam."""
 
     def region(place: int) -> tuple[int, int]:
         rolled = (place - shift) % size
@@ -264,7 +264,7 @@ def swin_sight(size: int, window: int, shift: int) -> list[list[bool]]:
     return [[a == b for b in cells] for a in cells]
 
 
-def test_baselines_of_shifted_windows_are_those_of_the_paper() -> None:
+def test_baselines_of_shifted_windows_equal_the_paper() -> None:
     torch.manual_seed(0)
     model = FAMILIES["swin"].build((64, 64)).eval().double()
     with torch.no_grad(), visattn.capture(model) as recording:
@@ -274,7 +274,7 @@ def test_baselines_of_shifted_windows_are_those_of_the_paper() -> None:
         side = record.queries.grid[0]
         if (
             not record.layer.endswith("blocks.1.attn") or side <= 4
-        ):  # the second of each stage is shifted, unless one window is all
+        ):  # the second block of each stage is shifted, unless one window covers everything
             continue
         sight = swin_sight(side, 4, 2)
         points = [place for place in places(record, "keys") if place is not None]
@@ -288,11 +288,11 @@ def test_baselines_of_shifted_windows_are_those_of_the_paper() -> None:
     assert checked == 2
 
 
-# ---- how heads differ -------------------------------------------------------------------------------------------------------------
+# ---- divergence of heads ----------------------------------------------------------------------------------------------------------
 
 
 def divergences(weights: oracles.Array) -> oracles.Array:
-    """Mean over queries of `KL(p || m) / 2 + KL(q || m) / 2`, `m` their mean, with what goes to padding as one more key."""
+    """Compute the mean over queries of `KL(p || m) / 2 + KL(q || m) / 2` with their mean `m`; padding is one more key."""
     batch, heads, queries, _ = weights.shape
     out = np.zeros((batch, heads, heads))
     for b, g, h, i in np.ndindex(batch, heads, heads, queries):
@@ -303,7 +303,7 @@ def divergences(weights: oracles.Array) -> oracles.Array:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES, ids=len)
-def test_head_divergence_is_that_of_loops(prefix: Sequence[str]) -> None:
+def test_head_divergence_equals_loops(prefix: Sequence[str]) -> None:
     made = tiny.recording(batch=2, heads=4, prefix=prefix, grid=(3, 5))
     for number, record in enumerate(made):
         theirs = divergences(oracles.array(tiny.matrices(record)))
@@ -334,7 +334,7 @@ def test_head_divergence_in_windows_with_pooled_keys_and_padding(name: str) -> N
     assert checked
 
 
-def test_heads_alike_differ_by_nothing_and_heads_apart_by_ln_2() -> None:
+def test_divergence_is_zero_for_equal_heads_and_ln_2_for_disjoint_heads() -> None:
     place = tiny.layout((), (2, 2))
     left, right = torch.zeros(2, 4, 4, dtype=torch.float64)
     left[:, 0], right[:, 1] = 1, 1
@@ -343,8 +343,8 @@ def test_heads_alike_differ_by_nothing_and_heads_apart_by_ln_2() -> None:
     torch.testing.assert_close(head_divergence(made, dtype=torch.float64)[0], expected, rtol=0, atol=1e-12)
 
 
-def test_head_divergence_holds_no_matrix_of_all_pairs() -> None:
-    """The largest tensor of 1500 tokens and 8 heads is a tile, 200 times smaller than a matrix of queries and keys for each pair."""
+def test_head_divergence_allocates_no_matrix_of_all_pairs() -> None:
+    """Check that the largest tensor for 1500 tokens and 8 heads is a tile, 200 times smaller than one matrix for each pair of heads."""
     sizes = [0]
 
     class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -360,7 +360,7 @@ def test_head_divergence_holds_no_matrix_of_all_pairs() -> None:
     assert max(sizes) <= 8 * 128 * 1501
 
 
-def test_head_divergence_refuses_what_is_not_there() -> None:
+def test_head_divergence_refuses_invalid_calls_layers_and_rows() -> None:
     place = tiny.layout()
     made = tiny.recording()
     with pytest.raises(OptionError, match=r"call must be one of 0 for layer -1, got 1\."):
@@ -371,11 +371,11 @@ def test_head_divergence_refuses_what_is_not_there() -> None:
         head_divergence(one_record(torch.randn(1, 2, len(place), len(place)), place))
 
 
-# ---- what sinks draw --------------------------------------------------------------------------------------------------------------
+# ---- attention to sinks -----------------------------------------------------------------------------------------------------------
 
 
-def test_sink_mass_is_that_of_loops() -> None:
-    """Two layers; in the first all queries of the second image look at patches 7 and 20, in the second layer at none more."""
+def test_sink_mass_equals_loops() -> None:
+    """Use two layers. All queries of the second image attend to patches 7 and 20 in the first layer, and to no sink in the second."""
     place = tiny.layout(("cls",), (6, 8))
     made = Recording()
     for layer in range(2):

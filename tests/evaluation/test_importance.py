@@ -1,4 +1,4 @@
-"""Which heads matter, against loops and against the model with a head taken out."""
+"""Importance of heads, compared with loops and with the model without a head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from visattn.records import Recording
 
 
 def graded() -> tuple[Recording, list[Tensor]]:
-    """Random attention and gradients."""
+    """Build random attention and gradients."""
     made = tiny.recording(batch=2, heads=3, prefix=("cls", "register0"), grid=(3, 5))
     slopes = [torch.randn(record.operator.shape, dtype=torch.float64) for record in made]
     records = [
@@ -39,7 +39,7 @@ def test_importance_equals_the_sum_over_all_pairs() -> None:
             assert abs(float(found[b, h]) - abs(math.fsum(pairs))) < 1e-10
 
 
-def test_importance_is_the_slope_of_the_score_as_a_head_is_turned_down() -> None:
+def test_importance_is_the_derivative_of_the_score_with_respect_to_the_head_scale() -> None:
     model = tiny.vit().double()
     pixels = tiny.pixels(2).double()
     with visattn.capture(model, gradients=True) as recording:
@@ -56,7 +56,7 @@ def test_importance_is_the_slope_of_the_score_as_a_head_is_turned_down() -> None
             torch.testing.assert_close(importance[:, head], slope.abs(), rtol=1e-4, atol=1e-7)
 
 
-def test_ablation_is_the_fall_of_the_score_without_the_values_of_a_head() -> None:
+def test_ablation_is_the_drop_of_the_score_without_a_head() -> None:
     model = tiny.vit()
     pixels = tiny.pixels(2)
     with torch.no_grad(), visattn.capture(model) as recording:

@@ -1,4 +1,4 @@
-"""The interval of a mean over photos against closed forms."""
+"""Bootstrap interval of a mean over images, compared with closed forms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from visattn.errors import ShapeError
 from visattn.evaluation.intervals import mean_interval
 
 
-def test_of_many_photos_it_is_the_normal_approximation() -> None:
-    """Mean +- 1.96 standard errors, for values far from normal too; 20,000 resamples leave 2 % of the width to chance."""
+def test_interval_of_many_images_equals_the_normal_approximation() -> None:
+    """Compare with mean +- 1.96 standard errors, also for skewed values. With 20,000 resamples, chance is 2 % of the width."""
     random = np.random.default_rng(0)
     for values in (random.normal(3, 2, 400), random.exponential(1, 400), random.integers(0, 2, 400)):
         low, high = mean_interval(values, resamples=20_000)
@@ -22,7 +22,7 @@ def test_of_many_photos_it_is_the_normal_approximation() -> None:
         assert float(low) == pytest.approx(values.mean() - half, abs=0.1 * half)
 
 
-def test_of_three_photos_it_is_that_of_all_27_samples() -> None:
+def test_interval_of_three_images_equals_that_of_all_27_resamples() -> None:
     values = np.array([0.0, 1.0, 10.0])
     means = sorted(sum(sample) / 3 for sample in itertools.product(values, repeat=3))
     low, high = mean_interval(values, confidence=0.8, resamples=20_000)
@@ -30,8 +30,8 @@ def test_of_three_photos_it_is_that_of_all_27_samples() -> None:
     assert float(high) == pytest.approx(means[-3])
 
 
-def test_it_holds_the_true_mean_as_often_as_said() -> None:
-    """Normal values: 84 of 100 for 5 photos, 90 for 10, 94 for 30, from the t distribution of the plain standard error."""
+def test_interval_has_the_documented_coverage() -> None:
+    """Test normal values: coverage is 84 % for 5 images, 90 % for 10, 94 % for 30, from the t distribution of the standard error."""
     for photos, expected in ((5, 0.845), (10, 0.904), (30, 0.936)):
         values = np.random.default_rng(photos).normal(size=(photos, 20, 1000))
         inside = []
@@ -41,13 +41,13 @@ def test_it_holds_the_true_mean_as_often_as_said() -> None:
         assert np.mean(inside) == pytest.approx(expected, abs=0.02)
 
 
-def test_it_shrinks_with_the_root_of_the_photos() -> None:
+def test_interval_shrinks_with_the_square_root_of_the_number_of_images() -> None:
     values = np.random.default_rng(0).normal(size=6400)
     few, many = (np.subtract(*mean_interval(values[:count])) for count in (400, 6400))
     assert few / many == pytest.approx(4, rel=0.15)
 
 
-def test_the_same_seed_draws_the_same_photos_for_every_number() -> None:
+def test_the_same_seed_resamples_the_same_images_for_every_number() -> None:
     values = np.random.default_rng(0).normal(size=(7, 3, 2))
     low, high = mean_interval(values)
     assert low.shape == high.shape == (3, 2)
@@ -59,14 +59,14 @@ def test_the_same_seed_draws_the_same_photos_for_every_number() -> None:
     assert (values.mean(0) <= high).all()
 
 
-def test_whole_photos_are_drawn_not_their_heads() -> None:
-    """Two numbers of a photo that cancel keep cancelling in every resample."""
+def test_images_are_resampled_and_not_single_heads() -> None:
+    """Use two numbers per image that cancel; they must cancel in every resample."""
     values = np.random.default_rng(0).normal(size=20)
     low, high = mean_interval(np.stack([values, -values], axis=1))
     assert low[0] == pytest.approx(-high[1], rel=1e-12)
 
 
-def test_what_is_missing_stays_missing() -> None:
+def test_missing_values_give_a_missing_interval() -> None:
     values = np.ones((5, 2))
     values[:, 1] = np.nan
     low, high = mean_interval(values)
@@ -75,6 +75,6 @@ def test_what_is_missing_stays_missing() -> None:
     assert np.isnan(high[1])
 
 
-def test_one_photo_has_no_interval() -> None:
-    with pytest.raises(ShapeError, match=r"at least two photos, got \(1, 3\)\. One photo has no interval\."):
+def test_interval_of_one_image_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"at least two images, got \(1, 3\)\. One image has no interval\."):
         mean_interval(np.ones((1, 3)))

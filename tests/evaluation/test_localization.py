@@ -25,7 +25,7 @@ CROP = Geometry(PHOTO, tiny.INPUT, Box(4, 6, 36, 54), "a crop")
 PADDED = Geometry(PHOTO, tiny.INPUT, Box(-12, -9, 52, 69), "padding around")
 METRICS: dict[str, Callable[..., NDArray[np.float64]]] = {
     "lift": evaluation.lift,
-    "mass_on": evaluation.mass_on,
+    "energy_inside": evaluation.energy_inside,
     "pointing_game": evaluation.pointing_game,
     "auroc": evaluation.auroc,
     "average_precision": evaluation.average_precision,
@@ -40,7 +40,7 @@ def drawn(values: Any) -> AttentionMap:
 
 
 def under_pixels(values: NDArray[np.float64], geometry: Geometry) -> dict[tuple[int, int], float]:
-    """The value of each pixel of the photo that the model saw, by its center."""
+    """Return the value of each photo pixel that the model received, by its center."""
     found = {}
     window, (rows, columns) = geometry.window, values.shape
     for y in range(PHOTO[0]):
@@ -58,13 +58,13 @@ def mask_of(top: int, left: int, bottom: int, right: int) -> Any:
     return mask
 
 
-def test_even_map_has_a_lift_of_one() -> None:
+def test_uniform_map_has_a_lift_of_one() -> None:
     assert float(evaluation.lift(drawn(np.ones(tiny.GRID)), mask_of(3, 7, 31, 22), WHOLE)) == pytest.approx(1)
 
 
-def test_map_on_the_object_alone_has_the_highest_lift_there_is() -> None:
+def test_map_on_the_object_only_has_the_highest_lift() -> None:
     values = np.zeros(tiny.GRID)
-    values[0, 1] = 5  # the patch from 0,20 to 20,40
+    values[0, 1] = 5  # patch from 0,20 to 20,40
     assert float(evaluation.lift(drawn(values), mask_of(0, 20, 20, 40), WHOLE)) == pytest.approx(6)
     assert float(evaluation.lift(drawn(values), mask_of(20, 20, 40, 40), WHOLE)) == 0
 
@@ -112,7 +112,7 @@ def test_lift_refuses(values: Any, mask: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_each_metric_of_each_entry_is_that_of_the_entry_alone(metric: str) -> None:
+def test_each_metric_of_several_entries_equals_that_of_single_entries(metric: str) -> None:
     values = np.random.default_rng(4).integers(0, 4, (2, 3, *tiny.GRID)) + 0.25
     mask = mask_of(5, 3, 33, 41)
     found = METRICS[metric](drawn(values), mask, WHOLE)
@@ -136,27 +136,29 @@ def test_mask_of_another_size_or_kind_is_refused(metric: str, mask: Any) -> None
 @pytest.mark.parametrize("metric", METRICS)
 def test_map_of_a_batch_is_refused(metric: str) -> None:
     batch = AttentionMap(torch.ones(1, *tiny.GRID), ("batch",), tiny.layout(), {}, "attention")
-    with pytest.raises(MapError, match=r"a mask is of one photo, the map of a batch\. Choose one image"):
+    with pytest.raises(MapError, match=r"a mask belongs to one photo, but the map has a batch axis\. Choose one image"):
         METRICS[metric](batch, mask_of(0, 0, 9, 9), WHOLE)
 
 
-@pytest.mark.parametrize("metric", [name for name in METRICS if name != "mass_on"])
+@pytest.mark.parametrize("metric", [name for name in METRICS if name != "energy_inside"])
 @pytest.mark.parametrize("covered", [0, 100])
-def test_nothing_but_object_or_no_object_is_refused(metric: str, covered: int) -> None:
-    mask = mask_of(0, 0, 40, 60) if covered else mask_of(0, 0, 4, 60)  # the crop begins below its four rows
-    with pytest.raises(MapError, match=f"must cover a part of what the model saw, it covers {covered}%"):
+def test_masks_without_object_or_without_background_are_refused(metric: str, covered: int) -> None:
+    mask = mask_of(0, 0, 40, 60) if covered else mask_of(0, 0, 4, 60)  # the crop starts below the mask's four rows
+    with pytest.raises(MapError, match=f"must cover a part of what the model received, but it covers {covered}%"):
         METRICS[metric](drawn(np.arange(6.0).reshape(2, 3)), mask, CROP)
 
 
 @pytest.mark.parametrize("values", [np.array([[1, 2, 3], [4, 5, -1e-9]]), np.zeros(tiny.GRID)], ids=["negative", "zero"])
 def test_share_of_a_sum_needs_a_positive_sum(values: Any) -> None:
-    with pytest.raises(MapError, match="a share of the sum needs non-negative values with a positive sum; attention has none"):
-        evaluation.mass_on(drawn(values), mask_of(0, 0, 9, 9), WHOLE)
+    with pytest.raises(
+        MapError, match="a share of the sum needs non-negative values with a positive sum; attention has no such values"
+    ):
+        evaluation.energy_inside(drawn(values), mask_of(0, 0, 9, 9), WHOLE)
 
 
 @pytest.mark.parametrize("geometry", [WHOLE, CROP, PADDED], ids=lambda geometry: geometry.rule)
 @pytest.mark.parametrize("grid", [(2, 3), (7, 4), (64, 96)], ids=str)
-def test_mass_equals_a_loop_over_cells_and_their_pixels(geometry: Geometry, grid: tuple[int, int]) -> None:
+def test_energy_inside_equals_a_loop_over_cells_and_their_pixels(geometry: Geometry, grid: tuple[int, int]) -> None:
     random = np.random.default_rng(5)
     values, mask = random.random(grid), random.random(PHOTO) < 0.2
     on, window = 0.0, geometry.window
@@ -167,13 +169,13 @@ def test_mass_equals_a_loop_over_cells_and_their_pixels(geometry: Geometry, grid
         behind = [x for x in range(60) if left <= x + 0.5 < right] or [int(np.floor((left + right) / 2))]
         pixels = [mask[y, x] if 0 <= y < 40 and 0 <= x < 60 else False for y in below for x in behind]
         on += values[row, column] * sum(pixels) / len(pixels)
-    assert float(evaluation.mass_on(drawn(values), mask, geometry)) == pytest.approx(on / values.sum(), abs=1e-12)
+    assert float(evaluation.energy_inside(drawn(values), mask, geometry)) == pytest.approx(on / values.sum(), abs=1e-12)
 
 
-def test_mass_on_an_empty_mask_is_none_and_on_all_that_was_seen_is_all() -> None:
+def test_energy_inside_is_0_for_an_empty_mask_and_1_for_a_full_mask() -> None:
     values = np.arange(6.0).reshape(tiny.GRID)
-    assert float(evaluation.mass_on(drawn(values), mask_of(0, 0, 0, 0), CROP)) == 0
-    assert float(evaluation.mass_on(drawn(values), mask_of(0, 0, 40, 60), CROP)) == pytest.approx(1)
+    assert float(evaluation.energy_inside(drawn(values), mask_of(0, 0, 0, 0), CROP)) == 0
+    assert float(evaluation.energy_inside(drawn(values), mask_of(0, 0, 40, 60), CROP)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("geometry", [WHOLE, CROP, PADDED], ids=lambda geometry: geometry.rule)
@@ -205,21 +207,21 @@ def test_auroc_equals_a_loop_over_pairs_of_pixels() -> None:
     assert float(evaluation.auroc(drawn(values), mask, CROP)) == pytest.approx(wins / pairs, abs=1e-12)
 
 
-def test_even_map_ranks_as_chance_does() -> None:
+def test_uniform_map_has_the_ranking_scores_of_chance() -> None:
     mask = mask_of(3, 7, 31, 22)
     even = drawn(np.full(tiny.GRID, -3.0))
     assert float(evaluation.auroc(even, mask, WHOLE)) == 0.5
     assert float(evaluation.average_precision(even, mask, WHOLE)) == pytest.approx(mask.mean())
 
 
-def test_ranking_is_that_of_any_rising_function_of_the_values() -> None:
+def test_ranking_is_invariant_to_increasing_functions_of_the_values() -> None:
     values, mask = np.random.default_rng(7).random((7, 4)), mask_of(9, 13, 26, 30)
     for metric in (evaluation.auroc, evaluation.average_precision):
         assert metric(drawn(values), mask, WHOLE) == metric(drawn(np.exp(9 * values) - 50), mask, WHOLE)
 
 
-def test_map_on_the_object_alone_is_ranked_best_and_its_negative_worst() -> None:
-    values, mask = np.zeros(tiny.GRID), mask_of(20, 20, 40, 40)  # the object is a cell
+def test_map_on_the_object_only_is_ranked_best_and_its_negative_worst() -> None:
+    values, mask = np.zeros(tiny.GRID), mask_of(20, 20, 40, 40)  # the object is one cell
     values[1, 1] = 1
     assert (
         float(evaluation.auroc(drawn(values), mask, WHOLE))
@@ -233,7 +235,7 @@ def test_map_on_the_object_alone_is_ranked_best_and_its_negative_worst() -> None
 @pytest.mark.parametrize("tolerance", [0, 1, 3.5, 15], ids=str)
 def test_pointing_game_equals_a_loop(geometry: Geometry, tolerance: float) -> None:
     random, found, expected = np.random.default_rng(8), [], []
-    mask = random.random(PHOTO) < 0.5 / (1 + 3 * tolerance**2)  # about every second place hits
+    mask = random.random(PHOTO) < 0.5 / (1 + 3 * tolerance**2)  # about every second cell hits
     for _ in range(12):
         values = random.integers(-9, 0, (5, 4)).astype(float)  # all negative, and often tied
         hits = []
@@ -248,22 +250,22 @@ def test_pointing_game_equals_a_loop(geometry: Geometry, tolerance: float) -> No
     assert 0 < sum(found) < len(found)
 
 
-def test_pointing_game_takes_the_pixel_behind_the_middle_of_a_cell() -> None:
+def test_pointing_game_points_at_the_center_pixel_of_a_cell() -> None:
     values = np.zeros(tiny.GRID)
-    values[1, 2] = 1  # the cell from 20,40 to 40,60, whose middle lies between four pixels
+    values[1, 2] = 1  # cell from 20,40 to 40,60, whose center lies between four pixels
     for y, x, hit in ((30, 50, 1), (29, 50, 0), (30, 49, 0), (30, 51, 0)):
         assert float(evaluation.pointing_game(drawn(values), mask_of(y, x, y + 1, x + 1), WHOLE)) == hit
     assert float(evaluation.pointing_game(drawn(values), mask_of(29, 49, 30, 50), WHOLE, tolerance=1.5)) == 1
     assert float(evaluation.pointing_game(drawn(values), mask_of(29, 49, 30, 50), WHOLE, tolerance=1.4)) == 0
 
 
-def test_place_outside_the_photo_is_a_miss_however_near() -> None:
+def test_point_outside_the_photo_is_a_miss_even_within_the_tolerance() -> None:
     values = np.zeros((5, 4))
-    values[0] = 1  # the middles of the top cells lie 6 pixels above the photo
+    values[0] = 1  # the centers of the top cells lie 6 pixels above the photo
     assert float(evaluation.pointing_game(drawn(values), mask_of(0, 0, 20, 60), PADDED, tolerance=15)) == 0
 
 
-def test_even_map_points_as_a_point_at_random_does() -> None:
+def test_uniform_map_has_the_pointing_score_of_chance() -> None:
     assert float(evaluation.pointing_game(drawn(np.ones((4, 6))), mask_of(0, 0, 20, 20), WHOLE)) == 4 / 24
 
 
@@ -289,7 +291,7 @@ def test_smooth_random_is_white_noise_through_a_gaussian() -> None:
     assert not torch.equal(made.values, evaluation.smooth_random(like, count=3, seed=6).values)
 
 
-def test_smooth_random_reaches_chance_and_has_no_favored_place() -> None:
+def test_smooth_random_maps_reach_chance_and_prefer_no_cell() -> None:
     made = evaluation.smooth_random(drawn(np.ones((4, 6))), count=4000)
     mask = mask_of(0, 0, 20, 20)  # four cells in a corner
     assert float(evaluation.lift(made, mask, WHOLE).mean()) == pytest.approx(1, abs=0.03)
@@ -305,12 +307,12 @@ def test_smooth_random_refuses(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("baseline", [evaluation.smooth_random, evaluation.shifted_copies])
-def test_one_cell_has_no_other_place(baseline: Callable[[AttentionMap], AttentionMap]) -> None:
-    with pytest.raises(MapError, match=r"two cells or more to be compared with others, got \(1, 1\)"):
+def test_baselines_refuse_a_grid_of_one_cell(baseline: Callable[[AttentionMap], AttentionMap]) -> None:
+    with pytest.raises(MapError, match=r"at least two cells, got the grid \(1, 1\)"):
         baseline(drawn(np.ones((1, 1))))
 
 
-def test_center_prior_is_symmetric_and_falls_from_the_middle() -> None:
+def test_center_prior_is_symmetric_and_decreases_from_the_center() -> None:
     like = AttentionMap(torch.ones(5, 7), (), tiny.layout(grid=(5, 7)), {}, "attention")
     prior = evaluation.center_prior(like).values
     assert torch.allclose(prior, prior.flip(0))

@@ -1,4 +1,4 @@
-"""The layer that class activation maps read by default: the last features with places, in models of timm and torchvision."""
+"""Default layer of class activation maps: the last features with positions, in timm and torchvision models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = (64, 96)
 
 def alexnet() -> nn.Module:
     model: Any = models.AlexNet(num_classes=4)
-    model.classifier = nn.Linear(256 * 6 * 6, 4)  # its own has 54 million weights
+    model.classifier = nn.Linear(256 * 6 * 6, 4)  # the original classifier has 54 million weights
     return cast(nn.Module, model)
 
 
@@ -39,7 +39,7 @@ def of_torchvision(name: str) -> Callable[[], nn.Module]:
     return lambda: models.get_model(name, num_classes=4)
 
 
-AVERAGED: dict[str, tuple[Callable[[], nn.Module], str]] = {  # one linear layer behind the average
+AVERAGED: dict[str, tuple[Callable[[], nn.Module], str]] = {  # models with one linear layer after average pooling
     "timm resnet": (by_name("test_resnet"), "layer4"),
     "timm byobnet": (by_name("test_byobnet"), "stages"),
     "timm efficientnet": (by_name("test_efficientnet"), "bn2"),
@@ -74,33 +74,35 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def built(make: Callable[[], nn.Module]) -> nn.Module:
     model = make()
     with torch.no_grad():
-        model.train()(tiny.pixels(4, (224, 224) if isinstance(model, models.MaxVit) else SIZE))  # statistics of batch norms
+        model.train()(
+            tiny.pixels(4, (224, 224) if isinstance(model, models.MaxVit) else SIZE)
+        )  # sets the statistics of batch norm
     return model.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize(("make", "layer"), AVERAGED.values(), ids=list(AVERAGED))
-def test_the_last_features_before_an_average_are_found(make: Callable[[], nn.Module], layer: str) -> None:
+def test_last_feature_map_before_average_pooling_is_found(make: Callable[[], nn.Module], layer: str) -> None:
     model = built(make)
     assert cam_layer(model) == layer
     pixels = tiny.pixels(2, SIZE)
     with visattn.capture(model, features=[layer], gradients=True) as made:
         logits = model(pixels)
-    best = int(logits.abs().sum(0).argmax())  # behind a ReLU others may be 0
+    best = int(logits.abs().sum(0).argmax())  # after a ReLU other logits may be 0
     graded = made.gradients(logits[:, best])
     whole = methods.cam(graded)
     rows, columns = whole.layout.grid
     assert rows * columns > 1
-    assert columns >= rows  # as the input
+    assert columns >= rows  # like the input
     positive = whole.values.clamp(min=0) / (rows * columns)
     assert float(whole.values.abs().max()) > 0
     torch.testing.assert_close(methods.gradcam(graded).values, positive, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(methods.hirescam(graded).values, positive, rtol=1e-4, atol=1e-7)
     bias = logits[:, best] - whole.values.mean((1, 2))
-    torch.testing.assert_close(bias[0], bias[1], rtol=1e-3, atol=1e-4)  # what is left is the same for every image
+    torch.testing.assert_close(bias[0], bias[1], rtol=1e-3, atol=1e-4)  # the remainder is the same for every image
 
 
 @pytest.mark.parametrize(("make", "layer"), OTHERS.values(), ids=list(OTHERS))
-def test_the_last_features_of_other_heads_are_found(make: Callable[[], nn.Module], layer: str) -> None:
+def test_last_feature_map_of_other_heads_is_found(make: Callable[[], nn.Module], layer: str) -> None:
     model = built(make)
     assert cam_layer(model) == layer
     pixels = tiny.pixels(1, (224, 224) if isinstance(model, models.MaxVit) else SIZE)
@@ -110,14 +112,14 @@ def test_the_last_features_of_other_heads_are_found(make: Callable[[], nn.Module
     assert found.values[0].numel() > 1
 
 
-def test_tokens_are_read_where_the_last_attention_reads_them() -> None:
+def test_cam_layer_of_a_transformer_is_the_norm_before_the_last_attention() -> None:
     assert cam_layer(tiny.vit()) == "blocks.1.norm1"
     assert cam_layer(zoo.FAMILIES["torchvision vit"].build(zoo.SQUARE)) == "encoder.layers.encoder_layer_1.ln_1"
     assert cam_layer(zoo.FAMILIES["vit hybrid"].build((64, 64))) == "blocks.1.norm1"
 
 
 class Own(nn.Module):
-    """Features, and what follows them."""
+    """Feature extractor, and the layers after it."""
 
     def __init__(self, behind: nn.Module) -> None:
         super().__init__()
@@ -145,7 +147,7 @@ class Refuses(nn.Module):
 
 
 class Shared(nn.Module):
-    """In place, so that its result is its input."""
+    """In-place module, whose output is its input tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mul_(2)
@@ -155,21 +157,21 @@ BEHIND: dict[str, tuple[nn.Module, str | None]] = {
     "an average": (Mean(), "features"),
     "identities": (nn.Sequential(nn.Identity(), nn.Dropout(), Mean()), "features"),
     "in place": (nn.Sequential(Shared(), Mean()), "behind.0"),
-    "a pool to several places": (nn.Sequential(nn.AdaptiveAvgPool2d((3, 3)), nn.Flatten()), "features"),
-    "one place": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 8, 1), nn.Flatten()), "features"),
+    "pooling to several cells": (nn.Sequential(nn.AdaptiveAvgPool2d((3, 3)), nn.Flatten()), "features"),
+    "one cell": (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 8, 1), nn.Flatten()), "features"),
     "tokens": (nn.Sequential(Tokens(), nn.Linear(4, 4)), None),
-    "what cannot run without values": (nn.Sequential(Refuses(), Mean()), None),
+    "data-dependent control flow": (nn.Sequential(Refuses(), Mean()), None),
     "recurrence": (nn.Sequential(Mean(), nn.LSTM(4, 4)), None),
 }
 
 
 @pytest.mark.parametrize("case", list(BEHIND))
-def test_it_is_what_last_had_places(case: str) -> None:
+def test_last_feature_map_is_the_last_layer_with_a_spatial_grid(case: str) -> None:
     behind, expected = BEHIND[case]
     assert last_feature_map(Own(behind), 3, (24, 32)) == expected
 
 
-def test_looking_leaves_the_model_alone_and_runs_no_hook_of_it() -> None:
+def test_search_does_not_change_the_model_or_run_its_hooks() -> None:
     model: Any = Own(Mean()).train()
     model.features[0].weight.grad = torch.ones_like(model.features[0].weight)
     ran: list[str] = []
@@ -186,7 +188,7 @@ def test_looking_leaves_the_model_alone_and_runs_no_hook_of_it() -> None:
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_model_that_was_changed_is_looked_at_again() -> None:
+def test_changed_model_is_searched_again() -> None:
     model: Any = Own(Mean())
     assert last_feature_map(model, 3, (24, 32)) == "features"
     model.features = nn.Identity()
@@ -195,7 +197,7 @@ def test_a_model_that_was_changed_is_looked_at_again() -> None:
 
 
 class Pooled(nn.Module):
-    """By a function, no module."""
+    """Pooling by a function instead of a pooling module."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
@@ -209,7 +211,7 @@ POOLS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("pool", list(POOLS))
-def test_the_layer_of_a_cnn_of_ones_own_is_found_however_it_pools(pool: str) -> None:
+def test_cam_layer_of_a_custom_cnn_is_found_for_any_pooling(pool: str) -> None:
     torch.manual_seed(0)
     model = Own(nn.Sequential(POOLS[pool](), nn.Linear(4, 3)))
     assert cam_layer(model) == "features"
@@ -222,7 +224,7 @@ def test_the_layer_of_a_cnn_of_ones_own_is_found_however_it_pools(pool: str) -> 
 
 
 @pytest.mark.parametrize("case", [case for case, (_, expected) in BEHIND.items() if expected is None])
-def test_a_model_of_ones_own_whose_layer_cannot_be_seen_is_asked_for_it(case: str) -> None:
+def test_custom_model_without_a_detectable_layer_requires_layer(case: str) -> None:
     model = Own(BEHIND[case][0])
     assert cam_layer(model) is None
     with pytest.raises(OptionError, match="Name it: layer="):

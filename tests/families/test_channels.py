@@ -1,4 +1,4 @@
-"""Checkpoints of models that take other channels than a photo has are one line, however many these are."""
+"""Checkpoints whose number of input channels is not that of a photo raise an error of one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def photo(tmp_path: Path) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224"])
 @pytest.mark.parametrize("channels", [0, 2, 4, 5, 16, 17, 48, 192])
-def test_weights_of_other_channels_than_a_photos_are_one_line(
+def test_weights_for_other_channel_counts_raise_a_one_line_error(
     run: Run, photo: Path, tmp_path: Path, name: str, channels: int
 ) -> None:
     tensors = timm.create_model(name).state_dict()
@@ -41,11 +41,11 @@ def test_weights_of_other_channels_than_a_photos_are_one_line(
 
 
 @pytest.mark.parametrize(("name", "channels"), [("tresnet_m", 3), ("resnet10t", 3)])
-def test_a_stem_that_rearranges_pixels_first_takes_three_channels(name: str, channels: int) -> None:
+def test_stem_that_rearranges_pixels_takes_three_channels(name: str, channels: int) -> None:
     assert input_spec(timm.create_model(name)).channels == channels
 
 
-def test_a_model_that_was_built_for_many_channels_says_so() -> None:
+def test_input_spec_gives_the_number_of_input_channels() -> None:
     assert [input_spec(timm.create_model("resnet10t", in_chans=count)).channels for count in (1, 3, 5, 17, 48)] == [
         1,
         3,

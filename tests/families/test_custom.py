@@ -1,4 +1,4 @@
-"""Models of nobody's library: their tokens are followed, or told by grid and prefix."""
+"""Models of no library: their tokens are traced, or given by grid and prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from visattn.provenance import Provenance
 
 
 class Attention(nn.Module):
-    """Queries, keys and values by einsum, as many tutorials write it."""
+    """Attention by einsum, as in many tutorials."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
 
 class Own(nn.Module):
-    """Patches by reshape and a linear layer; a class token and two registers; einsum or `nn.MultiheadAttention`."""
+    """Vision transformer: patches by reshape and a linear layer, a class token, two registers, einsum or `nn.MultiheadAttention`."""
 
     def __init__(self, kind: str = "einsum", patch: int = 8, dim: int = 16, extra: int = 2) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ KINDS = ["einsum", "weights", "fused"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_of_an_own_model_are_followed(kind: str) -> None:
+def test_tokens_of_a_custom_model_are_traced(kind: str) -> None:
     model, x = Own(kind).eval(), torch.randn(2, 3, 24, 40)
     with torch.no_grad(), visattn.capture(model) as recording:
         model(x)
@@ -80,7 +80,7 @@ def test_tokens_of_an_own_model_are_followed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_told_grid_and_prefix_give_the_same(kind: str) -> None:
+def test_explicit_grid_and_prefix_match_the_traced_ones(kind: str) -> None:
     model, x = Own(kind).eval(), torch.randn(2, 3, 24, 40)
     with torch.no_grad(), visattn.capture(model) as followed:
         model(x)
@@ -94,22 +94,22 @@ def test_told_grid_and_prefix_give_the_same(kind: str) -> None:
 @pytest.mark.parametrize(
     ("grid", "prefix", "error", "message"),
     [
-        ((5, 3), 3, LayoutError, r"rows and columns seem exchanged. Pass grid=\(3, 5\)"),
+        ((5, 3), 3, LayoutError, r"rows and columns seem swapped. Pass grid=\(3, 5\)"),
         ((3, 6), 3, LayoutError, r"attends to 18 tokens, but prefix and grid give 3 \+ 3 x 6"),
         ((3, 5), 2, LayoutError, r"attends to 18 tokens, but prefix and grid give 2 \+ 3 x 5"),
         ((0, 5), 3, OptionError, r"grid must be \(rows, columns\)"),
         ((3, 5), -1, OptionError, "prefix must be a number of tokens or their names"),
         ((3, 5), ("cls", "cls", "a"), OptionError, "prefix must name each token once"),
-        (None, 3, OptionError, "prefix tells where tokens lie together with grid"),
+        (None, 3, OptionError, "prefix needs grid to give the positions of tokens"),
     ],
 )
-def test_what_is_told_wrongly_is_refused(grid: Any, prefix: Any, error: Any, message: str) -> None:
+def test_wrong_grid_or_prefix_is_refused(grid: Any, prefix: Any, error: Any, message: str) -> None:
     model = Own().eval()
     with pytest.raises(error, match=message), visattn.capture(model, grid=grid, prefix=prefix):
         model(torch.randn(1, 3, 24, 40))
 
 
-def test_sizes_that_do_not_divide_are_followed_as_the_model_crops_them() -> None:
+def test_cropped_sizes_are_traced() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.Flatten(2))
     attention = Attention(8, 2)
 
@@ -127,12 +127,12 @@ def test_sizes_that_do_not_divide_are_followed_as_the_model_crops_them() -> None
     assert (recording[0].keys.grid, tuple(recording[0].keys.box)) == ((3, 5), (0, 0, 24, 40))
 
 
-def test_a_registered_class_keeps_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_class_uses_its_token_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families, "_registered", {})
 
     @families.register(Own)
-    def describe(model: Own, provenance: Provenance) -> families.Anatomy:
-        return families.Anatomy({"layers.1": model.layers[1]}, "mean", provenance)
+    def describe(model: Own, provenance: Provenance) -> families.ModelDescription:
+        return families.ModelDescription({"layers.1": model.layers[1]}, "mean", provenance)
 
     class Derived(Own):
         pass
@@ -147,7 +147,7 @@ def test_a_registered_class_keeps_its_tokens(monkeypatch: pytest.MonkeyPatch) ->
     assert methods.attention(recording).provenance.parameters["query"] == "mean"
 
 
-def test_one_token_one_head_one_layer_is_drawn() -> None:
+def test_model_with_one_token_one_head_and_one_layer_is_drawn() -> None:
     model = tiny.vit(img_size=(16, 16), depth=1, num_heads=1, class_token=False, global_pool="avg")
     with torch.no_grad(), visattn.capture(model) as recording:
         model(tiny.pixels(1, (16, 16)))
@@ -157,7 +157,7 @@ def test_one_token_one_head_one_layer_is_drawn() -> None:
 
 
 class MaskedRow(Own):
-    """The last token looks at nobody."""
+    """Attention in which the last token attends to no token."""
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.embed(x.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2))
@@ -166,7 +166,7 @@ class MaskedRow(Own):
         return nn.functional.scaled_dot_product_attention(tokens[:, None], tokens[:, None], tokens[:, None], attn_mask=mask)
 
 
-def test_a_row_that_is_masked_whole_has_no_weights_and_rollout_keeps_its_token() -> None:
+def test_fully_masked_row_has_zero_weights_and_rollout_keeps_its_token() -> None:
     model = MaskedRow().eval()
     with torch.no_grad(), visattn.capture(model) as recording:
         model(torch.randn(1, 3, 24, 40))
@@ -223,10 +223,10 @@ def test_a_model_from_a_file_is_explained(tmp_path: Path) -> None:
         ("value", "has no function 'value'"),
         ("broken", r"broken\(\) fails: ValueError: no such weights"),
         ("needs", r"needs\(\) fails: TypeError.*it is called without arguments"),
-        ("number", r"number\(\) gives a int; return a torch.nn.Module"),
+        ("number", r"number\(\) returns a int; return a torch.nn.Module"),
     ],
 )
-def test_a_file_that_gives_no_model_is_refused_in_one_line(factory: str, message: str, tmp_path: Path) -> None:
+def test_file_without_a_model_raises_a_one_line_error(factory: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(textwrap.dedent(FILE))
     with pytest.raises(UnsupportedModel, match=message) as caught:
@@ -234,24 +234,24 @@ def test_a_file_that_gives_no_model_is_refused_in_one_line(factory: str, message
     assert "\n" not in str(caught.value)
 
 
-def test_weights_beside_a_file_that_has_its_own_are_refused(tmp_path: Path) -> None:
+def test_weights_argument_with_a_python_file_is_refused(tmp_path: Path) -> None:
     file, other = tmp_path / "mine.py", tmp_path / "no_weights.jpg"
     file.write_text(textwrap.dedent(FILE))
     other.write_bytes(b"none at all")
     for weights in (other, str(other), "none"):
-        with pytest.raises(OptionError, match=r"the function of a file loads its own weights, got .*Leave weights out"):
+        with pytest.raises(OptionError, match=r"a Python file loads its own weights, got weights .*Leave weights out"):
             load_model(f"{file}:small", weights=weights)
 
 
 ENDING = {
-    "sys.exit(0)": "ends the program; put what it runs under if __name__ ==",
+    "sys.exit(0)": "exits the program; put the code that runs it under if __name__ ==",
     "raise GeneratorExit": "fails: GeneratorExit",
     "raise BaseException('over')": "fails: BaseException: over",
 }
 
 
 @pytest.mark.parametrize("ending", list(ENDING))
-def test_a_file_that_ends_the_program_ends_only_itself(ending: str, tmp_path: Path) -> None:
+def test_model_file_that_exits_does_not_end_the_program(ending: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import sys\ndef make():\n    return None\n{ending}\n")
     (tmp_path / "factory.py").write_text(f"import sys\ndef make():\n    {ending}\n")
     with pytest.raises(UnsupportedModel, match=f"script.py:make: the file {ENDING[ending]}"):
@@ -260,13 +260,13 @@ def test_a_file_that_ends_the_program_ends_only_itself(ending: str, tmp_path: Pa
         load_model(f"{tmp_path}/factory.py:make")
 
 
-def test_ctrl_c_in_a_file_passes(tmp_path: Path) -> None:
+def test_keyboard_interrupt_in_a_model_file_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
         load_model(f"{tmp_path}/slow.py:make")
 
 
-def test_a_file_may_have_dataclasses_helpers_beside_it_and_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_file_may_use_dataclasses_local_imports_and_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "helper_of_mine.py").write_text("CLASSES = 5\n")
     (tmp_path / "mine.py").write_text(
         textwrap.dedent("""
@@ -298,7 +298,7 @@ def test_a_file_may_have_dataclasses_helpers_beside_it_and_print(tmp_path: Path,
         ("self.train = lambda mode=True: 1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_a_model_that_has_no_evaluation_mode_is_one_line(tmp_path: Path, body: str, cause: str) -> None:
+def test_model_without_evaluation_mode_raises_a_one_line_error(tmp_path: Path, body: str, cause: str) -> None:
     (tmp_path / "own.py").write_text(
         f"from torch import nn\nclass Own(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {body}\n"
         "def make():\n    return Own()\n"
@@ -308,10 +308,12 @@ def test_a_model_that_has_no_evaluation_mode_is_one_line(tmp_path: Path, body: s
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_holds_itself_is_one_line_in_python_too() -> None:
+def test_model_that_contains_itself_raises_a_one_line_error() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.Flatten())
     model.add_module("again", model)
-    with pytest.raises(ModelError, match=r"^Sequential: model\.eval\(\) fails: RecursionError: .* no module may hold itself\.$"):
+    with pytest.raises(
+        ModelError, match=r"^Sequential: model\.eval\(\) fails: RecursionError: .* no module may contain itself\.$"
+    ):
         visattn.explain(model, Image.new("RGB", (64, 64)), method="captum.saliency")
 
 

@@ -1,4 +1,4 @@
-"""torchvision's classifiers by name: what is built, which weights it gets, how pixels are prepared, and what is known of its tokens."""
+"""torchvision classifiers by name: architecture, weights, preprocessing, and token positions."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def test_a_model_is_built_by_its_name_with_random_weights_of_a_seed() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tv:resnet51", "unknown model 'tv:resnet51'; did you mean: tv:resnet"),
-        ("tv:qqqqqq", "unknown model 'tv:qqqqqq'; did you mean: none is near; see visattn list 'tv:*'?"),
+        ("tv:resnet51", "unknown model 'tv:resnet51'. Close matches: tv:resnet"),
+        ("tv:qqqqqq", "unknown model 'tv:qqqqqq'. Close matches: none; run `visattn list 'tv:*'`."),
         ("tv:fasterrcnn_resnet50_fpn", "unknown model 'tv:fasterrcnn_resnet50_fpn'"),
-        ("tv:resnet50.IMAGENET1K", "unknown weights 'IMAGENET1K' of tv:resnet50; it has: IMAGENET1K_V1, IMAGENET1K_V2."),
+        ("tv:resnet50.IMAGENET1K", "unknown weights 'IMAGENET1K' for tv:resnet50; available: IMAGENET1K_V1, IMAGENET1K_V2."),
         ("tv:res\nnet", "unknown model 'tv:res\\nnet'"),
     ],
 )
-def test_unknown_names_get_the_nearest(name: str, message: str) -> None:
+def test_unknown_names_get_close_matches(name: str, message: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         load_model(name)
     assert message in str(caught.value)
@@ -99,9 +99,9 @@ def _weights_name(name: str) -> str:
     return f"{models.get_model_weights(architecture).__name__}.{tag}"
 
 
-def test_it_owns_classifiers_of_torchvision_before_models_of_ones_own() -> None:
+def test_family_owns_torchvision_classifiers_before_custom_models() -> None:
     class Mine(models.ResNet):  # type: ignore[misc]
-        """Based on one."""
+        """Subclass of a torchvision model."""
 
     assert list(FAMILIES) == ["trained", "timm", "torchvision", "custom"]
     assert family.owns(Mine(models.resnet.BasicBlock, [1, 1, 1, 1]))
@@ -120,7 +120,7 @@ def test_a_checkpoint_gives_its_weights_and_its_number_of_classes(save: Save) ->
     provenance = provenance_of(model)
     assert (provenance.weights, provenance.random) == ("weights.pth", False)
     assert provenance.weights_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert any("the weights are those under 'state_dict'" in note for note in provenance.notes)
+    assert any("the weights were read from 'state_dict'" in note for note in provenance.notes)
     assert labels(model) is None
 
 
@@ -131,11 +131,11 @@ def test_a_checkpoint_of_another_model_is_refused(save: Save) -> None:
 
 @pytest.mark.parametrize("auxiliary", [False, True])
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_heads_for_training_may_be_there_or_not(name: str, auxiliary: bool, save: Save) -> None:
+def test_auxiliary_heads_are_optional(name: str, auxiliary: bool, save: Save) -> None:
     expected = weights(name, num_classes=4, aux_logits=auxiliary, init_weights=False)
     model: Any = load_model(f"tv:{name}", weights=save(expected))
     assert same(model, expected)
-    assert model.transform_input  # as the published weights want it
+    assert model.transform_input  # as the published weights require
 
 
 def test_older_names_of_densenet_are_translated(save: Save) -> None:
@@ -151,7 +151,7 @@ def test_older_names_of_densenet_are_translated(save: Save) -> None:
     assert same(load_model("tv:densenet121", weights=save(older)), expected)
 
 
-def test_mnasnet_takes_tensors_without_its_version(save: Save) -> None:
+def test_mnasnet_accepts_tensors_without_version(save: Save) -> None:
     expected = weights("mnasnet0_5", num_classes=4)
     assert same(load_model("tv:mnasnet0_5", weights=save(expected)), expected)
 
@@ -176,7 +176,7 @@ def little_vit(image_size: int = 224, **options: Any) -> nn.Module:
 
 
 class Store(ThreadingHTTPServer):
-    """A server of one file."""
+    """Server of a single file."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -205,7 +205,7 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(self.server.content)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Suppress log messages."""
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def named(store: Store) -> str:
     return f"model-{hashlib.sha256(store.content).hexdigest()[:8]}.pth"
 
 
-def test_published_weights_are_fetched_once_into_the_cache_of_torch(
+def test_published_weights_are_downloaded_once_into_the_torch_cache(
     store: Store, cache: Path, published: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = store.url(named(store))
@@ -249,14 +249,14 @@ def test_published_weights_are_fetched_once_into_the_cache_of_torch(
     assert [path.name for path in cache.iterdir()] == [named(store)]
 
 
-def test_another_file_than_was_published_is_not_kept(store: Store, cache: Path) -> None:
-    with pytest.raises(WeightsError, match=r"tv:x: .* gave a damaged file \([\d,]+ bytes\); try again, or pass weights=FILE"):
+def test_download_with_a_wrong_hash_is_not_kept(store: Store, cache: Path) -> None:
+    with pytest.raises(WeightsError, match=r"tv:x: the file from .* is damaged \([\d,]+ bytes\); try again, or pass"):
         url_file("tv:x", store.url("model-00000000.pth"))
     assert not cache.exists()
 
 
 @pytest.mark.parametrize("url", ["gone", "http://127.0.0.1:9", "http://no.such.host.invalid"])
-def test_what_cannot_be_reached_is_told_with_the_fix_within_seconds(url: str, store: Store, cache: Path) -> None:
+def test_unreachable_url_gives_a_fix_within_seconds(url: str, store: Store, cache: Path) -> None:
     url = f"{store.url('gone') if url == 'gone' else url}/model-00000000.pth"
     started = time.monotonic()
     with pytest.raises(WeightsError) as caught:
@@ -264,17 +264,17 @@ def test_what_cannot_be_reached_is_told_with_the_fix_within_seconds(url: str, st
     text = str(caught.value)
     assert text.startswith("tv:x: weights are not cached and ")
     assert (
-        f"; put {url} into {cache}, or pass weights=FILE (--weights FILE) with a checkpoint, or weights='none' (--weights none)"
+        f"; save {url} in {cache}, or pass a checkpoint as weights=FILE (--weights FILE), or weights='none' (--weights none)"
         in text
     )
     assert "\n" not in text
     assert time.monotonic() - started < 10
 
 
-def test_a_cache_that_cannot_be_written_is_told(store: Store, cache: Path) -> None:
+def test_unwritable_cache_is_an_error(store: Store, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file")
-    with pytest.raises(WeightsError, match=r"cannot be written; set TORCH_HOME to a folder that can, or pass weights=FILE"):
+    with pytest.raises(WeightsError, match=r"cannot be written; set TORCH_HOME to a writable folder, or pass"):
         url_file("tv:x", store.url(named(store)))
 
 
@@ -285,7 +285,7 @@ PRESETS = ["mobilenet_v2.IMAGENET1K_V1", "mobilenet_v2.IMAGENET1K_V2", "efficien
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_pixels_are_those_of_the_weights_own_transform(name: str, photo: Image.Image) -> None:
+def test_pixels_match_the_transform_of_the_weights(name: str, photo: Image.Image) -> None:
     model = load_model(f"tv:{name}", weights="none")
     architecture, _, tag = name.partition(".")
     expected = models.get_model_weights(architecture)[tag or "DEFAULT"].transforms()(photo)
@@ -294,7 +294,7 @@ def test_pixels_are_those_of_the_weights_own_transform(name: str, photo: Image.I
     assert input_spec(model).size == tuple(expected.shape[1:])
 
 
-def test_another_size_keeps_what_is_cut_off_in_proportion(photo: Image.Image) -> None:
+def test_another_size_keeps_the_crop_proportion(photo: Image.Image) -> None:
     model = load_model(SMALL, weights="none", img_size=112)
     spec = input_spec(model, 112)
     assert spec.size == (112, 112)
@@ -304,14 +304,14 @@ def test_another_size_keeps_what_is_cut_off_in_proportion(photo: Image.Image) ->
         input_spec(model, 224)
 
 
-def test_a_model_that_was_given_gets_the_usual_transform(photo: Image.Image) -> None:
+def test_model_instance_gets_the_default_transform(photo: Image.Image) -> None:
     expected = models.ResNet18_Weights.DEFAULT.transforms()(photo)
     torch.testing.assert_close(prepare(photo, models.squeezenet1_1()).pixels[0], expected, rtol=0, atol=1e-6)
     assert input_spec(little_vit(image_size=64)).size == (64, 64)
     assert input_spec(little_vit(image_size=64)).stride == (16, 16)
 
 
-def test_a_model_of_one_channel_sees_the_luminance(photo: Image.Image) -> None:
+def test_one_channel_model_receives_the_luminance(photo: Image.Image) -> None:
     model: Any = models.shufflenet_v2_x0_5()
     model.conv1[0] = nn.Conv2d(1, 24, 3, 2, 1)
     assert prepare(photo, model).pixels.shape == (1, 1, 224, 224)
@@ -328,7 +328,7 @@ HEADS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("case", list(HEADS))
-def test_the_layer_of_the_classes_is_found(case: str) -> None:
+def test_classification_layer_is_found(case: str) -> None:
     build, expected = HEADS[case]
     model = build().eval()
     name, classes = family.head_of(model)
@@ -337,7 +337,7 @@ def test_the_layer_of_the_classes_is_found(case: str) -> None:
     assert input_spec(model).classifier
 
 
-def test_a_model_without_head_is_no_classifier() -> None:
+def test_model_without_head_is_not_a_classifier() -> None:
     model = models.shufflenet_v2_x0_5()
     model.fc = nn.Identity()
     assert not input_spec(model).classifier
@@ -357,11 +357,11 @@ def test_classes_of_imagenet_have_names() -> None:
 def vit() -> Any:
     torch.manual_seed(0)
     model = zoo.FAMILIES["torchvision vit"].build(zoo.SQUARE).eval()
-    nn.init.normal_(dict(model.named_parameters())["heads.head.weight"])  # it begins with 0
+    nn.init.normal_(dict(model.named_parameters())["heads.head.weight"])  # it is initialized to 0
     return model
 
 
-def test_the_parts_of_a_vision_transformer_are_known(vit: Any) -> None:
+def test_parts_of_a_vision_transformer_are_found(vit: Any) -> None:
     pixels = torch.randn(2, 3, *zoo.SQUARE)
     block: list[Tensor] = []
     handle = vit.encoder.layers[1].register_forward_hook(lambda _, args, out: block.extend((args[0], out)))
@@ -384,7 +384,7 @@ def test_the_parts_of_a_vision_transformer_are_known(vit: Any) -> None:
     torch.testing.assert_close(read_out(block[1]), output)
 
 
-def test_stages_of_swin_are_known_and_hold_a_place_each() -> None:
+def test_stages_of_swin_are_found_with_their_grids() -> None:
     model = zoo.FAMILIES["torchvision swin"].build((64, 96)).eval()
     with torch.no_grad(), visattn.capture(model, features="all") as made:
         model(torch.randn(1, 3, 64, 96))
@@ -400,7 +400,7 @@ def test_methods_explain_a_vision_transformer_of_torchvision(name: str, vit: Any
     assert float(found.map.values.max()) > 0
 
 
-def test_a_copy_is_read_like_the_model(vit: Any) -> None:
+def test_deep_copy_gives_the_same_description(vit: Any) -> None:
     copied = copy.deepcopy(vit)
     assert cam_layer(copied) == cam_layer(vit) == "encoder.layers.encoder_layer_1.ln_1"
     assert input_spec(copied).size == input_spec(vit).size

@@ -1,7 +1,7 @@
-"""Write `color.json` anew: colors of profiles with tables, by ArgyllCMS, an engine that shares no code with littleCMS.
+"""Regenerate `color.json`: colors of profiles with lookup tables, by ArgyllCMS, an engine that shares no code with littleCMS.
 
-Needs `xicclu` (Debian: `apt-get install argyll`). Run `python -m tests.golden.color`. The colors go through
-`xicclu -ff -ir PROFILE`, device to CIELAB, and `xicclu -fb -ir sRGB`, CIELAB to device, relative colorimetric.
+Needs `xicclu` (Debian: `apt-get install argyll`). Run `python -m tests.golden.color`. Colors are converted by `xicclu -ff -ir PROFILE`,
+device to CIELAB, and then by `xicclu -fb -ir sRGB`, CIELAB to device, relative colorimetric.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.images import icc
 
 
 def rgb_table() -> NDArray[np.float64]:
-    """A device whose hues are turned: CIELAB at 9 x 9 x 9 corners."""
+    """Return the table of a device with rotated hues: CIELAB at 9 x 9 x 9 corners."""
     r, g, b = np.meshgrid(*[np.linspace(0, 1, 9)] * 3, indexing="ij")
     light = 12 + 80 * (0.2 * b + 0.5 * r**1.2 + 0.3 * g)
     return np.stack([light, 28 * np.sin(2 * (g - b)) * (0.3 + r / 2), 24 * (r - g) * (1 - b / 2)], -1)
 
 
 def cmyk_table() -> NDArray[np.float64]:
-    """A printer with soft inks: CIELAB at 7 x 7 x 7 x 7 corners."""
+    """Return the table of a printer with soft inks: CIELAB at 7 x 7 x 7 x 7 corners."""
     c, m, y, k = np.meshgrid(*[np.linspace(0, 1, 7)] * 4, indexing="ij")
     paper = (1 - 0.85 * k) * (1 - 0.3 * c) * (1 - 0.35 * m) * (1 - 0.05 * y)
     inks = 1 - k
@@ -33,7 +33,7 @@ def cmyk_table() -> NDArray[np.float64]:
 
 
 def table_profiles() -> dict[str, bytes]:
-    """The profiles, by their space."""
+    """Return the profiles by color space."""
     return {"RGB": icc.table_profile("RGB ", rgb_table()), "CMYK": icc.table_profile("CMYK", cmyk_table())}
 
 
@@ -45,7 +45,7 @@ def _lookup(profile: Path, direction: str, colors: NDArray[np.float64], columns:
 
 
 def main() -> None:
-    """Look every color up twice and write the levels."""
+    """Convert every color with the profile and then to sRGB, and write the levels."""
     found = {}
     tone = icc.srgb_decoded(np.linspace(0, 1, 4096))
     with tempfile.TemporaryDirectory() as folder:

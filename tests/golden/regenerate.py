@@ -1,7 +1,7 @@
-"""Write `sinks.json` anew: the sinks of DINOv2 on the photos, by a float64 forward of timm's eager branch.
+"""Regenerate `sinks.json`: the attention sinks of DINOv2 on the photos, by a float64 forward pass with timm's eager attention.
 
-Nothing of the capture, the operators or the methods is used: the model is timm's, in double precision; its attention weights are
-taken where it computes them. Run `python -m tests.golden.regenerate` (about a minute) after the weights or a photo changed.
+No capture, operator or method of visattn is used. The model is timm's, in double precision, and hooks read its attention weights where
+they are computed. Run `python -m tests.golden.regenerate` (about a minute) after a change of the weights or of a photo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def in_srgb(photo: Image.Image) -> Image.Image:
-    """The photo's colors in sRGB, by Pillow's own door to littleCMS."""
+    """Convert a photo to sRGB with Pillow's own interface to littleCMS."""
     profile = photo.info.get("icc_profile")
     if profile is None:
         return photo
@@ -39,7 +39,7 @@ def in_srgb(photo: Image.Image) -> Image.Image:
 
 
 def pixels(photo: Image.Image) -> Tensor:
-    """The whole photo at 518 x 518 pixels' area, both sides whole patches."""
+    """Resize the whole photo to about 518 x 518 pixels in area, with both sides multiples of the patch size."""
     stretch = math.sqrt(SIDE * SIDE / (photo.width * photo.height))
     width, height = (round(side * stretch / PATCH) * PATCH for side in photo.size)
     resized = in_srgb(photo).convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
@@ -54,7 +54,9 @@ def main() -> None:
     scores: list[list[float]] = []
     for block in model.blocks:
         block.attn.fused_attn = False
-        block.attn.attn_drop.register_forward_pre_hook(lambda _, args: scores.append(oracles.column_scores(list(args[0][0]))))
+        block.attn.attn_drop.register_forward_pre_hook(
+            lambda _, args: scores.append(oracles.attention_received(list(args[0][0])))
+        )
     golden = {}
     for name in data.PHOTOS:
         scores.clear()

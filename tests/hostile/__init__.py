@@ -1,6 +1,6 @@
-"""A seeded generator of hostile maps, model files, run folders and command lines, and a driver that judges what becomes of them.
+"""Fuzzer: a seeded generator of hostile maps, model files, run folders and command lines, and a driver that checks the outcomes.
 
-`python -m tests.hostile [--count 500] [--seed 0] [--no-net] [--only maps]` runs the whole; the default suite runs a few of each kind.
+`python -m tests.hostile [--count 500] [--seed 0] [--no-net] [--only maps]` runs all cases; the default test suite runs a few of each kind.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ KINDS = {"maps": maps.cases, "models": models.cases, "folders": folders.cases, "
 def outcomes(kind: str, seed: int, count: int, folder: Path, *, net: bool = True) -> Iterator[driver.Outcome]:
     """Run `count` cases of a kind; see `driver.run`."""
     torch.set_num_threads(1)  # threads do not survive a fork
-    timm.create_model("vit_tiny_patch16_224")  # what it loads on first use
+    timm.create_model("vit_tiny_patch16_224")  # preloads what the first use imports
     os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
     yield from driver.run(KINDS[kind](seed, count), folder / kind, net=net)

@@ -1,4 +1,4 @@
-"""Run the generator and print what must not be."""
+"""Entry point of `python -m tests.hostile`: run the generator and print the failures."""
 
 from __future__ import annotations
 

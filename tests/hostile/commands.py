@@ -1,4 +1,4 @@
-"""Command lines made of every option of every command, with values of all sorts."""
+"""Command lines with all options of all commands, and values of all kinds."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ OUTPUTS = (
     "o.webp",
 )
 WRITTEN = {"output", "save_map", "filmstrip"}
-QUICK = {"evaluations": "5", "limit": "1"}  # options whose large values are only slow
+QUICK = {"steps": "5", "samples": "5", "limit": "1"}  # options for which large values are merely slow
 SLOW = {"img_size": ("32", "64", "16", "7", "0", "-1", "x")}
 COMMANDS = ("overlay", "overlay", "overlay", "heads", "heads", "stats", "caption", "inspect", "list")
 
@@ -111,7 +111,7 @@ def _prepare(arguments: list[str], folder: Path) -> list[str]:
 
 
 def _line(rng: random.Random, name: str) -> tuple[list[str], list[str]]:
-    """Return a command line that mostly works but for a few options, and the outputs that it names."""
+    """Return a command line that is valid except for a few options, and the outputs that it names."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     given: dict[str, list[str]] = {}

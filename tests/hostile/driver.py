@@ -1,4 +1,4 @@
-"""Run hostile cases in children that are forked from one warm parent, and judge how each ends."""
+"""Driver of hostile cases: each runs in a process forked from one warm parent, and its outcome is checked."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LONGEST = 10.0  # seconds of the processor
-HANGS = 60.0  # seconds of the clock, on a machine that has other work
+LONGEST = 10.0  # CPU seconds
+HANGS = 60.0  # wall-clock seconds, on a machine with other load
 CODES = {0, 1, 2, 3, 4, 5}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile input.
+    """Hostile input of a command.
 
     Attributes:
-        name: What it is, with the seed it comes from.
-        prepare: Writes the inputs into an empty folder and returns the arguments of the command, whose current folder that is.
-        outputs: Files and folders that the command may write, from that folder.
-        prints: Whether what is printed is the result, and no file has to be there.
-        judge: Says what is wrong with the folder afterward, in the place of the check of all files: of folder, arguments and code.
+        name: Description, with the seed that it was generated from.
+        prepare: Function that writes the inputs to an empty folder and returns the command's arguments. The command runs in it.
+        outputs: Files and folders that the command may write, relative to that folder.
+        prints: Whether the result is printed, so that no file has to exist.
+        judge: Function of folder, arguments and exit code that describes what is wrong afterward; it replaces the check of all files.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Case:
 
 @dataclass
 class Outcome:
-    """How a case ended.
+    """Outcome of a case.
 
     Attributes:
         case: The case.
-        arguments: Of the command.
+        arguments: Arguments of the command.
         code: Exit code; negative is a signal.
-        seconds: How long the processor worked for it.
-        out: What was printed.
-        err: What was complained.
-        wrong: What must not be.
+        seconds: CPU seconds.
+        out: Output on stdout.
+        err: Output on stderr.
+        wrong: Descriptions of failures.
     """
 
     case: Case
@@ -60,20 +60,20 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Two lines for a report."""
+        """Format the outcome as two lines."""
         return f"{self.case.name}: {'; '.join(self.wrong)}\n    {self.arguments} -> {self.code}: {self.err.strip()[-300:]}"
 
 
 def run(cases: Iterable[Case], folder: Path, *, net: bool = True) -> Iterator[Outcome]:
-    """Run each case in a child of its own.
+    """Run each case in its own child process.
 
     Args:
-        cases: The cases.
-        folder: An empty folder; each case gets one in it.
-        net: Whether the nets around the commands, which turn an error that nobody thought of into a line, are in place.
+        cases: Cases to run.
+        folder: An empty folder; each case gets a subfolder.
+        net: Whether the handlers that turn an unexpected error into one line are active.
 
     Yields:
-        The outcomes, judged.
+        The checked outcomes.
     """
     for number, case in enumerate(cases):
         place = folder / str(number)
@@ -113,7 +113,7 @@ def _judge(found: Outcome, work: Path, before: dict[Path, str], after: dict[Path
 
 
 def _files(folder: Path) -> dict[Path, str]:
-    """Each file and link below a folder with a digest of its content, or of where it leads."""
+    """Return all files and links below a folder, each with a digest of its content or of its target."""
     found = {}
     for place, _, names in os.walk(folder):
         for path in (Path(place, name) for name in names):
@@ -126,7 +126,7 @@ def _files(folder: Path) -> dict[Path, str]:
 
 
 def _child(arguments: list[str], work: Path, net: bool) -> tuple[int, float]:
-    """Run the command in a fork; its exit code, or the negative signal that ended it, and its seconds."""
+    """Run the command in a fork; return its exit code (or the negative signal that ended it) and its CPU seconds."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -143,7 +143,7 @@ def _child(arguments: list[str], work: Path, net: bool) -> tuple[int, float]:
 
 
 def _command(arguments: list[str], work: Path, net: bool) -> int:
-    """In the child: streams into files, an empty stdin, and the command."""
+    """Redirect streams to files and run the command, inside the child process."""
     for name, number in (("out", 1), ("err", 2)):
         os.dup2(os.open(work.parent / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

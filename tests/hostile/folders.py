@@ -1,4 +1,4 @@
-"""Run folders, model folders and command lines of `train`, each made from a valid one by a single change."""
+"""Run folders, model folders and command lines of `train`, each with a single change to a valid one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from visattn.training import CaptionConfig, Config, compare_runs, train
 Prepare = Callable[[Path], list[str]]
 MINE = b"mine\n"
 
-# Python values that JSON writes; texts that begin with RAW are written as they are
+# values that are written as JSON; texts that begin with RAW are written verbatim
 RAW = "raw:"
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 3, 17, 2**31, 2**63, 2**64, 10**400, 0.5, -0.5, 1e-300, 1e308),
@@ -133,7 +133,7 @@ def _judge(folder: Path, arguments: list[str], code: int) -> list[str]:
 
 
 def harm(folder: Path) -> list[str]:
-    """What a command did to files that are not its own."""
+    """Describe the changes that a command made to files that do not belong to it."""
     told = [
         f"{path.name} was changed"
         for path in (folder / "outside").iterdir()
@@ -143,16 +143,16 @@ def harm(folder: Path) -> list[str]:
 
 
 def results(folder: Path, arguments: list[str]) -> bool:
-    """Whether the result of a command is there."""
+    """Check whether the result of a command exists."""
     output = folder / [after for flag, after in pairwise(arguments) if flag in ("-o", "--output")][-1]
     return any(place.is_file() for place in (output, output / "result.json", output / "comparison.json"))
 
 
 @functools.cache
 def _valid() -> Path:
-    """A folder with valid ones: data, a run that broke off and a finished one, a comparison, a captioner, a photo."""
+    """Create a folder with valid inputs: data, an interrupted and a finished run, a comparison, a captioner, a photo."""
     place, mine = Path(tempfile.mkdtemp(prefix="hostile-")), os.getpid()
-    atexit.register(lambda: shutil.rmtree(place) if os.getpid() == mine else None)  # not at the end of a fork
+    atexit.register(lambda: shutil.rmtree(place) if os.getpid() == mine else None)  # not when a forked child exits
     data = pictures(place / "data")
     begun(recipe(data, ema=0.9), place / "half")
     train(recipe(data, epochs=0.4), place / "done")
@@ -172,7 +172,7 @@ def _valid() -> Path:
 
 
 def _begin(folder: Path, source: str, **changes: Any) -> list[str]:
-    """Copy a valid run, and give the command that goes on with it."""
+    """Copy a valid run, and return the command that resumes it."""
     (folder / "outside").mkdir()
     (folder / "outside" / "victim").write_bytes(MINE)
     shutil.copytree(_valid() / source, folder / "run")
@@ -239,14 +239,14 @@ def _deep(path: Path, _folder: Path) -> None:
 
 
 def _gone(_path: Path, _folder: Path) -> None:
-    """Left out."""
+    """Do nothing: the file is left out."""
 
 
 _MADE = (_linked, _dangling, _into, _device, _itself, _hard, _pipe, _folder, _empty, _noise, _deep, _gone)
 
 
 def _of_a_file(dice: random.Random) -> tuple[str, Prepare]:
-    """Something else in the place of a file or folder of a run, or of a name that it will write."""
+    """Replace a file or folder of a run, or a name that it will write, by something else."""
     command = dice.choice([_begin_half, _begin_done, _draw, _tell, _compare])
     make, which, overwrite = dice.choice(_MADE), dice.random(), dice.random() < 0.2
     names = [
@@ -287,7 +287,7 @@ def _compare(folder: Path) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """JSON of a value, with what stands behind RAW put in as it is."""
+    """Encode a value as JSON; text after RAW is inserted verbatim."""
     text = json.dumps(value)
     for raw in (one for one in VALUES if isinstance(one, str) and one.startswith(RAW)):
         text = text.replace(json.dumps(raw), raw.removeprefix(RAW))
@@ -295,7 +295,7 @@ def _text(value: Any) -> str:
 
 
 def _change(told: Any, dice: random.Random) -> None:
-    """Put a hostile value at some place of nested objects."""
+    """Insert a hostile value at a random position of nested objects."""
     while True:
         key = dice.choice(list(told) if isinstance(told, dict) else range(len(told)))
         if isinstance(told[key], (dict, list)) and told[key] and dice.random() < 0.6:
@@ -321,7 +321,7 @@ def _of_json(name: str, command: Prepare, file: str, dice: random.Random) -> tup
 
 
 def _of_a_state(dice: random.Random) -> tuple[str, Prepare]:
-    """A value of a checkpoint whose digests are right."""
+    """Change a value of a checkpoint, and keep its digests valid."""
     key = dice.randrange(2**32)
 
     def prepare(folder: Path) -> list[str]:
@@ -374,7 +374,7 @@ def _of_a_log(dice: random.Random) -> tuple[str, Prepare]:
 
 
 def _of_a_recipe(dice: random.Random) -> tuple[str, Prepare]:
-    """A value of the recipe, in the run or in the file that is given."""
+    """Change a value of the recipe, in the run or in the given config file."""
     name, value, where = dice.choice(fields(Config)).name, dice.choice(VALUES), dice.choice(["run/config.toml", "recipe.toml"])
 
     def prepare(folder: Path) -> list[str]:
@@ -389,14 +389,14 @@ def _of_a_recipe(dice: random.Random) -> tuple[str, Prepare]:
 
 
 def _begin_captioner(folder: Path) -> list[str]:
-    """Copy the run of a captioner, and give the command that goes on with it."""
+    """Copy the run of a captioner, and return the command that resumes it."""
     _begin(folder, "captions")
     small = [word for name, value in CAPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return ["train", "caption", "-q", *small, "--model-kwargs", "width=16", "--device", "cpu", "-o", str(folder / "run")]
 
 
 def _of_options(dice: random.Random) -> tuple[str, Prepare]:
-    """A wrong value of one option."""
+    """Pass a wrong value for one option."""
     kind, begin = dice.choice([(Config, _begin_done), (CaptionConfig, _begin_captioner)])
     settings = {one.name: one.type in ("int", "float", "tuple[int, ...]") for one in fields(kind) if one.type != "bool"}
     settings |= {"output": False, "config": False} | ({"compare": False, "seeds": True} if kind is Config else {})

@@ -1,4 +1,4 @@
-"""Saved maps that were edited, damaged or made up, laid over a photo."""
+"""Saved maps that were edited, damaged or made up, drawn over a photo."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Prepared:
 
 
 def _saved(rng: random.Random) -> bytes:
-    """A sound map of one of several kinds."""
+    """Return a valid map of one of several kinds."""
     kind = rng.choice(["attention", "principal component", "glimpses", "cosine similarity"])
     lead, axes = {"attention": ((2,), ("head",)), "principal component": ((3,), ("component",))}.get(kind, ((), ()))
     parameters: dict[str, Any] = {"layer": 3}
@@ -109,7 +109,7 @@ def _odd_values(rng: random.Random) -> bytes:
 
 
 def _odd_archive(rng: random.Random) -> bytes:
-    """Archives with other members, texts that are no facts, and values that announce too much."""
+    """Return archives with other members, invalid metadata, or headers that announce too much data."""
     stream, inner = io.BytesIO(), io.BytesIO()
     np.save(inner, np.array(json.dumps(value(rng)) if rng.random() < 0.6 else rng.choice(["", "{", "[[[", "\ud800", "null"])))
     facts = _packed("{}", np.zeros((2, 3)))

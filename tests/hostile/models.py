@@ -1,4 +1,4 @@
-"""Model files and weights that do what they should not, looked at by several commands."""
+"""Model files and weights that misbehave, loaded by several commands."""
 
 from __future__ import annotations
 
@@ -176,7 +176,8 @@ def _command(rng: random.Random, command: str, folder: Path) -> list[str]:
     if command == "heads":
         return ["heads", photo, "-o", "o.png"]
     method = rng.choice(METHODS)
-    more = ["--query", "pixel:20,20"] if method == "similarity" else ["--evaluations", "5"] if method.startswith("captum") else []
+    few = ["--steps" if method == "captum.integrated_gradients" else "--samples", "5"]
+    more = ["--query", "pixel:20,20"] if method == "similarity" else few if method.startswith("captum") else []
     return ["overlay", photo, "-o", "o.png", "--method", method, *more, *(["--target", "1"] if rng.random() < 0.2 else [])]
 
 
@@ -214,7 +215,7 @@ def _file(rng: random.Random, command: str, folder: Path) -> list[str]:
 
 
 def _weights(rng: random.Random, command: str, folder: Path) -> list[str]:
-    """A checkpoint that is damaged, of others, or no checkpoint, for a small model of timm."""
+    """Write a file of weights for a small timm model: damaged, of another model, or no checkpoint at all."""
     sound = {f"blocks.{i}.norm1.weight": torch.rand(192) for i in range(3)} | {"head.weight": torch.rand(1000, 192)}
     kind = rng.randrange(6)
     if kind == 0:

@@ -30,7 +30,7 @@ NUMBERS = (0, -1, 1, 2, 3.5, 1e-300, -1e300, 2**31, 2**63, -(2**63), 10**30, 10*
 
 
 def value(rng: random.Random, depth: int = 2) -> Any:
-    """Return a value of JSON of any type."""
+    """Return a random JSON value of any type."""
     kind = rng.randrange(8 if depth else 5)
     if kind == 0:
         return rng.choice(TEXTS[:16])
@@ -51,7 +51,7 @@ def value(rng: random.Random, depth: int = 2) -> Any:
 
 
 def edit(rng: random.Random, data: Any, times: int) -> Any:
-    """Return JSON with some values, at any depth, replaced, removed or doubled."""
+    """Return JSON data with some values, at any depth, replaced, removed or duplicated."""
     for _ in range(times):
         places = list(_places(data))
         if not places:
@@ -79,7 +79,7 @@ def _places(data: Any, depth: int = 6) -> Iterator[tuple[Any, Any]]:
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:
-    """Return bytes with some changed, cut off, left out or put in."""
+    """Return bytes with some of them changed, cut off, removed or inserted."""
     data = bytearray(content)
     for _ in range(rng.randrange(1, 6)):
         place = rng.randrange(len(data) or 1)

@@ -1,4 +1,4 @@
-"""A picture that tests of images share."""
+"""Fixture for tests of images."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tests.images.making import Pixels
 
 @pytest.fixture(scope="module")
 def pixels() -> Pixels:
-    """A picture without any symmetry."""
+    """Return an image without any symmetry."""
     return np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Write ICC profiles from numbers (ICC.1:2001-04 and ICC.1:2010), to test the reading of pictures that carry one."""
+"""Write ICC profiles from numbers (ICC.1:2001-04 and ICC.1:2010), to test images with profiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 D50 = (0.9642, 1.0, 0.8249)
-PRIMARIES = {  # red, green, blue as XYZ of D50, in rows
+PRIMARIES = {  # rows are red, green and blue in XYZ under D50
     "sRGB": ((0.4360747, 0.2225045, 0.0139322), (0.3850649, 0.7168786, 0.0971045), (0.1430804, 0.0606169, 0.7141733)),
     "Adobe RGB": ((0.6097559, 0.3111242, 0.0194811), (0.2052401, 0.6256560, 0.0608902), (0.1492240, 0.0632197, 0.7448387)),
     "ProPhoto RGB": ((0.7976749, 0.2880402, 0.0), (0.1351917, 0.7118741, 0.0), (0.0313534, 0.0000857, 0.8252100)),
@@ -25,13 +25,13 @@ def curve(gamma: float | Sequence[float]) -> bytes:
 
 
 def parametric(*numbers: float) -> bytes:
-    """Return a `para` tag; of five numbers it is sRGB's kind of curve."""
+    """Return a `para` tag; five numbers define a curve of sRGB's type."""
     kind = {1: 0, 3: 1, 4: 2, 5: 3, 7: 4}[len(numbers)]
     return b"para" + struct.pack(">IHH", 0, kind, 0) + b"".join(struct.pack(">i", round(n * 65536)) for n in numbers)
 
 
 def srgb_decoded(encoded: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the light of sRGB's values, both in [0, 1] (IEC 61966-2-1)."""
+    """Decode sRGB values to linear light, both in [0, 1] (IEC 61966-2-1)."""
     return np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
 
 
@@ -45,16 +45,16 @@ def matrix_profile(primaries: str, tone: bytes) -> bytes:
 
 
 def gray_profile(tone: bytes) -> bytes:
-    """Return a profile of gray: one tone curve."""
+    """Return a gray profile: one tone curve."""
     return _profile("mntr", "GRAY", "XYZ ", {"kTRC": tone})
 
 
 def table_profile(space: str, lab: NDArray[np.float64]) -> bytes:
-    """Return a profile whose colors are looked up.
+    """Return a profile with a lookup table of colors.
 
     Args:
         space: `RGB ` or `CMYK`.
-        lab: `(g, ..., g, 3)`: CIELAB of D50 at each corner of the grid, first channel slowest.
+        lab: `(g, ..., g, 3)`: CIELAB under D50 at each corner of the grid, first channel slowest.
     """
     inputs, grid = lab.ndim - 1, lab.shape[0]
     scaled = np.stack([lab[..., 0] / 100 * 65280, (lab[..., 1] + 128) * 256, (lab[..., 2] + 128) * 256], -1)

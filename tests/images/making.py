@@ -1,4 +1,4 @@
-"""Files of pictures that tests write."""
+"""Image files that tests write."""
 
 from __future__ import annotations
 

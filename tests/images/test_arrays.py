@@ -1,4 +1,4 @@
-"""Arrays, tensors and pictures of Pillow as photos."""
+"""Arrays, tensors and PIL images as photos."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.images.making import Pixels, photo_of
 from visattn.errors import ImageError
-from visattn.images import as_photo, facts, load_image
+from visattn.images import as_photo, image_facts, load_image
 
 RAMP = np.arange(30, dtype=np.uint8).reshape(2, 5, 3) * 8  # height 2, width 5
 
 
 def exact(array: NDArray[Any], scale: float) -> Pixels:
-    """Each value as a level, one by one."""
+    """Convert each value to a level, one by one."""
     levels = np.zeros(array.shape, np.uint8)
     for index in np.ndindex(*array.shape):
         levels[index] = int(float(array[index]) * scale + 0.5)
@@ -66,7 +66,7 @@ def test_array_is_not_modified(array: NDArray[Any], expected: Pixels) -> None:
 
 
 @arrays
-def test_read_only_array_is_taken(array: NDArray[Any], expected: Pixels) -> None:
+def test_read_only_array_is_accepted(array: NDArray[Any], expected: Pixels) -> None:
     frozen = array.copy()
     frozen.flags.writeable = False
     assert np.array_equal(np.asarray(as_photo(frozen)), expected)
@@ -81,24 +81,24 @@ def test_read_only_array_is_taken(array: NDArray[Any], expected: Pixels) -> None
         pytest.param((torch.from_numpy(RAMP).permute(2, 0, 1).float() / 255).requires_grad_(), id="with gradient"),
     ],
 )
-def test_tensor_is_taken_and_not_modified(tensor: torch.Tensor) -> None:
+def test_tensor_is_accepted_and_not_modified(tensor: torch.Tensor) -> None:
     before = tensor.detach().clone()
     assert np.array_equal(np.asarray(as_photo(tensor)), RAMP)
     assert torch.equal(tensor.detach(), before)
 
 
-def test_bfloat16_tensor_is_taken() -> None:
+def test_bfloat16_tensor_is_accepted() -> None:
     tensor = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.0]).repeat(3, 2, 1).bfloat16()
     assert np.asarray(as_photo(tensor))[0, :, 0].tolist() == [0, 64, 128, 255, 255]
 
 
-def test_as_photo_gives_back_an_rgb_picture_itself() -> None:
+def test_as_photo_returns_an_rgb_image_itself() -> None:
     picture = photo_of()
     assert as_photo(picture) is picture
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "1", "CMYK", "YCbCr", "HSV", "LAB", "I", "F", "I;16"])
-def test_as_photo_turns_every_mode_into_rgb_and_leaves_the_picture_alone(mode: str) -> None:
+def test_as_photo_converts_every_mode_to_rgb_without_changing_its_input(mode: str) -> None:
     picture = Image.new(mode, (4, 3))
     before = picture.tobytes()
     assert as_photo(picture).mode == "RGB"
@@ -110,7 +110,9 @@ def test_as_photo_turns_every_mode_into_rgb_and_leaves_the_picture_alone(mode: s
     [
         pytest.param(np.full((2, 2), -0.5), r"must lie in \[0, 1\], got -0.5 to -0.5. It looks normalized", id="normalized"),
         pytest.param(np.full((2, 2), -3), r"must lie in \[0, 255\], got -3 to -3. It looks normalized", id="negative integers"),
-        pytest.param(np.full((2, 2), 200.0), r"float64 must lie in \[0, 1\], got 200 to 200. Divide it", id="floats to 255"),
+        pytest.param(
+            np.full((2, 2), 200.0), r"float64 must lie in \[0, 1\], got 200 to 200. Scale the float64 values", id="floats to 255"
+        ),
         pytest.param(np.full((2, 2), 4000, np.uint16), r"uint16 must lie in \[0, 255\], got 4000 to 4000", id="12 bit"),
         pytest.param(np.array([[0.5, np.nan], [np.inf, 0]]), "got 2 NaN or infinite values", id="NaN"),
         pytest.param(np.zeros((1, 3, 4, 4)), r"got \(1, 3, 4, 4\). Pass one photo, not a batch", id="batch"),
@@ -122,16 +124,16 @@ def test_as_photo_turns_every_mode_into_rgb_and_leaves_the_picture_alone(mode: s
         pytest.param("photo.png", r"got \(\)", id="a path"),
     ],
 )
-def test_array_that_is_no_photo_is_refused(array: object, message: str) -> None:
+def test_invalid_array_is_refused(array: object, message: str) -> None:
     with pytest.raises(ImageError, match=message):
         as_photo(array)
 
 
-def test_a_photo_whose_exif_text_is_broken_is_whole(tmp_path: Path) -> None:
+def test_photo_with_broken_exif_text_loads(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
     text = PngInfo()
     text.add_text("Raw profile type exif", "\nexif\n      10\nno hexadecimal number\n")
     Image.fromarray(pixels).save(tmp_path / "dog.png", pnginfo=text)
     photo = load_image(tmp_path / "dog.png")
     assert np.array_equal(np.asarray(photo), pixels)
-    assert "its EXIF data cannot be read; taken as upright" in facts(photo).notes
+    assert "its EXIF data cannot be read; taken as upright" in image_facts(photo).notes

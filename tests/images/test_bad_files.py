@@ -1,4 +1,4 @@
-"""Files that must be refused, and odd ones that must not; loading is total."""
+"""Files that must be rejected, unusual files that must load, and damaged bytes: loading gives an image or an `ImageError`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from PIL import Image
 
 from tests.images.making import Pixels, encoded, photo_of
 from visattn.errors import ImageError, OptionError
-from visattn.images import as_photo, facts, load_image
+from visattn.images import as_photo, image_facts, load_image
 
 
 def png(width: int, height: int) -> bytes:
-    """A black 1-bit PNG written by hand."""
+    """Write a black 1-bit PNG by hand."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -87,24 +87,24 @@ def test_document_named_png_is_refused(content: bytes, start: str, tmp_path: Pat
     with pytest.raises(ImageError, match="not an image") as caught:
         load_image(path)
     assert f"page.png: not an image (starts with '{start}" in str(caught.value)
-    assert "allowed are PNG, JPEG" in str(caught.value)
+    assert "supported formats are PNG, JPEG" in str(caught.value)
     assert_one_printable_line(str(caught.value))
 
 
 def test_noise_is_refused_as_no_known_format() -> None:
-    with pytest.raises(ImageError, match=r"not an image \(no known format\)"):
+    with pytest.raises(ImageError, match=r"not an image \(unknown format\)"):
         load_image(b"\x00\x01\x02\x03" * 32)
 
 
 def stored_as(upright: Pixels, orientation: int) -> Pixels:
-    """How a camera stores an upright picture, pixel by pixel from the EXIF table of where row 0 and column 0 lie."""
+    """Store an upright image as a camera does, pixel by pixel, by the EXIF table of the sides at which row 0 and column 0 lie."""
     height, width = upright.shape[:2]
     shape = (height, width, 3) if orientation < 5 else (width, height, 3)
     stored = np.zeros(shape, np.uint8)
     for r in range(shape[0]):
         for c in range(shape[1]):
             place = {
-                1: (r, c),  # row 0 is the top, column 0 the left
+                1: (r, c),  # row 0 at the top, column 0 at the left
                 2: (r, width - 1 - c),  # top, right
                 3: (height - 1 - r, width - 1 - c),  # bottom, right
                 4: (height - 1 - r, c),  # bottom, left
@@ -140,7 +140,7 @@ def test_every_orientation_of_a_jpeg_gives_the_same_upright_photo(orientation: i
 @pytest.mark.parametrize(
     "block", [b"Exif\0\0", b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff"], ids=["empty", "text", "offset"]
 )
-def test_broken_exif_is_no_reason_to_refuse(block: bytes) -> None:
+def test_broken_exif_is_accepted(block: bytes) -> None:
     assert load_image(encoded(photo_of(), "JPEG", exif=block)).size == (50, 40)
 
 
@@ -176,7 +176,7 @@ WIDE = np.array([[0, 1, 128, 129, 255], [256, 257, 4096, 32768, 32895], [65000, 
 
 NARROW = np.array(
     [[0, 0, 0, 1, 1], [1, 1, 16, 128, 128], [253, 254, 254, 255, 255]], np.uint8
-)  # divided by 257, rounded, by hand
+)  # worked out by hand: divided by 257 and rounded
 
 
 def wide_gray(mode: str) -> Image.Image:
@@ -194,15 +194,15 @@ def test_16bit_gray_is_scaled_not_clipped(mode: str, kind: str) -> None:
         if mode == "I"
         else "16-bit gray, 0 to 65535 shown as 0 to 255; the largest is 65535"
     )
-    assert facts(photo).notes == (rule,)
+    assert image_facts(photo).notes == (rule,)
 
 
 def test_float_tiff_is_scaled_from_its_own_minimum_and_maximum() -> None:
     values = np.array([[-1, 0, 2], [0.5, 1, 1.5]], np.float32)
     photo = load_image(encoded(Image.fromarray(values), "TIFF"))
-    expected = [[0, 85, 255], [128, 170, 212]]  # (v + 1) / 3 * 255; 127.5 goes to the even 128, 212.5 to 212
+    expected = [[0, 85, 255], [128, 170, 212]]  # (v + 1) / 3 * 255; 127.5 rounds to the even 128, 212.5 to 212
     assert np.asarray(photo)[..., 0].tolist() == expected
-    assert facts(photo).notes == ("gray values -1 to 2 shown as 0 to 255",)
+    assert image_facts(photo).notes == ("gray values -1 to 2 shown as 0 to 255",)
 
 
 def test_float_tiff_with_nan_is_refused_with_name_and_count(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_float_tiff_with_nan_is_refused_with_name_and_count(tmp_path: Path) -> N
         load_image(path)
 
 
-def test_one_bit_picture_is_black_and_white() -> None:
+def test_one_bit_image_is_black_and_white() -> None:
     bits = np.array([[True, False, True], [False, False, True]])
     got = np.asarray(load_image(encoded(Image.fromarray(bits), "PNG")))
     assert got[..., 1].tolist() == [[255, 0, 255], [0, 0, 255]]
@@ -237,7 +237,7 @@ def test_alpha_of_a_file_is_composited_on_white(mode: str, kind: str, alpha: int
 
 def test_transparency_is_noted() -> None:
     photo = load_image(encoded(Image.new("RGBA", (3, 2), (40, 90, 200, 128)), "PNG"))
-    assert facts(photo).notes == ("transparent pixels shown on white",)
+    assert image_facts(photo).notes == ("transparent pixels shown on white",)
 
 
 def see_through(mode: str) -> Image.Image:
@@ -258,14 +258,14 @@ def test_alpha_of_every_mode_is_composited_on_white(mode: str) -> None:
     assert np.abs(np.asarray(as_photo(picture)).astype(float) - on_white(40, 128)).max() <= 2
 
 
-def test_animation_gives_its_first_frame_and_says_so() -> None:
+def test_animation_gives_its_first_frame_with_a_note() -> None:
     frames = [Image.new("RGB", (8, 6), color) for color in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
     photo = load_image(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
     assert np.abs(np.asarray(photo).astype(int) - (250, 0, 0)).max() <= 4
-    assert facts(photo).notes == ("3 frames; the first is used",)
+    assert image_facts(photo).notes == ("3 frames; the first is used",)
 
 
-def test_corrupt_color_profile_is_no_reason_to_refuse() -> None:
+def test_corrupt_color_profile_is_accepted() -> None:
     assert load_image(encoded(photo_of(), "PNG", icc_profile=b"no profile")).size == (50, 40)
 
 
@@ -292,25 +292,25 @@ except ValueError as error:
 """
 
 
-def test_bomb_is_refused_from_its_header_in_little_memory(bomb: Path) -> None:
+def test_decompression_bomb_is_refused_from_its_header_in_little_memory(bomb: Path) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, str(bomb)], capture_output=True, text=True, timeout=30, check=True)
     kind, grown, message = done.stdout.strip().split("|")
     assert kind == "ImageError"
     assert int(grown) < 200  # MiB; decoded it would take 858
     assert "bomb.png: " in message
-    assert "pixels are more than the limit of 64 million" in message
+    assert "pixels exceed the limit of 64 million" in message
 
 
-def test_limit_is_on_pixels_and_may_be_lowered() -> None:
-    with pytest.raises(ImageError, match=r"50 x 40 pixels are more than the limit of 0\.001999 million"):
+def test_pixel_limit_can_be_lowered() -> None:
+    with pytest.raises(ImageError, match=r"50 x 40 pixels exceed the limit of 0\.001999 million"):
         load_image(encoded(photo_of(), "PNG"), max_pixels=1999)
 
 
-def test_limit_itself_is_allowed() -> None:
+def test_image_of_exactly_max_pixels_is_allowed() -> None:
     assert load_image(encoded(photo_of(), "PNG"), max_pixels=2000).size == (50, 40)
 
 
-def test_limit_cannot_be_raised_above_that_of_the_decoder() -> None:
+def test_pixel_limit_cannot_exceed_the_decoder_limit() -> None:
     with pytest.raises(OptionError, match="max_pixels must be a number from 1 to"):
         load_image(encoded(photo_of(), "PNG"), max_pixels=200_000_000)
 
@@ -351,7 +351,7 @@ def test_odd_name_is_read(name: str, pixels: Pixels, tmp_path: Path) -> None:
     path.write_bytes(encoded(Image.fromarray(pixels), "PNG"))
     photo = load_image(path)
     assert np.array_equal(np.asarray(photo), pixels)
-    assert_one_printable_line(facts(photo).name)
+    assert_one_printable_line(image_facts(photo).name)
 
 
 @named
@@ -408,7 +408,7 @@ def test_fifo_is_refused_and_never_waited_for(tmp_path: Path) -> None:
 
 
 def test_socket_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    monkeypatch.chdir(tmp_path)  # the path of a socket has a length limit
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("s.png")
         with pytest.raises(ImageError, match=r"s\.png: not a regular file"):
@@ -423,7 +423,7 @@ def test_endless_device_is_refused() -> None:
 
 
 def test_format_outside_the_list_is_refused() -> None:
-    with pytest.raises(ImageError, match="allowed are PNG, JPEG"):
+    with pytest.raises(ImageError, match="supported formats are PNG, JPEG"):
         load_image(encoded(photo_of(), "SGI"))
 
 
@@ -448,23 +448,23 @@ FOREIGN = {
 def test_other_formats_are_refused_by_name(name: str, tmp_path: Path) -> None:
     content = FOREIGN[name] or encoded(photo_of(), name.replace(" ", ""))
     (tmp_path / "x.jpg").write_bytes(content)
-    with pytest.raises(ImageError, match=rf"x\.jpg: {re.escape(name)} is not read; convert it to PNG or JPEG$"):
+    with pytest.raises(ImageError, match=rf"x\.jpg: {re.escape(name)} is not supported; convert it to PNG or JPEG$"):
         load_image(tmp_path / "x.jpg")
 
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "<?xml version='1.0'?>\n<!-- made -->\n"])
 def test_svg_is_refused_by_name(start: str) -> None:
-    with pytest.raises(ImageError, match=r"^image: SVG is a drawing without pixels; render it to PNG$"):
+    with pytest.raises(ImageError, match=r"^image: SVG is a vector format without pixels; render it to PNG$"):
         load_image(f"{start}<svg xmlns='http://www.w3.org/2000/svg'/>".encode())
 
 
-def test_page_with_a_drawing_in_it_is_no_svg() -> None:
+def test_html_page_with_an_svg_element_is_not_called_svg() -> None:
     with pytest.raises(ImageError, match=r"not an image \(starts with '<html>"):
         load_image(b"<html><body>404 <svg/></body></html>")
 
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
-def test_picture_without_pixels_is_refused(size: tuple[int, int]) -> None:
+def test_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ImageError, match=r"^image: its width or height is 0; export it again$"):
         load_image(png(*size))
 
@@ -496,7 +496,7 @@ EDITS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255
 def test_damaged_bytes_give_a_photo_or_an_image_error(
     kind: str, edits: list[tuple[float, int]], kept: float, zone: float
 ) -> None:
-    """Bytes are overwritten, all over or in the header only, and the end may be missing."""
+    """Overwrite bytes anywhere or in the header only; the end may be missing."""
     damaged = bytearray(encoded(photo_of(9, 12), kind))
     for place, value in edits:
         damaged[int(place * zone * len(damaged))] = value
@@ -507,7 +507,7 @@ def test_damaged_bytes_give_a_photo_or_an_image_error(
         assert_one_printable_line(str(error))
     else:
         assert photo.mode == "RGB"
-        assert list(photo.info.values()) == [facts(photo)]
+        assert list(photo.info.values()) == [image_facts(photo)]
 
 
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)

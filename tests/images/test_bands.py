@@ -1,4 +1,4 @@
-"""Images of more than three channels, for models that take as many."""
+"""Images of more than three channels, for models with as many input channels."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def image(kind: str = "float64") -> Any:
 
 
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_each_channel_goes_through_the_steps_of_a_photo(vit: Any, resize: Any) -> None:
-    """Against the pipeline of photos, three channels at a time: whole levels there, real numbers here."""
-    coarse = np.random.default_rng(2).integers(60, 200, (5, 6, 8), dtype=np.uint8)  # smooth, as whole levels do not overshoot
+def test_each_channel_is_preprocessed_like_a_photo(vit: Any, resize: Any) -> None:
+    """Compare with the preprocessing of photos, three channels at a time; it rounds to whole levels, this does not."""
+    coarse = np.random.default_rng(2).integers(
+        60, 200, (5, 6, 8), dtype=np.uint8
+    )  # smooth, because whole levels do not overshoot
     values = np.stack([np.asarray(Image.fromarray(part).resize((300, 240), Image.Resampling.BICUBIC)) for part in coarse], -1)
     five = prepare(bands_of(values, 5), vit, resize=resize)
     assert five.pixels.shape == (1, 5, 224, 224)
@@ -54,14 +56,14 @@ def test_mean_and_deviation_of_more_channels_are_assumed(vit: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["uint8", "float32", "float64"])
 @pytest.mark.parametrize("first", [False, True], ids=["channels last", "channels first"])
-def test_array_of_any_kind_is_understood(vit: Any, kind: str, first: bool) -> None:
+def test_array_of_any_dtype_and_layout_is_accepted(vit: Any, kind: str, first: bool) -> None:
     values = image(kind)
     given = torch.from_numpy(values.transpose(2, 0, 1).copy()) if first else values
     expected = prepare(bands_of(image(), 5), vit).pixels
     assert torch.allclose(prepare(bands_of(given, 5), vit).pixels, expected, atol=2.5 / 255 / 0.5)
 
 
-def test_map_is_drawn_on_the_three_channels_that_are_asked_for(vit: Any) -> None:
+def test_map_is_drawn_on_the_requested_rgb_channels(vit: Any) -> None:
     values = image()
     found = visattn.explain(vit, values, method="rollout", rgb=(4, 2, 0))
     assert np.array_equal(np.asarray(found.photo), (values[..., [4, 2, 0]] * 255).astype(np.float32).round().astype(np.uint8))
@@ -71,13 +73,13 @@ def test_map_is_drawn_on_the_three_channels_that_are_asked_for(vit: Any) -> None
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["auto", "attention", "gradcam", "captum.integrated_gradients", "captum.occlusion"])
 def test_methods_explain_images_of_more_channels(vit: Any, method: str) -> None:
-    few: dict[str, Any] = {"evaluations": 8} if method == "captum.integrated_gradients" else {}
+    few: dict[str, Any] = {"steps": 8} if method == "captum.integrated_gradients" else {}
     found = visattn.explain(vit, image(), method=method, **few)
     assert found.overlay().size == (300, 240)
 
 
 def test_explained_channel_is_the_one_that_matters() -> None:
-    """A network of the fifth channel alone: its map is where that channel is bright."""
+    """Explain a network that uses only the fifth channel: the map is high where that channel is bright."""
 
     class Fifth(nn.Module):
         def __init__(self) -> None:
@@ -117,6 +119,6 @@ def test_other_images_are_refused(vit: Any, given: Any, error: type[Exception], 
 
 
 @pytest.mark.parametrize("rgb", [(0, 1), (0, 1, 5), (-1, 0, 1), (0.0, 1, 2)], ids=str)
-def test_colors_that_are_no_channels_are_refused(vit: Any, rgb: Any) -> None:
+def test_invalid_rgb_channels_are_refused(vit: Any, rgb: Any) -> None:
     with pytest.raises(OptionError, match=r"rgb must be (three channels from 0 to 4|a list or None), got"):
         visattn.explain(vit, image(), rgb=rgb)

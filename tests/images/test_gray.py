@@ -1,4 +1,4 @@
-"""Gray of every depth in TIFF files, against tifffile; the rules of black and white are written out here."""
+"""Gray TIFF files of every depth, compared with tifffile; the scaling rules are implemented here independently."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from PIL.TiffImagePlugin import OPEN_INFO
 
 from tests.images import tiff
 from visattn.errors import ImageError
-from visattn.images import facts, load_image
+from visattn.images import image_facts, load_image
 
-# every kind of gray that Pillow lists: order, photometric, (format,), fill order, bits, extra samples
+# every gray format that Pillow lists: order, photometric, (format,), fill order, bits, extra samples
 KINDS = [key for key in OPEN_INFO if key[1] in (0, 1)]
 NOT_DECODED = [key for key in KINDS if key[1:5] == (0, (1,), 2, (8,))]  # listed, but Pillow has no code for it
 NAMES = {1: "u", 2: "i", 3: "f"}
@@ -34,7 +34,7 @@ def samples_of(kind: int, bits: int, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def shown(values: NDArray[Any], kind: int, bits: int, photometric: int) -> NDArray[np.float64]:
-    """Levels of gray by the rule: unsigned samples of up to 16 bits by their bits, others by their own ends."""
+    """Compute gray levels by the rule: unsigned samples of up to 16 bits by their bits, others by minimum and maximum."""
     real = values.astype(np.float64)
     low, high = (0.0, 2.0**bits - 1) if kind == 1 and bits <= 16 else (real.min(), real.max())
     share = (real - low) / (high - low)
@@ -49,10 +49,10 @@ def test_gray_of_a_tiff_equals_tifffile(key: tuple[Any, ...]) -> None:
     read = tifffile.imread(io.BytesIO(data))
     assert np.array_equal(read, samples)
     expected = shown(read[..., 0] if extra else read, kind, bits[0], photometric)
-    if extra and extra[0] == 2:  # alpha: on white
+    if extra and extra[0] == 2:  # alpha: placed on white
         alpha = read[..., 1] / 255
         expected = expected * alpha + 255 * (1 - alpha)
-    elif extra and extra[0] == 1:  # alpha that the gray is multiplied by already; Pillow divides by it, in whole levels
+    elif extra and extra[0] == 1:  # premultiplied alpha; Pillow divides by it, in whole levels
         expected = np.minimum(255, expected + 255 - read[..., 1])
     found = np.asarray(load_image(data)).astype(float)
     assert (found[..., 0] == found[..., 1]).all()
@@ -82,7 +82,7 @@ def test_gray_that_pillow_lists_and_cannot_decode_is_refused(key: tuple[Any, ...
 def test_other_gray_is_refused_by_name(dtype: str, byteorder: Any, photometric: Any, name: str) -> None:
     stream = io.BytesIO()
     tifffile.imwrite(stream, np.ones((4, 5), dtype), byteorder=byteorder, photometric=photometric)
-    with pytest.raises(ImageError, match=rf"^image: TIFF of {name}, is not read; convert it to 8- or 16-bit PNG$"):
+    with pytest.raises(ImageError, match=rf"^image: TIFF of {name}, is not supported; convert it to 8- or 16-bit PNG$"):
         load_image(stream.getvalue())
 
 
@@ -90,7 +90,7 @@ def test_other_gray_is_refused_by_name(dtype: str, byteorder: Any, photometric: 
 def test_other_color_is_refused_by_name(big: bool) -> None:
     stream = io.BytesIO()
     tifffile.imwrite(stream, np.zeros((4, 5, 3), np.float32), photometric="rgb", bigtiff=big)
-    with pytest.raises(ImageError, match="TIFF of 3 x 32-bit floating-point RGB, little-endian, is not read"):
+    with pytest.raises(ImageError, match="TIFF of 3 x 32-bit floating-point RGB, little-endian, is not supported"):
         load_image(stream.getvalue())
 
 
@@ -98,14 +98,19 @@ def test_other_color_is_refused_by_name(big: bool) -> None:
     ("bits", "kind", "photometric", "notes"),
     [
         (12, 1, 1, ["12-bit gray, 0 to 4095 shown as 0 to 255; the largest is 4000"]),
-        (16, 1, 0, ["16-bit gray, 0 to 65535 shown as 0 to 255; the largest is 4000", "white is zero in it"]),
+        (
+            16,
+            1,
+            0,
+            ["16-bit gray, 0 to 65535 shown as 0 to 255; the largest is 4000", "gray inverted: in this file white is zero"],
+        ),
         (16, 2, 1, ["gray values -3 to 4000 shown as 0 to 255"]),
         (32, 1, 1, ["gray values 0 to 4000 shown as 0 to 255"]),
     ],
 )
-def test_rule_of_wide_gray_is_noted(bits: int, kind: int, photometric: int, notes: list[str]) -> None:
+def test_scaling_rule_of_wide_gray_is_noted(bits: int, kind: int, photometric: int, notes: list[str]) -> None:
     samples = np.array([[-3 if kind == 2 else 0, 100, 4000]], f"{NAMES[kind]}{max(2, bits // 8)}")
-    assert facts(load_image(tiff.gray(samples, bits, photometric=photometric, kind=kind))).notes == tuple(notes)
+    assert image_facts(load_image(tiff.gray(samples, bits, photometric=photometric, kind=kind))).notes == tuple(notes)
 
 
 @pytest.mark.parametrize("compression", ["zlib", "lzw", "packbits"])
@@ -135,7 +140,7 @@ def test_transparent_value_of_16_bit_gray_is_shown_on_white() -> None:
     parts = (b"IHDR", head), (b"tRNS", struct.pack(">H", 1000)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
     photo = load_image(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts))
     assert np.asarray(photo)[..., 0].tolist() == [[255, 4], [0, 255]]
-    assert facts(photo).notes[-1] == "transparent pixels shown on white"
+    assert image_facts(photo).notes[-1] == "transparent pixels shown on white"
 
 
 def test_wide_gray_of_an_open_file_is_read_by_its_tags(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Photos that are read: exact pixels, formats, facts."""
+"""Loaded images: exact pixels, formats, facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.images.making import Pixels, encoded, photo_of
-from visattn.images import ImageFacts, facts, load_image
+from visattn.images import ImageFacts, image_facts, load_image
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "BMP", "PPM"])
@@ -23,8 +23,8 @@ def test_lossless_file_gives_its_exact_pixels(kind: str, pixels: Pixels, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "AVIF"])
-def test_allowed_format_is_the_first_thing_a_process_reads(kind: str, tmp_path: Path) -> None:
-    """Pillow loads its plugins one by one: a format must not depend on what was read before."""
+def test_each_format_loads_as_the_first_image_of_a_process(kind: str, tmp_path: Path) -> None:
+    """Load each format first in a new process: Pillow loads its plugins one by one, and no format may depend on another."""
     path = tmp_path / "photo.img"
     path.write_bytes(encoded(photo_of(), kind))
     code = "import sys; from visattn.images import load_image; print(load_image(sys.argv[1]).size)"
@@ -41,25 +41,25 @@ def test_content_and_path_give_the_same_photo(pixels: Pixels, tmp_path: Path) ->
 def test_facts_hold_name_digest_and_notes(pixels: Pixels, tmp_path: Path) -> None:
     path = tmp_path / "duck.png"
     path.write_bytes(encoded(Image.fromarray(pixels), "PNG"))
-    assert facts(load_image(path)) == ImageFacts("duck.png", hashlib.sha256(path.read_bytes()).hexdigest(), ())
+    assert image_facts(load_image(path)) == ImageFacts("duck.png", hashlib.sha256(path.read_bytes()).hexdigest(), ())
 
 
-def test_facts_travel_with_a_copy(pixels: Pixels) -> None:
+def test_facts_are_kept_in_a_copy(pixels: Pixels) -> None:
     photo = load_image(encoded(Image.fromarray(pixels), "PNG"))
-    assert facts(photo.copy()) == facts(photo)
+    assert image_facts(photo.copy()) == image_facts(photo)
 
 
-def test_facts_of_a_picture_that_was_not_loaded_are_of_its_pixels(pixels: Pixels) -> None:
-    assert facts(Image.fromarray(pixels)).sha256 == hashlib.sha256(pixels.tobytes()).hexdigest()
+def test_facts_of_an_image_not_loaded_from_a_file_describe_its_pixels(pixels: Pixels) -> None:
+    assert image_facts(Image.fromarray(pixels)).sha256 == hashlib.sha256(pixels.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
-def test_loaded_photo_carries_nothing_but_its_facts(kind: str, pixels: Pixels) -> None:
+def test_loaded_photo_keeps_no_metadata_except_its_facts(kind: str, pixels: Pixels) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3
     exif[0x010E] = "secret place"
     photo = load_image(encoded(Image.fromarray(pixels), kind, exif=exif, dpi=(72, 72)))
-    assert list(photo.info.values()) == [facts(photo)]
+    assert list(photo.info.values()) == [image_facts(photo)]
     assert b"secret place" not in encoded(photo, "PNG")
 
 

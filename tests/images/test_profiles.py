@@ -1,4 +1,4 @@
-"""ICC profiles against the specification's arithmetic and against ArgyllCMS (`tests/golden/color.py`)."""
+"""ICC profiles, compared with the formulas of the specification and with ArgyllCMS (`tests/golden/color.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.golden.color import table_profiles
 from tests.images import icc
 from visattn.cli import main
 from visattn.errors import OptionError
-from visattn.images import as_photo, facts, load_image
+from visattn.images import as_photo, image_facts, load_image
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "color.json").read_text())
 LOSSLESS: dict[str, dict[str, Any]] = {"PNG": {}, "TIFF": {}, "WEBP": {"lossless": True}}
@@ -29,7 +29,7 @@ CONVERTED = ("colors converted from made for a test to sRGB",)
 
 @pytest.fixture(scope="module")
 def colors() -> NDArray[np.uint8]:
-    """Every corner and edge of the cube of colors, gray, and colors at random."""
+    """Return the corners and edges of the color cube, grays, and random colors."""
     steps = np.array([0, 1, 2, 5, 10, 40, 128, 200, 254, 255], np.uint8)
     cube = np.stack(np.meshgrid(steps, steps, steps), -1).reshape(-1, 3)
     gray = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(-1, 3)
@@ -45,13 +45,13 @@ def file_of(pixels: NDArray[Any] | Image.Image, profile: bytes | None, kind: str
 
 
 def encoded(light: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Levels of sRGB (IEC 61966-2-1)."""
+    """Encode linear light as sRGB levels (IEC 61966-2-1)."""
     light = light.clip(0, 1)
     return 255 * np.where(light <= 0.0031308, light * 12.92, 1.055 * light ** (1 / 2.4) - 0.055)
 
 
 def by_matrix(colors: NDArray[np.uint8], primaries: str, gamma: float) -> NDArray[np.float64]:
-    """ICC.1, annex F.3: linear light, device to XYZ, and back through sRGB's own matrix."""
+    """Convert colors by ICC.1, annex F.3: linear light, device to XYZ, and back through sRGB's own matrix."""
     light = (colors / 255) ** gamma
     xyz = light @ np.array(icc.PRIMARIES[primaries])
     return encoded(xyz @ np.linalg.inv(np.array(icc.PRIMARIES["sRGB"])))
@@ -64,7 +64,7 @@ def test_matrix_profile_equals_the_specification(kind: str, primaries: str, gamm
     photo = load_image(file_of(colors, profile, kind, **LOSSLESS[kind]))
     expected = by_matrix(colors, primaries, round(gamma * 256) / 256)
     assert np.abs(np.asarray(photo) - expected).max() <= 2
-    assert facts(photo).notes == CONVERTED
+    assert image_facts(photo).notes == CONVERTED
 
 
 @pytest.mark.parametrize("gamma", [1.0, 1.796875, 2.19921875])
@@ -75,7 +75,7 @@ def test_gray_profile_equals_the_specification(gamma: float) -> None:
 
 
 def test_gray_profile_of_16_bits_keeps_dark_steps() -> None:
-    """Linear gray rounded to 8 bits first would be up to 6 levels off."""
+    """Check that linear gray is not rounded to 8 bits first, which would be up to 6 levels off."""
     levels = np.arange(0, 65536, 16, dtype=np.uint16)[None]
     photo = load_image(file_of(levels, icc.gray_profile(icc.curve(1.0)), "TIFF"))
     assert np.abs(np.asarray(photo)[0] - encoded(levels[0, :, None] / 65535)).max() <= 2
@@ -91,10 +91,10 @@ def test_table_profile_equals_another_engine(space: str) -> None:
 
 
 @pytest.mark.parametrize("tone", [icc.SRGB_CURVE, icc.curve(list(icc.srgb_decoded(np.linspace(0, 1, 1024))))])
-def test_profile_of_srgb_leaves_every_pixel_as_it_is(tone: bytes, colors: NDArray[np.uint8]) -> None:
+def test_srgb_profile_does_not_change_pixels(tone: bytes, colors: NDArray[np.uint8]) -> None:
     photo = load_image(file_of(colors, icc.matrix_profile("sRGB", tone)))
     assert np.array_equal(np.asarray(photo), colors)
-    assert facts(photo).notes == ()
+    assert image_facts(photo).notes == ()
 
 
 def test_alpha_is_kept_while_colors_are_converted(colors: NDArray[np.uint8]) -> None:
@@ -104,7 +104,7 @@ def test_alpha_is_kept_while_colors_are_converted(colors: NDArray[np.uint8]) -> 
     opaque = np.asarray(load_image(file_of(colors, profile))).astype(float)
     share = alpha / 255
     assert np.abs(np.asarray(photo) - (opaque * share + 255 * (1 - share))).max() <= 1
-    assert facts(photo).notes == (*CONVERTED, "transparent pixels shown on white")
+    assert image_facts(photo).notes == (*CONVERTED, "transparent pixels shown on white")
 
 
 def test_palette_is_converted(colors: NDArray[np.uint8]) -> None:
@@ -138,7 +138,7 @@ def test_gray_with_a_profile_of_rgb_is_neutral() -> None:
 def test_profile_that_does_not_fit_is_noted(mode: str, profile: bytes, note: str) -> None:
     picture = Image.new(mode, (3, 2), 7)
     photo = load_image(file_of(picture, profile, "TIFF"))
-    assert facts(photo).notes == (note,)
+    assert image_facts(photo).notes == (note,)
     assert np.array_equal(np.asarray(photo), np.asarray(picture.convert("RGB")))
 
 
@@ -152,28 +152,28 @@ def test_damaged_profile_is_never_fatal(seed: int, colors: NDArray[np.uint8]) ->
     mode = "CMYK" if seed % 3 == 1 else "RGB"
     photo = load_image(file_of(Image.fromarray(colors).convert(mode), damaged.tobytes(), "TIFF"))
     assert photo.size == (colors.shape[1], 1)
-    assert len(facts(photo).notes) <= 1
+    assert len(image_facts(photo).notes) <= 1
 
 
 def test_profile_can_be_ignored(colors: NDArray[np.uint8]) -> None:
     photo = load_image(file_of(colors, icc.matrix_profile("Adobe RGB", icc.curve(2.2))), color_profile="ignore")
     assert np.array_equal(np.asarray(photo), colors)
-    assert facts(photo).notes == ("its color profile is ignored",)
+    assert image_facts(photo).notes == ("its color profile is ignored",)
     with pytest.raises(OptionError, match="unknown color_profile 'srgb'"):
         load_image(b"x", color_profile="srgb")  # type: ignore[arg-type]
 
 
-def test_picture_of_pillow_is_converted_and_says_so(colors: NDArray[np.uint8]) -> None:
+def test_pil_image_is_converted_with_a_note(colors: NDArray[np.uint8]) -> None:
     data = file_of(colors, icc.matrix_profile("Adobe RGB", icc.curve(2.2)))
     with Image.open(io.BytesIO(data)) as image:
         photo = as_photo(image)
         assert np.array_equal(np.asarray(photo), np.asarray(load_image(data)))
-        assert facts(photo).notes == CONVERTED
+        assert image_facts(photo).notes == CONVERTED
         assert as_photo(photo) is photo
         assert "icc_profile" in image.info  # the argument is not modified
 
 
-def test_picture_of_pillow_in_srgb_hands_no_profile_on(colors: NDArray[np.uint8]) -> None:
+def test_pil_image_in_srgb_drops_its_profile(colors: NDArray[np.uint8]) -> None:
     with Image.open(io.BytesIO(file_of(colors, icc.matrix_profile("sRGB", icc.SRGB_CURVE)))) as image:
         photo = as_photo(image)
         assert np.array_equal(np.asarray(photo), colors)
@@ -189,7 +189,7 @@ def wide_gamut(tmp_path: Path) -> Path:
     return path
 
 
-def test_model_sees_srgb_or_what_timm_gives_it(wide_gamut: Path) -> None:
+def test_model_receives_srgb_or_the_pixels_of_timm(wide_gamut: Path) -> None:
     seen: list[torch.Tensor] = []
     model = timm.create_model("vit_tiny_patch16_224")
     model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
@@ -210,7 +210,7 @@ def test_model_sees_srgb_or_what_timm_gives_it(wide_gamut: Path) -> None:
 
 @pytest.mark.parametrize(("how", "note"), [("convert", CONVERTED[0]), ("ignore", "its color profile is ignored")])
 @pytest.mark.parametrize("command", ["overlay", "heads"])
-def test_command_line_says_what_became_of_the_profile(
+def test_command_line_reports_the_color_conversion(
     command: str, how: str, note: str, wide_gamut: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny = ["--model", "vit_tiny_patch16_224", "--weights", "none", "-o", str(tmp_path / "out.png")]

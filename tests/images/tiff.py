@@ -1,4 +1,4 @@
-"""Write TIFF files of one gray picture from their tags (TIFF 6.0), of any depth."""
+"""Write TIFF files with one gray image of any depth from their tags (TIFF 6.0)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def gray(
     fill_order: int = 1,
     extra: Sequence[int] = (),
 ) -> bytes:
-    """Return a TIFF of samples `(height, width)` or, with extra ones, `(height, width, 1 + extra)`.
+    """Return a TIFF of samples `(height, width)` or, with extra samples, `(height, width, 1 + extra)`.
 
     Args:
-        samples: Numbers that fit the bits.
-        bits: Of a sample; below 8 and for 12 they are packed.
-        order: `II` or `MM`.
+        samples: Values that fit the bits.
+        bits: Bits per sample; packed if below 8 or equal to 12.
+        order: Byte order, `II` or `MM`.
         photometric: 0 white is zero, 1 black is zero.
-        kind: 1 unsigned, 2 signed, 3 real.
-        fill_order: 2: the lowest bit of a byte is the first.
-        extra: What samples behind the first are.
+        kind: 1 unsigned, 2 signed, 3 floating-point.
+        fill_order: 2: the lowest bit of a byte comes first.
+        extra: Meaning of the samples after the first.
     """
     mark = {b"II": "<", b"MM": ">"}[order]
     data = _packed(samples, bits, mark, fill_order)

@@ -1,4 +1,4 @@
-"""Networks that visattn trained come back from their folder: the same logits, classes and preparation; what is damaged is refused."""
+"""Trained networks load from their folder with the same logits, classes and preprocessing; damaged folders raise an error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def blueprint(model: str, **changes: Any) -> Blueprint:
 
 CASES = {
     "ours": blueprint("visattn_resnet14", attention="cbam", channels=1, mean=(0.3,), std=(0.2,), options={"widths": [4, 8, 8]}),
-    "vit_c": blueprint("visattn_vit_c", options={"dim": 24, "depth": 1, "heads": 2}),
+    "vit_c": blueprint("visattn_vit_c", options={"embed_dim": 24, "depth": 1, "num_heads": 2}),
     "timm": blueprint("resnet10t", attention="se", size=(32, 40)),
     "torchvision": blueprint("tv:resnet18"),
 }
@@ -56,7 +56,7 @@ def case(request: pytest.FixtureRequest) -> Blueprint:
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """A network none of whose weights and averages is what it began with."""
+    """Return a network in which every weight and running average differs from its initial value."""
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for tensor in filter(torch.is_floating_point, model.state_dict().values()):
@@ -70,7 +70,7 @@ def saved(plan: Blueprint, folder: Path) -> nn.Module:
     return model
 
 
-def test_a_network_comes_back_with_its_classes_and_its_preparation(case: Blueprint, tmp_path: Path) -> None:
+def test_network_loads_with_its_classes_and_preprocessing(case: Blueprint, tmp_path: Path) -> None:
     model = saved(case, tmp_path / "final")
     pixels = torch.randn(2, case.channels, *case.size)
     before = torch.get_rng_state()
@@ -99,26 +99,26 @@ def test_pixels_are_prepared_as_in_training(case: Blueprint, tmp_path: Path) -> 
     assert torch.allclose(pixels, gray, atol=1e-5)
 
 
-def test_a_network_of_a_python_file_is_built_and_saved_but_a_folder_never_runs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_a_folder_never_runs_the_python_file_of_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     model = saved(blueprint("own.py:small", options={"width": 5}), tmp_path / "final")
     Path("own.py").write_text("raise SystemExit")
-    with pytest.raises(WeightsError, match=r"final: was built by own\.py:small, which loading would run\. Build it yourself"):
+    with pytest.raises(
+        WeightsError, match=r"final: was built by own\.py:small; loading does not run Python files\. Build it yourself"
+    ):
         load_model("final")
     tensors = load_file(tmp_path / "final" / "model.safetensors")
     assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("option", ["pretrained", "checkpoint_path", "weights"])
-def test_options_that_fetch_or_read_files_are_refused(option: str) -> None:
-    with pytest.raises(OptionError, match=rf"takes no option {option}: weights are given, never fetched"):
+def test_options_that_download_or_read_files_are_refused(option: str) -> None:
+    with pytest.raises(OptionError, match=rf"options must not load weights, got {option}"):
         blueprint("resnet10t", options={option: "x"}).build()
 
 
-def test_facts_are_written_beside_the_weights(tmp_path: Path) -> None:
+def test_facts_are_written_next_to_the_weights(tmp_path: Path) -> None:
     saved(CASES["ours"], tmp_path / "final")
     told = json.loads((tmp_path / "final" / "model.json").read_text())
     assert told["sha256"] == hashlib.sha256((tmp_path / "final" / "model.safetensors").read_bytes()).hexdigest()
@@ -160,7 +160,7 @@ def fewer(folder: Path) -> None:
     [
         (
             other_weights,
-            r"model\.safetensors: is not the file that model\.json tells of \(its sha256 differs\); copy the folder again",
+            r"model\.safetensors: is not the file that model\.json describes \(its sha256 differs\); copy the folder again",
         ),
         (infinite, r"not finite|finite"),
         (fewer, r"conv1\.weight"),
@@ -168,7 +168,7 @@ def fewer(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"model\.safetensors: empty file"),
         (lambda folder: (folder / "model.json").write_text("{"), r"model\.json: cannot be read"),
         (lambda folder: (folder / "model.json").write_bytes(b"\xff"), r"model\.json: cannot be read"),
-        (lambda folder: (folder / "model.json").write_text("[]"), r"model\.json: tells of no network of visattn"),
+        (lambda folder: (folder / "model.json").write_text("[]"), r"model\.json: does not describe a network of visattn"),
         (lambda folder: (folder / "model.json").write_text('{"format": 1}'), r"model\.json: is damaged, 'model' is missing"),
         (lambda folder: change(folder, format=2, made_by="9.9"), r"model\.json: made by visattn 9\.9, needs >= 9\.9; upgrade"),
     ],
@@ -222,7 +222,7 @@ def test_a_damaged_folder_is_refused(folder: Path, spoil: Callable[[Path], objec
     ],
     ids=lambda values: str(values)[:40],
 )
-def test_facts_of_other_types_are_refused(folder: Path, values: dict[str, Any]) -> None:
+def test_facts_of_wrong_types_are_refused(folder: Path, values: dict[str, Any]) -> None:
     change(folder, **values)
     begun = time.monotonic()
     with pytest.raises((ModelError, OptionError)) as caught:
@@ -238,13 +238,13 @@ def test_unknown_models_and_options_are_refused() -> None:
             plan.build()
 
 
-def test_weights_beside_a_folder_are_refused(folder: Path) -> None:
-    with pytest.raises(OptionError, match="a folder holds its own weights"):
+def test_weights_argument_with_a_folder_is_refused(folder: Path) -> None:
+    with pytest.raises(OptionError, match="a folder has its own weights"):
         load_model(str(folder), weights="none")
 
 
 @pytest.mark.parametrize("how", ["cnn", "vit"])
-def test_pictures_and_pages_are_made_of_a_trained_folder(run: Run, tmp_path: Path, how: str) -> None:
+def test_overlay_and_heads_work_with_a_trained_folder(run: Run, tmp_path: Path, how: str) -> None:
     saved(CASES["vit_c"] if how == "vit" else blueprint("visattn_resnet14", attention="se"), tmp_path / "final")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
     commands = [("overlay", ["-o", "overlay.png"])] + ([("heads", ["-o", "heads.png"])] if how == "vit" else [])

@@ -1,4 +1,4 @@
-"""Loading from a model hub, tried on a small hub of our own on this machine."""
+"""Loading from a model hub, tested with a small local server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(self.server.content)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Suppress log messages."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def overlay(endpoint: str, folder: Path, name: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
 
 
-def test_weights_come_from_the_hub_and_then_from_the_cache(hub: Hub, tmp_path: Path) -> None:
+def test_weights_are_downloaded_once_and_then_read_from_the_cache(hub: Hub, tmp_path: Path) -> None:
     first = overlay(hub.address, tmp_path, "first.png")
     assert first.returncode == 0, first.stderr
     facts = json.loads(first.stdout)[0]["provenance"]
@@ -101,7 +101,7 @@ def test_weights_come_from_the_hub_and_then_from_the_cache(hub: Hub, tmp_path: P
     assert (tmp_path / "second.png").read_bytes() == (tmp_path / "first.png").read_bytes()
 
 
-def test_a_repository_without_weights_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_repository_without_weights_is_an_error(hub: Hub, tmp_path: Path) -> None:
     hub.filename = "gone"
     done = overlay(hub.address, tmp_path, "out.png")
     assert done.returncode == 4

@@ -1,4 +1,4 @@
-"""Checkpoints of one's own: what is unwrapped, cast or resampled is told; what does not fit is one line."""
+"""The user's own checkpoints: unwrapping, casts and resampling are noted; a misfit is an error of one line."""
 
 from __future__ import annotations
 
@@ -57,13 +57,15 @@ def refusal(file: Path, name: str = MODEL) -> str:
         load_model(name, weights=file)
     line = str(caught.value)
     assert line.startswith(f"{file}: does not fit the model: ")
-    assert line.endswith("; choose the model that it was trained as (--model), or save model.state_dict() of the whole model.")
+    assert line.endswith(
+        "; choose the model that the checkpoint was trained with (--model), or save model.state_dict() of the whole model."
+    )
     assert "\n" not in line
     return line
 
 
 def test_an_unknown_name_gets_the_nearest_names() -> None:
-    with pytest.raises(UnsupportedModel, match="unknown model 'vit_tinny_patch16_224'; did you mean: vit_tiny_patch16_224"):
+    with pytest.raises(UnsupportedModel, match=r"unknown model 'vit_tinny_patch16_224'\. Close matches: vit_tiny_patch16_224"):
         load_model("vit_tinny_patch16_224")
 
 
@@ -71,50 +73,50 @@ def test_an_unknown_name_gets_the_nearest_names() -> None:
 
 WRONG = {
     "head": ("head.weight", (5, 100), "head.weight: checkpoint 5x100, model 5x64;"),
-    "bias of the head": ("head.bias", (5,), "head.bias: checkpoint 5, model 1000;"),
+    "head bias": ("head.bias", (5,), "head.bias: checkpoint 5, model 1000;"),
     "attention": ("blocks.2.attn.qkv.weight", (96, 64), "blocks.2.attn.qkv.weight: checkpoint 96x64, model 192x64;"),
     "class token": ("cls_token", (64,), "cls_token: checkpoint 64, model 1x1x64;"),
     "stem": ("patch_embed.proj.weight", (32, 3, 16, 16), "patch_embed.proj.weight: checkpoint 32x3x16x16, model 64x3x16x16;"),
-    "no square of positions": ("pos_embed", (1, 51, 64), "pos_embed: checkpoint 1x51x64, model 1x101x64;"),
+    "non-square position embeddings": ("pos_embed", (1, 51, 64), "pos_embed: checkpoint 1x51x64, model 1x101x64;"),
     "one number": ("norm.weight", (), "norm.weight: checkpoint one number, model 64;"),
 }
 
 
 @pytest.mark.parametrize(("key", "shape", "told"), WRONG.values(), ids=list(WRONG))
-def test_a_wrong_shape_is_told_with_both_shapes(save: Save, key: str, shape: tuple[int, ...], told: str) -> None:
+def test_wrong_shape_error_names_both_shapes(save: Save, key: str, shape: tuple[int, ...], told: str) -> None:
     wrong = weights()
     wrong[key] = torch.zeros(shape)
     line = refusal(save(wrong))
     assert (
         f"{told} choose" in line or f"{told[:-1]} (and 1 more of another shape); choose" in line
-    )  # the head's bias goes with it
+    )  # the head's bias has another shape, too
 
 
-def test_another_width_is_told_with_the_first_tensor_and_the_count(save: Save) -> None:
+def test_wrong_width_error_names_the_first_tensor_and_the_count(save: Save) -> None:
     line = refusal(save(weights("vit_tiny_patch16_224", depth=6)))
     assert re.search(r"\w: checkpoint 1x1x192, model 1x1x64 \(and \d+ more of another shape\); ", line)
 
 
-def test_a_head_under_another_name_is_told(save: Save) -> None:
+def test_renamed_head_is_refused(save: Save) -> None:
     renamed = {key.replace("head.", "classifier."): value for key, value in weights(num_classes=5).items()}
     assert "model: 2 unexpected: classifier.weight, classifier.bias; choose" in refusal(save(renamed))
 
 
-def test_the_number_of_classes_is_the_checkpoints(save: Save) -> None:
+def test_number_of_classes_is_read_from_the_checkpoint(save: Save) -> None:
     expected = weights(num_classes=5)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
     assert notes(model) == ()
 
 
-def test_a_checkpoint_without_head_gives_a_model_without_head_and_says_so(save: Save) -> None:
+def test_checkpoint_without_head_gives_a_headless_model_with_a_note(save: Save) -> None:
     expected = weights(num_classes=0)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
     assert notes(model) == ("the checkpoint has no classification head; the model is built without one",)
 
 
-def test_integers_are_not_taken_for_weights(save: Save) -> None:
+def test_integer_weights_are_refused(save: Save) -> None:
     quantized = weights()
     quantized["norm.weight"] = torch.ones(64, dtype=torch.int8)
     with pytest.raises(WeightsError, match=r"norm.weight must hold floating-point numbers, got int8; save the weights as they"):
@@ -137,7 +139,7 @@ def test_missing_and_unexpected_names_are_counted_and_the_first_five_listed(save
 
 @pytest.mark.parametrize("change", ["missing", "unexpected"])
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_a_single_name_is_enough_to_refuse(save: Save, change: str, prefix: str) -> None:
+def test_one_missing_or_unexpected_name_is_refused(save: Save, change: str, prefix: str) -> None:
     odd = {prefix + key: value for key, value in weights().items()}
     if change == "missing":
         del odd[f"{prefix}norm.bias"]
@@ -147,14 +149,14 @@ def test_a_single_name_is_enough_to_refuse(save: Save, change: str, prefix: str)
     assert f"model: {told}choose" in refusal(save(odd))
 
 
-def test_weights_of_another_library_are_refused_as_a_whole(save: Save) -> None:
+def test_weights_of_another_library_are_refused(save: Save) -> None:
     line = refusal(save({"embeddings.cls_token": torch.zeros(1, 1, 64), "encoder.layer.0.norm1.weight": torch.zeros(64)}))
     assert "80 missing: cls_token, pos_embed, " in line
     assert "2 unexpected: embeddings.cls_token, encoder.layer.0.norm1.weight; " in line
 
 
-def test_what_timm_may_leave_out_is_told_and_what_is_missing_is_not_left_out(save: Save) -> None:
-    """For SigLIP without its pooling head timm drops that head's weights; it would also accept a checkpoint with holes."""
+def test_weights_dropped_by_timm_are_noted_but_missing_weights_are_refused(save: Save) -> None:
+    """Check SigLIP without its pooling head: timm drops that head's weights, but would also accept a checkpoint with missing ones."""
     name = "vit_base_patch16_siglip_gap_224"
     small: dict[str, Any] = {"embed_dim": 24, "depth": 1, "num_heads": 2}
     own = weights(name, **small)
@@ -179,7 +181,7 @@ PREFIXES = ["module.", "_orig_mod.", "model.", "backbone.", "encoder.", "student
     "prefix", [*PREFIXES, "module._orig_mod.", "_orig_mod.module.", "teacher.backbone.", "module.model.encoder."]
 )
 @pytest.mark.parametrize("classes", [1000, 5, 0])
-def test_a_prefix_is_removed_and_told(save: Save, prefix: str, classes: int) -> None:
+def test_prefix_is_removed_with_a_note(save: Save, prefix: str, classes: int) -> None:
     expected = weights(num_classes=classes)
     model = load_model(MODEL, weights=save({prefix + key: value for key, value in expected.items()}))
     assert same(model, expected)
@@ -208,7 +210,7 @@ def test_a_training_checkpoint_gives_its_weights_and_the_rest_is_ignored(save: S
     model = load_model(MODEL, weights=save({**rest, nest: {"module." + key: value for key, value in expected.items()}}))
     assert same(model, expected)
     assert notes(model) == (
-        f"the weights are those under '{nest}' of the checkpoint",
+        f"the weights were read from '{nest}' of the checkpoint",
         "the prefix 'module.' of the checkpoint's names was removed",
     )
 
@@ -224,39 +226,39 @@ def test_a_training_checkpoint_gives_its_weights_and_the_rest_is_ignored(save: S
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_of_two_that_fit_the_averaged_one_is_taken_in_any_order(save: Save, kept: str, other: str, first: bool) -> None:
+def test_averaged_weights_are_preferred_in_any_order(save: Save, kept: str, other: str, first: bool) -> None:
     expected = weights(seed=1)
     both = {kept: expected, other: weights(seed=2)}
     model = load_model(MODEL, weights=save(both if first else dict(reversed(both.items()))))
     assert same(model, expected)
-    assert notes(model) == (f"the weights are those under '{kept}' of the checkpoint; '{other}' left aside",)
+    assert notes(model) == (f"the weights were read from '{kept}' of the checkpoint; '{other}' not used",)
 
 
-def test_a_teacher_of_another_width_is_not_taken(save: Save) -> None:
+def test_teacher_of_another_width_is_ignored(save: Save) -> None:
     expected = weights()
     teacher = weights("vit_tiny_patch16_224", depth=6)
     model = load_model(MODEL, weights=save({"teacher": teacher, "model": expected}))
     assert same(model, expected)
 
 
-def test_nested_twice(save: Save) -> None:
+def test_weights_nested_twice_are_found(save: Save) -> None:
     expected = weights()
     model = load_model(MODEL, weights=save({"state_dict": {"model": expected}}))
     assert same(model, expected)
-    assert notes(model) == ("the weights are those under 'state_dict.model' of the checkpoint",)
+    assert notes(model) == ("the weights were read from 'state_dict.model' of the checkpoint",)
 
 
-def test_a_backbone_in_something_larger_is_taken_and_the_rest_told(save: Save) -> None:
+def test_backbone_of_a_larger_checkpoint_is_loaded_and_the_rest_noted(save: Save) -> None:
     expected = weights(num_classes=0)
     larger = {f"module.backbone.{key}": value for key, value in expected.items()}
     larger |= {f"module.head.mlp.{i}.weight": torch.zeros(2, 2) for i in range(7)}
     model = load_model(MODEL, weights=save({"teacher": larger}))
     assert same(model, expected)
     listed = ", ".join(f"module.head.mlp.{i}.weight" for i in range(5))
-    assert f"7 tensors of the checkpoint that are not under 'module.backbone.' were left aside: {listed}, ..." in notes(model)
+    assert f"7 tensors of the checkpoint without the prefix 'module.backbone.' were not used: {listed}, ..." in notes(model)
 
 
-def test_the_models_own_head_beside_a_backbone_is_kept(save: Save) -> None:
+def test_head_next_to_a_prefixed_backbone_is_loaded(save: Save) -> None:
     expected = weights(num_classes=5)
     lightning = {key if key.startswith("head.") else f"backbone.{key}": value for key, value in expected.items()}
     model = load_model(MODEL, weights=save(lightning))
@@ -264,12 +266,12 @@ def test_the_models_own_head_beside_a_backbone_is_kept(save: Save) -> None:
     assert len(notes(model)) == 1
 
 
-def test_a_prefix_that_does_not_help_stays(save: Save) -> None:
+def test_prefix_that_does_not_match_is_kept(save: Save) -> None:
     strange = {f"model.{key}x": value for key, value in weights().items()}
     assert "80 unexpected: model.cls_tokenx, " in refusal(save(strange))
 
 
-def test_a_few_names_in_common_are_no_reason_to_remove_a_prefix(save: Save) -> None:
+def test_prefix_is_kept_if_only_a_few_names_match(save: Save) -> None:
     line = refusal(
         save({"encoder.norm.weight": torch.zeros(64), "encoder.layer.0.weight": torch.zeros(64), "pooler": torch.zeros(1)})
     )
@@ -285,7 +287,7 @@ def test_a_file_without_a_dictionary_of_tensors_is_refused(save: Save, content: 
 # ---- what timm does to older checkpoints ------------------------------------------------------------------------------------------
 
 
-def test_position_embeddings_of_another_size_are_resampled_as_timm_does_and_told(save: Save, tmp_path: Path) -> None:
+def test_position_embeddings_are_resampled_as_in_timm_with_a_note(save: Save, tmp_path: Path) -> None:
     larger = weights(img_size=224, num_classes=5)
     file = save({"state_dict": {f"module.{key}": value for key, value in larger.items()}})
     model = load_model(MODEL, weights=file)
@@ -305,7 +307,7 @@ def test_older_names_are_translated_as_timm_does(save: Save) -> None:
     assert same(model, expected)
 
 
-def test_timms_own_loading_is_as_before(save: Save) -> None:
+def test_timm_loading_is_unchanged(save: Save) -> None:
     expected = weights()
     file = save(expected)
     load_model(MODEL, weights=file)
@@ -317,7 +319,7 @@ def test_timms_own_loading_is_as_before(save: Save) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=["float16", "bfloat16", "float64"])
-def test_other_precisions_are_cast_to_float32_and_told(save: Save, dtype: torch.dtype) -> None:
+def test_other_precisions_are_cast_to_float32_with_a_note(save: Save, dtype: torch.dtype) -> None:
     stored = {key: value.to(dtype) for key, value in weights().items()}
     model = load_model(MODEL, weights=save(stored))
     assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
@@ -335,13 +337,13 @@ ODD = {
     "sparse": lambda value: value.to_sparse(),
     "complex": lambda value: value.to(torch.complex64),
     "without values": lambda value: value.to("meta"),
-    "larger than what is stored of it": lambda value: value[:, :1].clone().expand(-1, 2**40),
+    "larger than its storage": lambda value: value[:, :1].clone().expand(-1, 2**40),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor:UserWarning")
 @pytest.mark.parametrize(("kind", "make"), ODD.items(), ids=list(ODD))
-def test_a_tensor_that_is_not_plain_is_named(save: Save, kind: str, make: Callable[[Tensor], Tensor]) -> None:
+def test_tensor_that_is_not_a_plain_float_tensor_is_named(save: Save, kind: str, make: Callable[[Tensor], Tensor]) -> None:
     odd = weights()
     odd["head.weight"] = make(odd["head.weight"])
     with pytest.raises(WeightsError, match=f"weights.pth: head.weight is {kind}; save plain float tensors"):
@@ -363,21 +365,21 @@ def test_a_checkpoint_of_a_gpu_loads_on_the_cpu(save: Save, monkeypatch: pytest.
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:3"])
-def test_a_gpu_that_is_not_there_is_told_before_anything_is_loaded(device: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=rf"^device '{device}' must be one that works on this machine. Choose from: cpu.$"):
+def test_missing_gpu_is_refused_before_loading(device: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=rf"^device '{device}' does not work on this machine. Choose one of: cpu.$"):
         load_model(MODEL, weights=tmp_path / "not there.pth", device=device)
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:x", "cpu\n"])
-def test_an_unknown_device_is_told(device: str) -> None:
+def test_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(OptionError, match=r"^unknown device '.*'. Choose cpu, or cuda or cuda:N for a GPU.$") as caught:
         load_model(MODEL, weights="none", device=device)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("device", ["meta", "vulkan"])
-def test_a_device_without_numbers_is_refused(device: str) -> None:
-    with pytest.raises(ModelError, match=f"device '{device}' must be one that works on this machine"):
+def test_device_without_values_is_refused(device: str) -> None:
+    with pytest.raises(ModelError, match=f"device '{device}' does not work on this machine"):
         load_model(MODEL, weights="none", device=device)
 
 
@@ -386,25 +388,25 @@ def test_a_device_without_numbers_is_refused(device: str) -> None:
 PHOTO = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8))
 
 
-def test_a_checkpoint_of_one_channel_sees_the_luminance_and_says_so(save: Save) -> None:
+def test_one_channel_checkpoint_receives_the_luminance_with_a_note(save: Save) -> None:
     expected = weights(in_chans=1, num_classes=5)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
-    assert notes(model) == ("the model takes 1 channel, as the checkpoint's first layer does",)
+    assert notes(model) == ("the model takes 1 channel, like the first layer of the checkpoint",)
     gray = np.asarray(PHOTO, float) @ (0.299, 0.587, 0.114)
     prepared = prepare(PHOTO, model, resize="fit")
     assert prepared.pixels.shape[1] == 1
     mean, std = np.mean(model.pretrained_cfg["mean"]), np.mean(model.pretrained_cfg["std"])  # type: ignore[index]
     assert float(prepared.pixels.mean()) == pytest.approx((gray.mean() / 255 - mean) / std, abs=0.02)
     found = explain(model, PHOTO)
-    assert any("it saw the photo's luminance" in note for note in found.provenance.notes)
+    assert any("it received the photo's luminance" in note for note in found.provenance.notes)
 
 
-def test_a_checkpoint_of_four_channels_loads_but_takes_no_photo(save: Save) -> None:
+def test_four_channel_checkpoint_loads_but_refuses_photos(save: Save) -> None:
     expected = weights(in_chans=4)
     model = load_model(MODEL, weights=save(expected))
     assert same(model, expected)
-    assert notes(model) == ("the model takes 4 channels, as the checkpoint's first layer does",)
+    assert notes(model) == ("the model takes 4 channels, like the first layer of the checkpoint",)
     with pytest.raises(UnsupportedModel, match=r"takes 4 channels, a photo has three. Pass an array \(H, W, 4\)"):
         prepare(PHOTO, model)
     with torch.inference_mode(), capture(model) as recording:
@@ -412,8 +414,8 @@ def test_a_checkpoint_of_four_channels_loads_but_takes_no_photo(save: Save) -> N
     assert len(recording) == 6
 
 
-def test_a_model_whose_translation_takes_no_model_loads(tmp_path: Path) -> None:
-    """timm's filters for RegNet and VGG take the tensors alone."""
+def test_checkpoint_filter_without_a_model_argument_is_supported(tmp_path: Path) -> None:
+    """Load a model whose checkpoint filter takes only the tensors, like timm's filters for RegNet and VGG."""
     own = timm.create_model("regnetx_002")
     torch.save(own.state_dict(), tmp_path / "regnet.pth")
     assert same(load_model("regnetx_002", weights=tmp_path / "regnet.pth"), own.state_dict())

@@ -1,4 +1,4 @@
-"""Maps and geometries that tests of maps share."""
+"""Maps and geometries shared by tests of maps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_map(
     provenance: Provenance | None = None,
     sinks: tuple[tuple[Sink, ...], ...] = (),
 ) -> AttentionMap:
-    """A map whose patches have 16 pixels."""
+    """Build a map with patches of 16 pixels."""
     tensor = torch.as_tensor(values)
     grid = (int(tensor.shape[-2]), int(tensor.shape[-1]))
     layout = TokenLayout("tokens", ("cls",), grid, box or Box(0, 0, 16 * grid[0], 16 * grid[1]))

@@ -1,4 +1,4 @@
-"""Files of maps from anywhere: what they hold is bounded and typed before anything is made of it."""
+"""Map files from untrusted sources: sizes and types are checked before use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from PIL import Image
 from visattn.cli.commands import _run
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
-from visattn.images import facts as facts_of, load_image
+from visattn.images import image_facts as facts_of, load_image
 from visattn.maps import AttentionMap, load_map, save_map, schema
 from visattn.provenance import Provenance, Sink
 from visattn.records import TokenLayout
@@ -30,7 +30,7 @@ NAN, HUGE = float("nan"), 10**400
 
 
 def saved(**fields: Any) -> bytes:
-    """A map of 2 heads on a grid of 2 x 3 cells, as a file."""
+    """Save a map of 2 heads on a grid of 2 x 3 cells."""
     provenance = Provenance(
         model="vit", image="p.png", sinks=((Sink(0, 1, 20.0, "blocks.0"),),), notes=("a note",), target=("class 3",), **fields
     )
@@ -75,7 +75,7 @@ HOSTILE = {
     "random is text": set_at(P, "random", "no"),
     "parameters are a list": set_at(P, "parameters", []),
     "parameters hold NaN": set_at(P, "parameters", {"layer": {"x": [NAN]}}),
-    "parameters hold a number without an end": set_at(P, "parameters", {"layer": HUGE}),
+    "parameters hold an endless number": set_at(P, "parameters", {"layer": HUGE}),
     "parameters are deep": set_at(P, "parameters", {"layer": deep(200)}),
     "a glimpse without sides": set_at("facts", "glimpses", [[[[1, 2]]]]),
     "a glimpse of text": set_at("facts", "glimpses", [[["abc"]]]),
@@ -144,7 +144,7 @@ def header(kind: str, shape: tuple[int, ...]) -> bytes:
 
 
 def bomb(shape: tuple[int, int]) -> bytes:
-    """A small file whose values would fill the memory."""
+    """Write a small file whose values would fill the memory."""
     with np.load(io.BytesIO(saved())) as whole:
         facts = whole["facts"]
     text, stream = io.BytesIO(), io.BytesIO()
@@ -175,7 +175,7 @@ def test_facts_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatc
         load_map(tmp_path / "map.npz")
 
 
-def test_array_that_is_shorter_than_it_says_is_refused(tmp_path: Path) -> None:
+def test_array_that_is_shorter_than_its_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.npy").write_bytes(header("<f4", (5000, 5000)) + bytes(64))
     with pytest.raises(MapError, match=r"cut\.npy: not a map"):
         load_map(tmp_path / "cut.npy")
@@ -195,7 +195,7 @@ def overlaid(photo: Path, content: bytes) -> int:
 def test_map_of_this_photo_with_another_size_is_refused(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert overlaid(photo, saved(image_sha256=facts_of(load_image(photo)).sha256)) == 4
     assert (
-        "p.png: the map says that it is of this photo, of 60 x 90 pixels, got 30 x 40. Make it anew." in capsys.readouterr().err
+        "p.png: the map belongs to this photo with 60 x 90 pixels, got 30 x 40. Compute the map again." in capsys.readouterr().err
     )
 
 
@@ -208,8 +208,8 @@ def test_components_that_are_not_three_are_refused(photo: Path, capsys: pytest.C
     assert "components to draw must be three, got ('component',) (2, 2, 3)" in capsys.readouterr().err
 
 
-def test_nothing_is_run_or_imported_by_a_map(tmp_path: Path) -> None:
-    """A fresh process, so that what the file might import is not there yet."""
+def test_loading_a_map_runs_and_imports_nothing(tmp_path: Path) -> None:
+    """Start a fresh process, so that nothing the file might import is already loaded."""
     (tmp_path / "map.npz").write_bytes(edited(set_at(P, "model", "__import__('antigravity')")))
     code = "import sys; from visattn.maps import load_map; load_map(sys.argv[1]); print('antigravity' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "map.npz")], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""From the grid to the photo: interpolation pixel by pixel, geometry, what was not seen."""
+"""Interpolation from the grid to the photo, pixel by pixel: geometry, and parts that the model did not receive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_pixel_is_mixed_from_the_cells_around_its_center(
 
 
 @pytest.mark.parametrize("photo", [(60, 91), (91, 60), (7, 5), (33, 33)], ids=["landscape", "portrait", "tiny", "square"])
-def test_whole_photo_is_what_opencv_and_torch_give(photo: tuple[int, int]) -> None:
+def test_uncropped_heatmap_equals_opencv_and_torch(photo: tuple[int, int]) -> None:
     attention_map = random_map(6, 9)
     heat = attention_map.to_heatmap(Geometry(photo, (96, 144), Box(0, 0, *photo))).values
     by_torch = torch.nn.functional.interpolate(attention_map.values[None, None], photo, mode="bilinear", align_corners=False)
@@ -56,7 +56,7 @@ def test_whole_photo_is_what_opencv_and_torch_give(photo: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("photo", [(60, 91), (91, 60), (33, 33)], ids=["landscape", "portrait", "square"])
-def test_whole_photo_bicubic_is_what_torch_gives_clipped(photo: tuple[int, int]) -> None:
+def test_uncropped_bicubic_heatmap_equals_clipped_torch(photo: tuple[int, int]) -> None:
     attention_map = random_map(6, 9)
     grid = attention_map.values
     expected = torch.nn.functional.interpolate(grid[None, None], photo, mode="bicubic", align_corners=False)[0, 0]
@@ -81,7 +81,7 @@ def test_no_pixel_leaves_the_range_of_the_grid(
     assert heat.values.max() <= heat.grid.max() + slack
 
 
-def test_every_panel_of_a_map_is_brought_to_pixels_alike() -> None:
+def test_every_panel_of_a_map_is_resampled_the_same_way() -> None:
     attention_map = random_map(2, 3, 4, 5, axes=("layer", "head"))
     geometry = WINDOWS["crop"]
     heat = attention_map.to_heatmap(geometry)
@@ -144,8 +144,8 @@ def test_top_right_patch_lights_the_top_right_of_the_upright_photo(orientation: 
     assert np.array_equal(heat > 0.5, np.asarray(photo)[..., 0] > 128)
 
 
-def test_rest_of_the_input_that_makes_no_patch_is_not_covered() -> None:
-    """230 pixels by patches of 16: 14 patches, 6 pixels that the model never sees."""
+def test_input_pixels_beyond_the_last_full_patch_are_not_covered() -> None:
+    """Divide 230 pixels into patches of 16: 14 patches, and 6 pixels that the model never uses."""
     geometry = Geometry((460, 230), (230, 230), Box(0, 0, 460, 230))
     heat = make_map(torch.ones(14, 14), box=Box(0, 0, 224, 224)).to_heatmap(geometry)
     assert heat.seen == Box(0, 0, 448, 224)
@@ -163,8 +163,8 @@ def test_unseen_pixels_are_zero() -> None:
     assert np.allclose(heat.values[~outside], 7)
 
 
-def test_strip_of_which_nothing_was_seen_gives_an_empty_seen_box() -> None:
-    """The center crop of a photo one pixel wide may fall between two pixel centers."""
+def test_crop_between_pixel_centers_has_an_empty_seen_box() -> None:
+    """Take the center crop of a photo one pixel wide, which may fall between two pixel centers."""
     heat = random_map().to_heatmap(Geometry((1, 1000), (32, 48), Box(0.05, 499.6, 0.95, 500.4)))
     assert heat.seen.width == 0
     assert not heat.values.any()
@@ -178,7 +178,7 @@ def test_values_of_the_map_are_not_modified() -> None:
     assert torch.equal(attention_map.values, before)
 
 
-def test_half_precision_map_with_gradient_is_taken() -> None:
+def test_half_precision_map_with_gradient_is_accepted() -> None:
     attention_map = make_map(torch.tensor([[0.0, 0.5, 1.0]]).bfloat16().requires_grad_())
     heat = attention_map.to_heatmap(Geometry((1, 3), (16, 48), Box(0, 0, 1, 3)))
     assert heat.values.tolist() == [[0.0, 0.5, 1.0]]
@@ -200,7 +200,10 @@ def test_marks_are_the_centers_of_the_sinks_patches() -> None:
     ("attention_map", "geometry", "message"),
     [
         pytest.param(
-            random_map(2, 3, 1, axes=("batch",)), WINDOWS["crop"], r"of one photo. Choose one image.*at\(batch=0\)", id="batch"
+            random_map(2, 3, 1, axes=("batch",)),
+            WINDOWS["crop"],
+            r"a heatmap shows one photo. Choose one image.*at\(batch=0\)",
+            id="batch",
         ),
         pytest.param(
             random_map(), Geometry((9, 9), (16, 16), Box(0, 0, 9, 9)), r"covers 32 x 48 input pixels", id="map of a larger input"

@@ -1,4 +1,4 @@
-"""Maps on the grid: the record, its axes, and the mass mask."""
+"""Maps on the grid: the class, its axes, and the mass mask."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_at_of_a_batch_keeps_the_sinks_of_that_image() -> None:
     assert any("1 token" in text or "sink" in text for text in one.provenance.warnings)
 
 
-def test_at_of_a_batch_says_nothing_of_sinks_that_were_taken_out() -> None:
+def test_at_of_a_batch_gives_no_warning_about_removed_sinks() -> None:
     batch = make_map(torch.rand(2, 2, 3), ("batch",), sinks=((Sink(0, 0, 9.0, "a"),), ()))
     taken = replace(batch, facts=replace(batch.facts, sinks_kept=False)).at(batch=0)
     assert taken.provenance.sinks == batch.facts.sinks[:1]
@@ -99,7 +99,7 @@ def test_at_of_an_unknown_axis_is_refused_with_the_known_ones(panels: AttentionM
         panels.at(heads=0)
 
 
-def test_heatmap_at_takes_values_grid_and_labels_along(panels: AttentionMap) -> None:
+def test_heatmap_at_selects_values_grid_and_labels(panels: AttentionMap) -> None:
     heat = panels.to_heatmap(WINDOWS["crop"])
     one = heat.at(head=2)
     assert one.axes == ("layer",)
@@ -114,7 +114,7 @@ def test_heatmap_at_outside_the_axis_is_refused(panels: AttentionMap) -> None:
 
 
 def dino_mask(values: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    """visualize_attention.py of DINO: sort, divide by the sum, keep where the running sum exceeds 1 - share."""
+    """Compute the mask as visualize_attention.py of DINO: sort, divide by the sum, keep where the cumulative sum exceeds 1 - share."""
     cells = [(float(values[r, c]), r, c) for r in range(values.shape[0]) for c in range(values.shape[1])]
     total = sum(value for value, _, _ in cells)
     mask, running = np.zeros(values.shape), 0.0
@@ -134,7 +134,7 @@ def test_mass_is_the_mask_of_dino(seed: int, share: float) -> None:
 @quick
 @given(st.lists(st.floats(0.01, 1), min_size=6, max_size=6), st.floats(0.01, 0.99))
 def test_mass_is_the_smallest_set_that_holds_the_share(values: list[float], share: float) -> None:
-    """All 64 subsets of a 2 x 3 grid are tried."""
+    """Try all 64 subsets of a 2 x 3 grid."""
     mask = make_map(torch.tensor(values, dtype=torch.float64).view(2, 3)).mass(share).values.flatten().tolist()
     need = share * sum(values) - 1e-9
     enough = [len(chosen) for n in range(7) for chosen in itertools.combinations(values, n) if sum(chosen) >= need]
@@ -147,11 +147,11 @@ def test_mass_of_ten_equal_cells_is_a_tenth_each(share: float, cells: int) -> No
     assert make_map(torch.full((2, 5), 0.1)).mass(share).values.sum() == cells
 
 
-def test_mass_0_keeps_nothing() -> None:
+def test_mass_of_0_keeps_no_cell() -> None:
     assert not random_map().mass(0).values.any()
 
 
-def test_mass_1_keeps_every_cell_that_has_any() -> None:
+def test_mass_of_1_keeps_every_nonzero_cell() -> None:
     assert make_map([[0.0, 0.1, 0.2], [0.0, 5.0, 1e-6]]).mass(1).values.tolist() == [[0, 1, 1], [0, 1, 1]]
 
 
@@ -181,10 +181,10 @@ def test_mass_of_a_map_without_mass_is_refused(values: list[Any]) -> None:
 
 def test_a_heatmap_without_panels_has_no_scale() -> None:
     heat = make_map(torch.zeros(0, 2, 3), ("head",)).to_heatmap(Geometry((32, 48), (32, 48), Box(0, 0, 32, 48)))
-    with pytest.raises(MapError, match=r"a heatmap without values has no scale, got \('head',\) \(0, 32, 48\)"):
+    with pytest.raises(MapError, match=r"a heatmap to normalize must have values, got the shape \(0, 32, 48\)"):
         normalize(heat)
 
 
-def test_a_span_beyond_float32_is_scaled() -> None:
+def test_values_whose_range_overflows_float32_are_scaled() -> None:
     heat = make_map([[3e38, -3e38, 0.0]]).to_heatmap(Geometry((16, 48), (16, 48), Box(0, 0, 16, 48)), "nearest")
     assert np.allclose(normalize(heat).values[0, [0, 20, 40]], [1, 0, 0.5])

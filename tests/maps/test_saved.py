@@ -1,4 +1,4 @@
-"""Maps that are saved come back whole; what is no map is refused."""
+"""Saved maps load unchanged; files that are not maps are refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def loaded(path: Path) -> tuple[AttentionMap, Geometry]:
     return found
 
 
-def test_saved_map_comes_back_whole(tmp_path: Path) -> None:
+def test_saved_map_is_loaded_unchanged(tmp_path: Path) -> None:
     attention_map, geometry = saved_map()
     path = tmp_path / "map.npz"
     path.write_bytes(save_map(attention_map, geometry))
@@ -77,7 +77,7 @@ def test_map_with_gradient_is_saved(tmp_path: Path) -> None:
     assert loaded(path)[0].values.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-def test_map_with_a_name_that_is_not_utf_8_is_loaded(tmp_path: Path) -> None:
+def test_map_with_a_file_name_that_is_not_utf_8_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"bad\xff.npz")
     path.write_bytes(save_map(*saved_map()))
     assert loaded(path)[1] == WINDOWS["crop"]
@@ -93,7 +93,7 @@ def test_plain_array_is_loaded_as_float32(dtype: str, tmp_path: Path) -> None:
 
 
 class Payload:
-    """Leaves a file behind if it is ever unpickled."""
+    """Object that creates a file if it is ever unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,7 +116,7 @@ def test_pickled_array_is_refused_and_not_run(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros((2, 3, 4)), np.array([["a", "b"]])], ids=["row", "volume", "text"])
-def test_array_that_is_no_map_is_refused(array: NDArray[Any], tmp_path: Path) -> None:
+def test_array_that_is_not_a_map_is_refused(array: NDArray[Any], tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", array)
     with pytest.raises(MapError, match=r"array\.npy: not a map \(a map must be an array \(rows, columns\) of numbers"):
         load_map(tmp_path / "array.npy")
@@ -125,7 +125,7 @@ def test_array_that_is_no_map_is_refused(array: NDArray[Any], tmp_path: Path) ->
 @pytest.mark.parametrize(
     "content", [b"", b"hello", b"<html></html>", b"\x80\x04K\x01.", b"PK\x03\x04"], ids=["empty", "text", "html", "pickle", "zip"]
 )
-def test_file_that_is_no_map_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_map_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file.npz").write_bytes(content)
     with pytest.raises(MapError, match=r"file\.npz: not a map"):
         load_map(tmp_path / "file.npz")
@@ -185,7 +185,7 @@ def test_encrypted_map_is_refused(tmp_path: Path) -> None:
     data = bytearray(save_map(*saved_map()))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         starts = [entry.header_offset for entry in archive.infolist()]
-    data[starts[0] + 6] |= 1  # the flag in the local header and in the directory
+    data[starts[0] + 6] |= 1  # encryption flag in the local header and in the directory
     directory = data.index(b"PK\x01\x02")
     data[directory + 8] |= 1
     (tmp_path / "map.npz").write_bytes(data)
@@ -195,7 +195,7 @@ def test_encrypted_map_is_refused(tmp_path: Path) -> None:
 
 @settings(max_examples=150, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4), st.floats(0, 1))
-def test_damaged_map_is_refused_or_loaded_whole(
+def test_damaged_map_is_refused_or_loaded_unchanged(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[float, int]], kept: float
 ) -> None:
     attention_map, geometry = saved_map()
@@ -210,12 +210,12 @@ def test_damaged_map_is_refused_or_loaded_whole(
         refusal = str(error)
     else:
         refusal = ""
-        assert torch.equal(back.values, attention_map.values)  # the archive's own checksum holds
+        assert torch.equal(back.values, attention_map.values)  # the archive's own checksum still matches
     assert not refusal or ("damaged.npz: " in refusal and refusal.isprintable())
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_a_map_without_a_cell_is_refused(shape: tuple[int, int]) -> None:
     layout = TokenLayout("tokens", (), shape, Box(0, 0, 32, 48))
-    with pytest.raises(ShapeError, match=r"a map must have a cell at least, got the grid \((0, 4|4, 0)\)"):
+    with pytest.raises(ShapeError, match=r"a map must have at least one cell, got the grid \((0, 4|4, 0)\)"):
         AttentionMap(torch.zeros(shape), (), layout, {}, "attention")

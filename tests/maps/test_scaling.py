@@ -1,4 +1,4 @@
-"""Normalization of heatmaps, against arithmetic."""
+"""Normalization of heatmaps, compared with hand calculation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from visattn.maps import Heatmap, normalize, value_range
 
 
 def heat_of(grid: Any, axes: tuple[str, ...] = (), *, signed: bool = False) -> Heatmap:
-    """One pixel for each cell."""
+    """Build a heatmap with one pixel per cell."""
     tensor = torch.as_tensor(grid, dtype=torch.float32)
     rows, columns = tensor.shape[-2:]
     return replace(make_map(tensor, axes), signed=signed).to_heatmap(
@@ -39,7 +39,7 @@ def scaled(values: list[list[float]], low: float, high: float) -> list[list[floa
 @pytest.mark.parametrize(
     ("how", "grid", "signed", "low", "high"),
     [
-        ("auto", GRID, False, -4, 4),  # there are values below zero, so zero is one of its own
+        ("auto", GRID, False, -4, 4),  # negative values make the scale symmetric
         ("auto", GRID, True, -4, 4),
         ("auto", RAISED, False, 0, 6),
         ("auto", RAISED, True, -6, 6),
@@ -48,11 +48,11 @@ def scaled(values: list[list[float]], low: float, high: float) -> list[list[floa
         ("minmax", RAISED, False, 0, 6),
         ("symmetric", GRID, False, -4, 4),
         ("symmetric", RAISED, False, -6, 6),
-        ("percentile", GRID, True, -3.95, 3.95),  # 99 hundredths of the way through 6 sorted sizes
-        ("percentile", RAISED, False, 0.05, 5.95),  # 1 and 99 hundredths of the way through 6 sorted values
+        ("percentile", GRID, True, -3.95, 3.95),  # 99th percentile of 6 sorted magnitudes
+        ("percentile", RAISED, False, 0.05, 5.95),  # 1st and 99th percentile of 6 sorted values
     ],
 )
-def test_normalization_does_what_its_name_says(
+def test_normalization_equals_its_formula(
     how: Literal["auto", "minmax", "symmetric", "percentile"], grid: list[list[float]], signed: bool, low: float, high: float
 ) -> None:
     heat = normalize(heat_of(grid, signed=signed), how)
@@ -61,7 +61,7 @@ def test_normalization_does_what_its_name_says(
     assert heat.provenance.value_range == pytest.approx((low, high))
 
 
-def test_normalization_none_leaves_values_alone() -> None:
+def test_normalization_none_does_not_change_values() -> None:
     values = [[0.1, 0.2, 0.3], [0.25, 0.5, 0.9]]
     heat = normalize(heat_of(values), "none")
     np.testing.assert_allclose(heat.values, values, atol=1e-7)
@@ -111,7 +111,7 @@ def test_normalization_is_written_into_the_provenance(shared: tuple[str, ...], t
 
 def test_unknown_shared_axis_is_refused() -> None:
     with pytest.raises(OptionError, match="unknown axis 'heads'; did you mean 'head'"):
-        normalize(heat_of(PANELS, ("layer", "head")), shared=("heads",))
+        normalize(heat_of(PANELS, ("layer", "head")), shared_axes=("heads",))
 
 
 @pytest.mark.parametrize("meaning", ["attention", "cosine similarity"])
@@ -149,7 +149,7 @@ def test_normalized_values_fill_0_to_1(values: list[float]) -> None:
     st.integers(-100, 100),
     st.sampled_from(["minmax", "percentile"]),
 )
-def test_normalized_values_do_not_change_under_a_rising_line(
+def test_normalization_is_invariant_to_positive_scale_and_offset(
     values: list[int], factor: int, offset: int, how: Literal["minmax", "percentile"]
 ) -> None:
     def unit(grid: Any) -> Any:
@@ -161,7 +161,7 @@ def test_normalized_values_do_not_change_under_a_rising_line(
 
 
 def test_percentile_of_a_single_outlier_still_shows_it() -> None:
-    """Both percentiles fall on the background; a map that has a peak must not count as constant."""
+    """Check that a map with one peak does not count as constant, though both percentiles lie on the background."""
     grid = np.zeros((20, 20), np.float32)
     grid[3, 4] = 1
     low, high = value_range(grid, "percentile")

@@ -1,4 +1,4 @@
-"""Maps of recordings made by hand against the oracles."""
+"""Maps of hand-made recordings, compared with the oracles."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ places = pytest.mark.parametrize("place", [place for place in PLACES if place !=
 
 
 def queries_of(layout: TokenLayout) -> list[Any]:
-    """Names, a vector of weights, and one for each image."""
+    """Return queries as names, as a vector of weights, and as one vector per image."""
     tokens = len(layout)
     return ["auto", "patch:1,2", "mean", torch.rand(tokens) / tokens, torch.rand(BATCH, tokens) / tokens]
 
@@ -59,7 +59,7 @@ def test_map_equals_its_oracle(name: str, place: str) -> None:
 
 
 @rows
-def test_gradient_given_whole_counts_like_the_one_of_the_result(name: str) -> None:
+def test_a_dense_gradient_equals_the_gradient_of_the_attention_output(name: str) -> None:
     made = graded()
     whole = [
         replace(record, operator=record.operator.with_gradient(MatrixGradient(torch.from_numpy(slopes(record)))))
@@ -70,7 +70,7 @@ def test_gradient_given_whole_counts_like_the_one_of_the_result(name: str) -> No
 
 @cache
 def wide() -> tuple[Recording, Recording]:
-    """A recording of many tokens, and the same with the log-sum-exp of its rows, which spares the softmax in float32."""
+    """Build a recording of many tokens, and a copy with the log-sum-exp of its rows, which avoids the softmax in float32."""
     made, known = graded(WIDE, 1, 2), []
     for record in made:
         operator: Any = record.operator
@@ -116,7 +116,7 @@ def test_norms_of_heads_equal_their_oracle(place: str) -> None:
     whole = [oracles.norm_attention_of_heads(truth.layers[-1], truth.carried[-1]) for truth in truths(place)]
     for query in queries_of(layout):
         weights = query_weights(query, layout, made.readout)
-        found = methods.norm_attention(made, heads=True, query=query, **PRECISE)
+        found = methods.norm_attention(made, keep_heads=True, query=query, **PRECISE)
         assert found.axes == ("batch", "head")
         for h in range(tiny.HEADS):
             expected = [oracles.product(weights[b : b + 1], whole[b][h])[0] for b in range(BATCH)]
@@ -128,7 +128,7 @@ def test_norms_of_heads_equal_their_oracle(place: str) -> None:
 def test_legrad_equals_its_oracle(layers: int | None, place: str) -> None:
     made = graded(place)
     expected = on_grid([oracles.legrad(truth.gradients, layers) for truth in truths(place)], made[0].keys)
-    np.testing.assert_allclose(methods.legrad(made, layers=layers, **PRECISE).values, expected, **EXACT)
+    np.testing.assert_allclose(methods.legrad(made, last_layers=layers, **PRECISE).values, expected, **EXACT)
 
 
 @places
@@ -145,7 +145,7 @@ def test_gradcam_equals_its_oracle(layer: int, place: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"residual": 0.2}, {"start_layer": 2, "residual": 0}], ids=str)
 @pytest.mark.parametrize("place", [place for place in PLACES if place.endswith("2 x 3")])
 def test_flow_equals_its_oracle(place: str, options: dict[str, Any]) -> None:
-    """Capacities are rounded to 1e-6; of the edges that bound a flow each may count, as many as there are tokens."""
+    """Allow the rounding of capacities to 1e-6 on each edge that bounds a flow, up to the number of tokens."""
     made = graded(place)
     layout = made[0].keys
     for query in queries_of(layout)[:4]:
@@ -159,7 +159,7 @@ def test_flow_equals_its_oracle(place: str, options: dict[str, Any]) -> None:
 
 
 class Written:
-    """Three layers of attention over tokens, written out in float64: the graph holds the weights."""
+    """Three layers of explicit float64 attention over tokens, so that the weights are in the autograd graph."""
 
     def __init__(self, place: str) -> None:
         self.made, self.pixels = graded(place), torch.randn(BATCH, len(graded(place)[0].keys), 16, dtype=torch.float64)
@@ -167,7 +167,7 @@ class Written:
         self.readout = torch.randn(16, dtype=torch.float64)
 
     def run(self, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor], list[Tensor]]:
-        """Queries and keys, weights, and their gradients of each layer."""
+        """Return queries and keys, weights, and their gradients for each layer."""
         x, operands, weights = x.clone().requires_grad_(), [], []
         for projections in self.projections:
             q, k, v, out = ((x @ w).unflatten(-1, (tiny.HEADS, -1)).transpose(1, 2) for w in projections)
@@ -213,7 +213,7 @@ def test_transition_of_one_token_equals_its_oracle(place: str, options: dict[str
 
 @places
 def test_transition_of_several_tokens_equals_its_oracle(place: str) -> None:
-    """Of the matrix `mean_h (dA)^+` the mean of their rows."""
+    """Use the mean of the tokens' rows of the matrix `mean_h (dA)^+`."""
     assert_transition(place, queries_of(graded(place)[0].keys), steps=3, start_layer=0)
 
 

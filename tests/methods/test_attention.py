@@ -25,18 +25,18 @@ CLOSE: Any = {"atol": 1e-6, "rtol": 1e-5}
 
 @pytest.fixture(scope="module")
 def recorded() -> Recording:
-    """Three layers with three heads for two images of 5 x 7 patches behind four prefix tokens."""
+    """Record three layers with three heads for two images of 5 x 7 patches after four prefix tokens."""
     return tiny.recording(batch=2, heads=3, layers=3, prefix=PREFIX, grid=GRID)
 
 
 @pytest.fixture(scope="module")
 def exact(recorded: Recording) -> list[oracles.Array]:
-    """Each layer's matrices by nested loops."""
+    """Compute each layer's matrices by nested loops."""
     return [tiny.matrices(record).numpy() for record in recorded]
 
 
 def weighted_rows(dense: oracles.Array, weights: dict[int, float]) -> oracles.Array:
-    """`(B, heads, rows, columns)`: the weighted sum of rows, entry by entry, without the prefix."""
+    """Compute the weighted sum of rows, entry by entry, without the prefix: `(B, heads, rows, columns)`."""
     batch, heads = dense.shape[:2]
     out = np.zeros((batch, heads, *GRID))
     for b, h, row, column in np.ndindex(*out.shape):
@@ -61,14 +61,14 @@ QUERIES: dict[str, tuple[str | Tensor, dict[int, float]]] = {
 
 
 @pytest.mark.parametrize("name", list(QUERIES))
-def test_map_is_the_querys_rows(name: str, recorded: Recording, exact: list[oracles.Array]) -> None:
+def test_map_is_the_row_of_the_query(name: str, recorded: Recording, exact: list[oracles.Array]) -> None:
     query, weights = QUERIES[name]
     result = methods.attention(recorded, query=query)
     assert result.axes == ("batch", "head")
     np.testing.assert_allclose(result.values, weighted_rows(exact[-1], weights), **CLOSE)
 
 
-def test_weights_of_each_image_are_its_own(recorded: Recording, exact: list[oracles.Array]) -> None:
+def test_query_weights_are_applied_to_each_image_separately(recorded: Recording, exact: list[oracles.Array]) -> None:
     query = torch.zeros(2, 39)
     query[0, 5] = query[1, 0] = 1
     result = methods.attention(recorded, query=query)
@@ -158,7 +158,7 @@ def test_map_of_a_model_without_prefix_sums_to_one() -> None:
 
 
 def pooling() -> Recording:
-    """Two layers of self-attention and a pooling head with two queries over patches of their own token set."""
+    """Record two layers of self-attention and a pooling head whose two queries attend to patches of their own token set."""
     made = tiny.recording(readout="pool")
     patches = replace(made[0].keys, space="patches", prefix=())
     queries = TokenLayout("pool", ("query0", "query1"), (), Box(0, 0, 32, 48))
@@ -177,7 +177,7 @@ def test_automatic_query_of_a_pooling_model_is_its_pooling_head() -> None:
 
 
 @pytest.mark.parametrize(("choice", "layer"), [({"layer": "all"}, 2), ({"query": "patch:0,1"}, 1)], ids=["all layers", "a patch"])
-def test_other_choices_of_a_pooling_model_mean_its_self_attention(choice: dict[str, Any], layer: int) -> None:
+def test_choosing_a_layer_or_patch_of_a_pooling_model_selects_its_self_attention(choice: dict[str, Any], layer: int) -> None:
     result = methods.attention(pooling(), **choice)
     assert result.layout.prefix == ("cls",)
     assert result.provenance.parameters["layer"] == ("all" if layer == 2 else "blocks.1.attn")

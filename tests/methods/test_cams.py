@@ -1,4 +1,4 @@
-"""Class activation maps: against loops written from the papers, the packages grad-cam and captum, and what must hold of them."""
+"""Class activation maps, compared with loops from the papers and the packages grad-cam and captum, and their properties."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from visattn import methods
 from visattn.errors import MissingExtra, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.maps import AttentionMap
-from visattn.methods import Scored, ablationcam, scorecam
+from visattn.methods import ScoredImages, ablationcam, scorecam
 from visattn.records import FeatureRecord, Recording, TokenLayout
 
 BATCH, CHANNELS, CLASSES = 3, 5, 4
 F64: Any = {"dtype": torch.float64}
 EXACT: Any = {"atol": 1e-12, "rtol": 1e-10}
-BOUND = 1e-5  # of the largest value, against other packages in float32
+BOUND = 1e-5  # relative to the largest value, compared with other packages in float32
 
 
-# oracles: one image, A[k][i] the value of channel k at position i, g its gradient
+# oracles for one image: A[k][i] is the value of channel k at position i, g its gradient
 
 
 def gradcam(a: Array, g: Array) -> list[float]:
-    """Selvaraju et al. 2017."""
+    """Compute Selvaraju et al. 2017."""
     channels, positions = a.shape
     w = [math.fsum(g[k, i] for i in range(positions)) / positions for k in range(channels)]
     return [max(0.0, math.fsum(w[k] * a[k, i] for k in range(channels))) for i in range(positions)]
 
 
 def gradcam_plus_plus(a: Array, g: Array, epsilon: float = 1e-6) -> list[float]:
-    """Chattopadhay et al. 2018, equation 19 and the sum over positions before it."""
+    """Compute Chattopadhay et al. 2018, equation 19 and the sum over positions before it."""
     channels, positions = a.shape
     w = []
     for k in range(channels):
@@ -58,7 +58,7 @@ def gradcam_plus_plus(a: Array, g: Array, epsilon: float = 1e-6) -> list[float]:
 
 
 def xgradcam(a: Array, g: Array) -> list[float]:
-    """Fu et al. 2020, equation 8."""
+    """Compute Fu et al. 2020, equation 8."""
     channels, positions = a.shape
     w = []
     for k in range(channels):
@@ -68,12 +68,12 @@ def xgradcam(a: Array, g: Array) -> list[float]:
 
 
 def hirescam(a: Array, g: Array) -> list[float]:
-    """Draelos & Carin 2020."""
+    """Compute Draelos & Carin 2020."""
     return [max(0.0, math.fsum(g[k, i] * a[k, i] for k in range(len(a)))) for i in range(a.shape[1])]
 
 
 def layercam(a: Array, g: Array) -> list[float]:
-    """Jiang et al. 2021."""
+    """Compute Jiang et al. 2021."""
     return [max(0.0, math.fsum(max(0.0, g[k, i]) * a[k, i] for k in range(len(a)))) for i in range(a.shape[1])]
 
 
@@ -105,7 +105,7 @@ places = pytest.mark.parametrize("place", list(PLACES))
 
 
 def recording(place: str = "map", *, positive: bool = False, scale: float = 1.0, seed: int = 0) -> Recording:
-    """Features of two layers; the first is not read."""
+    """Record features of two layers, of which the first is not read."""
     layout = PLACES[place]
     made = Recording(input_size=(int(layout.box.bottom), int(layout.box.right)))
     generator = torch.Generator().manual_seed(seed)
@@ -119,7 +119,7 @@ def recording(place: str = "map", *, positive: bool = False, scale: float = 1.0,
 
 
 def channels(feature: FeatureRecord) -> list[tuple[Array, Array]]:
-    """Of each image `(C, positions)` features and gradient, by loops over the layout."""
+    """Return `(C, positions)` features and gradient of each image, by loops over the layout."""
     assert feature.layout is not None
     assert feature.gradient is not None
     out = []
@@ -179,7 +179,7 @@ def test_each_image_of_a_batch_is_explained_by_itself(name: str) -> None:
 
 
 @every
-def test_permuted_channels_change_nothing_and_permuted_places_permute_the_map(name: str) -> None:
+def test_map_is_invariant_to_channel_order_and_equivariant_to_positions(name: str) -> None:
     made, order, places = recording(), torch.randperm(CHANNELS), torch.randperm(15)
     last = made.features[-1]
 
@@ -214,20 +214,18 @@ GOLDEN = Golden("grad_cam")
 
 @pytest.mark.parametrize("model", ["resnet18", "cnn", "vit"])
 @every
-def test_map_equals_what_the_package_gave(name: str, model: str, figures: Figures) -> None:
+def test_map_equals_the_golden_output_of_the_package(name: str, model: str, figures: Figures) -> None:
     value, gradient = GOLDEN[f"{model}_activation"], GOLDEN[f"{model}_gradient"]
     grid = tuple(value.shape[2:])
     layout = TokenLayout("tokens", (), grid, Box(0, 0, *grid))
     raw = GOLDEN[f"{model}_{REFERENCE[name]}"]  # before the positive part
-    sign = (
-        -1 if not bool((raw > 0).any()) else 1
-    )  # then nothing would be left; of the target's opposite it is the same turned over
+    sign = -1 if not bool((raw > 0).any()) else 1  # the map would be empty; that of the opposite target is its negative
     made = Recording(features=[FeatureRecord("layer", 0, "activation", value, sign * gradient, layout)], input_size=(32, 48))
     check(figures, f"{REFERENCE[name]} of {model}", run(name, made, **F64).values, (sign * raw).clamp(min=0))
 
 
 class Case(NamedTuple):
-    """A model, pixels, the layer, how the package brings its output to `(B, C, H, W)`, and a recording for each class."""
+    """A model, pixels, the layer, the package's reshaping of its output to `(B, C, H, W)`, and a recording for each class."""
 
     model: nn.Module
     pixels: Tensor
@@ -242,7 +240,7 @@ def resnet() -> Case:
         torch.manual_seed(1)
         model, pixels = torchvision.models.resnet18(num_classes=CLASSES), tiny.pixels(2, (64, 96))
     with torch.no_grad():
-        model(pixels)  # gives batch norms statistics, without which all positions are alike
+        model(pixels)  # sets batch-norm statistics, without which all positions are equal
     return case_of(model, pixels, "layer4", None)
 
 
@@ -335,8 +333,8 @@ def test_cam_of_one_class_versus_another_is_the_difference() -> None:
     torch.testing.assert_close(both, one - other, rtol=1e-4, atol=1e-5)
 
 
-def test_hirescam_of_a_head_that_sees_places_sums_to_the_score() -> None:
-    weight = torch.rand(4, CHANNELS * 15, dtype=torch.float64)  # positive, so that the positive part leaves all
+def test_hirescam_of_a_head_without_pooling_sums_to_the_score() -> None:
+    weight = torch.rand(4, CHANNELS * 15, dtype=torch.float64)  # positive, so that the positive part changes nothing
     value = torch.rand(BATCH, CHANNELS, 3, 5, dtype=torch.float64, requires_grad=True)
     score = (value.flatten(1) @ weight.T)[:, 1]
     (gradient,) = torch.autograd.grad(score.sum(), value)
@@ -363,11 +361,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: methods.cam(vit().recordings[0]),
         "blocks.1.norm1: CAM needs features that are averaged over all positions",
     ),
-    "no place": (lambda: methods.gradcam(unplaced((2, 4, 6))), "layer: where its values (2, 4, 6) lie on the image is not known"),
-    "channels last": (lambda: methods.gradcam(unplaced((2, 3, 5, 64))), "lie on the image is not known. Name another layer"),
+    "no layout": (
+        lambda: methods.gradcam(unplaced((2, 4, 6))),
+        "layer: the positions of its values (2, 4, 6) on the image are not known",
+    ),
+    "channels last": (lambda: methods.gradcam(unplaced((2, 3, 5, 64))), "on the image are not known. Choose another layer"),
     "one position": (
         lambda: methods.gradcam(unplaced((2, 64, 1, 1), (1, 1))),
-        "layer: its features have one position, which is no map",
+        "layer: its features have only one position, which gives no map",
     ),
     "eigencam of nothing": (lambda: methods.eigencam(Recording()), "no features of layer -1 were recorded"),
 }
@@ -399,7 +400,7 @@ def test_methods_apply_to_recordings_with_features_only(name: str) -> None:
     ("alias", "name"),
     [("grad-cam", "gradcam"), ("grad-cam++", "gradcam_plus_plus"), ("gradcam++", "gradcam_plus_plus"), ("score-cam", "scorecam")],
 )
-def test_methods_go_by_their_usual_names_too(alias: str, name: str) -> None:
+def test_methods_have_their_usual_names_as_aliases(alias: str, name: str) -> None:
     assert methods.method_of(alias) is methods.METHODS[name]
 
 
@@ -408,7 +409,7 @@ def test_methods_go_by_their_usual_names_too(alias: str, name: str) -> None:
 
 @cache
 def network() -> nn.Sequential:
-    """Features behind a ReLU at 1, behind a tanh at 3."""
+    """Build a network with features after a ReLU at 1 and after a tanh at 3."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         layers = nn.Conv2d(3, 6, 3, 4), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 3 * 5, 3)
@@ -418,16 +419,16 @@ def network() -> nn.Sequential:
 PIXELS = tiny.pixels(1, (12, 20), seed=5)
 
 
-def asked(layer: str, sign: int = 1, model: nn.Module | None = None, pixels: Tensor = PIXELS) -> tuple[Recording, Scored]:
-    """What is recorded of a layer, and the score of class 1."""
+def asked(layer: str, sign: int = 1, model: nn.Module | None = None, pixels: Tensor = PIXELS) -> tuple[Recording, ScoredImages]:
+    """Return the recording of a layer, and the score of class 1."""
     judge = network() if model is None else model
     with visattn.capture(judge, features=[layer]) as made:
         judge(pixels)
-    return made, Scored(pixels, lambda x: sign * judge(x)[:, 1], model=judge)
+    return made, ScoredImages(pixels, lambda x: sign * judge(x)[:, 1], model=judge)
 
 
 def enlarged(channel: Array, height: int, width: int) -> Array:
-    """Bilinear, corners on corners."""
+    """Upsample bilinearly with aligned corners."""
     rows, columns = channel.shape
     out = np.zeros((height, width))
     for y, x in np.ndindex(out.shape):
@@ -441,7 +442,7 @@ def enlarged(channel: Array, height: int, width: int) -> Array:
 
 
 def weighted(weights: list[float], features: Array) -> Array:
-    """`(sum_k w_k A_k)^+` of `(C, H, W)`."""
+    """Compute `(sum_k w_k A_k)^+` of `(C, H, W)`."""
     out = np.zeros(features.shape[1:])
     for r, c in np.ndindex(out.shape):
         out[r, c] = max(0.0, math.fsum(w * features[k, r, c] for k, w in enumerate(weights)))
@@ -486,7 +487,7 @@ def test_ablationcam_equals_its_oracle(layer: str, sign: int) -> None:
     assert not any(module._forward_hooks for module in network().modules())
 
 
-def test_ablationcam_behind_a_relu_equals_the_package_on_the_model_itself(figures: Figures) -> None:
+def test_ablationcam_after_a_relu_equals_the_package_on_the_model(figures: Figures) -> None:
     package: Any = pytest.importorskip("pytorch_grad_cam", reason="needs grad-cam")
     sign = 1 if float(network()(PIXELS)[0, 1]) > 0 else -1  # the package divides by the score itself
     made, scored = asked("1", sign)
@@ -498,7 +499,7 @@ def test_ablationcam_behind_a_relu_equals_the_package_on_the_model_itself(figure
     close(figures, "Ablation-CAM, package", ablationcam(made, scored=scored).values, np.maximum(expected, 0))
 
 
-def test_ablationcam_of_tokens_leaves_the_class_token_alone() -> None:
+def test_ablationcam_of_tokens_does_not_ablate_the_class_token() -> None:
     model = tiny.vit().requires_grad_(False)
     made, scored = asked("blocks.1.norm1", model=model, pixels=tiny.pixels())
     tokens = made.features[-1].value
@@ -517,7 +518,7 @@ def test_ablationcam_of_tokens_leaves_the_class_token_alone() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4 * expected.max())
 
 
-def test_features_that_are_not_what_the_layer_gives_cannot_be_put_back() -> None:
+def test_features_that_differ_from_the_layer_output_cannot_be_put_back() -> None:
     made, scored = asked("1")
     other = replace(made, features=[replace(made.features[-1], value=made.features[-1].value + 1)])
     with pytest.raises(OptionError, match="1: its features cannot be put back into the model"):
@@ -534,17 +535,17 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "several photos": (
         lambda: scorecam(asked("1")[0], scored=replace(asked("1")[1], pixels=PIXELS.repeat(2, 1, 1, 1))),
         ShapeError,
-        "channels are measured for one photo, the batch has 2",
+        "this method takes one image at a time, got a batch of 2",
     ),
     "no model": (
         lambda: ablationcam(asked("1")[0], scored=replace(asked("1")[1], model=None)),
         OptionError,
-        "the model behind the score is not known, or has no layer 1. Use visattn.explain",
+        "the model that computes the score is not known or has no layer 1. Use visattn.explain",
     ),
     "score of 0": (
         lambda: ablationcam(asked("1")[0], scored=replace(asked("1")[1], score=lambda x: x.new_zeros(len(x)))),
         OptionError,
-        "the score is 0, so no share of it can be lost. Use method 'scorecam'",
+        "the score is 0, so the lost share of it is undefined. Use method 'scorecam'",
     ),
     "no number for each image": (
         lambda: scorecam(asked("1")[0], scored=replace(asked("1")[1], score=lambda x: x.sum())),
@@ -563,7 +564,7 @@ def test_measured_weights_are_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["eigencam", "scorecam", "ablationcam"])
-def test_without_the_package_it_is_told_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_names_the_install_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     made, scored = asked("1")
     options = {} if name == "eigencam" else {"scored": scored}

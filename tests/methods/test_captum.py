@@ -1,4 +1,4 @@
-"""Attributions by captum: against closed forms, loops over all subsets, captum itself, and a photo of known content."""
+"""Attributions by captum, compared with closed forms, loops over all subsets, captum itself, and a photo of known content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import Figures
 from visattn import data, methods
 from visattn.errors import MissingExtra, ModelError, OptionError, ShapeError
 from visattn.maps import AttentionMap, value_range
-from visattn.methods import METHODS, Scored, segments
+from visattn.methods import METHODS, ScoredImages, segments
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.run import scoring
 from visattn.pipeline.targets import Target
@@ -40,11 +40,11 @@ GRAY: dict[str, Any] = {"baseline": "mean"}
 QUICK: dict[str, dict[str, Any]] = {
     "saliency": {},
     "input_x_gradient": {},
-    "integrated_gradients": GRAY | {"evaluations": 5},
-    "smoothgrad": {"evaluations": 5},
-    "occlusion": GRAY | {"cells": CELLS},
-    "kernel_shap": GRAY | {"cells": CELLS, "evaluations": 20},
-    "lime": GRAY | {"cells": CELLS, "evaluations": 20},
+    "integrated_gradients": GRAY | {"steps": 5},
+    "smoothgrad": {"samples": 5},
+    "occlusion": GRAY | {"grid_size": CELLS},
+    "kernel_shap": GRAY | {"grid_size": CELLS, "samples": 20},
+    "lime": GRAY | {"grid_size": CELLS, "samples": 20},
 }
 
 
@@ -53,31 +53,31 @@ def images(count: int = 1) -> Tensor:
 
 
 def network() -> nn.Module:
-    """A small random classifier, far from linear."""
+    """Build a small random classifier that is strongly nonlinear."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         layers = nn.Conv2d(3, 8, 3, 2), nn.Tanh(), nn.Conv2d(8, 8, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 2 * 3, 4)
         return nn.Sequential(*layers).eval()
 
 
-def asked(score: Callable[[Tensor], Tensor], count: int = 1) -> Scored:
-    return Scored(images(count), score, MEAN, STD)
+def asked(score: Callable[[Tensor], Tensor], count: int = 1) -> ScoredImages:
+    return ScoredImages(images(count), score, MEAN, STD)
 
 
-def run(method: str, scored: Scored, **options: Any) -> AttentionMap:
+def run(method: str, scored: ScoredImages, **options: Any) -> AttentionMap:
     made: AttentionMap = METHOD[method](Recording(), scored=scored, **QUICK[method] | options)
     return made
 
 
 def cell_sums(pixels: Tensor) -> Tensor:
-    """The sum over the 6 x 6 pixels of each cell, and over channels, by slices."""
+    """Sum over the 6 x 6 pixels of each cell and over channels, by slices."""
     return torch.stack(
         [torch.stack([pixels[0, :, 6 * r : 6 * r + 6, 6 * c : 6 * c + 6].sum() for c in range(3)]) for r in range(2)]
     )
 
 
 def only(image: Tensor, ground: Tensor, kept: tuple[int, ...]) -> Tensor:
-    """The image in these cells (in raster order), the baseline in the others."""
+    """Combine the image in these cells (raster order) with the baseline in the others."""
     out = ground.clone()
     for cell in kept:
         rows, columns = slice(6 * (cell // 3), 6 * (cell // 3) + 6), slice(6 * (cell % 3), 6 * (cell % 3) + 6)
@@ -86,7 +86,7 @@ def only(image: Tensor, ground: Tensor, kept: tuple[int, ...]) -> Tensor:
 
 
 def shapley(value: Callable[[tuple[int, ...]], float], parts: int) -> list[float]:
-    """Shapley values from their definition: a part's gain over every subset of the others."""
+    """Compute Shapley values from their definition: a part's mean gain over all subsets of the others."""
     values = []
     for part in range(parts):
         others = [other for other in range(parts) if other != part]
@@ -106,7 +106,7 @@ def weights() -> Tensor:
 
 @pytest.fixture(scope="module")
 def efficientnet() -> nn.Module:
-    """An ImageNet classifier without attention, with real weights."""
+    """Load an ImageNet classifier without attention, with pretrained weights."""
     return visattn.load_model("tf_efficientnet_lite0", weights=data.offline_weights("tf_efficientnet_lite0"))
 
 
@@ -114,14 +114,14 @@ def efficientnet() -> nn.Module:
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("integrated_gradients", {"segments": "grid", "cells": CELLS}),
+        ("integrated_gradients", {"segments": "grid", "grid_size": CELLS}),
         ("occlusion", {}),
-        ("kernel_shap", {"evaluations": 60}),
-        ("lime", {"evaluations": 60, "lasso": 0}),
+        ("kernel_shap", {"samples": 60}),
+        ("lime", {"samples": 60, "l1": 0}),
     ],
     ids=["integrated_gradients", "occlusion", "kernel_shap", "lime"],
 )
-def test_a_linear_score_gives_each_part_its_weighted_pixels(
+def test_values_of_a_linear_score_are_the_weighted_pixels_of_each_segment(
     method: str, options: dict[str, Any], baseline: Any, weights: Tensor, figures: Figures
 ) -> None:
     scored = asked(lambda pixels: (pixels * weights).sum((1, 2, 3)))
@@ -145,7 +145,7 @@ def test_smoothgrad_of_a_linear_score_is_its_weights(weights: Tensor) -> None:
 
 
 class Curved(nn.Module):
-    """A small network in double precision, whose gradient is written out by hand below."""
+    """A small network in double precision, whose gradient is computed by hand below."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Curved(nn.Module):
         return (pixels.flatten(1) @ self.first.T).tanh() @ self.second
 
     def slope(self, pixels: Tensor) -> list[float]:
-        """The gradient at one image, by loops: `sum_j v_j (1 - tanh^2(u_j x)) u_ji`."""
+        """Compute the gradient at one image by loops: `sum_j v_j (1 - tanh^2(u_j x)) u_ji`."""
         flat = pixels.flatten().tolist()
         first, second = self.first.tolist(), self.second.tolist()
         hidden = [math.tanh(sum(weight * value for weight, value in zip(row, flat, strict=True))) for row in first]
@@ -165,10 +165,10 @@ class Curved(nn.Module):
         return [sum(factor * row[i] for factor, row in zip(steep, first, strict=True)) for i in range(len(flat))]
 
 
-def curved() -> tuple[Scored, list[list[list[float]]], list[list[list[float]]]]:
-    """What is asked, the gradient and the pixels, of each channel, row and column."""
+def curved() -> tuple[ScoredImages, list[list[list[float]]], list[list[list[float]]]]:
+    """Return the input, the gradient and the pixels by channel, row and column."""
     net, count = Curved(), SIZE[0] * SIZE[1]
-    scored = Scored(images().double(), net, MEAN, STD)
+    scored = ScoredImages(images().double(), net, MEAN, STD)
     planes = []
     for flat in (net.slope(scored.pixels), scored.pixels.flatten().tolist()):
         planes.append([[flat[c * count + y * SIZE[1] :][: SIZE[1]] for y in range(SIZE[0])] for c in range(3)])
@@ -176,7 +176,7 @@ def curved() -> tuple[Scored, list[list[list[float]]], list[list[list[float]]]]:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_saliency_is_the_largest_slope_of_a_pixel_or_their_sum(signed: bool, figures: Figures) -> None:
+def test_saliency_is_the_largest_absolute_gradient_of_a_pixel_or_their_sum(signed: bool, figures: Figures) -> None:
     scored, slope, _ = curved()
     made = run("saliency", scored, signed=signed)
     expected = torch.zeros(SIZE)
@@ -191,8 +191,8 @@ def test_saliency_is_the_largest_slope_of_a_pixel_or_their_sum(signed: bool, fig
     assert made.provenance.parameters == {"segments": "pixels", "signed": signed}
 
 
-@pytest.mark.parametrize("options", [{}, {"segments": "grid", "cells": CELLS}], ids=["pixels", "grid"])
-def test_input_x_gradient_is_each_pixel_times_its_slope(options: dict[str, Any], figures: Figures) -> None:
+@pytest.mark.parametrize("options", [{}, {"segments": "grid", "grid_size": CELLS}], ids=["pixels", "grid"])
+def test_input_x_gradient_is_each_pixel_times_its_gradient(options: dict[str, Any], figures: Figures) -> None:
     scored, slope, pixels = curved()
     made = run("input_x_gradient", scored, **options)
     rows, columns = made.layout.grid
@@ -207,16 +207,16 @@ def test_input_x_gradient_is_each_pixel_times_its_slope(options: dict[str, Any],
     assert made.signed
 
 
-def test_saliency_with_its_sign_is_smoothgrad_without_noise() -> None:
+def test_signed_saliency_equals_smoothgrad_without_noise() -> None:
     scored, _, _ = curved()
     plain = run("saliency", scored, signed=True).values
-    near = run("smoothgrad", scored, noise=1e-6, evaluations=3).values
+    near = run("smoothgrad", scored, noise=1e-6, samples=3).values
     assert torch.allclose(near, plain, atol=1e-5 * float(plain.abs().max()))
-    with pytest.raises(OptionError, match=r"noise must be .* Without noise it is captum\.saliency\."):
+    with pytest.raises(OptionError, match=r"noise must be .* Use captum\.saliency for no noise\."):
         run("smoothgrad", scored, noise=0)
 
 
-def test_input_x_gradient_tells_that_its_values_sum_to_the_rise_of_a_linear_score_only(weights: Tensor) -> None:
+def test_values_of_input_x_gradient_sum_to_the_rise_of_a_linear_score_only(weights: Tensor) -> None:
     def sums(score: Callable[[Tensor], Tensor]) -> tuple[float, float, tuple[str, ...]]:
         made = run("input_x_gradient", asked(score))
         found = re.search(r"values sum to (\S+), the score rises by (\S+) from the baseline", "\n".join(made.provenance.notes))
@@ -227,19 +227,20 @@ def test_input_x_gradient_tells_that_its_values_sum_to_the_rise_of_a_linear_scor
     assert total == pytest.approx(rise, rel=1e-3)
     assert warnings == ()
     total, rise, warnings = sums(lambda pixels: (pixels * weights).sum((1, 2, 3)).square())
-    assert total == pytest.approx(2 * rise, rel=1e-3)  # the slope of a square
-    assert warnings == ()  # it promises no sum
+    assert total == pytest.approx(2 * rise, rel=1e-3)  # the gradient of a square
+    assert warnings == ()  # the method does not promise a sum
 
 
 def test_a_pixel_of_the_mean_color_has_no_share_in_input_x_gradient() -> None:
     score, pixels = Curved(), images().double()
     pixels[..., 3:5, 4:9] = 0
-    made = run("input_x_gradient", Scored(pixels, score, MEAN, STD))
+    made = run("input_x_gradient", ScoredImages(pixels, score, MEAN, STD))
     inside = made.values[0, 3:5, 4:9]
     assert not inside.any()
-    assert bool(run("saliency", Scored(pixels, score, MEAN, STD)).values[0, 3:5, 4:9].all())
+    assert bool(run("saliency", ScoredImages(pixels, score, MEAN, STD)).values[0, 3:5, 4:9].all())
 
 
+@pytest.mark.full
 def test_kernel_shap_comes_near_exact_shapley_values_of_a_network(figures: Figures) -> None:
     net = network()
     scored = asked(lambda pixels: net(pixels)[:, 1])
@@ -251,7 +252,7 @@ def test_kernel_shap_comes_near_exact_shapley_values_of_a_network(figures: Figur
     exact = torch.tensor(shapley(value, 6)).view(CELLS)
     errors = {}
     for evaluations in (100, 5000):
-        found = run("kernel_shap", scored, evaluations=evaluations, batch_size=64).values[0]
+        found = run("kernel_shap", scored, samples=evaluations, batch_size=64).values[0]
         errors[evaluations] = float((found - exact).abs().max() / exact.abs().max())
         figures(
             f"captum.kernel_shap, {evaluations} evaluations of 6 parts: error over the largest value", errors[evaluations], ""
@@ -261,11 +262,11 @@ def test_kernel_shap_comes_near_exact_shapley_values_of_a_network(figures: Figur
 
 
 @pytest.mark.parametrize("segments", ["grid", "slic"])
-def test_occlusion_is_a_loop_over_parts(segments: Any) -> None:
+def test_occlusion_equals_a_loop_over_segments(segments: Any) -> None:
     net = network()
     smooth = nn.functional.interpolate(images()[..., :4, :6], SIZE, mode="bilinear")
-    scored = Scored(smooth, lambda pixels: net(pixels)[:, 2], MEAN, STD)
-    options: dict[str, Any] = {"cells": CELLS} if segments == "grid" else {"cells": None, "count": 6}
+    scored = ScoredImages(smooth, lambda pixels: net(pixels)[:, 2], MEAN, STD)
+    options: dict[str, Any] = {"grid_size": CELLS} if segments == "grid" else {"grid_size": None, "num_segments": 6}
     made = run("occlusion", scored, segments=segments, baseline="black", batch_size=4, **options)
     (parts,) = scored.parts(segments, **options)
     expected = torch.zeros(len(parts))
@@ -277,17 +278,17 @@ def test_occlusion_is_a_loop_over_parts(segments: Any) -> None:
     assert torch.allclose(made.values[0], expected.view(CELLS) if segments == "grid" else expected[parts.labels], atol=1e-5)
 
 
-def test_weights_of_lime_shrink_by_four_penalties_and_small_ones_vanish() -> None:
+def test_lime_shrinks_weights_by_four_penalties_and_zeroes_small_ones() -> None:
     effects = torch.tensor([3.0, -2.0, 1.0, 0.1, 0.0, -0.1])
-    scored = Scored(torch.ones(1, 3, *SIZE), lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * effects).sum(1))
-    found = run("lime", scored, evaluations=4000, lasso=0.05, batch_size=500).values.flatten()  # of a rise of 2
+    scored = ScoredImages(torch.ones(1, 3, *SIZE), lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * effects).sum(1))
+    found = run("lime", scored, samples=4000, l1=0.05, batch_size=500).values.flatten()  # the rise is 2
     assert torch.allclose(found[:3], torch.tensor([2.6, -1.6, 0.6]), atol=0.06)
     assert not found[3:].any()
 
 
-def test_the_class_of_the_photo_as_it_is_counts_for_its_edited_copies() -> None:
+def test_edited_copies_are_scored_for_the_class_of_the_original_photo() -> None:
     class Flips(nn.Module):
-        """What it predicts changes when the middle goes gray."""
+        """Classifier whose prediction changes when the center becomes gray."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -298,16 +299,16 @@ def test_the_class_of_the_photo_as_it_is_counts_for_its_edited_copies() -> None:
             return torch.stack([bright, 1 - bright], 1)
 
     photo = Image.new("RGB", (224, 224), "white")
-    made = visattn.explain(Flips(), photo, method="captum.occlusion", baseline="mean", cells=(7, 7)).map.values
+    made = visattn.explain(Flips(), photo, method="captum.occlusion", baseline="mean", grid_size=(7, 7)).map.values
     white = float(((1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])).mean())
-    assert float(made[3, 3]) == pytest.approx(white, rel=1e-4)  # of the other class the score would rise
+    assert float(made[3, 3]) == pytest.approx(white, rel=1e-4)  # the score of the other class would rise
     assert made.count_nonzero() == 1
 
 
-def test_lime_of_a_smaller_score_is_smaller_by_as_much() -> None:
+def test_lime_scales_with_the_score() -> None:
     net = network()
-    large = run("lime", asked(lambda pixels: net(pixels)[:, 0]), evaluations=60).values
-    small = run("lime", asked(lambda pixels: net(pixels)[:, 0] / 512), evaluations=60).values
+    large = run("lime", asked(lambda pixels: net(pixels)[:, 0]), samples=60).values
+    small = run("lime", asked(lambda pixels: net(pixels)[:, 0] / 512), samples=60).values
     assert bool(small.any())
     assert torch.allclose(small * 512, large, rtol=1e-3, atol=1e-3 * float(large.abs().max()))
 
@@ -334,7 +335,7 @@ DIRECT: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("method", METHOD)
-def test_captum_called_directly_gives_the_same(method: str) -> None:
+def test_values_equal_captum_called_directly(method: str) -> None:
     net = network()
     scored = asked(lambda pixels: net(pixels)[:, 0])
     mask = (torch.arange(12)[:, None] // 6 * 3 + torch.arange(18) // 6)[None, None]
@@ -346,7 +347,7 @@ def test_captum_called_directly_gives_the_same(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", SAMPLED)
-def test_a_seed_decides_and_random_states_are_left_alone(method: str) -> None:
+def test_the_seed_determines_the_result_and_global_random_states_are_unchanged(method: str) -> None:
     net = network()
     scored = asked(lambda pixels: net(pixels)[:, 0])
     before, numbers = torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002 - the state that libraries would use
@@ -377,29 +378,29 @@ def test_several_images_are_explained_one_by_one(method: str) -> None:
     both = asked(lambda pixels: net(pixels)[:, 0], 2)
     made = run(method, both)
     for i in range(2):
-        one = Scored(both.pixels[i : i + 1], both.score, MEAN, STD)
+        one = ScoredImages(both.pixels[i : i + 1], both.score, MEAN, STD)
         assert torch.allclose(made.values[i], run(method, one).values[0], atol=1e-5)
     assert any(note.startswith("image 1: ") for note in made.provenance.notes)
 
 
-def test_integrated_gradients_tell_what_their_values_sum_to() -> None:
+def test_integrated_gradients_note_the_sum_of_their_values() -> None:
     def kink(pixels: Tensor) -> Tensor:
         return 10 * (pixels[:, 0, 0, 0] - 0.9).relu()
 
-    scored = Scored(torch.ones(1, 3, *SIZE), kink)
-    made = run("integrated_gradients", scored, evaluations=2)
+    scored = ScoredImages(torch.ones(1, 3, *SIZE), kink)
+    made = run("integrated_gradients", scored, steps=2)
     (note,) = [note for note in made.provenance.notes if note.startswith("values sum to")]
     numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", note)]
     assert numbers == pytest.approx([float(made.values.sum()), 1.0, abs(float(made.values.sum()) - 1)], abs=0.01)
-    assert made.provenance.warnings == (f"{note}; raise evaluations",)
-    assert not run("integrated_gradients", scored, evaluations=200).provenance.warnings
+    assert made.provenance.warnings == (f"{note}; increase steps or samples",)
+    assert not run("integrated_gradients", scored, steps=200).provenance.warnings
 
 
-@pytest.mark.parametrize(("method", "options"), [("kernel_shap", {}), ("lime", {"lasso": 0})], ids=["kernel_shap", "lime"])
+@pytest.mark.parametrize(("method", "options"), [("kernel_shap", {}), ("lime", {"l1": 0})], ids=["kernel_shap", "lime"])
 def test_the_standard_error_is_how_values_vary_from_seed_to_seed(method: str, options: dict[str, Any], figures: Figures) -> None:
     net = network()
     scored = asked(lambda pixels: net(pixels)[:, 1])
-    made = [run(method, scored, seed=seed, cells=(3, 4), evaluations=80, batch_size=80, **options) for seed in range(40)]
+    made = [run(method, scored, seed=seed, grid_size=(3, 4), samples=80, batch_size=80, **options) for seed in range(40)]
     actual = float(torch.cat([one.values for one in made]).var(0).mean().sqrt())
     stated = float(np.median([uncertainty(one)[1] for one in made]))
     figures(f"captum.{method}: stated standard error over the deviation among 40 seeds", stated / actual, "0.7 to 1.4")
@@ -407,24 +408,26 @@ def test_the_standard_error_is_how_values_vary_from_seed_to_seed(method: str, op
 
 
 def uncertainty(made: AttentionMap) -> tuple[float, float]:
-    """How values spread, and the standard error of one, as the notes have it."""
-    found = re.search(r"values spread by (\S+), each is uncertain by (\S+) ", "\n".join(made.provenance.notes))
+    """Return the standard deviation of the values and the standard error of one, from the notes."""
+    found = re.search(
+        r"values have a standard deviation of (\S+) and a standard error of (\S+)", "\n".join(made.provenance.notes)
+    )
     assert found is not None
     return float(found[1]), float(found[2])
 
 
 @pytest.mark.parametrize("method", ["kernel_shap", "lime"])
-def test_values_that_are_mostly_chance_are_told(method: str) -> None:
+def test_warns_about_values_that_are_mostly_chance(method: str) -> None:
     signs = torch.tensor([1.0, -1.0] * 3)
-    scored = Scored(torch.ones(1, 3, *SIZE), lambda pixels: (1 - 2 * pixels[:, 0, 3::6, 3::6].flatten(1)).prod(1))
-    made = run(method, scored, evaluations=300, batch_size=50)
-    assert any(warning.endswith("raise evaluations, or take fewer segments") for warning in made.provenance.warnings)
-    plain = Scored(scored.pixels, lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * signs).sum(1))
-    made = run(method, plain, evaluations=300, batch_size=50)
+    scored = ScoredImages(torch.ones(1, 3, *SIZE), lambda pixels: (1 - 2 * pixels[:, 0, 3::6, 3::6].flatten(1)).prod(1))
+    made = run(method, scored, samples=300, batch_size=50)
+    assert any(warning.endswith("increase samples, or use fewer segments") for warning in made.provenance.warnings)
+    plain = ScoredImages(scored.pixels, lambda pixels: (pixels[:, 0, 3::6, 3::6].flatten(1) * signs).sum(1))
+    made = run(method, plain, samples=300, batch_size=50)
     assert not made.provenance.warnings
     spread, error = uncertainty(made)
-    assert spread == pytest.approx(1.1, abs=0.05)  # of three 1 and three -1
-    assert error < 1e-3 if method == "kernel_shap" else error < 0.05  # the lasso is a bias
+    assert spread == pytest.approx(1.1, abs=0.05)  # of three values 1 and three values -1
+    assert error < 1e-3 if method == "kernel_shap" else error < 0.05  # the Lasso is biased
 
 
 def test_baselines_are_colors_of_pixels_before_normalization() -> None:
@@ -438,11 +441,11 @@ def test_blur_is_a_gaussian_of_a_sixteenth_of_the_side() -> None:
     size, sigma = (48, 64), 3.0
     dot = torch.zeros(1, 1, *size)
     dot[0, 0, 24, 30] = 1
-    found = Scored(dot, lambda pixels: pixels.sum((1, 2, 3)), (0.5,), (0.5,)).baseline("blur")[0, 0]
+    found = ScoredImages(dot, lambda pixels: pixels.sum((1, 2, 3)), (0.5,), (0.5,)).baseline("blur")[0, 0]
     for y, x in [(24, 30), (24, 33), (27, 30), (20, 35)]:
         expected = math.exp(-((y - 24) ** 2 + (x - 30) ** 2) / (2 * sigma**2)) / (2 * math.pi * sigma**2)
         assert float(found[y, x]) == pytest.approx(expected, rel=0.01)
-    constant = Scored(torch.full((1, 3, *size), 0.3), lambda pixels: pixels.sum((1, 2, 3))).baseline("blur")
+    constant = ScoredImages(torch.full((1, 3, *size), 0.3), lambda pixels: pixels.sum((1, 2, 3))).baseline("blur")
     assert torch.allclose(constant, torch.tensor(0.3), atol=1e-6)
 
 
@@ -450,70 +453,76 @@ def test_blur_is_a_gaussian_of_a_sixteenth_of_the_side() -> None:
     ("size", "patch", "count", "cells"),
     [
         ((224, 224), (16, 16), 196, (14, 14)),  # the model's own patches
-        ((224, 224), (32, 32), 196, (7, 7)),  # no smaller ones
-        ((224, 224), (1, 1), 25, (5, 5)),  # where there are no patches
+        ((224, 224), (32, 32), 196, (7, 7)),  # no cells smaller than a patch
+        ((224, 224), (1, 1), 25, (5, 5)),  # for models without patches
         ((420, 630), (14, 14), 50, (6, 9)),  # 5 x 5 patches each
         ((518, 518), (14, 14), 50, (7, 7)),  # 37 patches are prime
         ((16, 224), (16, 16), 50, (1, 14)),
     ],
 )
-def test_cells_are_whole_patches_where_they_can_be(
+def test_cells_are_full_patches_if_possible(
     size: tuple[int, int], patch: tuple[int, int], count: int, cells: tuple[int, int]
 ) -> None:
     assert segments.about(size, patch, count) == cells
 
 
-def test_slic_gives_each_region_one_value_on_the_inputs_pixels() -> None:
+def test_slic_gives_one_value_to_all_pixels_of_a_segment() -> None:
     photo = torch.zeros(1, 3, 40, 60)
     photo[:, 0, :, :20], photo[:, 1, :, 20:45], photo[:, 2, :, 45:] = 1, 1, 1
-    scored = Scored(photo, lambda pixels: pixels[:, 1].mean((1, 2)))
-    made = run("occlusion", scored, segments="slic", cells=None, count=12, baseline="black")
+    scored = ScoredImages(photo, lambda pixels: pixels[:, 1].mean((1, 2)))
+    made = run("occlusion", scored, segments="slic", grid_size=None, num_segments=12, baseline="black")
     (parts,) = scored.parts("slic", None, 12)
     assert set(parts.labels.flatten().tolist()) == set(range(len(parts)))
     assert made.values.shape == (1, 40, 60)
     for part in range(len(parts)):
         inside = parts.labels == part
         assert len(set(made.values[0][inside].tolist())) == 1
-        assert len(set(map(tuple, photo[0][:, inside].T.tolist()))) == 1  # of one color
+        assert len(set(map(tuple, photo[0][:, inside].T.tolist()))) == 1  # all of one color
     assert not made.values[0][:, :20].any()
     assert bool((made.values[0][:, 20:45] > 0).all())
 
 
 def test_a_model_of_one_channel_has_segments_too() -> None:
     pixels = torch.cat([torch.zeros(1, 1, 40, 30), torch.ones(1, 1, 40, 30)], 3)
-    made = run("occlusion", Scored(pixels, lambda x: x.sum((1, 2, 3)), (0.0,), (1.0,)), segments="slic", cells=None, count=8)
+    made = run(
+        "occlusion",
+        ScoredImages(pixels, lambda x: x.sum((1, 2, 3)), (0.0,), (1.0,)),
+        segments="slic",
+        grid_size=None,
+        num_segments=8,
+    )
     assert float(made.values[0, :, 30:].min()) > 0 == float(made.values[0, :, :30].abs().max())
 
 
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("occlusion", {"segments": "pixels", "cells": None}, "pixels are too many"),
+        ("occlusion", {"segments": "pixels", "grid_size": None}, "too many pixels to remove"),
         ("occlusion", {"segments": "patches"}, "unknown segments 'patches'"),
-        ("occlusion", {"segments": "slic"}, "cells are rows and columns of segments='grid'"),
-        ("occlusion", {"cells": (1, 1)}, "cells must be two or more"),
-        ("occlusion", {"cells": (13, 3)}, "no smaller than a pixel of 12 x 18, got 13 x 3"),
-        ("occlusion", {"cells": None, "count": 1}, "count must be at least 2 segments, got 1"),
+        ("occlusion", {"segments": "slic"}, "grid_size applies only to segments='grid'"),
+        ("occlusion", {"grid_size": (1, 1)}, "grid_size must give at least two cells"),
+        ("occlusion", {"grid_size": (13, 3)}, "at most 12 x 18 (one per pixel), got 13 x 3"),
+        ("occlusion", {"grid_size": None, "num_segments": 1}, "num_segments must be at least 2, got 1"),
         ("occlusion", {"baseline": "white"}, "unknown baseline 'white'"),
-        ("occlusion", {"batch_size": 0}, "at least 1, got 1 and 0"),
-        ("integrated_gradients", {"evaluations": 0}, "at least 1, got 0 and 16"),
-        ("kernel_shap", {"evaluations": 7}, "evaluations must be at least 8, two more than there are segments, got 7"),
-        ("lime", {"lasso": -1}, "lasso must be 0 or more"),
+        ("occlusion", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ("integrated_gradients", {"steps": 0}, "steps must be at least 1, got 0"),
+        ("kernel_shap", {"samples": 7}, "samples must be at least 8, two more than the number of segments, got 7"),
+        ("lime", {"l1": -1}, "l1 must be 0 or more"),
         ("smoothgrad", {"noise": 0}, "noise must be a positive share"),
     ],
 )
-def test_what_makes_no_sense_is_refused(method: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(method: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         run(method, asked(lambda pixels: pixels.sum((1, 2, 3))), **options)
 
 
-def test_noise_has_no_regions_of_like_color() -> None:
-    with pytest.raises(OptionError, match=r"SLIC makes one segment of this image, asked for 6\. Use segments='grid'"):
+def test_slic_that_finds_one_segment_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"SLIC found only one segment in this image instead of 6\. Use segments='grid'"):
         asked(lambda pixels: pixels.sum((1, 2, 3))).parts("slic", None, 6)
 
 
 @pytest.mark.parametrize("method", METHOD)
-def test_a_score_that_is_no_number_for_each_image_is_refused(method: str) -> None:
+def test_a_score_that_is_not_one_finite_number_per_image_is_refused(method: str) -> None:
     with pytest.raises(ShapeError, match=r"the score must be one number for each of \d+ images, got \(\)"):
         run(method, asked(lambda pixels: pixels.sum()))
     with pytest.raises(ModelError, match="the score is NaN or infinite"):
@@ -523,9 +532,9 @@ def test_a_score_that_is_no_number_for_each_image_is_refused(method: str) -> Non
 @pytest.mark.parametrize(
     ("method", "options", "module"),
     [(method, {}, "captum") for method in METHOD]
-    + [("kernel_shap", {}, "sklearn"), ("lime", {}, "sklearn"), ("lime", {"segments": "slic", "cells": None}, "skimage")],
+    + [("kernel_shap", {}, "sklearn"), ("lime", {}, "sklearn"), ("lime", {"segments": "slic", "grid_size": None}, "skimage")],
 )
-def test_a_missing_package_is_one_line(
+def test_a_missing_package_is_reported_with_the_install_command(
     method: str, options: dict[str, Any], module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None if name == module else object())
@@ -536,11 +545,12 @@ def test_a_missing_package_is_one_line(
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("captum.")])
-def test_each_is_a_method_of_the_table(name: str) -> None:
+def test_each_method_is_in_the_table(name: str) -> None:
     model = tiny.vit(num_classes=4)
     prepared = visattn.prepare(Image.new("RGB", (48, 32), "white"), model)
     with scoring(model, prepared, Target()) as (recording, scored):
-        options: dict[str, Any] = {} if name.split(".")[1] in ("occlusion", *ONE_GRADIENT) else {"evaluations": 20}
+        counted = "steps" if name.endswith("integrated_gradients") else "samples"
+        options: dict[str, Any] = {} if name.split(".")[1] in ("occlusion", *ONE_GRADIENT) else {counted: 20}
         made = METHODS[name].function(recording, scored=scored, **options)
     assert made.axes == ("batch",)
     assert made.provenance.method == name
@@ -572,12 +582,12 @@ def test_a_model_without_classes_needs_a_function(dinov2: nn.Module) -> None:
 def test_several_photos_are_refused_by_the_pipeline() -> None:
     model = tiny.vit()
     prepared = visattn.prepare_batch([Image.new("RGB", (48, 32))] * 2, model)
-    with pytest.raises(ShapeError, match="one photo, the batch has 2"), scoring(model, prepared, Target()):
+    with pytest.raises(ShapeError, match="a batch of one photo, got 2"), scoring(model, prepared, Target()):
         pass
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_left_as_it_was(fails: bool) -> None:
+def test_the_model_is_unchanged(fails: bool) -> None:
     model = tiny.vit()
     model.train()
     model.get_submodule("blocks.0").eval()
@@ -586,17 +596,17 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     photo = Image.new("RGB", (48, 32), "white")
     if fails:
         with pytest.raises(OptionError):
-            visattn.explain(model, photo, method="captum.occlusion", cells=(1, 1))
+            visattn.explain(model, photo, method="captum.occlusion", grid_size=(1, 1))
     else:
-        visattn.explain(model, photo, method="captum.integrated_gradients", evaluations=3)
+        visattn.explain(model, photo, method="captum.integrated_gradients", steps=3)
     after = [module.training for module in model.modules()], [parameter.requires_grad for parameter in model.parameters()]
     assert after == before
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_map_lies_on_the_photo_where_the_model_saw_it() -> None:
+def test_the_map_is_aligned_with_the_cropped_photo() -> None:
     class Bright(nn.Module):
-        """Two classes: bright and dark."""
+        """Classifier with two classes, bright and dark."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -608,10 +618,10 @@ def test_the_map_lies_on_the_photo_where_the_model_saw_it() -> None:
 
     photo = Image.new("RGB", (640, 320), "black")
     photo.paste("white", (360, 40, 440, 120))
-    found = visattn.explain(Bright(), photo, method="captum.occlusion", target=0, baseline="black", cells=(8, 8))
+    found = visattn.explain(Bright(), photo, method="captum.occlusion", target=0, baseline="black", grid_size=(8, 8))
     heat = found.heatmap("nearest")
     assert tuple(heat.seen) == (0, 160, 320, 480)  # the middle square
-    ys, xs = np.nonzero(heat.values > 0.01)  # beside resampling's ringing
+    ys, xs = np.nonzero(heat.values > 0.01)  # apart from resampling ringing
     assert (ys.min(), ys.max() + 1, xs.min(), xs.max() + 1) == (40, 120, 360, 440)
 
 
@@ -623,18 +633,18 @@ def test_single_pixels_are_colored_up_to_the_99th_percentile_on_either_side_of_z
     assert provenance.normalization == "percentile"
     assert provenance.value_range == pytest.approx(np.percentile(unsigned.map.values.numpy(), (1, 99)))
     for parts, how in ("pixels", "percentile"), ("grid", "symmetric"):
-        found = visattn.explain(model, photo, method="ig", evaluations=3, segments=parts)
+        found = visattn.explain(model, photo, method="ig", steps=3, segments=parts)
         _, provenance = found.draw()
         assert provenance.normalization == how
         bound = np.percentile(np.abs(found.map.values.numpy()), 99 if how == "percentile" else 100)
         assert provenance.value_range == pytest.approx((-bound, bound))
     spike = np.zeros((20, 20), np.float32)
     spike[3, 4] = -2
-    assert value_range(spike, "percentile", signed=True) == (-2, 2)  # a spike on a flat ground is no constant map
+    assert value_range(spike, "percentile", signed=True) == (-2, 2)  # a spike on a flat background is not a constant map
 
 
 def on_cup(found: Explanation) -> float:
-    """The share of the positive values that lies on the cup, over the cup's share of what the model saw."""
+    """Compute the share of the positive values on the cup, over the cup's share of what the model received."""
     heat = found.heatmap("nearest")
     with Image.open(Path(__file__).parents[2] / "assets" / "objects" / "masks" / "coffee.png") as picture:
         mask = np.asarray(picture.convert("L")) > 127
@@ -650,13 +660,13 @@ def on_cup(found: Explanation) -> float:
     [
         ("integrated_gradients", {}, 1.2),
         ("integrated_gradients", {"baseline": "mean"}, 1.0),
-        ("smoothgrad", {"evaluations": 30}, 1.0),
+        ("smoothgrad", {"samples": 30}, 1.0),
         ("saliency", {}, 1.0),
         ("saliency", {"signed": True}, 1.0),
         ("input_x_gradient", {}, 1.0),
         ("occlusion", {}, 1.2),
-        ("kernel_shap", {"evaluations": 300}, 1.2),
-        ("lime", {"evaluations": 300, "segments": "slic"}, 1.2),
+        ("kernel_shap", {"samples": 300}, 1.2),
+        ("lime", {"samples": 300, "segments": "slic"}, 1.2),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )
@@ -687,10 +697,10 @@ def test_the_espresso_is_in_the_cup(
 
 @pytest.mark.full
 @pytest.mark.real
-def test_blurred_parts_leave_less_to_chance_than_gray_ones(efficientnet: nn.Module, figures: Figures) -> None:
+def test_a_blurred_baseline_gives_less_chance_than_a_gray_one(efficientnet: nn.Module, figures: Figures) -> None:
     errors = {}
     for baseline in ("blur", "mean"):
-        options: dict[str, Any] = {"method": "captum.kernel_shap", "evaluations": 150, "baseline": baseline}
+        options: dict[str, Any] = {"method": "captum.kernel_shap", "samples": 150, "baseline": baseline}
         spread, errors[baseline] = uncertainty(visattn.explain(efficientnet, data.photo_path("coffee"), **options).map)
         figures(
             f"captum.kernel_shap, 150 evaluations, baseline {baseline}: standard error over the spread",
@@ -701,7 +711,7 @@ def test_blurred_parts_leave_less_to_chance_than_gray_ones(efficientnet: nn.Modu
     assert errors["blur"] < errors["mean"] / 1.5
 
 
-def test_a_recording_without_facts_is_enough() -> None:
+def test_a_recording_without_provenance_facts_is_enough() -> None:
     made = run("occlusion", asked(lambda pixels: pixels.sum((1, 2, 3))))
     assert made.provenance.model == Provenance().model
     assert made.provenance.versions["captum"] == captum.__version__

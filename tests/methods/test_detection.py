@@ -1,4 +1,4 @@
-"""Relevance of an encoder-decoder with object queries, from pixels to a map, with a model that tells where its tokens lie."""
+"""Relevance of an encoder-decoder with object queries, from pixels to a map, for a model that declares its token layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRID = tiny.GRID
 
 
 class Detector(nn.Module):
-    """One layer of encoder and two of decoder, in the manner of DETR."""
+    """Detector with one encoder layer and two decoder layers, like DETR."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Detector(nn.Module):
         self.kept: list[Tensor] | None = None
 
     def attend(self, part: nn.Module, asking: Tensor, asked: Tensor) -> Tensor:
-        """With the residual path; written out where weights are to be kept."""
+        """Apply attention with a residual connection, in explicit form if weights are to be kept."""
         assert isinstance(part, nn.MultiheadAttention)
         if self.kept is None:
             out: Tensor = part(asking, asked, asked, need_weights=False)[0]
@@ -48,7 +48,7 @@ class Detector(nn.Module):
         return asking + written
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """`(B, objects, classes)`."""
+        """Return `(B, objects, classes)` logits."""
         image = self.stem(pixels).flatten(2).mT
         image = self.attend(self.encoder, image, image)
         objects = self.queries.expand(len(pixels), -1, -1)
@@ -65,9 +65,9 @@ def _heads(x: Tensor) -> Tensor:
 
 @pytest.fixture
 def detector() -> Iterator[Detector]:
-    """The model, registered for the test alone."""
+    """Build the model, registered only during the test."""
 
-    def describe(_model: Detector, provenance: Provenance) -> families.Anatomy:
+    def describe(_model: Detector, provenance: Provenance) -> families.ModelDescription:
         def place(_owner: nn.Module, asking: int, asked: int, size: tuple[int, int]) -> tuple[str, TokenLayout, TokenLayout]:
             box = Box(0, 0, *size)
             image = TokenLayout("image", (), GRID, box)
@@ -75,7 +75,7 @@ def detector() -> Iterator[Detector]:
             queries, keys = (objects if count == OBJECTS else image for count in (asking, asked))
             return ("self" if asking == asked else "cross"), queries, keys
 
-        return families.Anatomy({}, "mean", provenance, place=place)  # type: ignore[arg-type]
+        return families.ModelDescription({}, "mean", provenance, place=place)  # type: ignore[arg-type]
 
     families.register(Detector)(describe)
     yield Detector().double().eval()
@@ -98,7 +98,7 @@ def test_relevance_of_an_object_equals_the_equations(detector: Detector, query: 
     for image in range(2):
         weights, gradients = ([x[image].detach().numpy() for x in tensors] for tensors in (detector.kept, slopes))
         pairs = [("image", "image"), *[("objects", "objects"), ("objects", "image")] * 2]
-        steps = [[oracles.Attended(*pair, a, g)] for pair, a, g in zip(pairs, weights, gradients, strict=True)]
+        steps = [[oracles.AttentionCall(*pair, a, g)] for pair, a, g in zip(pairs, weights, gradients, strict=True)]
         expected = oracles.relevances(steps, {"image": GRID[0] * GRID[1], "objects": OBJECTS})["objects", "image"][query]
         assert expected.max() > 0
         torch.testing.assert_close(found.values[image].flatten(), torch.from_numpy(expected), atol=1e-10, rtol=1e-8)
@@ -107,7 +107,7 @@ def test_relevance_of_an_object_equals_the_equations(detector: Detector, query: 
 def test_one_of_many_objects_must_be_chosen(detector: Detector) -> None:
     with visattn.capture(detector, gradients=True) as recording:
         logits = detector(tiny.pixels().double())
-    with pytest.raises(visattn.VisattnError, match=r"the model answers for 3 queries\. Choose one: query='query:0'"):
+    with pytest.raises(visattn.VisattnError, match=r"the model has outputs for 3 queries\. Choose one: query='query:0'"):
         methods.relevance(recording.gradients(logits[:, 0, 1]))
     with pytest.raises(visattn.VisattnError, match="Use method 'attention'"):
         methods.rollout(recording)

@@ -1,4 +1,4 @@
-"""What holds of the map of every method."""
+"""Properties that the map of every method must have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from visattn.records import AttentionRecord, Recording
 
 ALL: dict[str, Callable[[Recording, Any], Array]] = {
     **{name: partial(run, name) for name in ROWS},
-    "norms of heads": lambda made, query: array(methods.norm_attention(made, heads=True, query=query, **PRECISE).values),
+    "norms of heads": lambda made, query: array(methods.norm_attention(made, keep_heads=True, query=query, **PRECISE).values),
     "legrad": lambda made, _: array(methods.legrad(made, **PRECISE).values),
     "gradcam": lambda made, _: array(methods.gradcam(made, **PRECISE).values),
     "flow": lambda made, query: array(methods.attention_flow(made, query=query).values),
@@ -37,7 +37,7 @@ def slack(name: str) -> Any:
 
 
 def taken(made: Recording, images: slice, order: Tensor) -> Recording:
-    """The same recording of some images, its tokens in another order."""
+    """Select images of a recording and permute its tokens."""
 
     def part(x: Any) -> Tensor:
         result: Tensor = x[images][..., order, :]
@@ -57,7 +57,7 @@ def taken(made: Recording, images: slice, order: Tensor) -> Recording:
 
 @every
 @pytest.mark.parametrize("place", ["0 + 3 x 5", "2 + 2 x 3"])
-def test_batch_equals_its_images_one_by_one(name: str, place: str) -> None:
+def test_batch_equals_single_images(name: str, place: str) -> None:
     made = graded(place)
     order = torch.arange(len(made[0].keys))
     for query in ("auto", "patch:1,2"):
@@ -95,7 +95,7 @@ def test_rows_without_prefix_sum_to_one(name: str, place: str) -> None:
 @pytest.mark.parametrize("name", [name for name in MASS if "discard" not in name and "gradient" not in name])
 @pytest.mark.parametrize("place", ["1 + 2 x 3", "2 + 3 x 5", "5 + 2 x 3"])
 def test_patches_and_prefix_sum_to_one(name: str, place: str) -> None:
-    """With every token drawn as if it were a patch, the row is whole; its patches are the map."""
+    """Draw every token as if it were a patch: the row sums to 1, and its patches are the map."""
     made = graded(place)
     tokens, prefix = len(made[0].keys), len(made[0].keys.prefix)
     flat = tiny.layout((), (1, tokens))
@@ -128,7 +128,7 @@ def test_gradient_against_the_target_gives_a_map_of_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MASS if "gradient" in name])
-def test_gradient_rollout_of_no_gradient_leaves_the_query_alone(name: str) -> None:
+def test_gradient_rollout_of_zero_gradients_is_the_query(name: str) -> None:
     none = graded_by(graded(), lambda record: torch.zeros(record.operator.shape, dtype=torch.float64))
     values = run(name, none, "patch:1,2")
     assert np.argwhere(values).tolist() == [[b, 1, 2] for b in range(BATCH)]

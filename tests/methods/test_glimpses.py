@@ -1,4 +1,4 @@
-"""Where a retina looked: against the pixels that it reads, masks written from its definition, and a path in the photo's own pixels."""
+"""Glimpses of a retina, compared with the pixels that it reads, masks from its definition, and a path in photo pixels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEIGHT, WIDTH = 12, 20
 
 
 class Given(nn.Module):
-    """Looks at the places it is told, one after the other."""
+    """Model that attends to given locations, one after the other."""
 
     def __init__(self, locations: Tensor, size: int = 4, scales: int = 1, factor: int = 2, pool: int = 1) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Given(nn.Module):
 
 
 def at(*points: tuple[float, float], height: int = HEIGHT, width: int = WIDTH) -> Tensor:
-    """Points (x, y) in pixels as locations `(1, T, 2)`."""
+    """Convert points (x, y) in pixels to locations `(1, T, 2)`."""
     return torch.tensor([[(2 * x / width - 1, 2 * y / height - 1) for x, y in points]], dtype=torch.float64)
 
 
 def patches(found: AttentionMap) -> list[list[Box]]:
-    """The patches of each glimpse of one image, to a thousandth of a pixel."""
+    """Return the patches of each glimpse of one image, to a thousandth of a pixel."""
     (glimpses,) = found.facts.glimpses
     return [[Box(*(round(side, 3) for side in box)) for box in boxes] for boxes in glimpses]
 
@@ -67,7 +67,7 @@ def seen(model: nn.Module, images: Tensor | None = None) -> Recording:
 
 
 def covered(locations: Tensor, size: int) -> NDArray[np.float64]:
-    """Share of the glimpses that cover each pixel, by the definition: -1 and 1 are the outer edges of the image."""
+    """Compute the share of the glimpses that cover each pixel, by the definition: -1 and 1 are the outer edges of the image."""
     found = np.zeros((len(locations), HEIGHT, WIDTH))
     for b, path in enumerate(locations.tolist()):
         for x, y in path:
@@ -85,14 +85,14 @@ def covered(locations: Tensor, size: int) -> NDArray[np.float64]:
 def test_a_pixel_is_covered_exactly_if_the_retina_reads_it(size: int, point: tuple[float, float]) -> None:
     locations = at(point)
     found = methods.glimpses(seen(Given(locations, size))).values[0]
-    spots = torch.eye(HEIGHT * WIDTH, dtype=torch.float64).view(-1, 1, HEIGHT, WIDTH)  # one bright pixel each
+    spots = torch.eye(HEIGHT * WIDTH, dtype=torch.float64).view(-1, 1, HEIGHT, WIDTH)  # each has one bright pixel
     read = Retina(size, 1)(spots, locations[:, 0].expand(len(spots), 2)).flatten(1).sum(1) > 1e-9
     assert torch.equal(found > 0, read.view(HEIGHT, WIDTH))
     assert 0 < int(read.sum()) <= size**2
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
-def test_values_are_the_masks_of_the_definition(size: int) -> None:
+def test_values_equal_the_masks_of_the_definition(size: int) -> None:
     locations = torch.rand(2, 5, 2, dtype=torch.float64) * 2 - 1
     found = methods.glimpses(seen(Given(locations, size, scales=2)))
     assert found.axes == ("batch",)
@@ -113,7 +113,7 @@ def test_the_path_of_each_image_is_in_order() -> None:
         assert [[box.width for box in glimpse] for glimpse in boxes] == [[4, 12, 36]] * 4
 
 
-def test_a_spot_at_a_glimpse_lies_in_its_box() -> None:
+def test_a_bright_pixel_at_a_glimpse_lies_in_its_box() -> None:
     images = torch.zeros(1, 3, HEIGHT, WIDTH, dtype=torch.float64)
     images[0, :, 8, 15] = 1
     model = Given(at((4.2, 3.1), (15.5, 8.5)), 3)
@@ -123,13 +123,13 @@ def test_a_spot_at_a_glimpse_lies_in_its_box() -> None:
     assert (box[0].top, box[0].bottom, box[0].left, box[0].right) == (7, 10, 14, 17)
 
 
-def test_places_are_the_same_in_every_forward_and_the_output_too() -> None:
-    model = RAM(4, 2, glimpses=3, hidden=16, in_channels=3).eval()
+def test_locations_and_output_are_the_same_in_every_forward_pass() -> None:
+    model = RAM(4, 2, num_glimpses=3, hidden_dim=16, in_channels=3).eval()
     images = torch.rand(2, 3, HEIGHT, WIDTH)
     with torch.no_grad():
         expected = model(images)
     paths = []
-    for _ in range(3):  # followed, written down, read
+    for _ in range(3):  # traced, stored, replayed
         with torch.no_grad(), visattn.capture(model) as recording:
             looked = model(images)
         assert all(torch.equal(a, b) for a, b in zip(looked, expected, strict=True))
@@ -161,7 +161,7 @@ def test_a_module_is_chosen_by_name() -> None:
 
 
 class Lost(Given):
-    """Looks at what does not come from the image."""
+    """Model whose retina reads a tensor that does not come from the image."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(torch.ones(1, 3, HEIGHT, WIDTH, dtype=images.dtype) * images.mean())
@@ -177,7 +177,10 @@ def twice() -> Recording:
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "transformer": (lambda: methods.glimpses(tiny.recording()), r"takes no glimpses: no visattn\.nn\.Retina was called"),
-    "not followed": (lambda: methods.glimpses(seen(Lost(at((5, 3))))), "retina: where its glimpses lie .* could not be followed"),
+    "not followed": (
+        lambda: methods.glimpses(seen(Lost(at((5, 3))))),
+        "retina: the position of its glimpses .* could not be traced",
+    ),
     "two forwards": (lambda: methods.glimpses(twice()), "the recording holds 2 forward passes"),
 }
 
@@ -202,7 +205,7 @@ GRAY = Image.new("RGB", (90, 60), (90, 120, 60))
 
 
 class Model(Given):
-    """With what `prepare` asks for."""
+    """Model with the attributes that `prepare` needs."""
 
     img_size = HEIGHT, WIDTH
 
@@ -216,15 +219,15 @@ def changed(drawn: Image.Image, photo: Image.Image) -> NDArray[np.bool_]:
     return different
 
 
-def test_boxes_lie_on_the_photos_own_pixels_behind_a_crop() -> None:
-    photo = Image.new("RGB", (240, 120), (90, 120, 60))  # of which the middle 200 x 120 pixels are seen, ten times as large
+def test_boxes_of_a_cropped_photo_are_in_its_original_pixels() -> None:
+    photo = Image.new("RGB", (240, 120), (90, 120, 60))  # the model receives its center 200 x 120 pixels, ten times as large
     found = visattn.explain(Model(at((5, 4), (14, 8))), photo, method="glimpses")
     assert found.geometry.window == Box(0, 20, 120, 220)
     drawn = found.overlay(opacity=0.0)
     pixels = np.asarray(drawn)
     for left, top in ((20 + 30, 20), (20 + 120, 60)):  # two pixels up and left of the centers
         right, bottom = left + 39, top + 39
-        side = np.arange(8)  # near the corners, where no line or number is
+        side = np.arange(8)  # near the corners, away from lines and numbers
         for row, column in ((top, left), (top, right), (bottom, left), (bottom, right)):
             assert (pixels[row, column] == 255).all()
         assert (pixels[top, left + side] == 255).all()
@@ -279,7 +282,7 @@ def test_lines_join_glimpses_in_their_order() -> None:
     assert back[25:30, 2:6].any()
 
 
-def test_numbers_count_where_they_fit_and_small_glimpses_have_dots() -> None:
+def test_large_glimpses_are_numbered_and_small_ones_have_dots() -> None:
     large, small = Box(10, 10, 50, 50), Box(10, 10, 20, 20)
     first, second, third = (np.asarray(draw_glimpses(GRAY, [[large]] * times))[25:35, 25:35] for times in (1, 2, 3))
     assert (first != second).any()
@@ -297,7 +300,7 @@ def test_coarse_patches_are_fainter_than_the_finest() -> None:
     assert (drawn[5, 35] == (90, 120, 60)).all()
 
 
-def test_what_was_not_seen_is_left_as_it_was() -> None:
+def test_pixels_outside_the_crop_are_not_drawn_on() -> None:
     drawn = draw_glimpses(GRAY, [[Box(-10, -10, 30, 30), Box(-90, -90, 200, 200)]], Box(0, 15, 60, 75))
     assert changed(drawn, GRAY)[:, 15:75].any()
     assert not changed(drawn, GRAY)[:, :15].any()
@@ -323,7 +326,9 @@ def test_a_saved_map_draws_the_same_path(tmp_path: Path) -> None:
 def test_a_folder_is_drawn_by_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from visattn.cli.commands import _run
 
-    plan = Blueprint("visattn_ram", ("a", "b"), 1, (28, 28), (0.3,), (0.3,), options={"size": 8, "glimpses": 4, "hidden": 16})
+    plan = Blueprint(
+        "visattn_ram", ("a", "b"), 1, (28, 28), (0.3,), (0.3,), options={"glimpse_size": 8, "num_glimpses": 4, "hidden_dim": 16}
+    )
     model = plan.build().eval()
     folders.save(model, plan, tmp_path / "ram")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (56, 90, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
@@ -341,7 +346,7 @@ def test_a_folder_is_drawn_by_the_command_line(tmp_path: Path, monkeypatch: pyte
     torch.testing.assert_close(torch.tensor(facts["parameters"]["path"], dtype=torch.float64), centers, atol=1e-3, rtol=0)
 
 
-def test_ram_takes_no_other_attention() -> None:
+def test_ram_refuses_another_attention() -> None:
     plan = Blueprint("visattn_ram", ("a", "b"), 1, (28, 28), (0.3,), (0.3,), attention="cbam")
-    with pytest.raises(OptionError, match="visattn_ram attends by its glimpses and takes no other attention, got cbam"):
+    with pytest.raises(OptionError, match=r"visattn_ram has its own attention \(glimpses\) and takes no other, got cbam"):
         plan.build()

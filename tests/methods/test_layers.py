@@ -1,4 +1,4 @@
-"""Layers that differ: several calls, several grids, side by side; and what is refused of them, in words."""
+"""Unusual layers: several calls, several grids, parallel layers, and the error messages for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from visattn import methods
 from visattn.errors import CaptureError, LayoutError, OptionError
 
 
-def test_a_layer_that_calls_twice_is_asked_for_one_call() -> None:
+def test_a_call_of_a_layer_that_calls_its_attention_twice_can_be_chosen() -> None:
     made = tiny.recording()
     made.records[1] = replace(made[1], layer=made[0].layer, call=1)
     first, second = (methods.attention(made, layer=0, call=call) for call in (0, 1))
@@ -27,18 +27,18 @@ def test_a_layer_that_calls_twice_is_asked_for_one_call() -> None:
         methods.rollout(made)
 
 
-def test_layers_of_two_grids_are_not_one_page() -> None:
+def test_layers_of_two_grids_cannot_share_one_map() -> None:
     made = tiny.recording()
     other = tiny.layout(grid=(3, 2))
     made.records[1] = replace(made[1], queries=other, keys=other)
     with pytest.raises(
-        OptionError, match=r"blocks\.0\.attn and blocks\.1\.attn attend over different tokens, so they are not one page"
+        OptionError, match=r"blocks\.0\.attn and blocks\.1\.attn attend over different tokens, so they cannot share one map"
     ):
         methods.attention(made, layer="all")
 
 
 class Blocks(nn.Module):
-    """Two attentions, one after the other or side by side."""
+    """Two attention layers, in sequence or in parallel."""
 
     def __init__(self, parallel: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Blocks(nn.Module):
         return out
 
 
-def test_layers_side_by_side_are_not_multiplied() -> None:
+def test_parallel_layers_are_not_multiplied() -> None:
     def run(parallel: bool) -> visattn.Recording:
         model = Blocks(parallel)
         with torch.no_grad(), visattn.capture(model) as recording:
@@ -61,7 +61,9 @@ def test_layers_side_by_side_are_not_multiplied() -> None:
         return recording
 
     assert methods.rollout(run(parallel=False), query="mean").values.shape == (1, *tiny.GRID)
-    with pytest.raises(OptionError, match=r"what this model reads its output from could not be told\. Choose the query: mean"):
+    with pytest.raises(
+        OptionError, match=r"the token that this model's output is computed from is not known\. Choose the query: mean"
+    ):
         methods.rollout(run(parallel=False))
     with pytest.raises(OptionError, match="second does not follow first but the pixels, so layers cannot be multiplied"):
         methods.rollout(run(parallel=True))
@@ -83,21 +85,21 @@ def test_a_pixel_outside_or_without_numbers_is_refused() -> None:
         methods.attention(tiny.recording(), query="input:top")
 
 
-def test_what_a_recording_does_not_hold_is_refused() -> None:
-    with pytest.raises(OptionError, match="the kernel's own result was not kept"):
+def test_data_that_was_not_recorded_is_refused() -> None:
+    with pytest.raises(OptionError, match="the output of the attention kernel was not kept"):
         tiny.recording()[0].error()
     with pytest.raises(OptionError, match="no module's name matches 'nothing'"), visattn.capture(tiny.vit(), features="nothing"):
         pass
 
 
-def test_a_model_that_gets_no_image_is_refused() -> None:
+def test_an_input_that_is_not_an_image_is_refused() -> None:
     model = nn.Linear(3, 3)
     with pytest.raises(CaptureError, match="the model was given no images"), visattn.capture(model):
         model(torch.zeros(2, 3))
 
 
 class Hidden(nn.Module):
-    """Attends in windows whose number stands where nobody looks."""
+    """Module that attends in windows, whose size is stored outside the module."""
 
     def __init__(self, state: object) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class State:
     size = 6
 
 
-def test_a_forward_that_went_otherwise_is_followed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_that_took_another_path_is_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Hidden(State())
 
     def run() -> visattn.Recording:
@@ -122,7 +124,7 @@ def test_a_forward_that_went_otherwise_is_followed_anew(monkeypatch: pytest.Monk
         return recording
 
     assert run()[0].operator.query_index is None
-    monkeypatch.setattr(State, "size", 3)  # of the class: nothing about the model tells
+    monkeypatch.setattr(State, "size", 3)  # on the class: nothing on the model shows it
     for _ in range(3):
         assert run()[0].operator.query_index.tolist() == [[0, 1, 2], [3, 4, 5]]  # type: ignore[union-attr]
 
@@ -133,7 +135,7 @@ class FiveAxes(Hidden):
         return F.scaled_dot_product_attention(tokens, tokens, tokens)
 
 
-def test_a_told_grid_needs_operands_in_their_usual_axes() -> None:
+def test_a_given_grid_needs_operands_with_the_usual_axes() -> None:
     model = FiveAxes(State())
     with pytest.raises(LayoutError, match=r"operands must be \(B, heads, tokens, d\)"), visattn.capture(model, grid=tiny.GRID):
         model(tiny.pixels())

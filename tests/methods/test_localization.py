@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 
 
 def lift(made: AttentionMap, photo: str) -> float:
-    """How much denser the 60 % mass mask lies inside the object's box than over the photo; 1 is chance."""
+    """Compute how much denser the 60 % mass mask is inside the object's box than over the photo; 1 is chance level."""
     facts = BOXES[photo]
     left, top, right, bottom = facts["box"]
     width, height = facts["size"]
@@ -51,6 +51,6 @@ def test_mass_mask_is_the_fewest_cells_that_hold_the_share(photo: str, seen: See
 
 
 @pytest.mark.parametrize("photo", list(BOUNDS))
-def test_lift_of_the_whole_grid_is_one(photo: str) -> None:
+def test_lift_of_the_full_grid_is_one(photo: str) -> None:
     facts = BOXES[photo]
     assert oracles.lift(np.ones((5, 7), dtype=bool), tuple(facts["box"]), *facts["size"]) == pytest.approx(1)

@@ -18,7 +18,7 @@ GRID = (5, 7)
 
 
 def recorded(batch: int, seed: int = 0) -> Recording:
-    """Features whose directions differ in variance, behind two prefix tokens that are far off."""
+    """Record features whose directions differ in variance, after two outlying prefix tokens."""
     made = tiny.recording(batch=batch, prefix=PREFIX, grid=GRID, seed=seed)
     stretched = [replace(f, value=f.value * torch.linspace(3, 0.2, 16)) for f in made.features]
     for feature in stretched:
@@ -27,7 +27,7 @@ def recorded(batch: int, seed: int = 0) -> Recording:
 
 
 def patch_rows(made: Recording, layer: int = -1) -> oracles.Array:
-    """Patches of all images, one below the other."""
+    """Stack the patches of all images."""
     return np.concatenate([oracles.array(image[len(PREFIX) :]) for image in made.features[layer].value])
 
 
@@ -59,7 +59,7 @@ def test_largest_loading_is_positive(seed: int) -> None:
 def test_shares_of_variance_are_stated() -> None:
     made = recorded(2)
     _, shares = oracles.principal_scores(patch_rows(made), 3)
-    expected = "components hold " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features"
+    expected = "components explain " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features"
     assert methods.pca(made).provenance.notes == (expected,)
 
 

@@ -1,4 +1,4 @@
-"""Against arrays that the reference implementations made, each at a stated commit; see `tests/golden/references`."""
+"""Comparison with arrays computed by reference implementations, each at a stated commit; see `tests/golden/references`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from visattn.records import AttentionRecord, Recording, TokenLayout
 
 FOLDER = Path(__file__).parents[1] / "golden" / "references"
 F64: Any = {"dtype": torch.float64}
-BOUND = 1e-5  # of the largest value
+BOUND = 1e-5  # relative to the largest value
 
 
 class Golden:
-    """The arrays of one reference."""
+    """Arrays of one reference."""
 
     def __init__(self, name: str) -> None:
         self.arrays = np.load(FOLDER / f"{name}.npz", allow_pickle=False)
@@ -56,7 +56,7 @@ def record(
 
 
 def encoder(attention: Tensor, gradient: Tensor | None, place: TokenLayout) -> Recording:
-    """Self-attention `(layers, [B,] heads, N, N)`."""
+    """Record self-attention `(layers, [B,] heads, N, N)`."""
     layers = range(len(attention))
     return Recording([record(f"{i}", attention[i], None if gradient is None else gradient[i], place, place) for i in layers])
 
@@ -75,7 +75,7 @@ def flat(result: Any) -> Tensor:
 
 
 def small_vit(golden: Golden) -> nn.Module:
-    """The vision transformer of `vit.safetensors`, in float64."""
+    """Load the vision transformer of `vit.safetensors`, in float64."""
     model: nn.Module = VisionTransformer(
         img_size=(32, 48), patch_size=16, embed_dim=32, depth=4, num_heads=2, num_classes=4, mlp_ratio=1
     ).double()
@@ -150,7 +150,7 @@ def test_relevance_of_a_vision_transformer(figures: Figures, target: int) -> Non
 
 
 def part_of(model: str, case: int, name: str, number: int, queries: TokenLayout, keys: TokenLayout, kind: str) -> AttentionRecord:
-    """One attention of a model's part."""
+    """Record one attention call of a part of the model."""
     weights, gradient = (MM[f"{model}_{name}_{what}"][case, number] for what in ("attention", "gradient"))
     return record(f"{name}.{number}", weights, gradient, queries, keys, kind)
 
@@ -181,7 +181,7 @@ def test_relevance_of_detr_is_not_lost_where_the_reference_divides_zero_by_zero(
     assert float(found.sum()) > float(MM["detr_relevance"][case].sum())
 
 
-def test_references_lose_a_layer_somewhere() -> None:
+def test_the_reference_of_detr_contains_nan() -> None:
     assert bool(MM["detr_nan"].any())
 
 
@@ -226,7 +226,7 @@ def upsampled(grid: Tensor) -> Tensor:
 @pytest.mark.parametrize("text", [0, 1])
 def test_legrad(figures: Figures, text: int, count: int, name: str) -> None:
     graded = encoder(LEGRAD["attention"][:, None], LEGRAD["gradient"][text][:, None], GRID)
-    found = methods.legrad(graded, layers=count, **F64).values[0]
+    found = methods.legrad(graded, last_layers=count, **F64).values[0]
     check(figures, f"LeGrad, {count} layers, text {text}", upsampled(found * count), LEGRAD[f"raw_{name}"][text])
 
 
@@ -252,7 +252,7 @@ def test_legrad_of_the_model_with_its_own_score(figures: Figures) -> None:
     for number, layer in enumerate(recording.layers):
         source = next(feature.source for feature in recording.features if feature.layer == f"blocks.{number}")
         assert source is not None
-        embedded = model.head(model.norm(source.tensor.mean(1)))  # all tokens, as the reference does
+        embedded = model.head(model.norm(source.tensor.mean(1)))  # all tokens, as in the reference
         scores[layer] = F.normalize(embedded, dim=-1) @ text
     for number, layer in enumerate(recording.layers):
         assert float(scores[layer].detach()) == pytest.approx(float(LEGRAD["score"][0, number]), rel=1e-5)

@@ -29,18 +29,18 @@ FUSIONS = ["mean", "max", "min"]
 
 
 def layers_of(made: Recording, image: int) -> list[list[Tensor]]:
-    """Each layer's heads of one image by nested loops."""
+    """Compute each layer's heads of one image by nested loops."""
     return [list(tiny.matrices(record)[image]) for record in made if record.kind == "self"]
 
 
 def on_grid(row: Tensor, made: Recording) -> Tensor:
-    """The patches of a row of the rollout matrix."""
+    """Return the patches of a row of the rollout matrix."""
     layout = made[0].keys
     return row[len(layout.prefix) :].reshape(layout.grid)
 
 
 def expected_maps(made: Recording, query: Tensor, **options: Any) -> Tensor:
-    """The dense rollout of each image, read by the weights of its queries."""
+    """Compute the dense rollout of each image, read by the weights of its queries."""
     images = range(made[0].operator.shape[0])
     return torch.stack([on_grid(query.double() @ oracles.rollout(layers_of(made, i), **options), made) for i in images])
 
@@ -56,7 +56,7 @@ def captured(name: str, batch: int) -> Recording:
     return made
 
 
-# against the dense product
+# comparison with the dense product
 
 
 @both
@@ -90,7 +90,7 @@ def test_automatic_query_is_the_models_readout(name: str, implementation: Any) -
     np.testing.assert_allclose(result.values, expected_maps(made, query), **CLOSE)
 
 
-def test_query_weights_of_each_image_are_its_own() -> None:
+def test_query_weights_are_applied_to_each_image_separately() -> None:
     made = tiny.recording(batch=2, layers=3)
     query = torch.stack([one_hot(2, 7), one_hot(5, 7)])
     result = methods.rollout(made, query=query)
@@ -115,7 +115,7 @@ def test_float64_equals_the_dense_product_rounded_once(fusion: Any) -> None:
     np.testing.assert_allclose(result.values, expected_maps(made, one_hot(0, 7), fusion=fusion), atol=0, rtol=1e-7)
 
 
-def test_residual_of_one_leaves_the_query_alone() -> None:
+def test_residual_of_one_gives_the_query_itself() -> None:
     made = tiny.recording(grid=(5, 7))
     values = methods.rollout(made, residual=1, query="patch:2,3").values[0]
     assert values.nonzero().tolist() == [[2, 3]]
@@ -135,7 +135,7 @@ def test_one_layer_without_residual_is_the_fused_attention() -> None:
     torch.testing.assert_close(rolled, methods.attention(made, fusion="mean").values)
 
 
-def test_explicit_weights_roll_out_like_the_softmax_they_come_from() -> None:
+def test_rollout_of_explicit_weights_equals_that_of_their_softmax() -> None:
     made = tiny.recording(batch=2, layers=3)
     explicit = [replace(record, operator=MatrixOperator(record.operator.dense())) for record in made]
     torch.testing.assert_close(methods.rollout(replace(made, records=explicit)).values, methods.rollout(made).values)
@@ -169,7 +169,7 @@ def test_patches_and_what_reaches_the_prefix_sum_to_one(fusion: Any) -> None:
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_heads_that_agree_nowhere_still_give_finite_maps(fusion: Any) -> None:
+def test_heads_without_common_keys_give_finite_maps(fusion: Any) -> None:
     halves = torch.zeros(1, 2, 1, 7)
     halves[0, 0, 0, :3] = halves[0, 1, 0, 3:] = -math.inf
     place = tiny.layout()
@@ -185,7 +185,7 @@ SUNK = {"blocks.0.attn": (3 + 9, 3 + 40), "blocks.1.attn": (3 + 9,)}  # patches 
 
 
 def sinking(batch: int = 1, layers: int = 3) -> Recording:
-    """Three prefix tokens and 7 x 13 patches, of which two draw a third of all attention each; with two images, only in the first."""
+    """Record three prefix tokens and 7 x 13 patches with two sinks that receive a third of all attention each; only in the first image."""
     place = tiny.layout(("cls", "register0", "register1"), (7, 13))
     made = Recording()
     for i in range(layers):
@@ -249,19 +249,19 @@ def test_treated_sinks_get_nothing_from_others(treatment: Any) -> None:
     assert values.sum() > 0.5
 
 
-def test_kept_sinks_are_warned_of() -> None:
+def test_warns_about_kept_sinks() -> None:
     warnings = methods.rollout(sinking()).at(batch=0).provenance.warnings
     assert len(warnings) == 1
     assert "2 sinks: patch 0,9 (" in warnings[0]
 
 
-def test_dropped_sinks_are_not_warned_of_but_written_down() -> None:
+def test_dropped_sinks_are_recorded_without_a_warning() -> None:
     provenance = methods.rollout(sinking(), sinks="drop").at(batch=0).provenance
     assert provenance.warnings == ()
     assert {(sink.row, sink.column) for sink in provenance.sinks[0]} == {(0, 9), (3, 1)}
 
 
-def test_warning_of_one_image_does_not_stick_to_another() -> None:
+def test_warning_of_one_image_is_not_given_to_another() -> None:
     result = methods.rollout(sinking(batch=2))
     assert len(result.at(batch=0).provenance.warnings) == 1
     assert result.at(batch=1).provenance.warnings == ()
@@ -275,7 +275,7 @@ def test_both_implementations_find_the_same_sinks(implementation: Any) -> None:
     assert {sink.row * 13 + sink.column + 3: pytest.approx(sink.score, abs=0.01) for sink in found} == expected
 
 
-def test_sinks_of_skipped_layers_are_found_all_the_same() -> None:
+def test_sinks_of_skipped_layers_are_also_found() -> None:
     found = methods.rollout(sinking(), start_layer=2).provenance.sinks[0]
     assert {(sink.row, sink.column) for sink in found} == {(0, 9), (3, 1)}
 
@@ -296,8 +296,8 @@ def test_sinks_of_skipped_layers_are_found_all_the_same() -> None:
         ({"query": "clss"}, "unknown query 'clss'"),
         ({"implementation": "dense"}, "'dense'"),
         ({"implementation": "dense", "fusion": "max"}, "'dense'"),
-        ({"implementation": "reversed", "fusion": "max"}, "computes fusion='mean' with sinks='keep' only"),
-        ({"implementation": "reversed", "sinks": "drop"}, "computes fusion='mean' with sinks='keep' only"),
+        ({"implementation": "reversed", "fusion": "max"}, "supports only fusion='mean' and sinks='keep'"),
+        ({"implementation": "reversed", "sinks": "drop"}, "supports only fusion='mean' and sinks='keep'"),
         ({"dtype": torch.float16}, "dtype must be"),
     ],
     ids=lambda value: "-".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
@@ -310,7 +310,7 @@ def test_rollout_refuses(choice: dict[str, Any], message: str) -> None:
 def test_reversed_implementation_of_explicit_weights_is_refused() -> None:
     made = tiny.recording()
     explicit = [replace(record, operator=MatrixOperator(record.operator.dense())) for record in made]
-    with pytest.raises(OptionError, match="MatrixOperator has one implementation, 'tiles'"):
+    with pytest.raises(OptionError, match="MatrixOperator computes r @ A only with implementation='tiles'"):
         methods.rollout(replace(made, records=explicit), implementation="reversed")
 
 
@@ -324,7 +324,7 @@ def test_layers_over_different_tokens_are_refused(second: Any) -> None:
         methods.rollout(made)
 
 
-def test_rows_that_are_no_distributions_are_refused() -> None:
+def test_rows_that_are_not_distributions_are_refused() -> None:
     made = tiny.recording()
     made.records[1] = replace(made[1], operator=MatrixOperator(2 * made[1].operator.dense()))
     with pytest.raises(OptionError, match="attention rows do not sum to 1 in this model"):
@@ -347,7 +347,7 @@ def test_several_forwards_are_refused() -> None:
 
 
 class RealLayers(Sequence[list[Tensor]]):
-    """Float64 matrices of the first image, one layer in memory at a time."""
+    """Float64 matrices of the first image, with one layer in memory at a time."""
 
     def __init__(self, made: Recording) -> None:
         self.made = made
@@ -366,7 +366,7 @@ class RealLayers(Sequence[list[Tensor]]):
 
 @pytest.fixture(scope="module")
 def real_rollout(seen: Seen, dinov2: nn.Module) -> Callable[[int], tuple[Recording, Tensor]]:
-    """The astronaut at a size: the recording and the dense rollout of the class token."""
+    """Return the recording of the astronaut at a size, and the dense rollout of the class token."""
 
     @cache
     def of(size: int) -> tuple[Recording, Tensor]:
@@ -409,8 +409,8 @@ def test_fused_rollout_of_dinov2_equals_the_dense_product(fusion: Any, seen: See
     assert worst <= 1e-5
 
 
-def test_heads_that_agree_nowhere_leave_the_token_itself() -> None:
-    """Two heads, each of which looks at another half: their minimum is empty, and no mass is lost."""
+def test_heads_without_common_keys_give_the_token_itself() -> None:
+    """Use two heads that attend to different halves: their minimum is empty, and no mass is lost."""
     first = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1]])
     weights = torch.stack([first, first.roll(2, dims=1)])[None]
     layout = tiny.layout((), (2, 2))

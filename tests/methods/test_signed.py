@@ -1,4 +1,4 @@
-"""Zero is a value of its own where values have both signs: every method says whether they do, and no picture hides it."""
+"""Signed maps: every method declares whether its values have both signs, so that pictures use a diverging scale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from visattn.methods import METHODS
 from visattn.nn import CBAM
 from visattn.records import TokenLayout
 
-# of these parameters, and of no others, values speak against as well as for
+# only with these parameters do values include evidence against the target
 SIGNED: dict[str, dict[str, Any]] = {
     "similarity": {"query": "patch:0,1"},
     "pca": {},
@@ -32,17 +32,17 @@ SIGNED: dict[str, dict[str, Any]] = {
     "attention_gradient": {"signed": True},
     "captum.saliency": {"signed": True},
     "captum.input_x_gradient": {},
-    "captum.integrated_gradients": {"evaluations": 3},
-    "captum.smoothgrad": {"evaluations": 3},
+    "captum.integrated_gradients": {"steps": 3},
+    "captum.smoothgrad": {"samples": 3},
     "captum.occlusion": {},
-    "captum.kernel_shap": {"cells": (2, 3), "evaluations": 20},
-    "captum.lime": {"cells": (2, 3), "evaluations": 20},
+    "captum.kernel_shap": {"grid_size": (2, 3), "samples": 20},
+    "captum.lime": {"grid_size": (2, 3), "samples": 20},
 }
 OTHERS: dict[str, dict[str, Any]] = {"transition_attention": {"start_layer": 0, "steps": 2}}
 
 
 class Averaged(nn.Sequential):
-    """A CNN with gates; features have both signs."""
+    """A CNN with gates, whose features have both signs."""
 
     def __init__(self) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -61,7 +61,7 @@ MODELS = tiny.vit, Averaged, glimpsing
 
 
 def explained(name: str, **options: Any) -> visattn.Explanation:
-    """By the first of the models that the method applies to."""
+    """Explain with the first model that the method applies to."""
     photo = Image.fromarray(np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8))
     refused = []
     for make in MODELS:
@@ -74,7 +74,7 @@ def explained(name: str, **options: Any) -> visattn.Explanation:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps whose values are negative must have been declared signed: no method is saved by the rule for what says nothing."""
+    """Require that maps with negative values are declared signed, by disabling the rule that marks them automatically."""
     checked = AttentionMap.__post_init__
 
     def declared(made: AttentionMap) -> None:
@@ -86,25 +86,25 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_says_whether_zero_is_a_value_of_its_own(name: str) -> None:
+def test_every_method_declares_whether_its_map_is_signed(name: str) -> None:
     found = explained(name, **SIGNED.get(name, OTHERS.get(name, {})))
     assert found.map.signed == (name in SIGNED)
     if name in SIGNED:
-        assert float(found.map.values.min()) < 0  # else nothing was asked
+        assert float(found.map.values.min()) < 0  # otherwise the test is void
         if "component" not in found.map.axes:
             assert found.overlay().provenance.drawing["colormap"] == "blue-white-red"
 
 
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("name", ["attention_gradient", "captum.saliency"])
-def test_what_drops_the_sign_on_request_is_not_signed(name: str) -> None:
+def test_map_with_signed_false_is_not_signed(name: str) -> None:
     found = explained(name, signed=False)
     assert not found.map.signed
     assert found.overlay().provenance.drawing["colormap"] == "inferno"
 
 
 def of_ones_own(values: Any, *, signed: bool = False) -> tuple[AttentionMap, Geometry]:
-    """A map of a method that nobody here knows."""
+    """Build a map of an unknown method."""
     tensor: Tensor = torch.as_tensor(values)
     rows, columns = tensor.shape
     layout = TokenLayout("tokens", (), (rows, columns), Box(0, 0, 16 * rows, 16 * columns))
@@ -113,7 +113,7 @@ def of_ones_own(values: Any, *, signed: bool = False) -> tuple[AttentionMap, Geo
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_zero_of_a_map_with_both_signs_is_white_whatever_it_means(declared: bool) -> None:
+def test_zero_of_a_map_with_both_signs_is_white_for_any_meaning(declared: bool) -> None:
     made, place = of_ones_own([[-1.0, 0.0, 3.0]], signed=declared)
     drawn = visattn.overlay(Image.new("RGB", (3, 1)), made.to_heatmap(place, "nearest"), opacity=1)
     table = colormaps.table("blue-white-red")
@@ -132,7 +132,7 @@ def test_one_panel_without_negative_values_has_the_colors_of_the_others() -> Non
     assert made.at(head=1).signed
 
 
-def test_a_map_without_negative_values_is_signed_if_its_method_says_so() -> None:
+def test_a_map_without_negative_values_is_signed_if_its_method_is() -> None:
     made, place = of_ones_own([[0.0, 1.0, 3.0]], signed=True)
     assert visattn.overlay(Image.new("RGB", (3, 1)), made.to_heatmap(place), opacity=1).provenance.value_range == (-3, 3)
     made, place = of_ones_own([[0.0, 1.0, 3.0]])

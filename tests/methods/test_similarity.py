@@ -21,12 +21,12 @@ BATCH, HEADS, GRID = 3, 2, (5, 7)
 
 @pytest.fixture(scope="module")
 def recorded() -> Recording:
-    """Two layers with tokens, queries, keys and values of three images."""
+    """Record two layers with tokens, queries, keys and values of three images."""
     return tiny.recording(batch=BATCH, heads=HEADS, prefix=PREFIX, grid=GRID)
 
 
 def vector(recorded: Recording, of: str, layer: int, image: int, token: int) -> oracles.Array:
-    """One token's vector; heads are joined one after the other."""
+    """Return one token's vector, with heads concatenated."""
     if of == "tokens":
         return oracles.array(recorded.features[layer].value[image, token])
     record = recorded[layer]
@@ -38,7 +38,7 @@ def vector(recorded: Recording, of: str, layer: int, image: int, token: int) -> 
 
 
 def similarities(recorded: Recording, of: str, layer: int, image: int, token: int) -> oracles.Array:
-    """Cosine of one token with each patch of each image."""
+    """Compute the cosine of one token with each patch of each image."""
     chosen = vector(recorded, of, layer, image, token)
     out = np.zeros((BATCH, *GRID))
     for b, row, column in np.ndindex(*out.shape):
@@ -56,7 +56,7 @@ def test_map_is_the_cosine_within_and_across_images(of: Any, image: int, query: 
 
 
 @pytest.mark.parametrize("of", ["tokens", "keys", "queries", "values"])
-def test_patch_is_like_itself_and_only_itself(of: Any, recorded: Recording) -> None:
+def test_patch_has_similarity_one_only_with_itself(of: Any, recorded: Recording) -> None:
     values = methods.similarity(recorded, query="patch:2,4", of=of, image=1).values
     assert float(values[1, 2, 4]) == pytest.approx(1, abs=1e-6)
     assert float(values.flatten().sort().values[-2]) < 0.99
@@ -72,7 +72,7 @@ def test_layer_is_chosen(of: Any, layer: int | str, number: int, recorded: Recor
     np.testing.assert_allclose(result.values, similarities(recorded, of, number, 0, 4), atol=1e-6)
 
 
-def test_length_of_vectors_does_not_count(recorded: Recording) -> None:
+def test_similarity_does_not_depend_on_vector_length(recorded: Recording) -> None:
     feature = recorded.features[-1]
     longer = replace(feature, value=feature.value * torch.rand(BATCH, feature.value.shape[1], 1).add(0.5))
     scaled = replace(recorded, features=[longer])
@@ -80,7 +80,7 @@ def test_length_of_vectors_does_not_count(recorded: Recording) -> None:
     torch.testing.assert_close(after, before)
 
 
-def test_of_and_image_are_written_down(recorded: Recording) -> None:
+def test_of_and_image_are_recorded_as_parameters(recorded: Recording) -> None:
     parameters = methods.similarity(recorded, query="patch:0,0", of="keys", image=2).provenance.parameters
     assert parameters == {"query": "patch:0,0", "of": "keys", "layer": "blocks.1.attn", "image": 2}
 
@@ -112,7 +112,7 @@ def test_values_that_were_not_recorded_are_refused(recorded: Recording) -> None:
 
 def test_keys_of_explicit_weights_are_refused() -> None:
     made = Recording(records=[tiny.record(MatrixOperator(torch.rand(1, 2, 7, 7)), tiny.layout())])
-    with pytest.raises(OptionError, match=r"blocks.0.attn gives no keys in token order. Use of='tokens'"):
+    with pytest.raises(OptionError, match=r"blocks.0.attn has no keys in token order. Use of='tokens'"):
         methods.similarity(made, query="patch:0,0", of="keys")
 
 

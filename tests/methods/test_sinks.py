@@ -15,7 +15,7 @@ from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
 from visattn import data, methods
 from visattn.errors import OptionError
-from visattn.methods.sinks import THRESHOLD, column_scores, find_sinks
+from visattn.methods.sinks import THRESHOLD, attention_received, find_sinks
 from visattn.operators import MatrixOperator, SoftmaxOperator
 from visattn.provenance import sink_warning
 from visattn.records import Recording
@@ -28,17 +28,17 @@ FIRST, TOKENS = len(PREFIX), len(PREFIX) + 9 * 13
 
 @dataclass(frozen=True)
 class Planted:
-    """A recording, and which of its tokens are sinks."""
+    """A recording, and the tokens that are sinks."""
 
     recording: Recording
     sinks: frozenset[int]
 
 
 def planted(seed: int, count: int) -> Planted:
-    """Two layers with `count` sinks, each drawing 22 to 30 % from every query in one of them, and decoys that are none.
+    """Record two layers with decoys and `count` sinks, each receiving 22 to 30 % of every query's attention in one layer.
 
-    Decoys: a register that draws as much as a sink; a patch that draws 9 times its share from every query; an object's patch that
-    one query in seven gives nearly all to.
+    The decoys are a register that receives as much as a sink, a patch that receives 9 times its share from every query, and an object's
+    patch that receives nearly all attention of one query in seven.
     """
     rng = np.random.default_rng(seed)
     patches = FIRST + rng.permutation(TOKENS - FIRST)
@@ -49,14 +49,14 @@ def planted(seed: int, count: int) -> Planted:
         query, key = (torch.randn(1, 2, TOKENS, 8, generator=generator) * 0.4 for _ in range(2))
         drawn = {int(sink): rng.uniform(0.22, 0.30) for i, sink in enumerate(sinks) if i % 2 == layer or count == 1}
         drawn |= {1: 0.2, int(mild): 9 / TOKENS}
-        query[..., 0], key[..., 0] = 4, 0  # every query asks for the first channel
+        query[..., 0], key[..., 0] = 4, 0  # every query matches the first channel
         query[..., 1], key[..., 1] = 0, 0
         background = (query[0, 0, :, 2:] @ key[0, 0, :, 2:].mT * 8**-0.5).exp().sum(-1).mean()
         for token, share in drawn.items():
             weight = share / (1 - sum(drawn.values())) * float(background)
             key[..., token, :] = 0
             key[..., token, 0] = math.log(weight) * 8**0.5 / 4
-        query[..., torch.from_numpy(lovers), 1] = 6  # a few queries ask for the second channel
+        query[..., torch.from_numpy(lovers), 1] = 6  # a few queries match the second channel
         key[..., loved, 1] = 6
         place = tiny.layout(PREFIX, GRID)
         made.records.append(tiny.record(SoftmaxOperator(query, key), place, layer=f"blocks.{layer}.attn"))
@@ -80,16 +80,16 @@ def test_planted_sinks_are_found_and_decoys_are_not(figures: Figures) -> None:
     assert recall >= 0.95
 
 
-def test_decoys_are_tempting() -> None:
-    made = planted(4, 0).recording  # no sink
-    scores = column_scores(made)[0].amax(0)
+def test_decoys_score_just_below_the_threshold() -> None:
+    made = planted(4, 0).recording  # no sinks
+    scores = attention_received(made)[0].amax(0)
     assert scores[1] > THRESHOLD  # the register
-    assert int((scores[FIRST:] > 7).sum()) == 2  # the mild patch and the object
+    assert int((scores[FIRST:] > 7).sum()) == 2  # the mild decoy and the object
     assert 15 < float(scores[FIRST:].max()) < THRESHOLD
     assert found_in(made) == frozenset()
 
 
-def test_one_sharp_peak_of_the_class_token_is_no_sink() -> None:
+def test_one_sharp_peak_of_the_class_token_is_not_a_sink() -> None:
     query, key = tiny.operands(TOKENS, sharpness=0.3)
     bias = torch.zeros(1, 1, TOKENS, TOKENS)
     bias[..., 0, FIRST + 60] = 20
@@ -104,25 +104,25 @@ def test_attention_without_sinks_has_none(uniform: float) -> None:
     assert found_in(made) == frozenset()
 
 
-def test_column_scores_equal_nested_loops() -> None:
+def test_attention_received_equals_nested_loops() -> None:
     made = tiny.recording(batch=2, layers=3, heads=3, grid=(5, 7))
-    expected = [[oracles.column_scores(list(tiny.matrices(record)[i])) for record in made] for i in range(2)]
-    np.testing.assert_allclose(column_scores(made), expected, rtol=2e-5)
+    expected = [[oracles.attention_received(list(tiny.matrices(record)[i])) for record in made] for i in range(2)]
+    np.testing.assert_allclose(attention_received(made), expected, rtol=2e-5)
 
 
-def test_column_scores_of_uniform_attention_are_one() -> None:
+def test_attention_received_is_one_for_uniform_attention() -> None:
     made = Recording(records=[tiny.record(MatrixOperator(torch.full((1, 2, 7, 7), 1 / 7)), tiny.layout())])
-    torch.testing.assert_close(column_scores(made), torch.ones(1, 1, 7))
+    torch.testing.assert_close(attention_received(made), torch.ones(1, 1, 7))
 
 
-def test_column_scores_average_to_one() -> None:
-    scores = column_scores(planted(3, 3).recording)
+def test_attention_received_averages_to_one() -> None:
+    scores = attention_received(planted(3, 3).recording)
     torch.testing.assert_close(scores.mean(-1), torch.ones(1, 2), atol=1e-5, rtol=0)
 
 
 def test_sinks_are_sorted_and_name_their_layer() -> None:
     case = planted(7, 3)
-    scores = column_scores(case.recording)[0]
+    scores = attention_received(case.recording)[0]
     found = find_sinks(case.recording)[0]
     assert [sink.score for sink in found] == sorted((sink.score for sink in found), reverse=True)
     tokens = [FIRST + sink.row * GRID[1] + sink.column for sink in found]
@@ -131,13 +131,13 @@ def test_sinks_are_sorted_and_name_their_layer() -> None:
     assert {sink.layer for sink in found} == {"blocks.0.attn", "blocks.1.attn"}
 
 
-def test_threshold_is_a_choice() -> None:
+def test_threshold_can_be_chosen() -> None:
     case = planted(4, 0)
     assert len(find_sinks(case.recording, threshold=7)[0]) == 2
     assert find_sinks(case.recording, threshold=math.inf)[0] == ()
 
 
-def test_each_image_of_a_batch_is_judged_alone() -> None:
+def test_sinks_of_each_image_of_a_batch_are_found_separately() -> None:
     cases = [planted(seed, count) for seed, count in ((1, 1), (2, 0))]
     first, second = (case.recording[0].operator for case in cases)
     assert isinstance(first, SoftmaxOperator)
@@ -160,7 +160,7 @@ def test_warning_of_one_sink_is_in_the_singular() -> None:
     assert text.startswith("1 sink: ")
 
 
-def test_nothing_is_warned_of_without_sinks() -> None:
+def test_no_warning_without_sinks() -> None:
     assert sink_warning(()) == ()
 
 
@@ -183,7 +183,7 @@ def test_sinks_of_dinov2_are_those_of_a_float64_forward(photo: str, seen: Seen) 
 
 
 def largest_share(values: torch.Tensor, count: int = 3) -> float:
-    """Share of the sum that the largest patches hold."""
+    """Compute the share of the sum that the largest patches hold."""
     return float(values.flatten().topk(count).values.sum() / values.sum())
 
 

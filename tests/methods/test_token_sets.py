@@ -1,4 +1,4 @@
-"""Relevance through several sets of tokens, against the oracle."""
+"""Relevance through several token sets, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import tiny
 from tests.methods.truths import BATCH, EXACT, PRECISE, on_grid, query_weights
 from tests.oracles import methods as oracles
 from tests.oracles.maps import Array, array
-from tests.oracles.methods import Attended
+from tests.oracles.methods import AttentionCall
 from visattn import methods
 from visattn.geometry import Box
 from visattn.operators import MatrixGradient, SoftmaxOperator
@@ -22,7 +22,7 @@ from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
 def tokens_of(space: str, count: int) -> TokenLayout:
-    """A set of tokens that lie nowhere."""
+    """Build a set of tokens without positions on the image."""
     name = "query" if space == "objects" else "word"
     return TokenLayout(space, tuple(f"{name}{i}" for i in range(count)), (), Box(0, 0, 1, 1))
 
@@ -38,9 +38,9 @@ class Composed(NamedTuple):
 
 
 def composed(calls: list[str], *, silent: bool = False) -> Composed:
-    """Random attention and gradients of calls such as `objects > image`.
+    """Build random attention and gradients for calls such as `objects > image`.
 
-    With `silent` nothing speaks for the target in the first row of any layer.
+    With `silent`, the first row of every layer has no evidence for the target.
     """
     made, gradients = Recording(input_size=tiny.INPUT), []
     for i, call in enumerate(calls):
@@ -57,11 +57,11 @@ def composed(calls: list[str], *, silent: bool = False) -> Composed:
 
 
 def relevances(given: Composed, steps: list[list[int]], image: int) -> dict[tuple[str, str], Array]:
-    """The matrices of one image; a step names the records that read the same state."""
+    """Compute the matrices of one image; a step names the records that read the same state."""
     made, gradients = given
     attended = [
         [
-            Attended(made[i].queries.space, made[i].keys.space, array(tiny.matrices(made[i]))[image], gradients[i][image])
+            AttentionCall(made[i].queries.space, made[i].keys.space, array(tiny.matrices(made[i]))[image], gradients[i][image])
             for i in step
         ]
         for step in steps
@@ -83,7 +83,7 @@ def one_by_one(count: int, start: int = 0) -> Steps:
 
 
 def assert_relevance(given: Composed, steps: Steps, **options: Any) -> None:
-    """Of single tokens, of weighted ones, and of one vector for each image of the batch."""
+    """Compare relevance of single tokens, of weighted tokens, and of one vector per image of the batch."""
     made = given.made
     last = next(record.queries for record in reversed(made.records) if record.keys.grid and not record.queries.grid)
     tokens = len(last)
@@ -105,7 +105,7 @@ def assert_relevance(given: Composed, steps: Steps, **options: Any) -> None:
         [LOOK, OBJECTS],
         [OBJECTS, LOOK, IMAGE, OBJECTS, LOOK],
     ],
-    ids=["encoder, then decoder", "decoder that looks first", "no encoder", "image attends between"],
+    ids=["encoder, then decoder", "decoder with cross-attention first", "no encoder", "image attends between"],
 )
 def test_relevance_of_objects_equals_its_oracle(calls: list[str], silent: bool) -> None:
     assert_relevance(composed(calls, silent=silent), one_by_one(len(calls)))
@@ -117,7 +117,7 @@ def test_relevance_of_objects_from_a_layer(start: int) -> None:
     assert_relevance(composed(calls), one_by_one(6, start), start_layer=start)
 
 
-def test_object_is_called_by_its_number() -> None:
+def test_object_is_chosen_by_its_number() -> None:
     made = composed([IMAGE, OBJECTS, LOOK]).made
     named = methods.relevance(made, query="query:1", **PRECISE).values
     assert torch.equal(named, methods.relevance(made, query=torch.tensor([0.0, 1.0, 0.0]), **PRECISE).values)
@@ -141,9 +141,9 @@ def test_relevance_of_text_equals_its_oracle(calls: list[str], steps: Steps, sil
 @pytest.mark.parametrize(
     ("follows", "steps"),
     [(0, [[0], [1, 2], [3], [4]]), (1, [[0], [1], [2], [3], [4]])],
-    ids=["reads the old text", "reads the text that has looked"],
+    ids=["reads the old text", "reads the updated text"],
 )
-def test_answer_that_follows_the_reading_is_a_step_of_its_own(follows: int, steps: Steps) -> None:
+def test_steps_follow_the_recorded_order_of_self_and_cross_attention(follows: int, steps: Steps) -> None:
     made, gradients = composed([TEXT, READ, ANSWER, TEXT, READ])
     before = ["", "layers.0", f"layers.{follows}", "layers.2", "layers.3"]
     records = [replace(record, follows=(layer, 0)) for record, layer in zip(made, before, strict=True)]

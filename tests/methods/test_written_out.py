@@ -1,4 +1,4 @@
-"""Maps of real models against models written out by timm."""
+"""Maps of real models, compared with explicit implementations in timm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from visattn.records import Recording
 
 
 class WrittenOut(TorchFunctionMode):
-    """Keeps the weights of every softmax of a forward."""
+    """Model wrapper that stores the weights of every softmax of a forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def doubled(name: str) -> tuple[nn.Module, Tensor]:
 
 @cache
 def measured(name: str) -> tuple[Recording, list[Array], list[Array]]:
-    """What the library records of a model with its gradients, and weights and gradients of the same model written out."""
+    """Return the library's recording of a model with gradients, and weights and gradients of its explicit form."""
     model, x = doubled(name)
     with visattn.capture(model, gradients=True) as made:
         logits = model(x)
@@ -69,7 +69,7 @@ def measured(name: str) -> tuple[Recording, list[Array], list[Array]]:
 
 
 def assert_close(found: Tensor, expected: Array) -> None:
-    """To 1e-10 of the largest value: queries, keys, values and gradients of a model in float64 are kept in float64."""
+    """Compare to 1e-10 of the largest value: queries, keys, values and gradients of a float64 model are stored in float64."""
     assert np.abs(expected).max() > 0
     np.testing.assert_allclose(array(found), expected, atol=1e-10 * np.abs(expected).max(), rtol=0)
 
@@ -106,7 +106,7 @@ POOLED = ["map pooling", "map pooling beside cls"]
 @pytest.mark.parametrize("model", POOLED)
 @pytest.mark.parametrize("name", ["rollout", "relevance", "gradient rollout"])
 def test_map_of_a_pooling_model_starts_from_the_row_of_its_head(name: str, model: str) -> None:
-    """Relevance from `mean_h (dA * A)^+` of the head, rollouts from its mean attention."""
+    """Start relevance from `mean_h (dA * A)^+` of the head, and rollouts from its mean attention."""
     made, weights, gradients = measured(model)
     layout, (method, oracle) = made[0].keys, REAL[name]
     expected = []
@@ -133,7 +133,7 @@ def test_attention_gradient_of_a_pooling_head_equals_its_oracle(model: str) -> N
 
 
 def test_norms_of_a_real_model_equal_the_oracle_of_its_weights() -> None:
-    """With layer scale, whose factors are those of the projection behind the heads."""
+    """Include layer scale, whose factors belong to the output projection."""
     model = tiny.vit(init_values=0.5, reg_tokens=1).double()
     x, kept = tiny.pixels(BATCH).double(), []
     for block in model.get_submodule("blocks").children():
@@ -165,13 +165,13 @@ def test_norms_of_a_real_model_equal_the_oracle_of_its_weights() -> None:
     ]
     for name, (method, oracle, options) in ROWS.items():
         if method is methods.norm_attention or "norm" in name or "measured" in name:
-            expected = np.array([oracle(truth, **options)[7] for truth in truths])  # patch 1,2 behind two tokens
+            expected = np.array([oracle(truth, **options)[7] for truth in truths])  # patch 1,2 after two prefix tokens
             assert_close(method(made, query="patch:1,2", **PRECISE, **options).values, on_grid(expected, made[0].keys))
 
 
 @pytest.mark.parametrize("model", ["cls", "no prefix", "cls and 4 registers", "eva with rope"])
 def test_legrad_of_a_real_model_equals_the_oracle_of_its_gradients(model: str) -> None:
-    """The score of a layer is what stands behind its block."""
+    """Compute the score of a layer from the output of its block."""
     vit, x = doubled(model)
     scores: list[Tensor] = []
     for block in vit.get_submodule("blocks").children():
@@ -187,7 +187,7 @@ def test_legrad_of_a_real_model_equals_the_oracle_of_its_gradients(model: str) -
     ]
     for layers in (None, 1):
         expected = [oracles.legrad([g[b] for g in gradients], layers) for b in range(BATCH)]
-        assert_close(methods.legrad(recorded, layers=layers, **PRECISE).values, on_grid(expected, made[0].keys))
+        assert_close(methods.legrad(recorded, last_layers=layers, **PRECISE).values, on_grid(expected, made[0].keys))
 
 
 @pytest.mark.parametrize("model", list(tiny.MODELS))

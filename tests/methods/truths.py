@@ -1,4 +1,4 @@
-"""Recordings made by hand, what they hold as arrays, and the oracle of each method."""
+"""Hand-made recordings, their contents as arrays, and the oracle of each method."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ READOUTS = {
 
 
 PLACES = {f"{len(prefix)} + {r} x {c}": (prefix, (r, c)) for prefix in READOUTS for r, c in [(2, 3), (3, 5)]}
-WIDE = "1 + 2 x 100"  # more tokens than are computed at once
+WIDE = "1 + 2 x 100"  # more tokens than fit into one tile
 PLACES[WIDE] = (("cls",), (2, 100))
 
 
 class Truth(NamedTuple):
-    """What one image of a recording holds: of each layer `(heads, N, N)` attention and gradient, values, and tokens `(N, D)`."""
+    """Contents of one image of a recording: `(heads, N, N)` attention and gradient per layer, values, and tokens `(N, D)`."""
 
     layers: list[Array]
     gradients: list[Array]
@@ -54,7 +54,7 @@ class Truth(NamedTuple):
 
 @cache
 def graded(place: str = "1 + 2 x 3", batch: int = BATCH, layers: int = LAYERS) -> Recording:
-    """Random self-attention with values, what follows them, and gradients of attention and of tokens."""
+    """Build random self-attention with values, output projections, and gradients of attention and tokens."""
     prefix, grid = PLACES[place]
     made = tiny.recording(batch=batch, layers=layers, prefix=prefix, grid=grid, readout=READOUTS[prefix])
     tokens = len(made[0].keys)
@@ -73,7 +73,7 @@ def graded(place: str = "1 + 2 x 3", batch: int = BATCH, layers: int = LAYERS) -
 
 
 def slopes(record: AttentionRecord) -> Array:
-    """`dA = dO V^T` of a record."""
+    """Compute `dA = dO V^T` of a record."""
     given: Any = record.operator.gradient
     out, value = array(given.out)[:, :, 0], array(given.value)[:, :, 0]
     return np.array([[out[b, h] @ value[b, h].T for h in range(out.shape[1])] for b in range(len(out))])
@@ -81,7 +81,7 @@ def slopes(record: AttentionRecord) -> Array:
 
 @cache
 def truths(place: str = "1 + 2 x 3", batch: int = BATCH, layers: int = LAYERS) -> list[Truth]:
-    """Of each image of the batch."""
+    """Return the contents of each image of the batch."""
     made = graded(place, batch, layers)
     attention, gradients = [array(tiny.matrices(record)) for record in made], [slopes(record) for record in made]
     truths = []
@@ -97,7 +97,7 @@ def truths(place: str = "1 + 2 x 3", batch: int = BATCH, layers: int = LAYERS) -
 
 
 def query_weights(query: Any, layout: TokenLayout, readout: str) -> Array:
-    """`(B, N)`: the weight of each token in a query."""
+    """Return the weight of each token in a query, `(B, N)`."""
     tokens, prefix = len(layout), len(layout.prefix)
     if isinstance(query, Tensor):
         return array(query.expand(BATCH, -1))
@@ -114,7 +114,7 @@ def query_weights(query: Any, layout: TokenLayout, readout: str) -> Array:
 
 
 def on_grid(rows: Any, layout: TokenLayout) -> Array:
-    """The patches of rows over all tokens, `(B, N)`."""
+    """Return the patches of rows over all tokens, `(B, N)`."""
     patches: Array = np.array(rows)[:, len(layout.prefix) :]
     return patches.reshape(-1, *layout.grid)
 

@@ -1,4 +1,4 @@
-"""Show, attend and tell from the paper's formulas, for tests: loops over pictures, words and places. Imports nothing of ours."""
+"""Show, attend and tell from the paper's formulas, for tests: loops over images, words and locations. Imports nothing of visattn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ZERO = torch.zeros((), dtype=torch.float64)
 
 
 class Word(NamedTuple):
-    """What one step gives."""
+    """Output of one step."""
 
     logits: Tensor
     alpha: list[Tensor]
@@ -21,13 +21,13 @@ class Word(NamedTuple):
     taken: list[Tensor]
     log_probability: Tensor
     entropy: Tensor
-    cost: Tensor  # -log p of the true word
+    cost: Tensor  # -log p of the ground-truth word
 
 
 def told_by_loops(
     weights: Weights, picture: Tensor, caption: Sequence[int], attention: str, places: Sequence[int] = ()
 ) -> list[Word]:
-    """A caption of the picture `(D, rows, columns)`; hard attention takes `places`, one for each word."""
+    """Decode a caption for features `(D, rows, columns)`; hard attention takes `places`, one location per word."""
     cells = []
     for row in range(picture.shape[1]):
         for column in range(picture.shape[2]):
@@ -65,7 +65,7 @@ def told_by_loops(
 
 
 def scored(weights: Weights, cells: Sequence[Tensor], h: Tensor) -> list[Tensor]:
-    """`alpha` of the cells."""
+    """Compute `alpha` over the cells."""
     powers = []
     for cell in cells:
         hidden = torch.tanh(affine(weights, "look.feature", cell) + weights["look.state.weight"] @ h)
@@ -74,7 +74,7 @@ def scored(weights: Weights, cells: Sequence[Tensor], h: Tensor) -> list[Tensor]
 
 
 def lstm(weights: Weights, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """One step, gate by gate; PyTorch stacks input, forget, cell and output."""
+    """Run one LSTM step gate by gate; PyTorch stacks input, forget, cell and output."""
     width = len(h)
 
     def gate(number: int) -> Tensor:
@@ -87,7 +87,7 @@ def lstm(weights: Weights, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Ten
 
 
 def unevenness(words: Sequence[Word]) -> Tensor:
-    """The doubly stochastic term of one caption, as in the paper: `sum_i (1 - sum_t alpha_ti)^2`."""
+    """Compute the doubly stochastic term of one caption, as in the paper: `sum_i (1 - sum_t alpha_ti)^2`."""
     total = ZERO
     for i in range(len(words[0].alpha)):
         total = total + (1 - sum((word.alpha[i] for word in words), ZERO)) ** 2
@@ -95,12 +95,12 @@ def unevenness(words: Sequence[Word]) -> Tensor:
 
 
 def cost(words: Sequence[Word]) -> Tensor:
-    """Of one caption."""
+    """Compute the cost of one caption."""
     return sum((word.cost for word in words), ZERO)
 
 
 def log_probability(words: Sequence[Word]) -> Tensor:
-    """Of the path of one caption."""
+    """Compute the log-probability of the path of one caption."""
     return sum((word.log_probability for word in words), ZERO)
 
 

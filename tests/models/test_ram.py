@@ -1,4 +1,4 @@
-"""The recurrent attention model: the paper's steps written out, and which term of its loss reaches what."""
+"""Recurrent attention model: the steps of the paper written out, and which loss term trains which parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.conftest import Figures
 from visattn.errors import OptionError, ShapeError
 from visattn.models import RAM
-from visattn.models.ram import Looked, loss
+from visattn.models.ram import RAMOutput, loss
 from visattn.nn import reinforce
 
 POLICY = {"location.weight", "location.bias"}
@@ -21,7 +21,7 @@ BASELINE = {"baseline.weight", "baseline.bias"}
 
 
 def tiny(scales: int = 1, **options: int) -> RAM:
-    return RAM(4, scales, glimpses=3, hidden=16, num_classes=3, **options)
+    return RAM(4, scales, num_glimpses=3, hidden_dim=16, num_classes=3, **options)
 
 
 def digits(batch: int = 5, channels: int = 1) -> Tensor:
@@ -29,13 +29,13 @@ def digits(batch: int = 5, channels: int = 1) -> Tensor:
 
 
 def reached(model: RAM, value: Tensor) -> set[str]:
-    """Names of the parameters that get a gradient from `value`."""
+    """Return the names of the parameters that get a gradient from `value`."""
     model.zero_grad()
     value.backward()  # type: ignore[no-untyped-call]
     return {name for name, parameter in model.named_parameters() if parameter.grad is not None and bool(parameter.grad.any())}
 
 
-def test_parameters_are_as_many_as_the_papers_layers_have() -> None:
+def test_parameter_count_equals_that_of_the_papers_layers() -> None:
     sums = 8 * 8 * 128 + 128, 2 * 128 + 128, 2 * (128 * 256 + 256), 2 * (256 * 256 + 256), 256 * 10 + 10, 256 * 2 + 2, 256 + 1
     assert sum(sums) == 209_677
     assert sum(parameter.numel() for parameter in RAM(8, 1, num_classes=10).parameters()) == 209_677
@@ -53,11 +53,11 @@ def test_shapes_and_ranges(scales: int, channels: int, training: bool) -> None:
     assert all(bool(part.isfinite().all()) for part in looked)
 
 
-def test_locations_stay_on_the_image_however_far_the_policy_points() -> None:
-    model = RAM(4, glimpses=2, hidden=16, deviation=3.0)
+def test_locations_are_clipped_to_the_image() -> None:
+    model = RAM(4, num_glimpses=2, hidden_dim=16, std=3.0)
     locations = model(digits(50)).locations
     assert float(locations.abs().max()) == 1
-    assert 0.2 < float((locations.abs() == 1).float().mean()) < 1  # many were drawn outside
+    assert 0.2 < float((locations.abs() == 1).float().mean()) < 1  # many samples lie outside
 
 
 def test_evaluation_is_deterministic_and_training_is_not() -> None:
@@ -95,7 +95,7 @@ def test_a_forward_equals_the_papers_steps_written_out(figures: Figures) -> None
                 -((float(where[axis]) - float(mean[axis])) ** 2) / (2 * 0.1**2) - math.log(0.1 * math.sqrt(2 * math.pi))
                 for axis in (0, 1)
             )
-            if float(where.abs().max()) < 1:  # not clamped after it was drawn
+            if float(where.abs().max()) < 1:  # not clamped after sampling
                 worst = max(worst, abs(float(looked.log_probabilities[b, t]) - density))
             worst = max(worst, abs(float(looked.baselines[b, t]) - float(linear("baseline", state)[0])))
             seen = model.glimpse.retina(images[b : b + 1], where[None]).flatten()
@@ -107,7 +107,7 @@ def test_a_forward_equals_the_papers_steps_written_out(figures: Figures) -> None
     assert worst <= 1e-12
 
 
-def test_evaluation_looks_at_the_mean() -> None:
+def test_evaluation_uses_the_mean_location() -> None:
     model = tiny().eval()
     with torch.no_grad():
         model.location.weight.zero_()
@@ -116,10 +116,10 @@ def test_evaluation_looks_at_the_mean() -> None:
     torch.testing.assert_close(model(digits()).locations, expected)
 
 
-def test_x_comes_first() -> None:
-    model = RAM(2, glimpses=1, hidden=16).eval()
+def test_x_is_the_first_coordinate_of_a_location() -> None:
+    model = RAM(2, num_glimpses=1, hidden_dim=16).eval()
     images = torch.zeros(2, 1, 8, 8)
-    images[1, :, 3:5, 7] = 1  # seen from (1, 0): the right edge, halfway down
+    images[1, :, 3:5, 7] = 1  # glimpse at (1, 0): the right edge, halfway down
     with torch.no_grad():
         model.location.bias.copy_(torch.tensor([9.0, 0.0]))
     right = model(images).logits
@@ -130,38 +130,38 @@ def test_x_comes_first() -> None:
     torch.testing.assert_close(below[0], below[1])
 
 
-def test_log_probabilities_are_of_what_was_drawn_not_of_where_the_image_ends() -> None:
-    model = RAM(2, glimpses=1, hidden=16, deviation=0.8)
+def test_log_probabilities_are_those_of_samples_before_clipping() -> None:
+    model = RAM(2, num_glimpses=1, hidden_dim=16, std=0.8)
     looked = model(torch.zeros(4000, 1, 2, 2))
     assert float((looked.locations.abs() == 1).float().mean()) > 0.1
-    expected = -(1 + math.log(2 * math.pi * 0.8**2))  # a normal's mean log-density in two dimensions
+    expected = -(1 + math.log(2 * math.pi * 0.8**2))  # mean log-density of a 2-d normal distribution
     assert float(looked.log_probabilities.detach().mean()) == pytest.approx(
         expected, abs=0.06
     )  # its standard error is 1 / sqrt(4000)
 
 
-@pytest.mark.parametrize("options", [{"glimpses": 0}, {"deviation": 0}])
-def test_a_model_that_cannot_look_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match="must have 1 glimpse or more and a deviation above 0"):
+@pytest.mark.parametrize("options", [{"num_glimpses": 0}, {"std": 0}])
+def test_a_model_without_glimpses_or_noise_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="must have num_glimpses of at least 1 and std above 0"):
         RAM(**options)
 
 
-# which gradient reaches what
+# which loss term trains which parameters
 
 
-def test_classification_reaches_neither_policy_nor_baseline() -> None:
+def test_classification_loss_has_no_gradient_in_policy_or_baseline() -> None:
     model = tiny()
     found = reached(model, F.cross_entropy(model(digits()).logits, torch.tensor([0, 1, 2, 0, 1])))
     assert not found & (POLICY | BASELINE)
     assert {name.split(".")[0] for name in found} == {"glimpse", "core", "action"}
 
 
-def test_log_probabilities_reach_the_location_network_alone() -> None:
+def test_log_probabilities_have_gradients_in_the_location_network_only() -> None:
     model = tiny()
     assert reached(model, model(digits()).log_probabilities.sum()) == POLICY
 
 
-def test_baselines_reach_the_baseline_alone() -> None:
+def test_baselines_have_gradients_in_the_baseline_network_only() -> None:
     model = tiny()
     assert reached(model, model(digits()).baselines.square().sum()) == BASELINE
 
@@ -173,7 +173,7 @@ def test_no_gradient_goes_through_a_location(training: bool) -> None:
 
 def test_the_loss_is_the_papers_sum() -> None:
     model, labels = tiny(), torch.tensor([0, 1, 2, 0, 1])
-    looked = Looked(*(part.detach() for part in model(digits())))
+    looked = RAMOutput(*(part.detach() for part in model(digits())))
     entropy = policy = error = 0.0
     for b in range(5):
         scores = [float(score) for score in looked.logits[b]]
@@ -193,7 +193,9 @@ def test_the_loss_is_the_papers_sum() -> None:
     [(lambda all_, none: all_ - none, POLICY), (lambda _all, none: none, None)],
     ids=["reinforce", "the others"],
 )
-def test_reinforce_reaches_the_location_network_alone(term: Callable[[Tensor, Tensor], Tensor], names: set[str] | None) -> None:
+def test_reinforce_has_gradients_in_the_location_network_only(
+    term: Callable[[Tensor, Tensor], Tensor], names: set[str] | None
+) -> None:
     model = tiny()
     looked = model(digits())
     labels = torch.tensor([0, 1, 2, 0, 1])
@@ -202,18 +204,20 @@ def test_reinforce_reaches_the_location_network_alone(term: Callable[[Tensor, Te
     assert found == (names if names is not None else everything - POLICY)
 
 
-def test_what_was_rewarded_becomes_likelier() -> None:
+def test_rewarded_locations_become_more_likely() -> None:
     logits = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
     wished = torch.zeros(2, 3, requires_grad=True)
-    loss(Looked(logits, wished, torch.zeros(2, 3, 2), torch.full((2, 3), 0.25)), torch.tensor([0, 0])).backward()  # type: ignore[no-untyped-call]
+    loss(RAMOutput(logits, wished, torch.zeros(2, 3, 2), torch.full((2, 3), 0.25)), torch.tensor([0, 0])).backward()  # type: ignore[no-untyped-call]
     assert wished.grad is not None
-    torch.testing.assert_close(wished.grad, torch.tensor([[-0.75] * 3, [0.25] * 3]) / 2)  # downhill is toward the first
+    torch.testing.assert_close(
+        wished.grad, torch.tensor([[-0.75] * 3, [0.25] * 3]) / 2
+    )  # gradient descent moves toward the first
 
 
-def test_the_losss_gradients_are_those_of_its_terms_written_out() -> None:
+def test_gradients_of_the_loss_equal_those_of_its_explicit_terms() -> None:
     logits, logs, baselines = torch.randn(4, 3).double(), torch.randn(4, 6).double(), torch.rand(4, 6).double()
     labels = torch.tensor([2, 0, 1, int(logits[3].argmax())])
-    looked = Looked(logits.requires_grad_(), logs.requires_grad_(), torch.zeros(4, 6, 2), baselines.requires_grad_())
+    looked = RAMOutput(logits.requires_grad_(), logs.requires_grad_(), torch.zeros(4, 6, 2), baselines.requires_grad_())
     found = torch.autograd.grad(loss(looked, labels, reinforce=0.3), [logits, logs, baselines])
     rewards = []
     for b, row in enumerate(logits.tolist()):
@@ -230,7 +234,7 @@ def test_the_losss_gradients_are_those_of_its_terms_written_out() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 4)], ids=["a number", "of sequences", "of steps"])
-def test_reinforce_takes_a_baseline_of_any_grain(shape: tuple[int, ...]) -> None:
+def test_reinforce_accepts_a_baseline_per_batch_image_or_step(shape: tuple[int, ...]) -> None:
     cost, baseline, steps = torch.randn(3), torch.randn(shape), torch.rand(3, 4) > 0.3
     logs = torch.randn(3, 4, requires_grad=True)
     reinforce(cost, logs, torch.zeros(3, 4), baseline=baseline, steps=steps, strength=0.5).backward()  # type: ignore[no-untyped-call]
@@ -251,7 +255,7 @@ def test_reinforce_refuses_a_baseline_of_another_shape(shape: tuple[int, ...]) -
 
 
 def test_a_few_steps_reduce_the_loss(figures: Figures) -> None:
-    model = RAM(6, glimpses=2, hidden=32, num_classes=2)
+    model = RAM(6, num_glimpses=2, hidden_dim=32, num_classes=2)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     labels = torch.arange(64) % 2
     images = torch.rand(64, 1, 12, 12) * 0.2 + labels[:, None, None, None]  # bright or dark
@@ -266,9 +270,9 @@ def test_a_few_steps_reduce_the_loss(figures: Figures) -> None:
     assert losses[-1] < 0.1 * losses[0]
 
 
-def test_reinforce_finds_where_the_class_can_be_seen(figures: Figures) -> None:
-    """The class is written at the left edge only, and the glimpse is too small to see it from the center."""
-    model = RAM(4, glimpses=1, hidden=32, num_classes=2, deviation=0.3)
+def test_reinforce_learns_the_location_where_the_class_is_visible(figures: Figures) -> None:
+    """Train on a class that is visible only at the left edge, with a glimpse too small to see it from the center."""
+    model = RAM(4, num_glimpses=1, hidden_dim=32, num_classes=2, std=0.3)
     fast = torch.optim.Adam(
         [
             {"params": [parameter for name, parameter in model.named_parameters() if name in POLICY], "lr": 0.05},

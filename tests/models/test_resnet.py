@@ -1,4 +1,4 @@
-"""The residual networks: torchvision's numbers, attention where its papers have it, and the published counts."""
+"""Residual networks: torchvision's outputs, attention placed as in the papers, and published parameter counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAIRS = [(models.resnet18, torchvision.models.resnet18), (models.resnet50, torch
 
 
 def shaken(model: nn.Module) -> Any:
-    """The model in float64, with norms that do something: none has weight 1, bias 0 or the statistics of a new one."""
+    """Return the model in float64 with effective norms: no weight 1, bias 0 or fresh running statistics."""
     for norm in model.modules():
         if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)):
             for values in (norm.weight.data, norm.running_var):
@@ -47,7 +47,7 @@ def count(module: nn.Module) -> int:
 
 
 def outlined(build: Build, attention: str | None) -> models.ResNet:
-    """Its shapes without its values."""
+    """Return the model's shapes without values."""
     with torch.device("meta"):
         return build(attention=attention)
 
@@ -56,12 +56,12 @@ def blocks(model: nn.Module) -> dict[str, Any]:
     return {name: part for name, part in model.named_modules() if isinstance(part, (BasicBlock, Bottleneck))}
 
 
-# the numbers of torchvision
+# torchvision's outputs
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(("build", "theirs"), PAIRS, ids=["resnet18", "resnet50"])
-def test_checkpoints_of_torchvision_load_strictly_and_give_its_outputs(
+def test_checkpoints_of_torchvision_load_strictly_and_give_the_same_output(
     build: Build, theirs: Callable[[], nn.Module], training: bool, figures: Figures
 ) -> None:
     reference = shaken(theirs()).train(training)
@@ -72,12 +72,12 @@ def test_checkpoints_of_torchvision_load_strictly_and_give_its_outputs(
     worst = ((got - expected).abs().max() / expected.abs().max()).item()
     figures(f"{build.__name__} against torchvision, {'training' if training else 'evaluation'}", worst, "<= 1e-6")
     assert worst <= 1e-6
-    for name, buffer in reference.named_buffers():  # the statistics that training leaves
+    for name, buffer in reference.named_buffers():  # running statistics as after training
         torch.testing.assert_close(ours.get_buffer(name), buffer, msg=name)
 
 
 def recomposed(base: Any, ours: nn.Module, attention: str, image: Tensor) -> Tensor:
-    """torchvision's network with its forward written again: attention before the addition, or between the stages."""
+    """Run torchvision's network with a rewritten forward pass: attention before the addition, or between the stages."""
     x = base.maxpool(F.relu(base.bn1(base.conv1(image))))
     for stage in range(1, 5):
         for number, block in enumerate(getattr(base, f"layer{stage}")):
@@ -98,7 +98,7 @@ def recomposed(base: Any, ours: nn.Module, attention: str, image: Tensor) -> Ten
 @pytest.mark.full
 @pytest.mark.parametrize("attention", [*GATES, "bam"])
 @pytest.mark.parametrize(("build", "theirs"), PAIRS, ids=["resnet18", "resnet50"])
-def test_attention_is_where_its_paper_has_it(
+def test_attention_is_at_the_position_of_its_paper(
     build: Build, theirs: Callable[[], nn.Module], attention: str, figures: Figures
 ) -> None:
     base, ours = shaken(theirs()).eval(), shaken(build(attention=attention)).eval()
@@ -111,10 +111,10 @@ def test_attention_is_where_its_paper_has_it(
     worst = ((ours(image) - expected).abs().max() / expected.abs().max()).item()
     figures(f"{attention} in {build.__name__} against torchvision's forward with it", worst, "<= 1e-12")
     assert worst <= 1e-12
-    assert (expected - plain).abs().max() > 1e-3 * plain.abs().max()  # it matters at all
+    assert (expected - plain).abs().max() > 1e-3 * plain.abs().max()  # the attention has an effect
 
 
-# what is built
+# architecture
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_attention_is_where_its_paper_has_it(
         (models.resnet56, None, 0.85),
     ],
 )
-def test_parameters_are_as_many_as_published(build: Build, attention: str | None, published: float) -> None:
+def test_parameter_counts_equal_the_published_counts(build: Build, attention: str | None, published: float) -> None:
     assert round(count(outlined(build, attention)) / 1e6, 2) == published
 
 
-def test_eca_counts_as_its_paper_does() -> None:
+def test_eca_parameter_count_equals_its_paper_in_units_of_2_to_the_20() -> None:
     assert round(count(outlined(models.resnet50, "eca")) / 2**20, 2) == 24.37  # "million" is 2^20 there
 
 
 def added(attention: str, channels: int) -> int:
-    """The papers' formulas, for one module."""
+    """Compute the parameter count of one module from the papers' formulas."""
     width = channels // 16
     gate = 2 * channels * width + width + channels
     if attention == "bam":
@@ -153,7 +153,7 @@ def added(attention: str, channels: int) -> int:
 
 @pytest.mark.parametrize("attention", [*GATES, "bam"])
 @pytest.mark.parametrize("build", [models.resnet18, models.resnet50, models.resnet20])
-def test_every_module_adds_what_its_formula_says(build: Build, attention: str) -> None:
+def test_every_module_adds_the_parameters_of_its_formula(build: Build, attention: str) -> None:
     plain, ours = outlined(build, None), outlined(build, attention)
     stages = [list(getattr(plain, name)) for name in plain.stages]
     expansion = stages[0][0].expansion
@@ -162,13 +162,13 @@ def test_every_module_adds_what_its_formula_says(build: Build, attention: str) -
     assert count(ours) - count(plain) == sum(added(attention, channels) for channels in where)
 
 
-def test_gates_see_all_channels_of_a_bottleneck() -> None:
+def test_gates_receive_all_channels_of_a_bottleneck() -> None:
     channels = [block.attention.channels for block in blocks(outlined(models.resnet50, "cbam")).values()]
     assert channels == [256] * 3 + [512] * 4 + [1024] * 6 + [2048] * 3
 
 
 @pytest.mark.parametrize(("build", "between"), [(models.resnet18, ["bam1", "bam2", "bam3"]), (models.resnet20, ["bam1", "bam2"])])
-def test_bam_stands_between_the_stages_only(build: Build, between: list[str]) -> None:
+def test_bam_is_placed_only_between_the_stages(build: Build, between: list[str]) -> None:
     assert [name for name, part in outlined(build, "bam").named_modules() if isinstance(part, BAM)] == between
 
 
@@ -184,7 +184,7 @@ def test_cifar_networks_have_their_layers_and_no_projection(build: Build, layers
     assert all(part.kernel_size == (3, 3) for part in weighted if isinstance(part, nn.Conv2d))
 
 
-def test_option_a_takes_every_second_place_and_fills_with_zeros() -> None:
+def test_option_a_subsamples_by_two_and_pads_channels_with_zeros() -> None:
     shortcut = blocks(models.resnet20())["layer2.0"].downsample
     x = torch.randn(2, 16, 5, 8)
     expected = torch.zeros(2, 32, 3, 4)
@@ -196,7 +196,7 @@ def test_option_a_takes_every_second_place_and_fills_with_zeros() -> None:
     assert torch.equal(shortcut(x), expected)
 
 
-def test_a_cifar_network_equals_its_section_written_out() -> None:
+def test_a_cifar_network_equals_explicit_layers() -> None:
     model = shaken(models.resnet20(attention="se")).eval()
     values = dict(model.state_dict())
 
@@ -226,7 +226,7 @@ def test_a_cifar_network_equals_its_section_written_out() -> None:
     torch.testing.assert_close(model(image), x.mean((2, 3)) @ values["fc.weight"].T + values["fc.bias"], rtol=1e-12, atol=1e-12)
 
 
-# initial values
+# initialization
 
 
 def test_convolutions_start_normal_over_their_fan_out() -> None:
@@ -243,7 +243,7 @@ def test_spatial_gates_of_cbam_start_at_one_half_as_in_the_authors_network() -> 
         model(torch.randn(1, 3, 32, 32))
     assert len(seen["spatial_gate"]) == len(seen["channel_gate"]) == 9
     assert all(bool((gate == 0.5).all()) for gate in seen["spatial_gate"])
-    assert any(float(gate.std()) > 0 for gate in seen["channel_gate"])  # these see the image
+    assert any(float(gate.std()) > 0 for gate in seen["channel_gate"])  # these take the image as input
 
 
 @pytest.mark.parametrize("attention", ["cbam", "bam"])
@@ -262,23 +262,23 @@ def test_convolutions_of_both_spatial_gates_start_by_their_fan_out() -> None:
     plain, dilated = CBAM(512).conv, models.resnet50(attention="bam").get_submodule("bam3")
     ours = blocks(models.resnet18(attention="cbam"))["layer1.0"].attention.conv
     assert ours.weight.std().item() == pytest.approx((2 / 49) ** 0.5, rel=0.25)  # 98 numbers
-    assert plain.weight.std().item() < 0.6 * (2 / 49) ** 0.5  # the module's own are others
+    assert plain.weight.std().item() < 0.6 * (2 / 49) ** 0.5  # the module's default initialization differs
     spread = [
         part.weight.std().item() for part in dilated.modules() if isinstance(part, nn.Conv2d) and part.kernel_size == (3, 3)
     ]
     assert spread == pytest.approx([(2 / (9 * 64)) ** 0.5] * 2, rel=0.03)
 
 
-# how it is used
+# usage
 
 
 @pytest.mark.parametrize("attention", [None, *GATES, "bam"])
-def test_every_parameter_learns(attention: str | None) -> None:
+def test_every_parameter_gets_a_gradient(attention: str | None) -> None:
     model = models.resnet20(attention=attention)
     with torch.no_grad():
         for part in model.modules():
             if isinstance(part, CBAM):
-                part.norm.weight.fill_(1)  # at 0 the spatial convolution waits for it
+                part.norm.weight.fill_(1)  # at 0 the spatial convolution gets no gradient
     F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.tensor([0, 1, 2, 3])).backward()  # type: ignore[no-untyped-call]
     assert [
         name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.isfinite().all()
@@ -292,18 +292,18 @@ def test_attention_may_be_a_function_of_the_channels() -> None:
 
 def test_eca_takes_the_kernels_of_a_released_checkpoint() -> None:
     sides = {64: 3, 128: 5, 256: 7, 512: 7}
-    model = models.resnet18(attention=lambda channels: ECA(channels, kernel=sides[channels]))
+    model = models.resnet18(attention=lambda channels: ECA(channels, kernel_size=sides[channels]))
     assert [block.attention.conv.kernel_size[0] for block in blocks(model).values()] == [3, 3, 5, 5, 7, 7, 7, 7]
 
 
 @pytest.mark.parametrize("attention", [BAM, partial(BAM, reduction=8)], ids=["class", "partial"])
-def test_bam_with_options_stands_between_the_stages_too(attention: Callable[[int], nn.Module]) -> None:
+def test_bam_with_options_is_also_placed_between_the_stages(attention: Callable[[int], nn.Module]) -> None:
     model = models.resnet20(attention=attention)
     assert model.stages == ["layer1", "bam1", "layer2", "bam2", "layer3"]
     assert all(isinstance(block.attention, nn.Identity) for block in blocks(model).values())
 
 
-def test_an_unknown_attention_is_told_with_those_there_are() -> None:
+def test_an_unknown_attention_is_refused_with_the_known_names() -> None:
     with pytest.raises(OptionError, match=r"unknown attention 'cbm'; did you mean 'cbam'\? Known: .*se"):
         models.resnet18(attention="cbm")
 
@@ -326,7 +326,7 @@ def test_the_head_can_be_taken_off_and_put_on() -> None:
 
 
 @pytest.mark.parametrize("build", [models.resnet18, models.resnet20])
-def test_feature_info_says_what_modules_give(build: Build) -> None:
+def test_feature_info_equals_the_shapes_of_module_outputs(build: Build) -> None:
     model = build(attention="bam").eval()
     seen: dict[object, torch.Size] = {}
     for info in model.feature_info:
@@ -344,7 +344,7 @@ def test_a_traced_graph_keeps_the_attention(attention: str) -> None:
     torch.testing.assert_close(fx.symbolic_trace(model)(image), model(image), rtol=0, atol=0)
 
 
-def test_a_stage_that_is_replaced_is_run() -> None:
+def test_a_replaced_stage_is_run() -> None:
     model = models.resnet20().eval()
     model.layer3 = nn.Sequential(nn.Conv2d(32, 64, 1))
     assert model.forward_features(torch.randn(1, 3, 32, 32)).shape == (1, 64, 16, 16)

@@ -1,4 +1,4 @@
-"""The captioner against loops over pictures, words and places; what stands behind a caption's end; the doubly stochastic term."""
+"""Captioner against loops over images, words and locations; padding after a caption's end; doubly stochastic term."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.models.captions_by_loops import ZERO, Word, cost, told_by_loops, unevenness
 from visattn.errors import OptionError, ShapeError
-from visattn.models.show_attend_tell import ATTENTIONS, END, Attention, Objective, ShowAttendTell, Told, costs, loss
+from visattn.models.show_attend_tell import ATTENTIONS, END, Attention, DecoderOutput, Objective, ShowAttendTell, costs, loss
 from visattn.nn import doubly_stochastic
 
 CHANNELS, WORDS, GRID = 5, 6, (2, 3)
@@ -24,15 +24,23 @@ ALONE = Objective(regularizer=0.0, reward=0.0, entropy=0.0)
 
 
 def captioner(attention: Attention = "soft", grid: tuple[int, int] | None = None, dropout: float = 0.0) -> ShowAttendTell:
-    """In float64 and training, with no number at its initial value."""
+    """Build a captioner in float64 and training mode, with no parameter at its initial value."""
     random = torch.Generator().manual_seed(0)
     model = ShowAttendTell(
-        nn.Identity(), CHANNELS, WORDS, attention=attention, embedding=4, state=3, width=2, dropout=dropout, grid=grid
+        nn.Identity(),
+        CHANNELS,
+        WORDS,
+        attention=attention,
+        embed_dim=4,
+        hidden_dim=3,
+        attention_dim=2,
+        dropout=dropout,
+        grid=grid,
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=random, dtype=torch.float64))
-        model.embed.weight[model.start] = 0
+        model.embed.weight[model.start_token] = 0
     return model.train()
 
 
@@ -44,22 +52,22 @@ def padded(captions: Sequence[Sequence[int]] = CAPTIONS, behind: int = END, tota
     return torch.tensor([[*caption, *[behind] * (total - len(caption))] for caption in captions])
 
 
-def tell(model: ShowAttendTell, images: Tensor | None = None, captions: Tensor | None = None) -> Told:
-    """All captions, each word of hard attention at its place."""
+def tell(model: ShowAttendTell, images: Tensor | None = None, captions: Tensor | None = None) -> DecoderOutput:
+    """Decode all captions; hard attention takes a given location for each word."""
     return model(  # type: ignore[no-any-return]
-        pictures() if images is None else images, padded() if captions is None else captions, LENGTHS, places=PLACES
+        pictures() if images is None else images, padded() if captions is None else captions, LENGTHS, locations=PLACES
     )
 
 
 def by_loops(model: ShowAttendTell, images: Tensor) -> tuple[dict[str, Tensor], list[list[Word]]]:
-    """Copies of the model's parameters, and what loops make of them."""
+    """Copy the model's parameters, and decode with loops."""
     weights = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
     stories = zip(images, CAPTIONS, PLACES.tolist(), strict=True)
     return weights, [told_by_loops(weights, *story[:2], model.attention, story[2]) for story in stories]
 
 
 def gradients(model: ShowAttendTell, value: Tensor, *others: Tensor) -> dict[str, Tensor]:
-    """Of every parameter, 0 where none flows, and of others by their numbers."""
+    """Return the gradient of every parameter, 0 where none flows, and of other tensors by index."""
     wanted = dict(model.named_parameters()) | {str(number): other for number, other in enumerate(others)}
     found = torch.autograd.grad(value, list(wanted.values()), retain_graph=True, allow_unused=True, materialize_grads=True)
     return dict(zip(wanted, found, strict=True))
@@ -113,7 +121,7 @@ def test_gradients_of_hard_attentions_loss_equal_those_of_the_loops(each: str) -
     weights, stories = by_loops(model, pictures())
     total = ZERO
     for words in stories:
-        share = cost(words).item() / (4 if each == "mean" else 1)  # 4: words of the longest caption
+        share = cost(words).item() / (4 if each == "mean" else 1)  # 4: length of the longest caption
         total = total + cost(words) + 0.7 * unevenness(words)
         for word in words:
             total = total + 0.4 * (share - 1.3) * word.log_probability - 0.05 * word.entropy
@@ -123,7 +131,7 @@ def test_gradients_of_hard_attentions_loss_equal_those_of_the_loops(each: str) -
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("behind", [1, WORDS, -1, 10**6])
-def test_what_stands_behind_an_end_changes_nothing(behind: int, attention: Attention) -> None:
+def test_words_after_the_end_token_have_no_effect(behind: int, attention: Attention) -> None:
     model, losses = captioner(attention), []
     for number in (END, behind):
         model.baseline.zero_()
@@ -135,13 +143,13 @@ def test_what_stands_behind_an_end_changes_nothing(behind: int, attention: Atten
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("each", ["mean", "sum"])
-def test_steps_behind_the_longest_caption_change_nothing(each: str, attention: Attention) -> None:
+def test_steps_after_the_longest_caption_have_no_effect(each: str, attention: Attention) -> None:
     model, objective, losses = captioner(attention), Objective(cost=each), []  # type: ignore[arg-type]
     for total in (4, 7):
         model.baseline.zero_()
         captions = padded(total=total)
         places = torch.nn.functional.pad(PLACES, (0, total - 4))
-        told = model(pictures(), captions, LENGTHS, places=places)
+        told = model(pictures(), captions, LENGTHS, locations=places)
         assert told.logits.shape == (3, total, WORDS)
         value = loss(model, told, captions, objective)
         losses.append({"loss": value.detach(), "baseline": model.baseline.clone(), **gradients(model, value)})
@@ -149,47 +157,47 @@ def test_steps_behind_the_longest_caption_change_nothing(each: str, attention: A
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_a_batch_is_its_captions_one_by_one_in_any_order(attention: Attention) -> None:
+def test_outputs_of_a_caption_do_not_depend_on_its_batch_or_order(attention: Attention) -> None:
     model, order = captioner(attention), torch.tensor([2, 0, 1])
     together = tell(model)
-    moved = model(pictures()[order], padded()[order], LENGTHS[order], places=PLACES[order])
+    moved = model(pictures()[order], padded()[order], LENGTHS[order], locations=PLACES[order])
     for found, whole in zip(moved[:-1], together[:-1], strict=True):
         assert torch.allclose(torch.as_tensor(found).double(), torch.as_tensor(whole)[order].double(), rtol=0, atol=1e-12)
     for b, caption in enumerate(CAPTIONS):
         length = len(caption)
-        alone = model(pictures()[b : b + 1], torch.tensor([caption]), LENGTHS[b : b + 1], places=PLACES[b : b + 1, :length])
+        alone = model(pictures()[b : b + 1], torch.tensor([caption]), LENGTHS[b : b + 1], locations=PLACES[b : b + 1, :length])
         for found, whole in zip(alone[:-1], together[:-1], strict=True):
             same = torch.as_tensor(whole)[b, :length].double()
             assert torch.allclose(torch.as_tensor(found)[0].double(), same, rtol=0, atol=1e-12)
 
 
-def test_losses_of_a_batch_are_the_mean_of_those_of_its_captions() -> None:
+def test_loss_of_a_batch_is_the_mean_of_the_losses_of_its_captions() -> None:
     model, objective = captioner("hard"), Objective(cost="sum", decay=1.0)
     whole = loss(model, tell(model), padded(), objective)
     parts = []
     for b, caption in enumerate(CAPTIONS):
         words, length = torch.tensor([caption]), LENGTHS[b : b + 1]
-        told = model(pictures()[b : b + 1], words, length, places=PLACES[b : b + 1, : len(caption)])
+        told = model(pictures()[b : b + 1], words, length, locations=PLACES[b : b + 1, : len(caption)])
         parts.append(loss(model, told, words, objective))
     assert whole.item() == pytest.approx(sum(parts, ZERO).item() / 3, abs=1e-12)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_steps_one_by_one_are_the_forward(attention: Attention) -> None:
+def test_single_steps_equal_the_forward_pass(attention: Attention) -> None:
     model = captioner(attention).eval()
     captions, lengths = torch.tensor([[2, 5, END]] * 3), torch.tensor([3] * 3)
     with torch.no_grad():
         told = model(pictures(), captions, lengths)
         seen = model.encode(pictures())
-        state = model.begin(seen)
+        state = model.initial_state(seen)
         for t in range(3):
-            before = torch.full((3,), model.start) if t == 0 else captions[:, t - 1]
+            before = torch.full((3,), model.start_token) if t == 0 else captions[:, t - 1]
             step, state = model.step(seen, state, before)
             for found, whole in zip(step, told[:-2], strict=True):
                 assert torch.allclose(found, torch.as_tensor(whole)[:, t], rtol=0, atol=1e-12)
 
 
-def test_parameters_are_those_of_the_formulas() -> None:
+def test_parameter_count_equals_the_formulas() -> None:
     d, n, m, a, k = 5, 3, 4, 2, 6  # features, state, embedding, scores, words
     first, scores, gate = 2 * (d * n + n), d * a + a + n * a + a + 1, n + 1
     lstm, last = 4 * n * (m + d + n + 2), n * m + m + d * m + m * k + k
@@ -198,14 +206,14 @@ def test_parameters_are_those_of_the_formulas() -> None:
     assert (coordinates["row"].shape, coordinates["column"].shape) == ((d, 2, 1), (d, 1, 3))
 
 
-def test_before_the_first_word_there_is_nothing_and_it_stays_so() -> None:
+def test_the_start_token_embedding_gets_no_gradient() -> None:
     model = captioner()
     found = gradients(model, loss(model, tell(model), padded(), Objective()))["embed.weight"]
-    assert not found[model.start].any()
+    assert not found[model.start_token].any()
     assert found[2:WORDS].any(1).all()
 
 
-def test_dropout_is_in_front_of_the_last_layer_and_in_training_alone() -> None:
+def test_dropout_is_before_the_last_layer_and_only_in_training() -> None:
     model, whole = captioner(dropout=1.0), tell(captioner())
     told = tell(model)
     assert torch.equal(told.logits[1], model.last.bias.expand(4, WORDS))
@@ -214,7 +222,7 @@ def test_dropout_is_in_front_of_the_last_layer_and_in_training_alone() -> None:
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_words_that_are_dropped_are_not_known_to_those_that_follow(attention: Attention) -> None:
+def test_word_dropout_hides_previous_words_in_training_only(attention: Attention) -> None:
     model, other = captioner(attention), torch.tensor([[5, 0, 0, 0], [3, 3, 3, 0], [2, 5, 0, 0]])
     first = tell(model).logits
     model.word_dropout = 1.0
@@ -225,8 +233,8 @@ def test_words_that_are_dropped_are_not_known_to_those_that_follow(attention: At
     assert torch.equal(tell(model.eval()).logits, first)
 
 
-def test_doubly_stochastic_reductions_are_one_number_up_to_factors() -> None:
-    """184 of 196 are missing everywhere after 12 words that look everywhere: 196 (184 / 196)^2 = 172.7 for each picture."""
+def test_doubly_stochastic_reductions_differ_only_by_a_factor() -> None:
+    """Check by hand: 12 words of uniform attention leave 184 / 196 missing at 196 locations, 196 (184 / 196)^2 = 172.7 per image."""
     alphas = torch.full((4, 12, 196), 1 / 196, dtype=torch.float64)
     paper, arctic, mean = (float(doubly_stochastic(alphas, reduction=how)) for how in ("paper", "arctic", "mean"))
     assert (round(paper, 1), round(arctic, 2), round(mean, 3)) == (172.7, 3.53, 0.881)
@@ -236,8 +244,8 @@ def test_doubly_stochastic_reductions_are_one_number_up_to_factors() -> None:
     assert arctic == pytest.approx(4 * mean, rel=1e-12)
 
 
-def test_doubly_stochastic_by_hand() -> None:
-    """Two captions that look at three places; the second is over after one word."""
+def test_doubly_stochastic_equals_a_calculation_by_hand() -> None:
+    """Check two captions with three locations by hand; the second caption ends after one word."""
     alphas = torch.tensor([[[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]], [[1.0, 0.0, 0.0], [0.1, 0.2, 0.7]]])
     steps = torch.tensor([[True, True], [True, False]])
     first, second = 0.25**2 + 0.25**2 + 0.5**2, 0.0 + 1.0 + 1.0  # 1 - 0.75, 1 - 0.75, 1 - 0.5; 1 - 1, 1, 1
@@ -249,7 +257,7 @@ def test_doubly_stochastic_by_hand() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["paper", "arctic", "mean"])
-def test_the_regularizer_is_weighed_and_reduced_as_asked(reduction: str) -> None:
+def test_the_regularizer_is_weighted_and_reduced_as_given(reduction: str) -> None:
     model, captions = captioner(), padded()
     told = tell(model)
     plain = loss(model, told, captions, ALONE)
@@ -264,7 +272,7 @@ def test_bfloat16_gives_finite_gradients(attention: Attention) -> None:
     model, objective = captioner(attention, GRID, 0.5).float(), Objective()
     for how in ("sample", "expected", "gumbel"):
         with torch.autocast("cpu", torch.bfloat16):
-            told = model(pictures().float(), padded(), LENGTHS, how=how)
+            told = model(pictures().float(), padded(), LENGTHS, sampling=how)
             value = loss(model, told, padded(), objective)
         assert value.dtype == torch.float32
         assert bool(value.isfinite())
@@ -272,12 +280,12 @@ def test_bfloat16_gives_finite_gradients(attention: Attention) -> None:
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_gradients_are_finite_where_alpha_is_one_place(attention: Attention) -> None:
+def test_gradients_are_finite_for_one_hot_alpha(attention: Attention) -> None:
     model = captioner(attention).float()
     if model.look is not None:
         with torch.no_grad():
             model.look.score.weight.mul_(1e4)
-    told = model(pictures().float(), padded(), LENGTHS, how="sample")
+    told = model(pictures().float(), padded(), LENGTHS, sampling="sample")
     if attention != "uniform":
         assert told.alpha[told.steps].min() == 0
     value = loss(model, told, padded(), Objective())
@@ -287,7 +295,7 @@ def test_gradients_are_finite_where_alpha_is_one_place(attention: Attention) -> 
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_copies_tell_the_same(attention: Attention) -> None:
+def test_copies_give_the_same_output(attention: Attention) -> None:
     model = captioner(attention, GRID).eval()
     stream = io.BytesIO()
     torch.save(model.state_dict(), stream)
@@ -301,7 +309,7 @@ def test_copies_tell_the_same(attention: Attention) -> None:
 
 
 def test_features_of_another_width_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"the encoder must give \(B, 5, rows, columns\), got \(3, 2, 2, 3\)"):
+    with pytest.raises(ShapeError, match=r"the encoder must return \(B, 5, rows, columns\), got \(3, 2, 2, 3\)"):
         captioner().encode(pictures()[:, :2])
 
 
@@ -321,6 +329,6 @@ def test_an_unknown_attention_is_refused() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_constants_that_cannot_be_meant_are_refused(constants: dict[str, object], message: str) -> None:
+def test_invalid_constants_are_refused(constants: dict[str, object], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Objective(**constants)  # type: ignore[arg-type]

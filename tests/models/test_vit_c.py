@@ -1,4 +1,4 @@
-"""The small vision transformer: what a token sees, what is read out, and that all that is known of timm's holds."""
+"""Small vision transformer: receptive field of a token, pooling, and support as for timm's models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from visattn import methods
 from visattn.models import vit_c
 
 
-def test_a_patch_sees_27_pixels_about_its_own_8() -> None:
+def test_receptive_field_of_a_patch_is_27_pixels_around_its_own_8() -> None:
     torch.manual_seed(0)
     stem = vit_c().eval().patch_embed
     image = torch.randn(1, 3, 64, 64, requires_grad=True)
@@ -28,11 +28,11 @@ def test_a_patch_sees_27_pixels_about_its_own_8() -> None:
     assert abs(middle[1] - (4 * 8 + 3.5)) <= 4
 
 
-def test_parameters_are_as_many_as_is_said() -> None:
+def test_parameter_count_is_0_39_million() -> None:
     assert round(sum(parameter.numel() for parameter in vit_c().parameters()) / 1e6, 2) == 0.39
 
 
-def test_the_class_reads_the_mean_of_all_patches() -> None:
+def test_the_classifier_reads_the_mean_of_all_patches() -> None:
     model = vit_c(num_classes=5).eval()
     tokens = model.forward_features(torch.randn(2, 3, 64, 64))
     assert tokens.shape == (2, 64, 96)

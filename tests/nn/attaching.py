@@ -1,4 +1,4 @@
-"""A small network to attach to, and what tests of attaching share."""
+"""Helpers for tests of attaching: a small network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import visattn
 
 
 class Silence(nn.Module):
-    """Attention that lets nothing through."""
+    """Attention that multiplies by 0."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -17,5 +17,5 @@ class Silence(nn.Module):
         return x * 0
 
 
-def names(handle: visattn.nn.Attached) -> list[str]:
+def names(handle: visattn.nn.Attachment) -> list[str]:
     return [site.name for site in handle.sites]

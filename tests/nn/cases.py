@@ -1,4 +1,4 @@
-"""Every module with an input for it: what `test_every_module.py` runs."""
+"""Every module with an input: the cases of `test_every_module.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Case = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
 
 
 def maps(channels: int = 8, rows: int = 5, columns: int = 7, batch: int = 2) -> Callable[[], tuple[Tensor, ...]]:
-    """A batch of feature maps, the same each time."""
+    """Return a batch of feature maps with fixed values."""
     return lambda: (torch.randn(batch, channels, rows, columns, generator=torch.Generator().manual_seed(0)),)
 
 
@@ -21,7 +21,7 @@ GATES: dict[str, Case] = {
     "SE": (lambda: ours.SqueezeExcite(8), maps()),
     "CBAM": (lambda: ours.CBAM(8), maps()),
     "scSE": (lambda: ours.SCSE(8), maps()),
-    "scSE add": (lambda: ours.SCSE(8, combine="add"), maps()),
+    "scSE add": (lambda: ours.SCSE(8, fusion="add"), maps()),
     "ECA": (lambda: ours.ECA(8), maps()),
     "BAM": (lambda: ours.BAM(8), maps()),
     "GE": (lambda: ours.GatherExcite(8), maps()),
@@ -37,12 +37,12 @@ GATES: dict[str, Case] = {
 
 
 def both(*inputs: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
-    """Several inputs for one module."""
+    """Combine several inputs for one module."""
     return lambda: tuple(x for made in inputs for x in made())
 
 
 def rows_of(width: int, batch: int = 2) -> Callable[[], tuple[Tensor, ...]]:
-    """`(batch, width)`, the same each time."""
+    """Return a `(batch, width)` input with fixed values."""
     return lambda: (torch.randn(batch, width, generator=torch.Generator().manual_seed(1)),)
 
 
@@ -50,32 +50,32 @@ PLACES: dict[str, Case] = {
     "GC": (lambda: ours.GlobalContext(8), maps()),
     "GC scale": (lambda: ours.GlobalContext(8, fusion="scale"), maps()),
     "NL": (lambda: ours.NonLocal(8), maps()),
-    "NL gaussian": (lambda: ours.NonLocal(8, kind="gaussian", scale="width"), maps()),
-    "NL dot": (lambda: ours.NonLocal(8, kind="dot"), maps()),
-    "NL concat": (lambda: ours.NonLocal(8, kind="concat"), maps()),
+    "NL gaussian": (lambda: ours.NonLocal(8, variant="gaussian", scale="width"), maps()),
+    "NL dot": (lambda: ours.NonLocal(8, variant="dot"), maps()),
+    "NL concat": (lambda: ours.NonLocal(8, variant="concat"), maps()),
     "NL pooled, without norm": (lambda: ours.NonLocal(8, pool=True, norm=False), maps()),
     "SAGAN": (lambda: ours.SelfAttention2d(8), maps()),
     "SAGAN official": (lambda: ours.SelfAttention2d(8, variant="official"), maps()),
-    "SASA": (lambda: ours.StandAloneSelfAttention(8, 12, kernel=3, heads=2), maps()),
-    "augmented": (lambda: ours.AttentionAugmentedConv2d(8, 12, heads=2), maps()),
-    "augmented with offsets": (lambda: ours.AttentionAugmentedConv2d(8, 12, heads=2, size=(6, 9)), maps()),
+    "SASA": (lambda: ours.StandAloneSelfAttention(8, 12, kernel_size=3, num_heads=2), maps()),
+    "augmented": (lambda: ours.AttentionAugmentedConv2d(8, 12, num_heads=2), maps()),
+    "augmented with offsets": (lambda: ours.AttentionAugmentedConv2d(8, 12, num_heads=2, size=(6, 9)), maps()),
     "external": (lambda: ours.ExternalAttention(8, slots=6), maps()),
     "external official": (lambda: ours.ExternalAttention(8, slots=6, variant="official"), maps()),
     "STN": (lambda: ours.SpatialTransformer(8), maps()),
     "STN attention": (lambda: ours.SpatialTransformer(8, attention=True, size=(4, 6)), maps()),
     "retina": (lambda: ours.Retina(4, 2), both(maps(), rows_of(2))),
-    "DRAW read": (lambda: ours.DrawRead(6, glimpse=3), both(maps(), rows_of(6))),
-    "DRAW write": (lambda: ours.DrawWrite(8, 6, glimpse=3), both(maps(), rows_of(6))),
+    "DRAW read": (lambda: ours.DrawRead(6, patch_size=3), both(maps(), rows_of(6))),
+    "DRAW write": (lambda: ours.DrawWrite(8, 6, patch_size=3), both(maps(), rows_of(6))),
 }
 
 
 def tokens(*shapes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
-    """Noise of such shapes, the same each time."""
+    """Return noise of the given shapes, with fixed seeds."""
     return lambda: tuple(torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes))
 
 
 class OnGrid(nn.Module):
-    """A module that is told with each call which grid its tokens come from, on one grid."""
+    """Wrapper that passes a fixed grid to a module with every call."""
 
     def __init__(self, module: nn.Module, *grid: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class OnGrid(nn.Module):
         return out
 
 
-_GRID = tokens((2, 35, 8))  # of 5 x 7
+_GRID = tokens((2, 35, 8))  # a 5 x 7 grid
 _PAIR = tokens((2, 3, 8), (2, 35, 8))
 TOKENS: dict[str, Case] = {
     "multi-head": (lambda: ours.MultiHeadAttention(8, 2), _GRID),
@@ -94,8 +94,8 @@ TOKENS: dict[str, Case] = {
     "class attention": (lambda: ours.ClassAttention(8, 2), _GRID),
     "talking heads": (lambda: ours.TalkingHeadsAttention(8, 2), _GRID),
     "cross-covariance": (lambda: ours.CrossCovarianceAttention(8, 2), _GRID),
-    "window": (lambda: OnGrid(ours.WindowAttention(8, 2, window=(5, 7)), 5, 7), _GRID),
-    "window shifted": (lambda: OnGrid(ours.WindowAttention(8, 2, window=4, shift=2), 5, 7), _GRID),
+    "window": (lambda: OnGrid(ours.WindowAttention(8, 2, window_size=(5, 7)), 5, 7), _GRID),
+    "window shifted": (lambda: OnGrid(ours.WindowAttention(8, 2, window_size=4, shift_size=2), 5, 7), _GRID),
     "sliding window": (lambda: OnGrid(ours.SlidingWindowAttention(8, 2, radius=1), 5, 7), _GRID),
     "sliding window with global tokens": (
         lambda: OnGrid(ours.SlidingWindowAttention(8, 2, radius=1, dilation=(1, 2), global_tokens=3), 4, 8),
@@ -115,5 +115,5 @@ TOKENS: dict[str, Case] = {
     ),
     "soft attention": (lambda: ours.SoftAttention(8, 6), tokens((2, 35, 8), (2, 6))),
     "hard attention": (lambda: ours.HardAttention(8, 6), tokens((2, 35, 8), (2, 6))),
-    "hard attention, argmax": (lambda: ours.HardAttention(8, 6, evaluation="argmax"), tokens((2, 35, 8), (2, 6))),
+    "hard attention, argmax": (lambda: ours.HardAttention(8, 6, eval_mode="argmax"), tokens((2, 35, 8), (2, 6))),
 }

@@ -1,4 +1,4 @@
-"""Networks that tests of `nn` share."""
+"""Shared networks for tests of `nn`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Inputs, parameters and outputs that other code gave: the authors' repositories, timm and torchvision.
+"""Inputs, parameters and recorded outputs of other code: the authors' repositories, timm and torchvision.
 
-Every parameter tensor, biases too, is filled with evenly spaced numbers from -0.5 to 0.5; norms have weight 1 and bias 0. The
+Every parameter tensor, including biases, is filled with evenly spaced numbers from -0.5 to 0.5; norms have weight 1 and bias 0. The
 numbers below were printed by the named code, in float64 and evaluation mode, with those parameters and `maps()` or `tokens()`.
 """
 
@@ -16,17 +16,17 @@ TOLERANCE = 1e-7
 
 
 def maps(columns: int = 7) -> Tensor:
-    """`(2, 32, 5, 7)`, or its first columns."""
+    """Return feature maps `(2, 32, 5, 7)`, or their first columns."""
     return torch.sin(1 + torch.arange(2 * 32 * 5 * 7, dtype=torch.float64)).reshape(2, 32, 5, 7)[..., :columns]
 
 
 def tokens() -> Tensor:
-    """`(2, 49, 32)`."""
+    """Return tokens `(2, 49, 32)`."""
     return torch.sin(1 + torch.arange(2 * 49 * 32, dtype=torch.float64)).reshape(2, 49, 32)
 
 
 def filled(module: nn.Module) -> nn.Module:
-    """The module in float64 and evaluation mode, with the parameters of the table."""
+    """Return the module in float64 and evaluation mode, with the parameters of the table."""
     module = module.double().eval()
     norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def filled(module: nn.Module) -> nn.Module:
 
 
 def waves(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Numbers for every tensor of a state dict, by its place in it and its shape, which keep the sizes of maps about as they are."""
+    """Fill the tensors of a state dict with numbers that depend on index and shape and roughly keep the scale of feature maps."""
     return {key: _wave(number, key, value) for number, (key, value) in enumerate(state.items())}
 
 
@@ -56,18 +56,18 @@ def _wave(number: int, key: str, value: Tensor) -> Tensor:
 
 
 def image(side: int) -> Tensor:
-    """`(1, 3, side, side)`."""
+    """Return an image `(1, 3, side, side)`."""
     return torch.sin(1 + 0.37 * torch.arange(3 * side * side, dtype=torch.float64)).reshape(1, 3, side, side)
 
 
 def summary(output: Tensor) -> tuple[float, float, float, float]:
-    """Sum, first, last and sum of squares, as in the table."""
+    """Return sum, first, last and sum of squares, as in the table."""
     flat = output.detach().flatten()
     return float(flat.sum()), float(flat[0]), float(flat[-1]), float(flat.square().sum())
 
 
 def check(output: Tensor, expected: tuple[float, float, float, float]) -> float:
-    """The worst difference from a row of the table, relative above 1.
+    """Return the largest difference from a row of the table, relative for numbers above 1.
 
     Raises:
         AssertionError: If it exceeds 1e-7.
@@ -80,5 +80,5 @@ def check(output: Tensor, expected: tuple[float, float, float, float]) -> float:
 
 
 def parameters(module: nn.Module) -> int:
-    """How many numbers a module learns."""
+    """Count the learned parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

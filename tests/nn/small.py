@@ -1,4 +1,4 @@
-"""Small CNNs to attach to, one way of adding each."""
+"""Small CNNs to attach to, one for each way of adding a residual branch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 
 def example() -> Tensor:
-    """Two images whose height, width and channels all differ."""
+    """Return two images whose height, width and channels all differ."""
     return torch.randn(2, 3, 14, 10, generator=torch.Generator().manual_seed(0))
 
 
 class Block(nn.Module):
-    """As in ResNet."""
+    """Basic block as in ResNet."""
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Three blocks of ResNet in two stages."""
+    """Network of three ResNet blocks in two stages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Net(nn.Module):
 
 
 def around(block: nn.Module) -> nn.Sequential:
-    """A network of one block for eight channels, `1`."""
+    """Build a network with one block for eight channels, named `1`."""
     return nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(5))
 
 
 class PreActivation(nn.Module):
-    """Norm and activation come first; the shortcut is projected from what they give."""
+    """Pre-activation block: norm and activation come first, and the shortcut projects their output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class PreActivation(nn.Module):
 
 
 class Padded(nn.Module):
-    """The shortcut skips pixels and gets channels of zeros, by functions alone."""
+    """Block whose shortcut skips pixels and pads channels with zeros, by functions alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Padded(nn.Module):
 
 
 class ScaledLast(nn.Module):
-    """As in ConvNeXt: the branch ends in channels last, a scale and a turn, then what drops it at random."""
+    """ConvNeXt-like block: the branch ends channels-last, with a scale, a permutation and stochastic depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class ScaledLast(nn.Module):
 
 
 class Pieces(nn.Module):
-    """As in Res2Net: additions between pieces, and one at the end that closes the block."""
+    """Res2Net-like block: additions between pieces, and a final one that closes the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,12 +108,12 @@ class Pieces(nn.Module):
 
 
 def deep() -> nn.Sequential:
-    """Two layers."""
+    """Build two layers."""
     return nn.Sequential(nn.Conv2d(8, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, 1, 1))
 
 
 class SideBySide(nn.Module):
-    """As in RepVGG, with deeper branches: three of them, none of them residual."""
+    """RepVGG-like block with three deeper parallel branches, none of them residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class SideBySide(nn.Module):
 
 
 class Normed(nn.Module):
-    """As in MobileOne: a norm beside one convolution, to be merged into one."""
+    """MobileOne-like block: a norm beside a convolution, to be merged into one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Normed(nn.Module):
 
 
 class Twins(nn.Module):
-    """Two branches alike."""
+    """Block with two similar branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Twins(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """As in FPN: a coarse map is added to a fine one."""
+    """FPN-like network: a coarse map is added to a fine one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Pyramid(nn.Module):
 
 
 class OneActivation(nn.Module):
-    """The branch ends in a ReLU that the block uses again after the addition, where attention must not be."""
+    """Block whose branch ends in a ReLU that runs again after the addition, where attention must not be inserted."""
 
     def __init__(self) -> None:
         super().__init__()

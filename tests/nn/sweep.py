@@ -1,4 +1,4 @@
-"""Attaching to one model after another: what `test_attach.py` asks of a few and `scripts/attach_sweep.py` of all."""
+"""Attaching to many models: `test_attach.py` checks a few, `scripts/attach_sweep.py` all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from visattn.nn import Attached, Plugged, attach
+from visattn.nn import Attachment, WithAttention, attach
 
 TIMM = """
 resnet18 resnet50d seresnet18 ecaresnet26t resnext26ts skresnet18 resnest14d res2net50_14w_8s resnetv2_18 resnetv2_50 nf_regnet_b0
@@ -21,7 +21,7 @@ inception_next_atto edgenext_xx_small poolformer_s12 caformer_s18:stage focalnet
 starnet_s050 densenet121:stage vgg11_bn:stage inception_v3:stage dla34 dpn68b hrnet_w18_small cs3darknet_s cspresnet50 darknet53
 tresnet_m legacy_xception xception41 hgnetv2_b0 ese_vovnet19b_dw:stage legacy_seresnet18 repvgg_a0:stage
 mobileone_s0:stage pnasnet5large coatnet_nano_rw_224 swin_tiny_patch4_window7_224:stage mobilevit_xxs
-""".split()  # noqa: SIM905 - one name after another reads best
+""".split()  # noqa: SIM905 - a plain list of names reads best
 TORCHVISION = """
 resnet18 resnet50 resnext50_32x4d wide_resnet50_2 convnext_tiny efficientnet_b0 efficientnet_v2_s mobilenet_v2 mobilenet_v3_small
 mnasnet0_5 regnet_x_400mf regnet_y_400mf densenet121:stage squeezenet1_1:stage shufflenet_v2_x0_5:stage vgg11_bn:stage
@@ -34,7 +34,7 @@ BACKBONES = [*(f"timm/{name}" for name in TIMM), *(f"torchvision/{name}" for nam
 
 @dataclass(frozen=True)
 class Examined:
-    """What attaching did to one model; the last three are what is promised."""
+    """Results of attaching to one model; the last three are guarantees."""
 
     name: str
     sites: int
@@ -46,12 +46,12 @@ class Examined:
 
     @property
     def kept(self) -> bool:
-        """Whether everything that is promised was kept."""
+        """True if all guarantees hold."""
         return self.sites > 0 and self.change == 0 and self.plain_checkpoint_loads and self.detached_is_identical
 
 
 def build(name: str) -> tuple[nn.Module, object]:
-    """A model with random weights, and a small input for it."""
+    """Build a model with random weights, and a small input for it."""
     library, model = name.partition(":")[0].split("/")
     if library == "timm":
         fixed = "swin" in model or "coatnet" in model
@@ -71,13 +71,13 @@ def build(name: str) -> tuple[nn.Module, object]:
 
 
 def logits(model: nn.Module, example: object) -> list[Tensor]:
-    """All tensors that a model gives."""
+    """Return all tensors in a model's output."""
     with torch.no_grad():
         return [leaf for leaf in torch.utils._pytree.tree_leaves(model(example)) if isinstance(leaf, Tensor)]
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:
-    """The largest difference; infinite if shapes differ or anything is not finite."""
+    """Return the largest difference; infinite if shapes differ or a value is not finite."""
     if [one.shape for one in before] != [one.shape for one in after] or not all(one.isfinite().all() for one in before):
         return float("inf")
     return max(
@@ -86,8 +86,8 @@ def difference(before: list[Tensor], after: list[Tensor]) -> float:
     )
 
 
-def examine(name: str, then: Callable[[nn.Module, object, Attached], object] = lambda *_: None) -> Examined:
-    """Attach CBAM to a model, load the plain checkpoint, and detach."""
+def examine(name: str, then: Callable[[nn.Module, object, Attachment], object] = lambda *_: None) -> Examined:
+    """Attach CBAM to a model, load the original checkpoint, and detach."""
     torch.manual_seed(0)
     model, example = build(name)
     model.eval()
@@ -102,7 +102,7 @@ def examine(name: str, then: Callable[[nn.Module, object, Attached], object] = l
     rows = handle.rows()
     handle.detach()
     same = all(one is two for one, two in zip(objects, model.modules(), strict=True)) and not any(
-        isinstance(one, Plugged) for one in objects
+        isinstance(one, WithAttention) for one in objects
     )
     identical = same and difference(before, logits(model, example)) == 0
     return Examined(name, len(handle.sites), rows[-1]["parameters"], rows[-1]["macs"], change, loads, identical)

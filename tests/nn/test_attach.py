@@ -1,4 +1,4 @@
-"""Attaching to whole models: that nothing changes, initial values, costs, and what is refused."""
+"""Attaching to whole models: unchanged outputs, initialization, costs and errors."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.nn.attaching import Silence
 from tests.nn.small import Net, example
 from tests.nn.sweep import BACKBONES, examine, logits
 from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
-from visattn.nn import ATTENTION, CBAM, Plugged, SqueezeExcite, attach
+from visattn.nn import ATTENTION, CBAM, SqueezeExcite, WithAttention, attach
 
 FEW = """
 timm/resnet18 timm/seresnet18 timm/convnext_atto timm/mobilenetv3_small_050 timm/dpn48b timm/densenet121:stage timm/resnet18:layer[34].*.bn1
 torchvision/resnet18 torchvision/mnasnet0_5 torchvision/shufflenet_v2_x0_5:depthwise torchvision/squeezenet1_1:stage
 torchvision/swin_t:stage torchvision/fasterrcnn_mobilenet_v3_large_320_fpn torchvision/lraspp_mobilenet_v3_large
-""".split()  # noqa: SIM905 - one name after another reads best
+""".split()  # noqa: SIM905 - a plain list of names reads best
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
-def test_attached_model_is_the_model(name: str, figures: Figures) -> None:
+def test_attaching_does_not_change_the_output(name: str, figures: Figures) -> None:
     ran: set[nn.Module] = set()
 
-    def attention_runs(model: nn.Module, pixels: object, handle: visattn.nn.Attached) -> None:
+    def attention_runs(model: nn.Module, pixels: object, handle: visattn.nn.Attachment) -> None:
         for site in handle.sites:
             site.module.register_forward_hook(lambda module, *_: ran.add(module))
         logits(model, pixels)
@@ -50,7 +50,7 @@ def test_the_sweep_names_models_of_both_libraries() -> None:
     assert {name.split("/")[0] for name in BACKBONES} == {"timm", "torchvision"}
 
 
-def test_training_forward_is_the_same_too(net: Net) -> None:
+def test_attaching_does_not_change_the_output_in_training_mode(net: Net) -> None:
     plain = copy.deepcopy(net).train()
     handle = attach(net, "cbam", example=example())
     net.train()
@@ -59,7 +59,7 @@ def test_training_forward_is_the_same_too(net: Net) -> None:
     assert all(torch.equal(one, two) for one, two in states), "running statistics differ"
 
 
-def test_paper_changes_the_model_and_identity_is_why_it_is_not_the_default(net: Net) -> None:
+def test_init_paper_changes_the_output(net: Net) -> None:
     before = net(example())
     handle = attach(net, "se", init="paper", example=example())
     assert not torch.allclose(net(example()), before, atol=1e-3)
@@ -86,9 +86,9 @@ def test_two_sigmoids_are_the_identity_without_a_gate(net: Net, name: str) -> No
 
 @pytest.mark.parametrize("name", ["cbam", "simam"])
 def test_two_sigmoids_are_refused_where_they_are_not_the_identity(net: Net, name: str) -> None:
-    with pytest.raises(OptionError, match=r"init='two_sigmoid' must make \w+ give half of it .* Use init='identity'"):
+    with pytest.raises(OptionError, match=r"init='two_sigmoid' requires that \w+ returns half its input .* Use init='identity'"):
         attach(net, name, init="two_sigmoid", example=example())
-    assert not any(isinstance(module, Plugged) for module in net.modules())
+    assert not any(isinstance(module, WithAttention) for module in net.modules())
 
 
 @pytest.mark.parametrize("name", ["gc", "nl", "sagan"])
@@ -101,12 +101,12 @@ def test_zero_last_is_the_identity_without_a_gate(net: Net, name: str) -> None:
 
 
 def test_zero_last_is_refused_where_it_is_not_the_identity(net: Net) -> None:
-    with pytest.raises(OptionError, match="init='zero_last' must make SqueezeExcite give what it is given"):
+    with pytest.raises(OptionError, match="init='zero_last' requires that SqueezeExcite returns its input"):
         attach(net, "se", init="zero_last", example=example())
 
 
 @pytest.mark.parametrize(("gate", "learns"), [(0.0, False), (1e-3, True)])
-def test_a_gate_of_zero_learns_first_alone(net: Net, gate: float, learns: bool) -> None:
+def test_with_a_gate_of_zero_only_the_gate_learns_in_the_first_step(net: Net, gate: float, learns: bool) -> None:
     handle = attach(net, "se", init=gate, example=example())
     net(example()).square().sum().backward()
     gradients = {key: parameter.grad for key, parameter in handle.named_parameters()}
@@ -125,12 +125,10 @@ FROM_ZERO: dict[str, Callable[[bool], nn.Module]] = {
 @pytest.mark.parametrize("gate", [0.0, 0.3])
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("library", list(FROM_ZERO))
-def test_learning_begins_a_step_later_where_branches_begin_at_zero(library: str, zero: bool, gate: float) -> None:
+def test_zero_initialized_branches_delay_learning_by_one_step(library: str, zero: bool, gate: float) -> None:
     torch.manual_seed(0)
     model, pixels = FROM_ZERO[library](zero).train(), torch.randn(4, 3, 64, 64)
-    told = (
-        r"'layer1\.0\.bn2' and 7 more give only zeros at first, so init=0\.3 lets nothing learn there in the first step\. Build"
-    )
+    told = r"'layer1\.0\.bn2' and 7 more return only zeros at first, so with init=0\.3 nothing there learns in the first step\. Build"
     with pytest.warns(VisattnWarning, match=told) if zero and gate else _no_warning():
         handle = attach(model, "se", init=gate, example=pixels)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -148,7 +146,7 @@ def test_learning_begins_a_step_later_where_branches_begin_at_zero(library: str,
     assert attention == (not zero and gate > 0, gate > 0 or not zero, True)
 
 
-def test_device_dtype_and_training_are_those_of_the_place() -> None:
+def test_attention_takes_the_device_dtype_and_mode_of_its_site() -> None:
     model = Net().to(torch.bfloat16).eval()
     model.layer1.train()
     with pytest.warns(VisattnWarning, match=r"'layer2.0.bn2' stay in evaluation") if model.training else _no_warning():
@@ -172,7 +170,7 @@ def test_autocast_runs_and_keeps_the_output(net: Net) -> None:
         assert torch.equal(net(example()), before)
 
 
-def test_costs_are_those_of_the_formula() -> None:
+def test_parameters_and_macs_equal_the_formula() -> None:
     model = torchvision.models.resnet50()
     plain = sum(parameter.numel() for parameter in model.parameters())
     handle = attach(model.to("meta"), "se", init="paper", dry_run=True)
@@ -191,7 +189,7 @@ def test_summary_is_a_table_with_a_total(net: Net) -> None:
     assert sum(parameter.numel() for parameter in handle.parameters()) == 90
 
 
-def test_every_run_of_a_place_is_counted() -> None:
+def test_macs_count_every_call_of_a_site() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -205,7 +203,7 @@ def test_every_run_of_a_place_is_counted() -> None:
     assert macs == [2 * 2 * 2 * 3 + (2 + 2) * conv, 2 * 2 * 2 * 3 + (6 + 2) * conv]
 
 
-def test_attention_that_must_see_numbers_has_no_count() -> None:
+def test_attention_with_data_dependent_control_flow_has_no_macs() -> None:
     class Peeks(Silence):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.max().item() > 0 else -x
@@ -221,7 +219,7 @@ def test_a_dry_run_changes_nothing_and_draws_no_random_number(net: Net) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(one is two for one, two in zip(objects, net.modules(), strict=True))
     assert handle.rows()[-1]["parameters"] > 0
-    with pytest.raises(ModelError, match="nothing is attached: it was detached before, or attach was told dry_run=True"):
+    with pytest.raises(ModelError, match="nothing is attached: it was already detached, or attach ran with dry_run=True"):
         handle.detach()
 
 
@@ -243,7 +241,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no module": (
         {"attention": lambda channels: channels},
         OptionError,
-        r"must give a torch\.nn\.Module for 'layer1\.0\.bn2', got int",
+        r"must return a torch\.nn\.Module for 'layer1\.0\.bn2', got int",
     ),
     "option": (
         {"reducton": 4},
@@ -256,7 +254,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "fails": (
         {"attention": lambda c: nn.Conv2d(c + 1, c, 1)},
         ShapeError,
-        r"must take \(2, 8, 14, 10\) at 'layer1\.0\.bn2', got: Given groups=1",
+        r"must accept \(2, 8, 14, 10\) at 'layer1\.0\.bn2', got: Given groups=1",
     ),
     "pattern": ({"where": "layer9.*.bn2"}, OptionError, r"no module matches 'layer9\.\*\.bn2'\. Nearest: layer\d"),
     "arguments": ({"attention": lambda channels, width: None}, OptionError, r"cannot be built from channels: missing .*'width'"),
@@ -268,24 +266,28 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "where": ({"where": 3}, OptionError, r"where must be a preset, a pattern, a list of names or a function, got int"),
     "preset": ({"where": "residul"}, OptionError, r"no module matches 'residul'\. Nearest: residual\."),
     "name": ({"where": ["layer1.0.bn3"]}, OptionError, r"no module is called 'layer1\.0\.bn3'\. Nearest: layer1\.0\.bn2"),
-    "no names": ({"where": []}, OptionError, r"where must name a module, got none"),
-    "function": ({"where": lambda *_: False}, OptionError, r"the function says no to all \d+ modules"),
-    "no depthwise": ({"where": "depthwise"}, OptionError, r"Net has no depthwise convolution\. Name modules or a pattern"),
-    "no maps": ({"where": ["fc"]}, ShapeError, r"'fc' must give maps, \(B, C, H, W\) or \(B, H, W, C\), got \(2, 5\)"),
+    "no names": ({"where": []}, OptionError, r"where must name at least one module, got none"),
+    "function": ({"where": lambda *_: False}, OptionError, r"where= is a function that returned False for all \d+ modules"),
+    "no depthwise": (
+        {"where": "depthwise"},
+        OptionError,
+        r"Net has no depthwise convolution\. Pass names of modules or a pattern",
+    ),
+    "no maps": ({"where": ["fc"]}, ShapeError, r"'fc' must return maps, \(B, C, H, W\) or \(B, H, W, C\), got \(2, 5\)"),
     "wrong layout": (
         {"layout": "NHWC"},
         ShapeError,
-        r"'layer1\.0\.bn2' must give 8 channels, got 10 in \(2, 8, 14, 10\) as NHWC",
+        r"'layer1\.0\.bn2' must return 8 channels, got 10 in \(2, 8, 14, 10\) as NHWC",
     ),
     "init": ({"init": "zero"}, OptionError, r"unknown init 'zero'; did you mean 'zero_last'\? Known: identity, paper"),
     "layout": ({"layout": "NLC"}, OptionError, r"unknown layout 'NLC'\. Known: auto, NCHW, NHWC"),
     "number": ({"init": float("nan")}, OptionError, r"init must be a name or a finite number, got nan"),
     "no number": ({"min_channels": "few"}, OptionError, r"min_channels must be a whole number of at least 1, got 'few'"),
-    "narrow": ({"min_channels": 13}, OptionError, r"min_channels must leave a place, got 13 where the widest has 12"),
+    "narrow": ({"min_channels": 13}, OptionError, r"min_channels must be at most 12, the channels of the widest site, got 13"),
     "example": (
         {"example": torch.randn(1, 4, 8, 8)},
         OptionError,
-        r"the model refuses the example: .*Pass example= as the model takes it",
+        r"the model failed on the example: .*Pass example= as the model takes it",
     ),
 }
 
@@ -301,37 +303,37 @@ def test_what_cannot_be_attached_is_refused_and_nothing_is_changed(net: Net, nam
     assert not any(module._forward_hooks for module in net.modules())
 
 
-def test_a_place_takes_attention_once(net: Net) -> None:
+def test_attaching_twice_at_one_site_is_refused(net: Net) -> None:
     attach(net, "cbam", example=example())
-    with pytest.raises(OptionError, match=r"'layer1\.0\.bn2' has attention already \(CBAM\)\. Detach that first"):
+    with pytest.raises(OptionError, match=r"'layer1\.0\.bn2' already has attention \(CBAM\)\. Detach that first"):
         attach(net, "se", example=example())
 
 
-def test_a_module_in_two_places_is_refused() -> None:
+def test_a_module_shared_by_two_names_is_refused() -> None:
     act = nn.ReLU()
     model = nn.Sequential(nn.Conv2d(3, 4, 1), act, nn.Conv2d(4, 4, 1), act)
-    with pytest.raises(OptionError, match="'1' and '3' are one module, which would have attention in both places"):
+    with pytest.raises(OptionError, match="'1' and '3' are the same module, so both would get attention"):
         attach(model, "se", where=["3"], example=torch.randn(1, 3, 4, 4))
 
 
 def test_tokens_are_refused() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(2))
-    with pytest.raises(ShapeError, match=r"'1' must give maps.*got \(1, 4, 16\)\. Those are tokens"):
+    with pytest.raises(ShapeError, match=r"'1' must return maps.*got \(1, 4, 16\)\. Those are tokens"):
         attach(model, "se", where=["1"], example=torch.randn(1, 3, 4, 4))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_script_is_refused() -> None:
+def test_a_torchscript_model_is_refused() -> None:
     with pytest.raises(ModelError, match=r"must be a Python module, got .*ScriptModule, whose code is fixed"):
         attach(torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 1))), "se")
 
 
-def test_no_module_is_refused() -> None:
+def test_a_model_that_is_not_a_module_is_refused() -> None:
     with pytest.raises(OptionError, match=r"model must be a torch\.nn\.Module, got str"):
         attach("resnet18", "se")  # type: ignore[arg-type]
 
 
-def test_module_that_the_model_reaches_by_another_way_is_told() -> None:
+def test_warns_if_the_model_calls_a_module_through_another_reference() -> None:
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -342,5 +344,5 @@ def test_module_that_the_model_reaches_by_another_way_is_told() -> None:
             out: Tensor = self.order[0](x)
             return out
 
-    with pytest.warns(VisattnWarning, match="'a' ran before and does not run with attention"):
+    with pytest.warns(VisattnWarning, match="'a' ran before but does not run with attention"):
         visattn.attach(Listed(), "se", ["a"], example=torch.randn(1, 3, 8, 8))

@@ -1,4 +1,4 @@
-"""Attached attention in checkpoints, optimizers, distributed training and tools that rewrite models; undoing it."""
+"""Attached attention in checkpoints, optimizers, distributed training and model transformations; detaching."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.nn.attaching import names
 from tests.nn.small import Net, example
 from tests.nn.sweep import difference, logits
 from visattn.errors import ModelError, OptionError, VisattnWarning
-from visattn.nn import Plugged, attach
+from visattn.nn import WithAttention, attach
 
 
-def test_plain_checkpoint_loads_and_what_it_lacks_is_told(net: Net) -> None:
+def test_plain_checkpoint_loads_and_its_missing_keys_are_listed(net: Net) -> None:
     state = {key: torch.randn_like(value) if value.is_floating_point() else value for key, value in net.state_dict().items()}
     handle = attach(net, "cbam", example=example(), init=0.5)
     kept = {key: value.clone() for key, value in handle.state_dict().items()}
@@ -50,7 +50,7 @@ def test_a_checkpoint_of_the_attached_model_loads_into_one_freshly_attached(net:
     assert torch.equal(alone(example()), expected)
 
 
-def test_versions_of_the_state_are_those_of_the_model_before(net: Net) -> None:
+def test_base_state_dict_keeps_the_version_metadata(net: Net) -> None:
     plain = net.state_dict()._metadata  # type: ignore[attr-defined]
     state: Any = attach(net, "se", example=example()).base_state_dict()
     assert state._metadata == plain
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_lacks_some_of_the_sites_is_incomplete(net: Net, lost:
     assert sorted(told.missing_keys) == sorted(f"backbone.{key}" for key in expected)
 
 
-def test_loads_that_follow_each_other_are_judged_one_by_one(net: Net) -> None:
+def test_consecutive_loads_are_checked_independently(net: Net) -> None:
     plain = copy.deepcopy(net.state_dict())
     handle = attach(net, "se", example=example())
     whole, copied = copy.deepcopy(net.state_dict()), copy.deepcopy(net)
@@ -87,7 +87,7 @@ def test_loads_that_follow_each_other_are_judged_one_by_one(net: Net) -> None:
         for state in (whole, plain, whole, handle.base_state_dict()):
             model.load_state_dict(state, strict=True)
     inner = attach(net, "eca", where=["stem"], example=example())
-    net.load_state_dict(whole, strict=True)  # which is plain to what was attached later
+    net.load_state_dict(whole, strict=True)  # to attention attached later, it is an original checkpoint
     assert handle.supplied == ()
     assert list(inner.supplied) == [key for key in inner.state_dict() if key.startswith("stem.")]
 
@@ -107,7 +107,7 @@ def test_nested_attention_loads_a_plain_checkpoint(net: Net) -> None:
     assert list(inner.base_state_dict()) == list(state)
 
 
-def test_detaching_gives_the_same_objects_back(net: Net) -> None:
+def test_detaching_restores_the_same_module_objects(net: Net) -> None:
     objects, before = list(net.named_modules()), net(example())
     handle = attach(net, "cbam", example=example(), init=0.5)
     assert not torch.equal(net(example()), before)
@@ -115,16 +115,16 @@ def test_detaching_gives_the_same_objects_back(net: Net) -> None:
     assert [name for name, _ in objects] == [name for name, _ in net.named_modules()]
     assert all(one is two for (_, one), two in zip(objects, net.modules(), strict=True))
     assert torch.equal(net(example()), before)
-    with pytest.raises(ModelError, match="nothing is attached: it was detached before"):
+    with pytest.raises(ModelError, match="nothing is attached: it was already detached"):
         handle.detach()
 
 
 def test_nothing_is_detached_from_a_model_that_was_changed(net: Net) -> None:
     handle = attach(net, "se", example=example())
     net.layer1[0].bn2 = nn.BatchNorm2d(8)
-    with pytest.raises(ModelError, match=r"'layer1\.0\.bn2' is no longer what attach put there, so nothing was detached"):
+    with pytest.raises(ModelError, match=r"'layer1\.0\.bn2' has been replaced since attach, so nothing was detached"):
         handle.detach()
-    assert isinstance(net.layer2[0].bn2, Plugged)
+    assert isinstance(net.layer2[0].bn2, WithAttention)
 
 
 def test_a_step_trains_the_attention(net: Net) -> None:
@@ -132,7 +132,7 @@ def test_a_step_trains_the_attention(net: Net) -> None:
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     before = {key: value.clone() for key, value in handle.named_parameters()}
-    for _ in range(2):  # the gate learns in the first step, the attention from the second on
+    for _ in range(2):  # the gate learns in the first step, the attention from the second
         optimizer.zero_grad()
         net(example()).square().sum().backward()
         optimizer.step()
@@ -140,7 +140,7 @@ def test_a_step_trains_the_attention(net: Net) -> None:
     assert {"gate", "weight"} <= moved
 
 
-def test_an_optimizer_gets_the_attention_once_and_loses_it_again(net: Net) -> None:
+def test_join_adds_the_parameters_once_and_detach_removes_them(net: Net) -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
     groups = len(optimizer.param_groups)
     handle = attach(net, "se", example=example())
@@ -156,17 +156,15 @@ def test_an_optimizer_gets_the_attention_once_and_loses_it_again(net: Net) -> No
     assert set(optimizer.state) <= set(net.parameters())
 
 
-def test_an_optimizer_that_lacks_the_attention_is_told(net: Net) -> None:
+def test_an_optimizer_without_the_attention_parameters_is_refused(net: Net) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     handle = attach(net, "se", example=example())
-    with pytest.raises(
-        OptionError, match=r"SGD must be given all parameters of the attention, got all but 15, such as 'layer1\.0\.bn2\.gate'"
-    ):
+    with pytest.raises(OptionError, match=r"SGD lacks 15 parameters of the attention, such as 'layer1\.0\.bn2\.gate'"):
         handle.check(optimizer)
     handle.check(torch.optim.SGD(net.parameters(), lr=0.1))
 
 
-def test_what_is_no_optimizer_is_refused(net: Net) -> None:
+def test_join_refuses_what_is_not_an_optimizer(net: Net) -> None:
     handle = attach(net, "se", example=example())
     with pytest.raises(OptionError, match=r"optimizer must be a torch\.optim\.Optimizer, got str"):
         handle.join("sgd")  # type: ignore[arg-type]
@@ -176,20 +174,20 @@ def test_an_optimizer_with_a_scheduler_is_refused(net: Net) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     handle = attach(net, "se", example=example())
-    with pytest.raises(OptionError, match="optimizer must have no scheduler yet"):
+    with pytest.raises(OptionError, match="optimizer must not have a scheduler yet"):
         handle.join(optimizer)
 
 
-def test_norms_that_would_never_learn_their_statistics_are_told(net: Net) -> None:
+def test_warns_if_norms_stay_in_evaluation_mode_during_training(net: Net) -> None:
     net.train()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
-    with pytest.warns(VisattnWarning, match=r"'layer1\.0\.bn2' and 2 more stay in evaluation mode in a model that trains"):
+    with pytest.warns(VisattnWarning, match=r"'layer1\.0\.bn2' and 2 more stay in evaluation mode while the model trains"):
         attach(net, "cbam", example=example())
 
 
-def test_attention_that_does_not_run_is_told() -> None:
+def test_warns_if_a_module_did_not_run_in_the_forward_pass() -> None:
     class Helped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -199,17 +197,17 @@ def test_attention_that_does_not_run_is_told() -> None:
             x = self.body(x)
             return x + self.helper(x).mean() if self.training else x
 
-    with pytest.warns(VisattnWarning, match="'helper' did not run in the forward, so attention there may never run"):
+    with pytest.warns(VisattnWarning, match="'helper' did not run in the forward pass, so attention there may never run"):
         handle = attach(Helped(), "se", where=["helper"], example=torch.randn(1, 3, 4, 4))
     assert handle.sites[0].channels == 2
 
 
-def test_distributed_training_takes_it(net: Net, tmp_path: Path) -> None:
+def test_attached_model_trains_with_distributed_data_parallel(net: Net, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         handle = attach(net, "cbam", example=example())
         parallel = nn.parallel.DistributedDataParallel(net.train())
-        for _ in range(2):  # a second forward fails if a parameter got no gradient in the first
+        for _ in range(2):  # a second forward pass fails if a parameter got no gradient in the first
             parallel(example()).square().sum().backward()
         assert all(parameter.grad is not None for parameter in handle.parameters())
         with pytest.raises(ModelError, match=r"must not be wrapped or compiled yet, got DistributedDataParallel"):
@@ -218,8 +216,8 @@ def test_distributed_training_takes_it(net: Net, tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-def opened(net: Net) -> tuple[Net, visattn.nn.Attached, Tensor]:
-    """With gates of a half, so that losing the attention shows."""
+def opened(net: Net) -> tuple[Net, visattn.nn.Attachment, Tensor]:
+    """Set gates to 1/2, so that lost attention changes the output."""
     before = net(example())
     handle = attach(net, "cbam", example=example(), init=0.5)
     after = net(example()).detach()
@@ -251,7 +249,7 @@ def test_fusing_keeps_the_attention_of_resnet() -> None:
     assert difference(plain, fused) > 1e-2 * float(plain[0].abs().max())
 
 
-def test_compiled_in_one_graph(net: Net) -> None:
+def test_attached_model_compiles_in_one_graph(net: Net) -> None:
     model, _, expected = opened(net)
     compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(example()), expected)
@@ -259,7 +257,7 @@ def test_compiled_in_one_graph(net: Net) -> None:
         attach(compiled, "se", example=example())
 
 
-def test_exported(net: Net) -> None:
+def test_attached_model_is_exported(net: Net) -> None:
     model, _, expected = opened(net)
     assert torch.equal(torch.export.export(model, (example(),)).module()(example()), expected)
 
@@ -272,7 +270,7 @@ def test_traced_by_fx_with_its_attention(net: Net) -> None:
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
-def test_copied_and_saved_whole(net: Net, how: str) -> None:
+def test_attached_model_is_copied_and_saved(net: Net, how: str) -> None:
     model, _, expected = opened(net)
     if how == "save":
         buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""What every module must survive: precisions, memory formats, compilers, copies, and the smallest inputs."""
+"""Requirements on every module: dtypes, memory formats, compilers, copies and minimal inputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ATTACHED = sorted(ours.ATTENTION)
 
 
 def built(case: Case) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The module in evaluation mode with the same parameters each time, none of them zero, and its input."""
+    """Build a module in evaluation mode with fixed nonzero parameters, and its input."""
     torch.manual_seed(0)
     make, given = case
     module = make().eval()
     with torch.no_grad():
-        for parameter in module.parameters():  # what starts at zero would hide the rest
+        for parameter in module.parameters():  # parameters that start at zero would hide the rest
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return module, given()
 
@@ -58,7 +58,7 @@ def test_every_parameter_and_input_gets_a_finite_gradient(name: str) -> None:
             assert torch.isfinite(tensor.grad).all(), what
 
 
-UNUSED = {("location score", "input 1")}  # which sees no keys
+UNUSED = {("location score", "input 1")}  # it does not use the keys
 
 
 @pytest.mark.parametrize("name", list(EVERY))
@@ -76,19 +76,19 @@ def test_autocast_to_bfloat16_stays_near_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(MAPS))
-def test_channels_last_gives_the_same_and_stays(name: str) -> None:
+def test_channels_last_gives_the_same_output_and_is_kept(name: str) -> None:
     module, given = built(MAPS[name])
     last = tuple(x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in given)
     with torch.no_grad():
         expected, found = module(*given), module(*last)
     assert close(expected, found)
-    if name != "DRAW read":  # whose glimpses go to linear layers
+    if name != "DRAW read":  # its glimpses go to linear layers
         assert all(x.is_contiguous(memory_format=torch.channels_last) for x in outputs(found) if x.ndim == 4)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(EVERY))
-def test_compiled_in_one_graph_gives_the_same(name: str) -> None:
+def test_compiled_in_one_graph_gives_the_same_output(name: str) -> None:
     module, given = built(EVERY[name])
     with torch.no_grad():
         assert close(torch.compile(module, backend="eager", fullgraph=True)(*given), module(*given))
@@ -96,21 +96,21 @@ def test_compiled_in_one_graph_gives_the_same(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(EVERY))
-def test_exported_gives_the_same(name: str) -> None:
+def test_exported_module_gives_the_same_output(name: str) -> None:
     module, given = built(EVERY[name])
     with torch.no_grad():
         assert close(torch.export.export(module, given).module()(*given), module(*given))
 
 
 @pytest.mark.parametrize("name", ATTACHED)
-def test_traced_by_fx_gives_the_same(name: str) -> None:
+def test_module_traced_by_fx_gives_the_same_output(name: str) -> None:
     module, given = built((lambda: nn.Sequential(ours.ATTENTION[name](8)), GATES["SE"][1]))
     with torch.no_grad():
         assert close(fx.symbolic_trace(module)(*given), module(*given))
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-def test_copies_give_the_same(name: str) -> None:
+def test_copies_give_the_same_output(name: str) -> None:
     module, given = built(EVERY[name])
     stored = io.BytesIO()
     torch.save(module, stored)
@@ -123,7 +123,7 @@ def test_copies_give_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 5, 7), (1, 8, 1, 1), (2, 3, 1, 9), (1, 64, 3, 2)])
 @pytest.mark.parametrize("name", ATTACHED)
-def test_smallest_maps(name: str, shape: tuple[int, ...]) -> None:
+def test_smallest_feature_maps_give_finite_outputs(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     module, x = ours.ATTENTION[name](shape[1]).eval(), torch.randn(shape)
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_smallest_maps(name: str, shape: tuple[int, ...]) -> None:
 def test_a_single_value_in_training_works_or_is_refused_in_one_line(name: str) -> None:
     module, single = ours.ATTENTION[name](8).train(), torch.randn(1, 8, 1, 1)
     normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
-    if normed and name != "coord":  # whose norm sees a row and a column
+    if normed and name != "coord":  # its norm gets a row and a column
         with pytest.raises(ShapeError, match="cannot train on one value per channel"):
             module(single)
     else:
@@ -171,4 +171,4 @@ def test_width_below_one_is_refused(name: str, channels: int) -> None:
 def test_every_public_module_is_among_the_cases() -> None:
     met = {type(part) for case in EVERY.values() for part in built(case)[0].modules()}
     public = {value for name in ours.__all__ if isinstance(value := getattr(ours, name), type) and issubclass(value, nn.Module)}
-    assert public - met == {ours.Plugged}  # which is around modules of others
+    assert public - met == {ours.WithAttention}  # it wraps other modules

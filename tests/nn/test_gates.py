@@ -68,7 +68,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def means(x: Map) -> Map:
-    """`[channel][0][0]`: over the map."""
+    """Compute the means over each map, indexed `[channel][0][0]`."""
     return [[[mean([value for row in plane for value in row])]] for plane in x]
 
 
@@ -127,9 +127,9 @@ def scse(module: SCSE, x: Map) -> Map:
 
     def at(c: int, i: int, j: int) -> float:
         by_channel, by_place = sigmoid(channel[c][0][0]), sigmoid(spatial[0][i][j])
-        if module.combine == "max":
+        if module.fusion == "max":
             return max(x[c][i][j] * by_channel, x[c][i][j] * by_place)
-        if module.combine == "add":
+        if module.fusion == "add":
             return x[c][i][j] * by_channel + x[c][i][j] * by_place
         return x[c][i][j] * by_channel * by_place
 
@@ -162,7 +162,7 @@ def bam(module: BAM, x: Map, dilation: int) -> Map:
 
 
 def averages(x: Map, extent: int) -> Map:
-    """Means of `2 extent - 1` rows and columns around every `extent`-th place, of those that exist."""
+    """Compute means over `2 extent - 1` rows and columns around every `extent`-th position, ignoring padding."""
     channels, rows, columns = size(x)
 
     def at(c: int, i: int, j: int) -> float:
@@ -217,7 +217,7 @@ def coordinate(module: CoordinateAttention, x: Map) -> Map:
 
 
 def triplet(module: TripletAttention, x: Map, kernel: int) -> Map:
-    """The paper's three permutations, each gated over its own channels and turned back."""
+    """Apply the paper's three permutations: each is gated over its own channels and permuted back."""
 
     def gated(u: Map, branch: int) -> Map:
         _, rows, columns = size(u)
@@ -246,7 +246,7 @@ def simam(module: SimAM, x: Map) -> Map:
 
 
 def resampled(x: Map, rows: int, columns: int) -> Map:
-    """Bilinear, pixels being squares: the center of pixel `i` of `n` lies at `(i + 1/2) / n`."""
+    """Resize bilinearly with square pixels: the center of pixel `i` of `n` lies at `(i + 1/2) / n`."""
     channels, tall, wide = size(x)
 
     def near(position: int, fine: int, coarse: int) -> tuple[int, int, float]:
@@ -272,7 +272,7 @@ def attention_gate(module: AttentionGate, x: Map, gate: Map) -> Map:
 
 
 def shaken(module: nn.Module) -> Any:
-    """The module in float64 and evaluation mode, no two of its numbers alike, running statistics included."""
+    """Return the module in float64 and evaluation mode with distinct numbers everywhere, including running statistics."""
     module = module.double().eval()
     with torch.no_grad():
         for name, values in module.state_dict().items():
@@ -293,10 +293,10 @@ ORACLES: dict[str, Case] = {
     "CBAM official": (lambda: CBAM(4, 2), cbam, {}),
     "CBAM paper": (lambda: CBAM(4, 2, variant="paper"), cbam, {}),
     "scSE max": (lambda: SCSE(4), scse, {}),
-    "scSE add": (lambda: SCSE(4, width=3, combine="add"), scse, {}),
-    "scSE multiply": (lambda: SCSE(4, combine="multiply"), scse, {}),
-    "ECA": (lambda: ECA(4, kernel=3), eca, {}),
-    "ECA wider than the channels": (lambda: ECA(4, kernel=11), eca, {}),
+    "scSE add": (lambda: SCSE(4, width=3, fusion="add"), scse, {}),
+    "scSE multiply": (lambda: SCSE(4, fusion="multiply"), scse, {}),
+    "ECA": (lambda: ECA(4, kernel_size=3), eca, {}),
+    "ECA wider than the channels": (lambda: ECA(4, kernel_size=11), eca, {}),
     "BAM official": (lambda: BAM(4, 2, dilation=2), bam, {"dilation": 2}),
     "BAM paper": (lambda: BAM(4, width=3, variant="paper"), bam, {"dilation": 4}),
     **{
@@ -316,7 +316,7 @@ ORACLES: dict[str, Case] = {
     ),
     "coordinate": (lambda: CoordinateAttention(4), coordinate, {}),
     "triplet": (lambda: TripletAttention(4), triplet, {"kernel": 7}),
-    "triplet of 3": (lambda: TripletAttention(4, kernel=3), triplet, {"kernel": 3}),
+    "triplet of 3": (lambda: TripletAttention(4, kernel_size=3), triplet, {"kernel": 3}),
     "SimAM": (lambda: SimAM(4), simam, {}),
     "SimAM as on ImageNet": (lambda: SimAM(4, regularization=0.1), simam, {}),
 }
@@ -349,7 +349,7 @@ def test_se_takes_the_weights_of_other_libraries(build: Callable[[], nn.Module])
 
 
 @pytest.mark.parametrize("variant", ["official", "paper"])
-def test_cbam_equals_timm_once_the_planes_are_in_one_order(variant: Any) -> None:
+def test_cbam_equals_timm_with_pooled_planes_in_the_same_order(variant: Any) -> None:
     module, x = shaken(CBAM(32, variant=variant)), random_maps(32)
     swapped = variant == "official"
     other = CbamModule(32, mlp_bias=swapped).double().eval()
@@ -474,7 +474,7 @@ def test_cbam_multiplies_by_one_gate_after_the_other() -> None:
     assert torch.equal(inputs()[0] * channels * places, output)
 
 
-def test_scse_publishes_both_gates_and_what_became_of_them() -> None:
+def test_scse_publishes_both_gates_and_the_gate_that_was_applied() -> None:
     build, inputs = GATES["scSE"]
     gates = dict(published(build().eval(), *inputs())[1])
     assert list(gates) == ["channel_gate", "spatial_gate", "gate"]
@@ -484,7 +484,7 @@ def test_scse_publishes_both_gates_and_what_became_of_them() -> None:
     assert torch.equal(gates["gate"][~up], both.amin(0)[~up])
 
 
-def test_bam_publishes_one_more_than_the_papers_map() -> None:
+def test_bam_publishes_one_plus_the_map_of_the_paper() -> None:
     build, inputs = GATES["BAM"]
     ((role, gate),) = published(build().eval(), *inputs())[1]
     assert role == "gate"
@@ -501,7 +501,7 @@ def test_selective_kernel_publishes_shares_of_its_branches() -> None:
     torch.testing.assert_close(mixed, output)
 
 
-def test_a_gate_that_only_listeners_need_is_not_made_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_for_listeners_only_is_not_computed_without_a_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = SCSE(8), random_maps(8).float()
 
     def refuse(*_: object) -> None:
@@ -513,7 +513,7 @@ def test_a_gate_that_only_listeners_need_is_not_made_for_nobody(monkeypatch: pyt
         published(module, x)
 
 
-def test_simam_of_a_single_place_is_finite_and_its_slope_too() -> None:
+def test_simam_of_a_single_position_has_a_finite_output_and_gradient() -> None:
     x = torch.randn(2, 3, 1, 1, requires_grad=True)
     y = SimAM(3)(x)
     torch.testing.assert_close(y, x * torch.tensor(0.5).sigmoid())
@@ -523,14 +523,14 @@ def test_simam_of_a_single_place_is_finite_and_its_slope_too() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_simam_in_half_precision_is_that_of_float32(dtype: torch.dtype) -> None:
+def test_simam_in_half_precision_equals_float32(dtype: torch.dtype) -> None:
     x = (10 * torch.randn(2, 3, 56, 56)).to(dtype)
     y = SimAM(3)(x)
     assert y.dtype == dtype
     torch.testing.assert_close(y.float(), SimAM(3)(x.float()), rtol=torch.finfo(dtype).eps, atol=0)
 
 
-def test_simam_traced_on_one_map_counts_the_places_of_another() -> None:
+def test_traced_simam_counts_the_positions_of_each_input() -> None:
     traced = fx.symbolic_trace(SimAM(3))
     for x in (torch.randn(1, 3, 1, 1), torch.randn(2, 3, 4, 6), 100 * torch.randn(2, 3, 9, 5).half()):
         assert torch.equal(traced(x), SimAM(3)(x))
@@ -563,12 +563,12 @@ def test_attention_gate_refuses_to_train_on_a_single_value() -> None:
     assert module.eval()(x, x).isfinite().all()
 
 
-def test_coordinate_attention_trains_on_one_place() -> None:
+def test_coordinate_attention_trains_on_one_position() -> None:
     assert CoordinateAttention(8)(torch.randn(1, 8, 1, 1)).isfinite().all()
 
 
 @pytest.mark.parametrize("build", [BAM, SelectiveKernel], ids=["BAM", "SK"])
-def test_means_of_a_batch_of_one_are_a_single_value(build: Callable[[int], nn.Module]) -> None:
+def test_training_on_the_spatial_mean_of_a_batch_of_one_is_refused(build: Callable[[int], nn.Module]) -> None:
     with pytest.raises(ShapeError, match="cannot train on one value"):
         build(8)(torch.randn(1, 8, 5, 7))
 
@@ -576,8 +576,8 @@ def test_means_of_a_batch_of_one_are_a_single_value(build: Callable[[int], nn.Mo
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "SE": (lambda: SqueezeExcite(8, width=0), "the width of the bottleneck must be a whole number of at least 1, got 0"),
     "scSE": (lambda: SCSE(8, 0), "reduction must be a whole number of at least 1, got 0"),
-    "scSE name": (lambda: SCSE(8, combine="mul"), "unknown combination of SCSE 'mul'"),  # type: ignore[arg-type]
-    "ECA even": (lambda: ECA(8, kernel=4), "kernel must be odd, got 4"),
+    "scSE name": (lambda: SCSE(8, fusion="mul"), "unknown fusion of SCSE 'mul'"),  # type: ignore[arg-type]
+    "ECA even": (lambda: ECA(8, kernel_size=4), "kernel_size must be odd, got 4"),
     "ECA gamma": (lambda: ECA(8, gamma=0), "gamma must be a whole number of at least 1, got 0"),
     "ECA b": (lambda: ECA(8, b=-1), "b must be a whole number of at least 0, got -1"),
     "ECA channels": (lambda: ECA(0), "channels must be a whole number of at least 1, got 0"),
@@ -594,7 +594,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "SK branches": (lambda: SelectiveKernel(8, branches=0), "branches must be a whole number of at least 1, got 0"),
     "SK channels": (lambda: SelectiveKernel(8, out_channels=0), "out_channels must be a whole number of at least 1, got 0"),
     "coordinate": (lambda: CoordinateAttention(8, width=0), "the width of the bottleneck must be"),
-    "triplet": (lambda: TripletAttention(8, kernel=2), "kernel must be odd, got 2"),
+    "triplet": (lambda: TripletAttention(8, kernel_size=2), "kernel_size must be odd, got 2"),
     "SimAM": (lambda: SimAM(8, regularization=0), "regularization must be above 0, got 0"),
     "SimAM NaN": (lambda: SimAM(8, regularization=math.nan), "regularization must be above 0, got nan"),
     "attention gate": (lambda: AttentionGate(8, gate_channels=0), "gate_channels must be a whole number of at least 1, got 0"),
@@ -602,7 +602,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_impossible_numbers_are_refused_with_what_was_expected(name: str) -> None:
+def test_invalid_numbers_are_refused_with_the_expected_range(name: str) -> None:
     build, message = REFUSED[name]
     with pytest.raises(OptionError, match=message):
         build()
@@ -621,12 +621,12 @@ def test_attention_gate_refuses_a_gate_of_another_number_of_channels() -> None:
         AttentionGate(8, gate_channels=6)(torch.zeros(2, 8, 5, 7), torch.zeros(2, 8, 3, 4))
 
 
-def test_a_learned_gather_of_the_whole_map_takes_its_own_size_only() -> None:
+def test_a_learned_global_gather_accepts_only_its_own_map_size() -> None:
     module = GatherExcite(8, variant="theta-plus", size=(5, 7))
     with pytest.raises(ShapeError, match=r"GatherExcite must be given \(B, C, 5, 7\), got \(2, 8, 7, 5\)"):
         module(torch.zeros(2, 8, 7, 5))
 
 
 @pytest.mark.parametrize("norm", [CBAM(8).norm, *TripletAttention(8).norms])
-def test_norms_of_one_plane_remember_as_long_as_the_authors(norm: nn.BatchNorm2d) -> None:
+def test_norms_of_one_plane_have_the_momentum_of_the_authors(norm: nn.BatchNorm2d) -> None:
     assert norm.momentum == 0.01

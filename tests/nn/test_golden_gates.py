@@ -1,4 +1,4 @@
-"""Gates of CNNs against numbers that the authors' code, timm and torchvision printed."""
+"""Gates of CNNs against recorded outputs of the authors' code, timm and torchvision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOLDEN: dict[str, tuple[nn.Module, int, tuple[float, float, float, float]]] = {
     "scSE": (SCSE(32), 1105, (137.971938024, 0.394986742, -0.027006154, 345.807047)),
     "ECA": (ECA(32), 3, (0.903685706, 0.418314176, -0.022532228, 280.167520)),
     "coordinate": (CoordinateAttention(32), 856, (0.756508991, 0.108902249, -0.018675152, 83.870711)),
-    # The sum of squares was printed as 0.348223; the paper's permutations, written out, give the further digits
+    # The sum of squares was printed as 0.348223; the explicit permutations of the paper give the other digits
     "triplet": (TripletAttention(32), 300, (0.203097958, 0.123385776, -0.000215868, 0.348222842)),
     "SimAM": (SimAM(32), 0, (1.091923359, 0.582543930, -0.027702860, 553.986352)),
     "SK": (SelectiveKernel(32, width=8, groups=1), 19344, (134.505742958, 0.0, 0.374405037, 37.154210)),

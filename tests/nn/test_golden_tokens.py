@@ -1,4 +1,4 @@
-"""Attention over tokens against numbers that timm and torchvision printed, and scores against a second writing of their formulas."""
+"""Attention over tokens against recorded outputs of timm and torchvision, and scores against a second implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[Any, ...], int, Row]] = {
 }
 
 SCORES: dict[str, tuple[nn.Module, int, Row]] = {
-    "additive": (ours.AdditiveScore(32, 32, width=16), 1056, (0.352497418, 0.323977032, 0.229396079, 2.966632310)),
+    "additive": (ours.AdditiveScore(32, 32, attention_dim=16), 1056, (0.352497418, 0.323977032, 0.229396079, 2.966632310)),
     "dot": (ours.DotScore(), 0, (0.993268016, 0.830514044, 0.884803945, 30.332589)),
     "scaled dot": (ours.ScaledDotScore(), 0, (0.831682185, 0.708389306, 0.714021468, 20.748278)),
     "general": (ours.GeneralScore(32, 32), 1024, (0.001949933, -0.008239192, 0.006306281, 1.783026258)),
@@ -36,7 +36,7 @@ LOCAL: dict[bool, Row] = {
 
 
 def queries() -> Tensor:
-    """`(2, 1, 32)`."""
+    """Return queries `(2, 1, 32)`."""
     return torch.sin(1 + torch.arange(64, dtype=torch.float64)).reshape(2, 1, 32)
 
 
@@ -49,7 +49,7 @@ def test_attention_equals_the_published_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(SCORES))
-def test_attending_by_a_score_gives_the_noted_numbers(name: str) -> None:
+def test_attention_by_a_score_equals_the_golden_numbers(name: str) -> None:
     score, count, expected = SCORES[name]
     assert parameters(score) == count
     out, _ = ours.attend(filled(score)(queries(), tokens()), tokens())
@@ -57,9 +57,9 @@ def test_attending_by_a_score_gives_the_noted_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_a_gaussian_without_a_window_gives_the_noted_numbers(renormalize: bool) -> None:
+def test_a_gaussian_without_a_window_equals_the_golden_numbers(renormalize: bool) -> None:
     centers = torch.tensor([[[2.3, 4.1]], [[5.0, 0.7]]], dtype=torch.float64)
-    local = ours.LocalPredictive(32, 2, cut=False, renormalize=renormalize)
+    local = ours.LocalPredictive(32, 2, truncate=False, renormalize=renormalize)
     out, _ = local.attend(queries() @ tokens().mT, tokens(), centers, (7, 7))
     check(out, LOCAL[renormalize])
 
@@ -71,16 +71,16 @@ COUNTS: dict[str, tuple[nn.Module, int]] = {
     "window": (ours.WindowAttention(64), 17992),
     "sliding window": (ours.SlidingWindowAttention(64, radius=1), 4 * 64 * 64 + 4 * 64),
     "sliding window with global tokens": (ours.SlidingWindowAttention(64, radius=1, global_tokens=2), 7 * 64 * 64 + 7 * 64),
-    "soft attention": (ours.SoftAttention(32, 24, width=16), 32 * 16 + 24 * 16 + 16 + 16 + 1),
-    "hard attention": (ours.HardAttention(32, 24, width=16), 32 * 16 + 24 * 16 + 16 + 16 + 1),
+    "soft attention": (ours.SoftAttention(32, 24, attention_dim=16), 32 * 16 + 24 * 16 + 16 + 16 + 1),
+    "hard attention": (ours.HardAttention(32, 24, attention_dim=16), 32 * 16 + 24 * 16 + 16 + 16 + 1),
     "location": (ours.LocationScore(32, 49), 32 * 49),
     "cosine, learned": (ours.CosineScore(learned=True), 1),
-    "concat": (ours.AdditiveScore(32, 24, width=16, bias=False), 16 * (32 + 24) + 16),
-    "local-p": (ours.LocalPredictive(32, 2, width=16), 16 * 32 + 2 * 16),
+    "concat": (ours.AdditiveScore(32, 24, attention_dim=16, bias=False), 16 * (32 + 24) + 16),
+    "local-p": (ours.LocalPredictive(32, 2, attention_dim=16), 16 * 32 + 2 * 16),
 }
 
 
 @pytest.mark.parametrize("name", list(COUNTS))
-def test_a_module_learns_as_many_numbers_as_its_formula_has(name: str) -> None:
+def test_a_module_has_as_many_parameters_as_its_formula(name: str) -> None:
     module, count = COUNTS[name]
     assert parameters(module) == count

@@ -1,4 +1,4 @@
-"""Windows that modules place on an image, against loops and slices: spatial transformer, retina and DRAW."""
+"""Image windows of spatial transformer, retina and DRAW, against loops and slices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from visattn.nn import DrawRead, DrawWrite, Retina, SpatialTransformer
 
 
 def bilinear(image: Tensor, y: float, x: float) -> Tensor:
-    """The image at pixel coordinates, centers being whole numbers, and 0 beyond it."""
+    """Sample the image bilinearly at pixel coordinates, where centers are whole numbers; it is 0 outside."""
     out, (rows, columns) = torch.zeros_like(image[:, 0, 0]), image.shape[1:]
     for i, j in itertools.product((math.floor(y), math.floor(y) + 1), (math.floor(x), math.floor(x) + 1)):
         if 0 <= i < rows and 0 <= j < columns:
@@ -24,7 +24,7 @@ def bilinear(image: Tensor, y: float, x: float) -> Tensor:
 
 
 class Fixed(nn.Module):
-    """Features that do not depend on the input, so that the last layer's bias is the whole answer."""
+    """Localization network with constant features, so the output depends on the last layer's bias alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros(len(x), 1, dtype=x.dtype)
@@ -60,11 +60,11 @@ def test_positions_are_exact_under_autocast() -> None:
     assert float((half - expected).detach().norm() / expected.detach().norm()) < 0.1
 
 
-def test_corners_are_where_the_output_lies_on_the_input() -> None:
+def test_corners_of_the_output_are_given_on_the_input() -> None:
     theta = torch.tensor([[[1.0, 0, 0], [0, 1, 0]], [[0.5, 0, 0.5], [0, 0.25, -0.75]], [[0, -1, 0], [1, 0, 0]]])
     whole = [(0, 0), (0, 1), (1, 1), (1, 0)]
     right = [(0, 0.5), (0, 1), (0.25, 1), (0.25, 0.5)]
-    turned = [(0, 1), (1, 1), (1, 0), (0, 0)]  # the output's top left shows the input's top right
+    turned = [(0, 1), (1, 1), (1, 0), (0, 0)]  # the top left of the output shows the top right of the input
     torch.testing.assert_close(SpatialTransformer.corners(theta), torch.tensor([whole, right, turned], dtype=torch.float32))
 
 
@@ -76,7 +76,7 @@ def test_a_quarter_turn_shows_the_image_turned() -> None:
 
 @pytest.mark.parametrize(("size", "center"), [(4, (6, 5)), (3, (6.5, 5.5)), (4, (1, 9)), (2, (0, 0))], ids=str)
 @pytest.mark.parametrize("factor", [2, 3])
-def test_retina_equals_slices_around_whole_centers(size: int, factor: int, center: tuple[float, float]) -> None:
+def test_retina_equals_slices_around_pixel_centers(size: int, factor: int, center: tuple[float, float]) -> None:
     x, scales = example(2, 10, 12), 2 if size % 2 else 3
     if size % 2 and factor == 2:
         scales = 1  # wider patches would lie between pixels
@@ -91,7 +91,7 @@ def test_retina_equals_slices_around_whole_centers(size: int, factor: int, cente
     torch.testing.assert_close(found, torch.cat(patches, 1), rtol=0, atol=1e-12)
 
 
-def test_retina_looks_at_a_place_for_each_image() -> None:
+def test_retina_takes_one_location_for_each_image() -> None:
     x, at = example(1, 8, 8), torch.tensor([[-0.25, 0.5], [0.75, 0.0]], dtype=torch.float64, requires_grad=True)
     together = Retina(2, 2)(x, at)
     alone = torch.cat([Retina(2, 2)(x[i : i + 1], at[i : i + 1]) for i in range(2)])
@@ -104,7 +104,7 @@ def test_retina_looks_at_a_place_for_each_image() -> None:
 
 
 def filters(center: float, spacing: float, variance: float, count: int, side: int) -> list[Vector]:
-    """Filters 1 to N on pixels 1 to A, as the paper counts."""
+    """Compute filters 1 to N on pixels 1 to A, counted as in the paper."""
     out = []
     for i in range(1, count + 1):
         middle = center + (i - count / 2 - 0.5) * spacing
@@ -115,20 +115,20 @@ def filters(center: float, spacing: float, variance: float, count: int, side: in
 
 def windows(module: DrawRead | DrawWrite, state: Tensor, rows: int, columns: int) -> tuple[list[Vector], list[Vector], float]:
     x, y, variance, spacing, gamma = dense(module.window, state.tolist())
-    apart = (max(rows, columns) - 1) / (module.glimpse - 1) * math.exp(spacing)
-    across = filters((columns + 1) / 2 * (x + 1), apart, math.exp(variance), module.glimpse, columns)
-    down = filters((rows + 1) / 2 * (y + 1), apart, math.exp(variance), module.glimpse, rows)
+    apart = (max(rows, columns) - 1) / (module.patch_size - 1) * math.exp(spacing)
+    across = filters((columns + 1) / 2 * (x + 1), apart, math.exp(variance), module.patch_size, columns)
+    down = filters((rows + 1) / 2 * (y + 1), apart, math.exp(variance), module.patch_size, rows)
     return down, across, math.exp(gamma)
 
 
 def window(module: DrawRead | DrawWrite, *numbers: float) -> None:
-    """Let the module look where it is told, whatever the state."""
+    """Fix the window of the module to the given numbers, whatever the state."""
     nn.init.zeros_(module.window.weight)
     module.window.bias.data = torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_reading_equals_loops() -> None:
-    module, images, states = ready(DrawRead(4, glimpse=3)), example(2, 5, 7), example(4, 1, 1)[..., 0, 0] * 0.3
+def test_draw_read_equals_loops() -> None:
+    module, images, states = ready(DrawRead(4, patch_size=3)), example(2, 5, 7), example(4, 1, 1)[..., 0, 0] * 0.3
     expected = torch.zeros(2, 2, 3, 3, dtype=torch.float64)
     for n in range(2):
         down, across, gamma = windows(module, states[n], 5, 7)
@@ -143,8 +143,8 @@ def test_reading_equals_loops() -> None:
     torch.testing.assert_close(weights.sum(3), torch.ones(2, 1, 9, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_writing_equals_loops() -> None:
-    module, canvas, states = ready(DrawWrite(2, 4, glimpse=3)), example(2, 5, 7), example(4, 1, 1)[..., 0, 0] * 0.3
+def test_draw_write_equals_loops() -> None:
+    module, canvas, states = ready(DrawWrite(2, 4, patch_size=3)), example(2, 5, 7), example(4, 1, 1)[..., 0, 0] * 0.3
     expected = canvas.clone()
     for n in range(2):
         down, across, gamma = windows(module, states[n], 5, 7)
@@ -156,7 +156,7 @@ def test_writing_equals_loops() -> None:
 
 @pytest.mark.parametrize("glimpse", [1, 4, 5])
 def test_filters_lie_around_the_center_of_the_window(glimpse: int) -> None:
-    module = DrawRead(4, glimpse=glimpse).double()
+    module = DrawRead(4, patch_size=glimpse).double()
     window(module, -0.25, 0.5, -1.0, -2.0, 0.0)  # at row 9, column 4.5 of 11 x 11, counted from 1
     weights = module(torch.zeros(1, 1, 11, 11, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64), need_weights=True)[1]
     middle = weights.detach()[0, 0].mean(0).reshape(11, 11)
@@ -165,8 +165,8 @@ def test_filters_lie_around_the_center_of_the_window(glimpse: int) -> None:
     assert float(middle.sum(0) @ place) == pytest.approx(4.5, abs=1e-3)
 
 
-def test_a_point_at_the_center_is_read_in_the_middle() -> None:
-    module = DrawRead(4, glimpse=5).double()
+def test_a_point_at_the_center_is_read_into_the_middle_of_the_patch() -> None:
+    module = DrawRead(4, patch_size=5).double()
     window(module, 0.0, 0.5, -1.0, math.log(0.4), 0.0)
     image = torch.zeros(1, 1, 11, 11, dtype=torch.float64)
     image[0, 0, 8, 5] = 1  # row 9, column 6

@@ -1,4 +1,4 @@
-"""Checkpoints of others load strictly into our modules, and the outputs are those of their code."""
+"""Checkpoints of other implementations: they load strictly, and outputs equal those of the original code."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ FOLDER = Path(__file__).parents[1] / "golden" / "references"
 BOUND = 1e-6
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 State = dict[str, Tensor]
-Case = tuple[
-    Callable[[], nn.Module], State, Tensor, Tensor
-]  # how ours is built, their checkpoint, what both are given, what theirs gave
+Case = tuple[Callable[[], nn.Module], State, Tensor, Tensor]  # our builder, their checkpoint, input, their output
 
 
 def recorded(reference: str, name: str) -> tuple[State, Tensor]:
-    """The authors' checkpoint, and what their code gave with it."""
+    """Return the authors' checkpoint, and the recorded output of their code."""
     facts = json.loads((FOLDER / f"{reference}.json").read_text())["settings"]["tensors"][name]
     empty = {
         key: torch.zeros(
@@ -56,7 +54,7 @@ def of_authors(reference: str, name: str, build: Callable[[], nn.Module], given:
 def live(
     theirs: Any, build: Callable[[], nn.Module], given: Tensor, run: Callable[[Any, Tensor], Any] = lambda module, x: module(x)
 ) -> Case:
-    """Of code that is installed, with numbers of ours."""
+    """Build a case from installed code, with our numbers as weights."""
     theirs.load_state_dict(
         {key: value for key, value in waves(theirs.state_dict()).items() if value.is_floating_point()}, strict=False
     )
@@ -66,7 +64,7 @@ def live(
 
 
 def windows(module: Any, x: Tensor) -> Tensor:
-    """torchvision's takes a grid, of one window here."""
+    """Run torchvision's module, which takes a grid; here it is one window."""
     return module(torch.unflatten(x, 1, (7, 7))).flatten(1, 2)  # type: ignore[no-any-return]
 
 
@@ -80,7 +78,7 @@ PROOFS: dict[str, Callable[[], list[Case]]] = {
     "senet.pytorch.SELayer": lambda: [of_authors("senet", "se", lambda: ours.SqueezeExcite(32, bias=False), maps())],
     "timm.CbamModule": lambda: [
         live(cbam.CbamModule(32), lambda: ours.CBAM(32, variant="paper"), maps()),
-        live(cbam.CbamModule(32, spatial_kernel_size=3, mlp_bias=True), lambda: ours.CBAM(32, kernel=3), maps()),
+        live(cbam.CbamModule(32, spatial_kernel_size=3, mlp_bias=True), lambda: ours.CBAM(32, kernel_size=3), maps()),
     ],
     "timm.SEModule": lambda: [
         live(squeeze_excite.SEModule(32, rd_channels=4), lambda: ours.SqueezeExcite(32, width=4), maps()),
@@ -97,7 +95,7 @@ PROOFS: dict[str, Callable[[], list[Case]]] = {
     "torchvision.SqueezeExcitation": lambda: [
         live(torchvision.ops.SqueezeExcitation(32, 2), lambda: ours.SqueezeExcite(32), maps())
     ],
-    "timm.EcaModule": lambda: [live(eca.EcaModule(kernel_size=5), lambda: ours.ECA(32, kernel=5), maps())],
+    "timm.EcaModule": lambda: [live(eca.EcaModule(kernel_size=5), lambda: ours.ECA(32, kernel_size=5), maps())],
     "timm.CoordAttn": lambda: [
         live(coord_attn.CoordAttn(32, rd_channels=8, bias=True), lambda: ours.CoordinateAttention(32), maps())
     ],
@@ -163,17 +161,17 @@ def given_to(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """The largest, in parts of the largest number."""
+    """Return the largest difference, relative to the largest number."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def test_every_layout_is_proven() -> None:
+def test_every_layout_has_a_test_case() -> None:
     assert set(PROOFS) == {layout.name for layout in LAYOUTS if not layout.lacks}
     assert set(UNLIKE) == {layout.name for layout in LAYOUTS if layout.lacks}
 
 
 @pytest.mark.parametrize("name", list(PROOFS))
-def test_their_checkpoint_loads_and_gives_what_their_code_gives(name: str, figures: Figures) -> None:
+def test_a_checkpoint_of_other_code_loads_and_gives_the_output_of_that_code(name: str, figures: Figures) -> None:
     for build, state, x, expected in PROOFS[name]():
         module = build()
         assert type(module) is BY_NAME[name].module
@@ -185,7 +183,7 @@ def test_their_checkpoint_loads_and_gives_what_their_code_gives(name: str, figur
 
 
 @pytest.mark.parametrize("name", [name for name in PROOFS if "NonLocal" not in name and "SelectiveKernel" not in name])
-def test_layout_is_told_by_names_and_shapes(name: str) -> None:
+def test_layout_is_found_from_names_and_shapes(name: str) -> None:
     for build, state, x, expected in PROOFS[name]():
         module = build()
         load_checkpoint(module, state)
@@ -193,9 +191,9 @@ def test_layout_is_told_by_names_and_shapes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(UNLIKE))
-def test_what_no_option_of_ours_computes_is_refused(name: str) -> None:
+def test_a_layout_that_no_option_computes_is_refused(name: str) -> None:
     theirs, build = UNLIKE[name]
-    with pytest.raises(WeightsError, match=rf"cannot take a checkpoint of {re.escape(name)}: {BY_NAME[name].lacks}\. No option"):
+    with pytest.raises(WeightsError, match=rf"cannot load a checkpoint of {re.escape(name)}: {BY_NAME[name].lacks}\. No option"):
         load_checkpoint(build(), theirs().state_dict())
 
 
@@ -214,9 +212,9 @@ AMBIGUOUS: dict[str, tuple[nn.Module, nn.Module, str]] = {
 
 
 @pytest.mark.parametrize("name", list(AMBIGUOUS))
-def test_what_names_and_shapes_do_not_tell_must_be_said(name: str) -> None:
+def test_an_ambiguous_layout_must_be_given(name: str) -> None:
     theirs, module, which = AMBIGUOUS[name]
-    with pytest.raises(WeightsError, match=rf"^the layout of {name} must be told: names and shapes fit {which}\. Pass layout="):
+    with pytest.raises(WeightsError, match=rf"^the layout of {name} is ambiguous: names and shapes fit {which}\. Pass layout="):
         load_checkpoint(module, theirs.state_dict())
 
 
@@ -255,7 +253,7 @@ OTHERWISE: dict[str, tuple[nn.Module, Callable[[], State], str | None, str]] = {
 def test_a_module_that_computes_something_else_is_refused(name: str) -> None:
     module, state, layout, option = OTHERWISE[name]
     before = {key: value.clone() for key, value in module.state_dict().items()}
-    with pytest.raises(WeightsError, match=rf"must be built with {re.escape(option)} to compute what ") as caught:
+    with pytest.raises(WeightsError, match=rf"must be built with {re.escape(option)} to match ") as caught:
         load_checkpoint(module, state(), layout)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
@@ -278,7 +276,7 @@ WRONG: dict[str, tuple[nn.Module, Callable[[], Any], str]] = {
         lambda: authors_cbam(SpatialGate__spatial__bn__weight=None),
         r"1 missing: norm\.weight\.",
     ),
-    "no gate of places": (
+    "no spatial gate": (
         ours.CBAM(32),
         lambda: {key: value for key, value in authors_cbam().items() if "Spatial" not in key},
         r"missing: conv\.weight, norm\.weight",
@@ -294,8 +292,12 @@ WRONG: dict[str, tuple[nn.Module, Callable[[], Any], str]] = {
         lambda: {f"module.{key}": value for key, value in authors_cbam().items()},
         r"9 missing: fc1\.weight, .*; 10 unexpected: module\.ChannelGate",
     ),
-    "no tensors": (ours.CBAM(32), lambda: {"state_dict": {}}, r"must hold tensors by name, got dict as 'state_dict'\. Pass what"),
-    "a file": (ours.CBAM(32), lambda: "cbam.pth", r"must hold tensors by name, got str\. Pass what"),
+    "no tensors": (
+        ours.CBAM(32),
+        lambda: {"state_dict": {}},
+        r"must map names to tensors, got dict as 'state_dict'\. Pass the result",
+    ),
+    "a file": (ours.CBAM(32), lambda: "cbam.pth", r"must map names to tensors, got str\. Pass the result"),
     "without a bias": (
         ours.MultiHeadAttention(32, 4),
         lambda: nn.MultiheadAttention(32, 4, bias=False).state_dict(),
@@ -318,7 +320,7 @@ WRONG: dict[str, tuple[nn.Module, Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_what_does_not_fit_is_one_line_with_names(name: str) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line_with_names(name: str) -> None:
     module, state, message = WRONG[name]
     with pytest.raises(WeightsError, match=message) as caught:
         load_checkpoint(module, state())
@@ -330,12 +332,12 @@ def test_an_unknown_layout_is_refused() -> None:
         load_checkpoint(ours.CBAM(32), {}, "timm.CbamModul")
 
 
-def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"module must be a torch\.nn\.Module, got type\. Pass the one to load into"):
+def test_loading_into_a_class_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"module must be a torch\.nn\.Module, got type\. Pass the module to load into"):
         load_checkpoint(ours.CBAM, {})  # type: ignore[arg-type]
 
 
-def test_checkpoints_of_ours_load_and_are_not_touched() -> None:
+def test_our_checkpoints_load_unchanged() -> None:
     for layout in LAYOUTS:
         module = layout.module(32)
         state = module.state_dict()
@@ -345,7 +347,7 @@ def test_checkpoints_of_ours_load_and_are_not_touched() -> None:
         load_checkpoint(layout.module(32), state)
 
 
-def test_old_checkpoints_without_counts_of_batches_load() -> None:
+def test_old_checkpoints_without_num_batches_tracked_load() -> None:
     state = {key: value for key, value in recorded("attention_module", "bam")[0].items() if "batches" not in key}
     load_checkpoint(ours.BAM(32), state)
 
@@ -354,7 +356,7 @@ def test_old_checkpoints_without_counts_of_batches_load() -> None:
 
 
 @pytest.mark.parametrize("name", ["cbam", "bam"])
-def test_a_network_of_the_authors_loads_and_gives_what_theirs_gives(name: str, tmp_path: Path, figures: Figures) -> None:
+def test_a_network_of_the_authors_loads_and_gives_the_output_of_their_code(name: str, tmp_path: Path, figures: Figures) -> None:
     state, expected = recorded("attention_module", f"resnet18_{name}")
     model: nn.Module = resnet18(attention=name, num_classes=5)
     load_checkpoint(model, state)
@@ -368,7 +370,7 @@ def test_a_network_of_the_authors_loads_and_gives_what_theirs_gives(name: str, t
 
 
 @pytest.mark.parametrize(("block", "attention"), [("seresnet18", "se"), ("resnet18", "cbam")])
-def test_a_network_of_timm_loads_whatever_its_attention_is_called(block: str, attention: str) -> None:
+def test_a_network_of_timm_loads_under_any_name_of_its_attention(block: str, attention: str) -> None:
     torch.manual_seed(0)
     theirs = timm.create_model(block, num_classes=5, zero_init_last=False, block_args={"attn_layer": attention}).eval()
     make: Any = {
@@ -382,7 +384,7 @@ def test_a_network_of_timm_loads_whatever_its_attention_is_called(block: str, at
         assert difference(model(x), theirs(x)) <= 1e-5  # in float32
 
 
-def test_attention_that_was_attached_takes_that_of_its_block() -> None:
+def test_attached_attention_loads_the_attention_of_its_block() -> None:
     state, expected = recorded("attention_module", "resnet18_cbam")
     model = torchvision.models.resnet18(num_classes=5)
     visattn.attach(model, "cbam", where="layer*.*.bn2", init="paper")
@@ -390,7 +392,7 @@ def test_attention_that_was_attached_takes_that_of_its_block() -> None:
     assert difference(given_to(model, image(224)), expected) <= BOUND
 
 
-def test_two_without_their_names_are_not_guessed() -> None:
+def test_two_modules_with_renamed_keys_are_refused() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

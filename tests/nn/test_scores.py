@@ -1,4 +1,4 @@
-"""Scores, local windows, soft and hard attention: against slow loops, against each other, and in their statistics."""
+"""Scores, local windows, soft and hard attention: against slow loops, against each other, and statistically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def lively(module: nn.Module) -> Any:
-    """The module in float64 with weights far from their first values."""
+    """Return the module in float64 with weights far from their initialization."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -57,8 +57,8 @@ def cosine(score: Any, q: Tensor, k: Tensor) -> float:
 
 
 SCORES: dict[str, tuple[nn.Module, int, int, Callable[[Any, Tensor, Tensor], float]]] = {
-    "additive": (ours.AdditiveScore(6, 5, width=4), 6, 5, additive),
-    "concat": (ours.AdditiveScore(6, 5, width=4, bias=False), 6, 5, additive),
+    "additive": (ours.AdditiveScore(6, 5, attention_dim=4), 6, 5, additive),
+    "concat": (ours.AdditiveScore(6, 5, attention_dim=4, bias=False), 6, 5, additive),
     "dot": (ours.DotScore(), 5, 5, lambda _, q, k: dot(q, k)),
     "scaled dot": (ours.ScaledDotScore(), 5, 5, lambda _, q, k: dot(q, k) / math.sqrt(5)),
     "general": (ours.GeneralScore(6, 5), 6, 5, lambda score, q, k: dot(score.query.weight.detach() @ q, k)),
@@ -76,7 +76,7 @@ def test_a_score_equals_its_formula(name: str) -> None:
         assert float(found[b, t, n].detach()) == pytest.approx(formula(score, query[b, t], keys[b, n]), abs=1e-12)
 
 
-def test_a_location_score_does_not_look_at_keys() -> None:
+def test_a_location_score_does_not_depend_on_the_keys() -> None:
     score, query = lively(ours.LocationScore(6, 4)), noise(2, 3, 6)
     found = score(query, noise(2, 4, 9, seed=1))
     assert torch.equal(found, score(query, noise(2, 4, 2, seed=2)))
@@ -85,7 +85,7 @@ def test_a_location_score_does_not_look_at_keys() -> None:
 
 
 def test_an_additive_score_without_a_bias_is_luongs_concat() -> None:
-    score, query, keys = lively(ours.AdditiveScore(6, 5, width=4, bias=False)), noise(2, 3, 6), noise(2, 7, 5, seed=1)
+    score, query, keys = lively(ours.AdditiveScore(6, 5, attention_dim=4, bias=False)), noise(2, 3, 6), noise(2, 7, 5, seed=1)
     pairs = torch.cat([query[:, :, None].expand(-1, -1, 7, -1), keys[:, None].expand(-1, 3, -1, -1)], -1)
     both = torch.cat([score.query.weight, score.key.weight], 1)
     close(score(query, keys), (pairs @ both.T).tanh() @ score.vector.weight[0])
@@ -112,7 +112,7 @@ def test_attending_by_the_scaled_dot_score_is_pytorchs_attention() -> None:
     close(weights, other_weights)
 
 
-def test_a_learned_cosine_starts_where_it_is_told() -> None:
+def test_a_learned_cosine_scale_starts_at_the_given_beta() -> None:
     for beta in (1e-3, 1.0, 5.0, 200.0):
         assert torch.as_tensor(ours.CosineScore(beta, learned=True).beta).tolist() == pytest.approx(beta, rel=1e-5)
 
@@ -136,7 +136,7 @@ def test_attending_equals_loops() -> None:
         assert out[b, t].tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_query_that_may_attend_nowhere_takes_nothing() -> None:
+def test_a_fully_masked_query_gets_zero_output() -> None:
     scores, value = noise(2, 3, 5).requires_grad_(), noise(2, 5, 4, seed=1).requires_grad_()
     mask = torch.ones(3, 5, dtype=torch.bool)
     mask[1] = False
@@ -147,7 +147,7 @@ def test_a_query_that_may_attend_nowhere_takes_nothing() -> None:
     assert gradients[0][:, 1].abs().max() == 0
 
 
-def test_what_is_masked_is_not_read() -> None:
+def test_scores_of_masked_keys_have_no_effect() -> None:
     scores, value = noise(1, 2, 5), noise(1, 5, 4, seed=1)
     mask = torch.tensor([True, True, False, True, True])
     changed = scores.clone()
@@ -184,7 +184,7 @@ def test_a_monotonic_window_equals_loops(grid: tuple[int, ...], first: int) -> N
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_predicted_window_equals_loops(grid: tuple[int, ...], renormalize: bool, cut: bool) -> None:
     cells, radius = places(grid), 2
-    local = lively(ours.LocalPredictive(6, radius, axes=len(grid), width=4, renormalize=renormalize, cut=cut))
+    local = lively(ours.LocalPredictive(6, radius, axes=len(grid), attention_dim=4, renormalize=renormalize, truncate=cut))
     query, scores, value = noise(2, 3, 6), noise(2, 3, len(cells), seed=1), noise(2, len(cells), 3, seed=2)
     centers = local.centers(query, grid)
     out, weights = local(query, scores, value, grid)
@@ -214,7 +214,7 @@ def test_a_window_larger_than_the_map_is_global(grid: tuple[int, ...]) -> None:
     close(wide(noise(2, 3, 6), scores, value, grid)[0], ours.attend(scores, value)[0], 1e-10)
 
 
-def test_what_a_window_takes_shrinks_unless_it_is_renormalized() -> None:
+def test_weights_of_a_window_sum_to_less_than_one_unless_renormalized() -> None:
     query, scores, value = noise(2, 3, 6), noise(2, 3, 49), noise(2, 49, 4)
     for renormalize in (False, True):
         sums = lively(ours.LocalPredictive(6, 2, renormalize=renormalize))(query, scores, value, (7, 7))[1].sum(-1)
@@ -223,23 +223,23 @@ def test_what_a_window_takes_shrinks_unless_it_is_renormalized() -> None:
 
 
 @pytest.mark.parametrize("cut", [True, False])
-def test_the_center_learns(cut: bool) -> None:
-    local = lively(ours.LocalPredictive(6, 2, cut=cut))
+def test_the_center_gets_a_gradient(cut: bool) -> None:
+    local = lively(ours.LocalPredictive(6, 2, truncate=cut))
     out, _ = local(noise(2, 3, 6), noise(2, 3, 49, seed=1), noise(2, 49, 4, seed=2), (7, 7))
     gradients = torch.autograd.grad(out.square().sum(), list(local.parameters()))
     assert all(gradient.isfinite().all() and gradient.abs().max() > 1e-6 for gradient in gradients)
 
 
-def test_a_window_without_anything_to_attend_to_takes_nothing() -> None:
+def test_a_fully_masked_window_gets_zero_output() -> None:
     mask = torch.ones(49, dtype=torch.bool)
-    mask[:21] = False  # the first three rows, in which the windows of the first queries lie
+    mask[:21] = False  # the first three rows contain the windows of the first queries
     out, weights = ours.LocalMonotonic(1)(noise(1, 49, 49), noise(1, 49, 4), (7, 7), mask)
     assert weights.isfinite().all()
     assert out[0, :14].abs().max() == 0
     assert weights.sum(-1)[0, 14:] == pytest.approx(torch.ones(35).tolist())
 
 
-def test_centers_keep_their_digits_in_half_precision() -> None:
+def test_centers_are_float32_in_half_precision() -> None:
     local = ours.LocalPredictive(6, 2).bfloat16()
     centers = local.centers(noise(1, 3, 6).bfloat16(), (200, 300))
     assert centers.dtype == torch.float32
@@ -249,7 +249,7 @@ def test_centers_keep_their_digits_in_half_precision() -> None:
 
 
 def alphas_of(module: Any, features: Tensor, state: Tensor) -> list[list[float]]:
-    """Weights of each image, by the formula."""
+    """Compute the attention weights of each image from the formula."""
     rows = []
     for a, h in zip(features, state, strict=True):
         exps = []
@@ -264,7 +264,7 @@ def alphas_of(module: Any, features: Tensor, state: Tensor) -> list[list[float]]
 
 
 def test_soft_attention_equals_loops() -> None:
-    module, features, state = lively(ours.SoftAttention(5, 4, width=6)), noise(2, 7, 5), noise(2, 4, seed=1)
+    module, features, state = lively(ours.SoftAttention(5, 4, attention_dim=6)), noise(2, 7, 5), noise(2, 4, seed=1)
     context, alpha = module(features, state)
     for b, row in enumerate(alphas_of(module, features, state)):
         assert alpha[b].tolist() == pytest.approx(row, abs=1e-12)
@@ -273,14 +273,14 @@ def test_soft_attention_equals_loops() -> None:
     close(module(features, state, module.keys(features))[0], context, 0)
 
 
-def test_hard_attention_expects_what_soft_attention_gives() -> None:
+def test_expected_context_of_hard_attention_equals_soft_attention() -> None:
     soft, hard = lively(ours.SoftAttention(5, 4)), lively(ours.HardAttention(5, 4)).eval()
     for found, expected in zip(hard(noise(2, 7, 5), noise(2, 4)), soft(noise(2, 7, 5), noise(2, 4)), strict=False):
         close(found, expected, 0)
 
 
-def test_hard_attention_takes_one_place() -> None:
-    hard, features = lively(ours.HardAttention(5, 4, evaluation="argmax")), noise(64, 7, 5)
+def test_hard_attention_chooses_one_location() -> None:
+    hard, features = lively(ours.HardAttention(5, 4, eval_mode="argmax")), noise(64, 7, 5)
     torch.manual_seed(0)
     for how in ("sample", "argmax"):
         glimpse = hard.train(how == "sample")(features, noise(64, 4))
@@ -292,7 +292,7 @@ def test_hard_attention_takes_one_place() -> None:
         close(glimpse.entropy, -(glimpse.alpha * glimpse.alpha.log()).sum(-1))
 
 
-def test_places_are_drawn_as_often_as_alpha_says() -> None:
+def test_locations_are_sampled_with_the_probabilities_alpha() -> None:
     hard, draws = lively(ours.HardAttention(5, 4)).train(), 20_000
     torch.manual_seed(0)
     glimpse = hard(noise(1, 6, 5).expand(draws, -1, -1), noise(1, 4).expand(draws, -1))
@@ -301,7 +301,7 @@ def test_places_are_drawn_as_often_as_alpha_says() -> None:
     assert ((often - alpha).abs() <= 5 * (alpha * (1 - alpha) / draws).sqrt()).all()
 
 
-def test_the_surrogates_gradient_is_that_of_the_expected_cost_and_a_baseline_makes_it_less_noisy(figures: Figures) -> None:
+def test_the_surrogate_gradient_is_unbiased_and_a_baseline_makes_it_less_noisy(figures: Figures) -> None:
     hard, draws = lively(ours.HardAttention(5, 4)).train(), 50_000
     costs = torch.tensor([2.0, 2.3, 1.6, 2.8, 1.9, 2.2], dtype=torch.float64)
     features, start = noise(1, 6, 5), noise(1, 4)
@@ -311,7 +311,7 @@ def test_the_surrogates_gradient_is_that_of_the_expected_cost_and_a_baseline_mak
     spread = {}
     for name, baseline in (("none", 0.0), ("mean", mean)):
         torch.manual_seed(0)
-        states = start.expand(draws, -1).clone().requires_grad_()  # the gradient of each draw by itself
+        states = start.expand(draws, -1).clone().requires_grad_()  # the gradient of each sample
         glimpse = hard(features.expand(draws, -1, -1), states)
         cost = glimpse.taken @ costs
         loss = ours.reinforce(cost, glimpse.log_probability[:, None], glimpse.entropy[:, None], baseline=baseline)
@@ -326,9 +326,9 @@ def test_the_surrogates_gradient_is_that_of_the_expected_cost_and_a_baseline_mak
     assert spread["mean"] <= 0.2 * spread["none"]
 
 
-def test_the_mean_in_the_place_of_a_draw_teaches_nothing() -> None:
+def test_the_expected_context_gives_no_gradient_to_the_log_probability() -> None:
     hard, state = lively(ours.HardAttention(5, 4)).train(), noise(2, 4).requires_grad_()
-    glimpse = hard(noise(2, 7, 5), state, how="expected")
+    glimpse = hard(noise(2, 7, 5), state, sampling="expected")
     (gradient,) = torch.autograd.grad(glimpse.log_probability.sum(), state)
     close(gradient, torch.zeros_like(gradient), 1e-14)
     assert torch.equal(glimpse.taken, glimpse.alpha)
@@ -380,23 +380,23 @@ def test_the_doubly_stochastic_term_equals_loops(masked: bool) -> None:
         assert float(found) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_decoder_that_looks_everywhere_equally_often_pays_nothing() -> None:
+def test_the_doubly_stochastic_term_of_uniform_total_attention_is_zero() -> None:
     assert float(ours.doubly_stochastic(torch.full((2, 6, 6), 1 / 6))) == pytest.approx(0, abs=1e-10)
 
 
-# refusals
+# errors
 
 BOOL, FLOAT = torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3)
 BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "widths of a dot score": (
         lambda: ours.DotScore()(torch.zeros(1, 2, 4), torch.zeros(1, 3, 5)),
         ShapeError,
-        r"queries and keys of one width, got \(1, 2, 4\) and \(1, 3, 5\)\. GeneralScore takes two widths",
+        r"queries and keys of the same width, got \(1, 2, 4\) and \(1, 3, 5\)\. Use GeneralScore for two widths",
     ),
     "batches": (
         lambda: ours.ScaledDotScore()(torch.zeros(1, 2, 4), torch.zeros(2, 3, 4)),
         ShapeError,
-        "queries and keys of one batch",
+        "queries and keys of the same batch",
     ),
     "one query": (lambda: ours.CosineScore()(torch.zeros(1, 4), torch.zeros(1, 3, 4)), ShapeError, r"must be given \(B, N, 4\)"),
     "width of a query": (
@@ -404,9 +404,13 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ShapeError,
         r"AdditiveScore must be given \(B, N, 6\)",
     ),
-    "width of a layer": (lambda: ours.AdditiveScore(6, 4, width=0), OptionError, "width must be a whole number of at least 1"),
+    "width of a layer": (
+        lambda: ours.AdditiveScore(6, 4, attention_dim=0),
+        OptionError,
+        "attention_dim must be a whole number of at least 1",
+    ),
     "beta": (lambda: ours.CosineScore(0.0), OptionError, "beta must be above 0, got 0.0"),
-    "other places": (
+    "another number of locations": (
         lambda: ours.LocationScore(4, 9)(torch.zeros(1, 2, 4), torch.zeros(1, 8, 4)),
         ShapeError,
         "must be given 9 keys, got 8",
@@ -428,12 +432,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "grid": (
         lambda: ours.LocalMonotonic(2)(torch.zeros(1, 2, 9), torch.zeros(1, 9, 4), (2, 4)),
         ShapeError,
-        r"must count the 9 places of the scores, got \(2, 4\)",
+        r"must have the 9 positions of the scores, got \(2, 4\)",
     ),
     "state": (
         lambda: ours.SoftAttention(4, 3)(torch.zeros(2, 9, 4), torch.zeros(2, 1, 3)),
         ShapeError,
-        r"the state of SoftAttention must be \(2, 3\), got \(2, 1, 3\)",
+        r"the hidden state for SoftAttention must be \(2, 3\), got \(2, 1, 3\)",
     ),
     "features": (
         lambda: ours.HardAttention(4, 3)(torch.zeros(2, 4, 3, 3), torch.zeros(2, 3)),
@@ -441,18 +445,18 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"HardAttention must be given \(B, N, 4\)",
     ),
     "evaluation": (
-        lambda: ours.HardAttention(4, 3, evaluation="arg max"),  # type: ignore[arg-type]
+        lambda: ours.HardAttention(4, 3, eval_mode="arg max"),  # type: ignore[arg-type]
         OptionError,
         "did you mean 'argmax'",
     ),
     "how": (
-        lambda: ours.HardAttention(4, 3)(torch.zeros(2, 9, 4), torch.zeros(2, 3), how="samples"),
+        lambda: ours.HardAttention(4, 3)(torch.zeros(2, 9, 4), torch.zeros(2, 3), sampling="samples"),
         OptionError,
         "did you mean 'sample'",
     ),
     "costs": (lambda: ours.reinforce(torch.zeros(2, 3), FLOAT, FLOAT), ShapeError, r"costs must be \(B,\)"),
     "steps of numbers": (lambda: ours.reinforce(torch.zeros(2), FLOAT, FLOAT, steps=FLOAT), OptionError, "steps must be boolean"),
-    "other steps": (
+    "another number of steps": (
         lambda: ours.doubly_stochastic(torch.zeros(2, 4, 5), BOOL),
         ShapeError,
         r"steps must be \(B, T\) = \(2, 4\), got \(2, 3\)",
@@ -467,7 +471,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD))
-def test_what_cannot_work_is_refused_with_its_reason(name: str) -> None:
+def test_invalid_arguments_are_refused_with_the_reason(name: str) -> None:
     call, error, message = BAD[name]
     with pytest.raises(error, match=message):
         call()

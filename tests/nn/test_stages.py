@@ -1,4 +1,4 @@
-"""Stages of networks with skip connections: attention goes to encoder and decoder, or a line tells what is left out."""
+"""Stages of networks with skip connections: attention in encoder and decoder, and a warning for what is left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from visattn.nn import attach
 UNETS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "in one row, transposed convolutions": (unets.Numbered, [f"blocks.{i}" for i in range(5)]),
     "joined inside, upsampled": (unets.Named, ["inc", "down1", "down2", "up1", "up2"]),
-    "stages that give pairs": (unets.Pairs, ["layer1.conv", "layer2.conv", "layer3", "layer4", "layer5"]),
+    "stages that return pairs": (unets.Pairs, ["layer1.conv", "layer2.conv", "layer3", "layer4", "layer5"]),
     "U-Net++": (unets.Nested, ["conv0_0", "conv1_0", "conv2_0", "conv0_1", "conv1_1", "conv0_2"]),
     "one around another": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), unets.Level(4, 8, unets.Level(8, 16, None)), unets.double(8, 4)),
@@ -55,18 +55,18 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], list[str], str]] = {
     "a skip connection of functions": (
         unets.Scaled,
         ["down1", "down2", "up1", "up2"],
-        r"^a skip connection that no module alone gives is left out: .* Name modules inside in where=",
+        r"^a skip connection that is not the output of one module is left out: .* name modules inside with where=",
     ),
-    "stages that give what no module gives": (
+    "stages that return what no module returns": (
         unets.HiddenPairs,
         ["layer3", "layer4", "layer5"],
-        r"^'layer1', 'layer2', a skip connection that no module alone gives are left out: ",
+        r"^'layer1', 'layer2', a skip connection that is not the output of one module are left out: ",
     ),
 }
 
 
 @pytest.mark.parametrize("name", list(LEFT))
-def test_stages_that_are_left_out_are_told(name: str) -> None:
+def test_warns_about_stages_that_are_left_out(name: str) -> None:
     make, expected, told = LEFT[name]
     model = make().eval()
     with pytest.warns(VisattnWarning, match=told) as caught:

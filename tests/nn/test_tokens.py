@@ -1,4 +1,4 @@
-"""Attention over tokens: against slow loops, against timm, torchvision and PyTorch, fused against written out, and as captured."""
+"""Attention over tokens: against slow loops, timm, torchvision and PyTorch; fused against explicit; and as captured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def lively(module: nn.Module, seed: int = 0) -> Any:
-    """The module in float64 with weights far from their first values, so that attention is far from uniform."""
+    """Return the module in float64 with weights far from their initialization, so that attention is far from uniform."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -44,7 +44,7 @@ def lively(module: nn.Module, seed: int = 0) -> Any:
 def loops(
     query: Tensor, key: Tensor, value: Tensor, *, allowed: Allowed = lambda *_: True, bias: Bias = lambda *_: 0.0
 ) -> tuple[Tensor, Tensor]:
-    """`(B, Q, C)` and `(B, heads, Q, K)` of `(B, tokens, heads, d)`, number by number."""
+    """Compute output `(B, Q, C)` and weights `(B, heads, Q, K)` from `(B, tokens, heads, d)`, number by number."""
     batch, queries, heads, width = query.shape
     keys = key.shape[1]
     out, weights = torch.zeros_like(query), query.new_zeros(batch, heads, queries, keys)
@@ -60,14 +60,14 @@ def loops(
 
 
 def heads_of(x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """`(B, tokens, heads, d)`."""
+    """Project tokens to heads, `(B, tokens, heads, d)`."""
     made: Tensor = torch.einsum("bnc,dc->bnd", x, weight)
     made = made if bias is None else made + bias
     return made.reshape(*x.shape[:2], heads, -1)
 
 
 def thirds(x: Tensor, linear: nn.Linear, heads: int) -> list[Tensor]:
-    """Query, key and value by a layer that has their rows one after the other."""
+    """Compute query, key and value with a layer that stores their rows one after the other."""
     width = linear.in_features
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     rows = [slice(i * width, (i + 1) * width) for i in range(3)]
@@ -75,7 +75,7 @@ def thirds(x: Tensor, linear: nn.Linear, heads: int) -> list[Tensor]:
 
 
 def finish(module: Any, out: Tensor) -> Tensor:
-    """Behind the heads."""
+    """Apply the output projection."""
     projected: Tensor = torch.einsum("bnc,dc->bnd", out, module.proj.weight.detach()) + module.proj.bias.detach()
     return projected
 
@@ -155,11 +155,11 @@ WINDOWS: dict[str, tuple[Grid, Grid, Grid]] = {  # grid, window, shift
 @pytest.mark.parametrize("name", list(WINDOWS))
 def test_windows_equal_loops(name: str) -> None:
     grid, window, shift = WINDOWS[name]
-    module, x = lively(ours.WindowAttention(4, 2, window=window, shift=shift)), noise(2, grid[0] * grid[1], 4)
+    module, x = lively(ours.WindowAttention(4, 2, window_size=window, shift_size=shift)), noise(2, grid[0] * grid[1], 4)
     table = module.relative_position_bias_table.detach()
     shift = tuple(0 if size <= side else by for size, side, by in zip(grid, window, shift, strict=True))  # type: ignore[assignment]
 
-    def cell(token: int) -> list[int]:  # windows begin at the shift, and what lies before is cut off by the border
+    def cell(token: int) -> list[int]:  # windows begin at the shift; the border crops those before it
         return [(place - by) // side for place, by, side in zip(divmod(token, grid[1]), shift, window, strict=True)]
 
     def bias(head: int, i: int, j: int) -> float:
@@ -201,7 +201,7 @@ def test_sliding_windows_equal_loops(name: str) -> None:
     agree(module(x, grid, need_weights=True), (finish(module, out), weights))
 
 
-# other people's modules
+# other implementations
 
 
 def test_multi_head_attention_equals_pytorchs(figures: Figures) -> None:
@@ -240,7 +240,7 @@ shifts = pytest.mark.parametrize("shift", [0, 2])
 @shifts
 def test_windows_equal_torchvisions_with_its_state(shift: int) -> None:
     theirs = lively(ShiftedWindowAttention(8, [4, 4], [shift, shift], 2))
-    module = ours.WindowAttention(8, 2, window=4, shift=shift).double()
+    module = ours.WindowAttention(8, 2, window_size=4, shift_size=shift).double()
     module.load_state_dict({name: value for name, value in theirs.state_dict().items() if name != "relative_position_index"})
     x = noise(2, 8 * 12, 8)
     torch.testing.assert_close(module(x, (8, 12)), theirs(x.view(2, 8, 12, 8)).flatten(1, 2), rtol=0, atol=1e-12)
@@ -249,21 +249,21 @@ def test_windows_equal_torchvisions_with_its_state(shift: int) -> None:
 @shifts
 def test_windows_equal_timms_with_its_state(shift: int) -> None:
     theirs = lively(swin_transformer.SwinTransformerBlock(8, (8, 12), num_heads=2, window_size=4, shift_size=shift))
-    module = ours.WindowAttention(8, 2, window=4, shift=shift).double()
+    module = ours.WindowAttention(8, 2, window_size=4, shift_size=shift).double()
     module.load_state_dict(theirs.attn.state_dict())
     x = noise(2, 8 * 12, 8)
     torch.testing.assert_close(module(x, (8, 12)), theirs._attn(x.view(2, 8, 12, 8)).flatten(1, 2), rtol=0, atol=1e-12)
 
 
-# one thing in two ways
+# equivalent computations
 
 EVERY: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "multi-head": (lambda: ours.MultiHeadAttention(16, 2), ()),
     "class attention": (lambda: ours.ClassAttention(16, 2), ()),
     "talking heads": (lambda: ours.TalkingHeadsAttention(16, 2), ()),
     "cross-covariance": (lambda: ours.CrossCovarianceAttention(16, 2), ()),
-    "window": (lambda: ours.WindowAttention(16, 2, window=3), (GRID,)),
-    "window shifted": (lambda: ours.WindowAttention(16, 2, window=3, shift=1), (GRID,)),
+    "window": (lambda: ours.WindowAttention(16, 2, window_size=3), (GRID,)),
+    "window shifted": (lambda: ours.WindowAttention(16, 2, window_size=3, shift_size=1), (GRID,)),
     "sliding window": (lambda: ours.SlidingWindowAttention(16, 2, radius=1, dilation=(1, 2)), (GRID,)),
     "sliding window with global tokens": (lambda: ours.SlidingWindowAttention(16, 2, radius=1, global_tokens=3), ((4, 8),)),
 }
@@ -272,7 +272,7 @@ every_module = pytest.mark.parametrize("name", list(EVERY))
 
 @every_module
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=["float32", "float64"])
-def test_weights_written_out_give_what_the_fused_kernel_gives(
+def test_explicit_weights_give_the_output_of_the_fused_kernel(
     name: str, dtype: torch.dtype, bound: float, figures: Figures
 ) -> None:
     build, arguments = EVERY[name]
@@ -285,7 +285,7 @@ def test_weights_written_out_give_what_the_fused_kernel_gives(
 
 
 @every_module
-def test_gradients_do_not_depend_on_whether_weights_are_written_out(name: str) -> None:
+def test_gradients_do_not_depend_on_need_weights(name: str) -> None:
     build, arguments = EVERY[name]
     module = lively(build())
     sums = [
@@ -301,12 +301,12 @@ def test_weights_of_a_row_sum_to_one(name: str) -> None:
     build, arguments = EVERY[name]
     _, weights = lively(build())(noise(2, 35, 16), *arguments, need_weights=True)
     if name == "talking heads":
-        return  # mixed behind the softmax; see the loops
+        return  # mixed after the softmax, see the loops
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]), rtol=0, atol=1e-12)
 
 
 @every_module
-def test_an_image_does_not_depend_on_the_others_of_its_batch(name: str) -> None:
+def test_images_of_a_batch_are_independent(name: str) -> None:
     build, arguments = EVERY[name]
     module, x = lively(build()), noise(3, 35, 16)
     singles = torch.cat([module(x[i : i + 1], *arguments) for i in range(3)])
@@ -332,7 +332,7 @@ def with_state(module: Any, other: Any) -> Any:
 def test_a_window_that_covers_the_grid_is_full_attention_with_a_bias() -> None:
     whole = lively(ours.MultiHeadAttention(8, 2))
     x = noise(2, 35, 8)
-    window = with_state(ours.WindowAttention(8, 2, window=7, shift=3), whole)
+    window = with_state(ours.WindowAttention(8, 2, window_size=7, shift_size=3), whole)
     nn.init.zeros_(window.relative_position_bias_table)
     torch.testing.assert_close(window(x, GRID), whole(x), rtol=0, atol=1e-12)
 
@@ -352,9 +352,9 @@ def test_global_projections_start_as_copies_of_the_local_ones() -> None:
     assert sliding.qkv_global.weight.data_ptr() != sliding.qkv.weight.data_ptr()
 
 
-def test_nothing_in_the_padding_of_windows_is_attended_to() -> None:
-    module = lively(ours.WindowAttention(4, 1, window=4, shift=2))
-    nn.init.constant_(module.qkv.bias, 1e3)  # keys and values of padding, were there any, would be as large
+def test_padding_of_windows_gets_no_attention() -> None:
+    module = lively(ours.WindowAttention(4, 1, window_size=4, shift_size=2))
+    nn.init.constant_(module.qkv.bias, 1e3)  # keys and values of padding would be as large
     out, weights = module(noise(1, 35, 4), GRID, need_weights=True)
     assert weights.shape == (1, 1, 35, 35)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 35, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -362,7 +362,7 @@ def test_nothing_in_the_padding_of_windows_is_attended_to() -> None:
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_a_query_that_may_attend_nowhere_takes_nothing(need_weights: bool) -> None:
+def test_a_fully_masked_query_gets_only_the_bias_of_the_projection(need_weights: bool) -> None:
     module, x = lively(ours.MultiHeadAttention(8, 2)), noise(2, 5, 8).requires_grad_()
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[3] = False
@@ -394,33 +394,41 @@ def test_a_mask_is_shared_along_axes_of_length_one(name: str) -> None:
     assert torch.equal(weights > 0, wide)
 
 
-# refusals
+# errors
 
 BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "heads": (lambda: ours.MultiHeadAttention(10, 4), OptionError, "heads must divide the channels, got 4 heads for 10 channels"),
-    "heads of windows": (lambda: ours.WindowAttention(10, 4), OptionError, "heads must divide"),
-    "heads of sliding windows": (lambda: ours.SlidingWindowAttention(10, 4, radius=1), OptionError, "heads must divide"),
-    "heads of class attention": (lambda: ours.ClassAttention(10, 4), OptionError, "heads must divide"),
-    "heads that talk": (lambda: ours.TalkingHeadsAttention(10, 4), OptionError, "heads must divide"),
-    "heads of channels": (lambda: ours.CrossCovarianceAttention(10, 4), OptionError, "heads must divide"),
-    "no heads": (lambda: ours.MultiHeadAttention(8, 0), OptionError, "heads must be a whole number of at least 1"),
-    "shift": (
-        lambda: ours.WindowAttention(8, 2, window=4, shift=4),
+    "heads": (
+        lambda: ours.MultiHeadAttention(10, 4),
         OptionError,
-        r"shift must be smaller than the window \(4, 4\)",
+        "num_heads must divide embed_dim, got 4 heads for 10 channels",
     ),
-    "window": (lambda: ours.WindowAttention(8, 2, window=(0, 4)), OptionError, "window must be a whole number of at least 1"),
+    "heads of windows": (lambda: ours.WindowAttention(10, 4), OptionError, "num_heads must divide"),
+    "heads of sliding windows": (lambda: ours.SlidingWindowAttention(10, 4, radius=1), OptionError, "num_heads must divide"),
+    "heads of class attention": (lambda: ours.ClassAttention(10, 4), OptionError, "num_heads must divide"),
+    "number of talking heads": (lambda: ours.TalkingHeadsAttention(10, 4), OptionError, "num_heads must divide"),
+    "heads of channels": (lambda: ours.CrossCovarianceAttention(10, 4), OptionError, "num_heads must divide"),
+    "no heads": (lambda: ours.MultiHeadAttention(8, 0), OptionError, "num_heads must be a whole number of at least 1"),
+    "shift": (
+        lambda: ours.WindowAttention(8, 2, window_size=4, shift_size=4),
+        OptionError,
+        r"shift_size must be smaller than window_size \(4, 4\)",
+    ),
+    "window": (
+        lambda: ours.WindowAttention(8, 2, window_size=(0, 4)),
+        OptionError,
+        "window_size must be a whole number of at least 1",
+    ),
     "radius": (lambda: ours.SlidingWindowAttention(8, 2, radius=-1), OptionError, "radius must be a whole number of at least 0"),
     "dilation": (lambda: ours.SlidingWindowAttention(8, 2, radius=1, dilation=0), OptionError, "dilation must be a whole number"),
     "dilations": (
         lambda: ours.SlidingWindowAttention(8, 4, radius=1, dilation=(1, 2)),
         OptionError,
-        "one for each of 4 heads, got 2 numbers",
+        r"one per head \(4\), got 2 numbers",
     ),
     "width": (lambda: ours.MultiHeadAttention(8, 2)(torch.zeros(1, 3, 6)), ShapeError, r"must be given \(B, N, 8\)"),
     "maps": (lambda: ours.ClassAttention(8, 2)(torch.zeros(1, 8, 3, 3)), ShapeError, r"flatten\(2\)"),
     "grid": (lambda: ours.WindowAttention(8, 2)(torch.zeros(1, 36, 8), GRID), ShapeError, "must be given 5 x 7 tokens, got 36"),
-    "grid behind global tokens": (
+    "grid after global tokens": (
         lambda: ours.SlidingWindowAttention(8, 2, radius=1, global_tokens=2)(torch.zeros(1, 35, 8), GRID),
         ShapeError,
         "must be given 2 global tokens and 5 x 7 tokens, got 35",
@@ -428,7 +436,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "mask of numbers": (
         lambda: ours.MultiHeadAttention(8, 2)(torch.zeros(1, 3, 8), mask=torch.zeros(3, 3)),
         OptionError,
-        r"mask must be boolean, True where a query may attend, got torch.float32\. Use ~mask",
+        r"mask must be boolean, True where a query may attend, got torch.float32\. Invert masks",
     ),
     "mask of another shape": (
         lambda: ours.MultiHeadAttention(8, 2)(torch.zeros(2, 3, 8), mask=torch.ones(2, 4, dtype=torch.bool)),
@@ -444,17 +452,17 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", list(BAD))
-def test_what_cannot_work_is_refused_with_its_reason(name: str) -> None:
+def test_invalid_arguments_are_refused_with_the_reason(name: str) -> None:
     call, error, message = BAD[name]
     with pytest.raises(error, match=message):
         call()
 
 
-# as capture sees it
+# capture
 
 
 class Net(nn.Module):
-    """Patches of 16 pixels, one attention, a mean and a linear head."""
+    """Network of 16-pixel patches, one attention, a mean and a linear head."""
 
     def __init__(self, attention: nn.Module, prefix: int, gridded: bool) -> None:
         super().__init__()
@@ -479,8 +487,8 @@ CAPTURED: dict[str, tuple[Callable[[], nn.Module], int, list[tuple[str, slice]]]
     "talking heads": (lambda: ours.TalkingHeadsAttention(16, 2), 0, [("self", slice(None))]),
     "class attention": (lambda: ours.ClassAttention(16, 2), 1, [("pool", slice(None))]),
     "cross-covariance": (lambda: ours.CrossCovarianceAttention(16, 2), 0, [("channel", slice(None))]),
-    "window": (lambda: ours.WindowAttention(16, 2, window=(5, 7)), 0, [("self", slice(None))]),
-    "window padded and shifted": (lambda: ours.WindowAttention(16, 2, window=4, shift=2), 0, [("self", slice(None))]),
+    "window": (lambda: ours.WindowAttention(16, 2, window_size=(5, 7)), 0, [("self", slice(None))]),
+    "window padded and shifted": (lambda: ours.WindowAttention(16, 2, window_size=4, shift_size=2), 0, [("self", slice(None))]),
     "sliding window": (lambda: ours.SlidingWindowAttention(16, 2, radius=1), 0, [("self", slice(None))]),
     "sliding window with global tokens": (
         lambda: ours.SlidingWindowAttention(16, 2, radius=1, dilation=(1, 2), global_tokens=2),
@@ -492,13 +500,13 @@ CAPTURED: dict[str, tuple[Callable[[], nn.Module], int, list[tuple[str, slice]]]
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", list(CAPTURED))
-def test_captured_weights_are_those_that_the_module_gives(name: str, figures: Figures) -> None:
+def test_captured_weights_equal_those_of_the_module(name: str, figures: Figures) -> None:
     build, prefix, parts = CAPTURED[name]
     torch.manual_seed(0)
     attention = build()
     for parameter in attention.parameters():
         nn.init.normal_(parameter, std=0.6)
-    net = Net(attention, prefix, hasattr(attention, "window") or hasattr(attention, "radius")).eval()
+    net = Net(attention, prefix, hasattr(attention, "window_size") or hasattr(attention, "radius")).eval()
     x = torch.randn(2, 3, 16 * GRID[0], 16 * GRID[1])
     _, weights = attention(*net.given(x), need_weights=True)
     with visattn.capture(net) as recording:

@@ -1,4 +1,4 @@
-"""Small U-Nets, each written as others write theirs, for pictures whose sides are multiples of 8."""
+"""Small U-Nets in the styles of other repositories, for images with sides that are multiples of 8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def double(inputs: int, outputs: int) -> nn.Sequential:
-    """Two convolutions."""
+    """Build two convolutions."""
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
         layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -16,7 +16,7 @@ def double(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Numbered(nn.Module):
-    """All in one row, down and up, with transposed convolutions."""
+    """U-Net with all modules in one list, down and up, with transposed convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Numbered(nn.Module):
 
 
 class Up(nn.Module):
-    """Enlarges, joins and convolves."""
+    """Decoder block that upsamples, concatenates and convolves."""
 
     def __init__(self, inputs: int, skipped: int, outputs: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Up(nn.Module):
 
 
 class Named(nn.Module):
-    """Parts with names of their own, and the join inside of the decoder's blocks."""
+    """U-Net with named parts and concatenations inside the decoder's blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Named(nn.Module):
 
 
 class Down(nn.Module):
-    """Gives what the decoder takes beside what goes on."""
+    """Encoder block that returns the skip connection and its output."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Down(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Stages by name; those of the encoder give two tensors."""
+    """U-Net with stages by name, in which encoder stages return two tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Pairs(nn.Module):
 
 
 class Nested(nn.Module):
-    """U-Net++: each place of a triangle joins all before it in its row."""
+    """U-Net++: each node of a triangle concatenates all earlier nodes in its row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Nested(nn.Module):
 
 
 class Level(nn.Module):
-    """A U-Net around a smaller one."""
+    """Recursive U-Net around a smaller one."""
 
     def __init__(self, inputs: int, width: int, inside: nn.Module | None) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Level(nn.Module):
 
 
 class Added(nn.Module):
-    """Sums in the place of joins; encoder and decoder are modules of their own."""
+    """U-Net with sums instead of concatenations, and separate modules for encoder and decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Added(nn.Module):
 
 
 class Gate(nn.Module):
-    """Scales a map of the encoder by what it and the decoder's say."""
+    """Gate that scales a map of the encoder by a function of both maps."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Gate(nn.Module):
 
 
 class GatedUp(Up):
-    """Enlarges, gates, joins and convolves."""
+    """Decoder block that upsamples, gates, concatenates and convolves."""
 
     def __init__(self, inputs: int, skipped: int, outputs: int) -> None:
         super().__init__(inputs, skipped, outputs)
@@ -174,7 +174,7 @@ class Gated(Named):
 
 
 class Flat(nn.Module):
-    """Layers without blocks, one activation for all, and a last level that joins nothing."""
+    """U-Net of layers without blocks, with one shared activation and a last level without a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Flat(nn.Module):
 
 
 class Scaled(Named):
-    """A skip connection that no module alone gives."""
+    """U-Net with a skip connection that is not the output of one module."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inc(x)
@@ -202,7 +202,7 @@ class Scaled(Named):
 
 
 class Hidden(Down):
-    """Gives what no module inside gives."""
+    """Encoder block whose skip connection is not the output of an inner module."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.conv(x)
@@ -211,7 +211,7 @@ class Hidden(Down):
 
 
 class HiddenPairs(Pairs):
-    """Stages by name, of which those of the encoder give no map that a module gives."""
+    """U-Net with stages by name, in which encoder stages return maps that are not the output of a module."""
 
     def __init__(self) -> None:
         super().__init__()

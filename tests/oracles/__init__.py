@@ -1,5 +1,5 @@
-"""What the library is judged by: slow loops from the papers, in float64, that share no code with it.
+"""Oracles: slow float64 loops written from the papers, which share no code with the library.
 
-`maps`: attention, rollout, sinks, masks. `methods`: every other method. `heatmaps`: from the grid to pixels.
-`arithmetic`: on lists of numbers, for modules of `nn`.
+`maps`: attention, rollout, sinks and masks. `methods`: all other methods. `heatmaps`: interpolation from the grid to pixels.
+`arithmetic`: arithmetic on lists of numbers, for modules of `nn`.
 """

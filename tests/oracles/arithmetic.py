@@ -1,4 +1,4 @@
-"""Plain arithmetic on lists of numbers, for oracles; and modules none of whose numbers is at its initial value."""
+"""Plain arithmetic on lists of numbers, for oracles, and modules whose parameters all differ from their initial values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Grid = list[list[Vector]]  # rows, columns, channels
 
 
 def ready(module: Module) -> Module:
-    """The module in float64 and evaluation mode, with no number at its initial value."""
+    """Return the module in float64 and evaluation mode, with no parameter at its initial value."""
     numbers = torch.Generator().manual_seed(0)
     module.double().eval()
     with torch.no_grad():
@@ -40,7 +40,7 @@ def tensor(grids: Sequence[Grid]) -> Tensor:
 
 
 def dense(layer: nn.Module, vector: Vector) -> Vector:
-    """A 1 x 1 convolution or a linear layer at one place."""
+    """Apply a 1 x 1 convolution or linear layer at one location."""
     if isinstance(layer, nn.Identity):
         return vector
     weight = layer.weight.flatten(1).tolist()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Heatmaps pixel by pixel: each center carried to the grid by hand, and mixed from all cells."""
+"""Heatmaps pixel by pixel: each pixel center is mapped to the grid, and all cells are mixed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from visattn.geometry import Geometry
 def slow_heat(
     grid: NDArray[np.float64], geometry: Geometry, cell: float, mix: Callable[[NDArray[np.float64], float, float], float]
 ) -> NDArray[np.float64]:
-    """Each pixel's center carried to the grid by hand; `cell` is the side of a grid cell in input pixels."""
+    """Map each pixel center to the grid and interpolate; `cell` is the side of a grid cell in input pixels."""
     height, width = geometry.photo
     window = geometry.window
     heat = np.zeros((height, width))
@@ -27,14 +27,14 @@ def slow_heat(
 
 
 def mix_nearest(grid: NDArray[np.float64], y: float, x: float) -> float:
-    """The cell that holds the point."""
+    """Return the value of the cell that contains the point."""
     return float(grid[int(y), int(x)])
 
 
 def mix_bilinear(grid: NDArray[np.float64], y: float, x: float) -> float:
-    """A tent around each cell's center."""
+    """Interpolate with a tent function around each cell center."""
     total = 0.0
-    for r in range(-1, grid.shape[0] + 1):  # the grid with its edge cells repeated once around it
+    for r in range(-1, grid.shape[0] + 1):  # includes a border of repeated edge cells
         for c in range(-1, grid.shape[1] + 1):
             tent = max(0.0, 1 - abs(y - (r + 0.5))) * max(0.0, 1 - abs(x - (c + 0.5)))
             total += tent * grid[min(max(r, 0), grid.shape[0] - 1), min(max(c, 0), grid.shape[1] - 1)]
@@ -49,7 +49,7 @@ def keys_weight(distance: float) -> float:
 
 
 def mix_bicubic(grid: NDArray[np.float64], y: float, x: float) -> float:
-    """Keys' kernel around each cell's center, clipped to the range of the grid."""
+    """Interpolate with Keys' kernel around each cell center, clipped to the range of the grid."""
     total = 0.0
     for r in range(-2, grid.shape[0] + 2):
         for c in range(-2, grid.shape[1] + 2):

@@ -1,7 +1,6 @@
-"""Slow and literal versions of everything that is judged, in float64, from the papers.
+"""Slow and literal float64 versions of attention, rollout, sinks and masks, from the papers.
 
-Nothing here knows the library: nested loops over numpy arrays where that is fast enough, whole float64 matrices one head at a time
-where it is not.
+They use no code of the library: nested loops over numpy arrays if that is fast enough, else whole float64 matrices, one head at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 def array(x: Tensor) -> Array:
-    """A tensor of any type as float64."""
+    """Convert a tensor of any type to a float64 array."""
     result: Array = x.detach().to(torch.float64).cpu().numpy()
     return result
 
@@ -28,7 +27,7 @@ def array(x: Tensor) -> Array:
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """Of one row; a row of -inf has no weights."""
+    """Compute the softmax of one row; a row of -inf has zero weights."""
     top = max(scores)
     if top == -math.inf:
         return [0.0] * len(scores)
@@ -38,13 +37,13 @@ def softmax(scores: Sequence[float]) -> list[float]:
 
 
 def block_weights(query: Array, key: Array, bias: Array | None, scale: float) -> Array:
-    """`softmax(scale * q.k + bias)`, entry by entry.
+    """Compute `softmax(scale * q.k + bias)`, entry by entry.
 
     Args:
         query: `(B, heads, blocks, q, d)`.
         key: `(B, heads, blocks, k, d)`.
         bias: `(B, heads, blocks, q, k)` or None.
-        scale: Factor of the scores.
+        scale: Scale of the scores.
     """
     batch, heads, blocks, queries, dim = query.shape
     keys = key.shape[3]
@@ -59,7 +58,7 @@ def block_weights(query: Array, key: Array, bias: Array | None, scale: float) ->
 
 
 def placed(weights: Array, query_index: NDArray[Any], key_index: NDArray[Any], queries: int, keys: int) -> Array:
-    """Blocks of weights as one matrix in token order; padding (-1) is left out."""
+    """Place blocks of weights into one matrix in token order; padding (-1) is left out."""
     batch, heads, blocks = weights.shape[:3]
     dense = np.zeros((batch, heads, queries, keys))
     for b, h, n in np.ndindex(batch, heads, blocks):
@@ -71,7 +70,7 @@ def placed(weights: Array, query_index: NDArray[Any], key_index: NDArray[Any], q
 
 
 def to_padding(weights: Array, query_index: NDArray[Any], key_index: NDArray[Any], queries: int) -> Array:
-    """What each query gives to padded keys."""
+    """Sum the attention of each query to padded keys."""
     batch, heads, blocks = weights.shape[:3]
     lost = np.zeros((batch, heads, queries))
     for b, h, n in np.ndindex(batch, heads, blocks):
@@ -83,7 +82,7 @@ def to_padding(weights: Array, query_index: NDArray[Any], key_index: NDArray[Any
 
 
 def gathered(dense: Array, x: Array) -> Array:
-    """`A @ x`: `(B, heads, Q, K)` by `(B or 1, heads or 1, K, C)`."""
+    """Compute `A @ x`: `(B, heads, Q, K)` by `(B or 1, heads or 1, K, C)`."""
     batch, heads, queries, keys = dense.shape
     out = np.zeros((batch, heads, queries, x.shape[-1]))
     for b, h, i, c in np.ndindex(*out.shape):
@@ -92,7 +91,7 @@ def gathered(dense: Array, x: Array) -> Array:
 
 
 def drawn(dense: Array, r: Array) -> Array:
-    """`r @ A`: `(B or 1, heads or 1, C, Q)` by `(B, heads, Q, K)`."""
+    """Compute `r @ A`: `(B or 1, heads or 1, C, Q)` by `(B, heads, Q, K)`."""
     batch, heads, queries, keys = dense.shape
     out = np.zeros((batch, heads, r.shape[2], keys))
     for b, h, c, j in np.ndindex(*out.shape):
@@ -101,7 +100,7 @@ def drawn(dense: Array, r: Array) -> Array:
 
 
 def head_matrix(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
-    """The float64 matrix `(q, k)` of one head of one image, from `(q, d)` and `(k, d)`."""
+    """Compute the float64 matrix `(q, k)` of one head of one image, from `(q, d)` and `(k, d)`."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query.double() @ key.double().T
     scores *= factor
@@ -115,7 +114,7 @@ def head_matrix(query: Tensor, key: Tensor, scale: float | None = None) -> Tenso
 
 
 def fuse(heads: Sequence[Tensor], fusion: str) -> Tensor:
-    """One matrix of the matrices of all heads."""
+    """Fuse the matrices of all heads into one."""
     fused = heads[0].clone()
     for matrix in heads[1:]:
         if fusion == "mean":
@@ -128,7 +127,7 @@ def fuse(heads: Sequence[Tensor], fusion: str) -> Tensor:
 
 
 def without_sinks(matrix: Tensor, sunk: Sequence[int], treatment: str, prefix: int) -> Tensor:
-    """A fused matrix whose rows give nothing to the sunk tokens."""
+    """Remove the attention to the given sinks from a fused matrix."""
     matrix = matrix.clone()
     tokens = matrix.shape[1]
     others = [j for j in range(prefix, tokens) if j not in sunk]
@@ -152,10 +151,10 @@ def rollout(
     treatment: str = "keep",
     prefix: int = 0,
 ) -> Tensor:
-    """The whole rollout matrix `(N, N)` of one image: the product of all mixed layers, the first rightmost.
+    """Compute the whole rollout matrix `(N, N)` of one image: the product of all mixed layers, with the first rightmost.
 
     Args:
-        layers: For each layer, first to last, the float64 matrix `(N, N)` of each head.
+        layers: Float64 matrices `(N, N)` of the heads of each layer, first layer first.
         fusion: `mean`, `max` or `min`.
         residual: Weight of the identity.
         start: First layer.
@@ -178,8 +177,8 @@ def rollout(
     return product
 
 
-def column_scores(heads: Sequence[Tensor]) -> list[float]:
-    """How much each token draws from all queries, head mean, relative to the uniform share."""
+def attention_received(heads: Sequence[Tensor]) -> list[float]:
+    """Compute the attention that each token receives, averaged over heads, relative to the uniform share."""
     queries, keys = heads[0].shape
     total = torch.zeros(keys, dtype=torch.float64)
     for matrix in heads:
@@ -190,10 +189,10 @@ def column_scores(heads: Sequence[Tensor]) -> list[float]:
 
 
 def sinks(layers: Iterable[Sequence[Tensor]], prefix: int, threshold: float) -> dict[int, float]:
-    """Patch tokens whose score exceeds the threshold in some layer, with their best score."""
+    """Find patch tokens whose score exceeds the threshold in some layer, with their highest score."""
     best: dict[int, float] = {}
     for heads in layers:
-        for token, score in enumerate(column_scores(heads)):
+        for token, score in enumerate(attention_received(heads)):
             if token >= prefix and score > threshold:
                 best[token] = max(score, best.get(token, 0.0))
     return best
@@ -203,13 +202,13 @@ def sinks(layers: Iterable[Sequence[Tensor]], prefix: int, threshold: float) -> 
 
 
 def cosine(a: Array, b: Array) -> float:
-    """Of two vectors."""
+    """Compute the cosine of two vectors."""
     dot = math.fsum(x * y for x, y in zip(a, b, strict=True))
     return dot / math.sqrt(math.fsum(x * x for x in a) * math.fsum(y * y for y in b))
 
 
 def principal_scores(rows: Array, components: int) -> tuple[Array, Array]:
-    """Scores `(rows, components)` by singular values, signs arbitrary, and the share of variance of each component."""
+    """Compute scores `(rows, components)` from singular values, with arbitrary signs, and the explained variance of each component."""
     centered = rows - rows.mean(axis=0)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     shares = values**2 / (values**2).sum()
@@ -222,7 +221,7 @@ Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def mass_mask(grid: Array, share: float) -> NDArray[np.bool_]:
-    """The fewest cells that hold `share` of the sum: cells are taken from the largest down until they do."""
+    """Return the smallest set of cells that holds `share` of the sum, taken from the largest down."""
     mask = np.zeros(grid.shape, dtype=bool)
     held = 0.0
     for index in np.argsort(-grid, axis=None, kind="stable"):
@@ -234,14 +233,14 @@ def mass_mask(grid: Array, share: float) -> NDArray[np.bool_]:
 
 
 def overlap(a: Rectangle, b: Rectangle) -> float:
-    """Common area of two rectangles."""
+    """Compute the common area of two rectangles."""
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
     return max(0.0, width) * max(0.0, height)
 
 
 def lift(mask: NDArray[np.bool_], box: Rectangle, width: float, height: float) -> float:
-    """Share of the mask's area inside the box over the box's share of the photo; cells cover the whole photo evenly."""
+    """Compute the share of the mask's area inside the box, over the box's share of the photo; cells divide the photo evenly."""
     rows, columns = mask.shape
     inside = area = 0.0
     for row, column in zip(*np.nonzero(mask), strict=True):

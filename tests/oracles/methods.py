@@ -1,7 +1,7 @@
 """Slow and literal versions of the methods, for one image, in float64, from the papers.
 
-Nothing here knows the library: nested loops over numpy arrays. Layers come first to last. Attention `a` and its gradient `g` are
-`(heads, queries, keys)`; most functions give the whole matrix `(N, N)`, a row for each query.
+They use nested loops over numpy arrays and no code of the library. Layers are ordered first to last. Attention `a` and its gradient `g`
+are `(heads, queries, keys)`. Most functions return the whole matrix `(N, N)`, with a row for each query.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.oracles.maps import Array
 
 
 def product(a: Array, b: Array) -> Array:
-    """`a b`."""
+    """Multiply matrices `a` and `b`."""
     columns = b.T.tolist()
     return np.array([[math.fsum(x * y for x, y in zip(row, column, strict=True)) for column in columns] for row in a.tolist()])
 
 
 def fused(a: Array, fusion: str = "mean") -> Array:
-    """One matrix of all heads."""
+    """Fuse the matrices of all heads."""
     heads, queries, keys = a.shape
     out = np.zeros((queries, keys))
     for i, j in np.ndindex(queries, keys):
@@ -36,17 +36,17 @@ def fused(a: Array, fusion: str = "mean") -> Array:
 
 
 def clamped(a: Array) -> Array:
-    """`a^+`."""
+    """Compute `a^+`."""
     return np.where(a > 0, a, 0.0)
 
 
 def length(vector: Array) -> float:
-    """Euclidean norm."""
+    """Compute the Euclidean norm."""
     return math.sqrt(math.fsum(x * x for x in vector))
 
 
 def row_normalized(a: Array) -> Array:
-    """Rows divided by their sums; a row that nothing is left of becomes the token itself."""
+    """Divide rows by their sums; an empty row becomes that of the identity."""
     out = np.eye(len(a))
     for i, row in enumerate(a):
         total = math.fsum(row)
@@ -56,7 +56,7 @@ def row_normalized(a: Array) -> Array:
 
 
 def without_smallest(a: Array, ratio: float, over: str, prefix: int) -> Array:
-    """Zero in the place of the smallest share of the entries in patch columns, of each row or of all rows together."""
+    """Set the smallest share of the entries in patch columns to 0, in each row or over all rows together."""
     out = a.copy()
     everything = [(i, j) for i in range(len(a)) for j in range(prefix, a.shape[1])]
     groups = [everything] if over == "layer" else [[(i, j) for i, j in everything if i == row] for row in range(len(a))]
@@ -66,16 +66,16 @@ def without_smallest(a: Array, ratio: float, over: str, prefix: int) -> Array:
     return out
 
 
-# Kobayashi et al. 2020 and 2021: what a token lets through
+# Kobayashi et al. 2020 and 2021: weighted value vectors
 
 
 class Carried(NamedTuple):
-    """What attention carries in one layer.
+    """Values, output projection and residual of one attention layer.
 
     Attributes:
-        value: `(heads, N, d)`.
-        weight: `(D, heads * d)` of the projection behind the heads.
-        residual: `(N, D)` what the result is added to.
+        value: `(heads, N, d)` value vectors.
+        weight: `(D, heads * d)` weight of the output projection.
+        residual: `(N, D)` input of the residual connection.
     """
 
     value: Array
@@ -84,7 +84,7 @@ class Carried(NamedTuple):
 
 
 def let_through(value: Array, weight: Array) -> Array:
-    """`f_h(x_j) = v_j^h W_O^h`, `(heads, N, D)`."""
+    """Compute `f_h(x_j) = v_j^h W_O^h`, `(heads, N, D)`."""
     heads, tokens, dim = value.shape
     out = np.zeros((heads, tokens, len(weight)))
     for h, j, c in np.ndindex(*out.shape):
@@ -93,7 +93,7 @@ def let_through(value: Array, weight: Array) -> Array:
 
 
 def given(a: Array, f: Array, i: int, j: int) -> Array:
-    """`sum_h A_ij^h f_h(x_j)`: what token j gives to token i."""
+    """Compute `sum_h A_ij^h f_h(x_j)`, the vector that token i receives from token j."""
     total = np.zeros(f.shape[2])
     for h in range(len(a)):
         total += a[h, i, j] * f[h, j]
@@ -101,7 +101,7 @@ def given(a: Array, f: Array, i: int, j: int) -> Array:
 
 
 def norm_attention(a: Array, carried: Carried, *, residual: bool = False) -> Array:
-    """`||sum_h A_ij^h f_h(x_j)||`, with the residual path added to each token's own vector."""
+    """Compute `||sum_h A_ij^h f_h(x_j)||`, optionally with the residual added to each token's own vector."""
     f = let_through(carried.value, carried.weight)
     out = np.zeros(a.shape[1:])
     for i, j in np.ndindex(*out.shape):
@@ -110,7 +110,7 @@ def norm_attention(a: Array, carried: Carried, *, residual: bool = False) -> Arr
 
 
 def norm_attention_of_heads(a: Array, carried: Carried) -> Array:
-    """`||A_ij^h f_h(x_j)||`, `(heads, N, N)`."""
+    """Compute `||A_ij^h f_h(x_j)||`, `(heads, N, N)`."""
     f = let_through(carried.value, carried.weight)
     out = np.zeros(a.shape)
     for h, i, j in np.ndindex(*out.shape):
@@ -119,7 +119,7 @@ def norm_attention_of_heads(a: Array, carried: Carried) -> Array:
 
 
 def mixing_ratios(a: Array, carried: Carried) -> list[float]:
-    """Of each token: the size of what others give it over that plus the size of what it keeps."""
+    """Compute for each token the norm of what it receives from others, over that plus the norm of what it keeps."""
     f = let_through(carried.value, carried.weight)
     tokens, ratios = a.shape[1], []
     for i in range(tokens):
@@ -147,14 +147,14 @@ def rollout(
     discard_over: str = "row",
     start_layer: int = 0,
 ) -> Array:
-    """`M_L ... M_start`."""
+    """Compute `M_L ... M_start`."""
     rolled = np.eye(layers[0].shape[1])
     for layer in range(start_layer, len(layers)):
         a = layers[layer]
         mixed = norm_attention(a, carried[layer]) if weights_by == "norm" else fused(a, fusion)
         mixed = without_smallest(mixed, discard, discard_over, prefix)
         tokens = len(mixed)
-        if residual == "measured":  # what a token does not keep is shared by the others
+        if residual == "measured":  # the others share what a token does not keep
             shares = [1 - ratio for ratio in mixing_ratios(a, carried[layer])]
             for i in range(tokens):
                 mixed[i, i] = 0
@@ -169,7 +169,7 @@ def rollout(
 
 
 def attention_flow(layers: Sequence[Array], query: Array, *, residual: float = 0.5, start_layer: int = 0) -> Array:
-    """Maximum flow between the query and each token of the input, over the sum of all."""
+    """Compute the maximum flow between the query and each token of the input, over the sum of all."""
     capacity: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
     source, used = (-1, 0), layers[start_layer:]
     capacity[source] = {(len(used), i): float(query[i]) for i in range(len(query))}
@@ -186,7 +186,7 @@ def attention_flow(layers: Sequence[Array], query: Array, *, residual: float = 0
 def max_flow(
     capacity: dict[tuple[int, int], dict[tuple[int, int], float]], source: tuple[int, int], sink: tuple[int, int]
 ) -> float:
-    """Edmonds & Karp: along a shortest path that is still open, until there is none."""
+    """Compute the maximum flow by Edmonds & Karp: augment along shortest paths until there is none."""
     left: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
     for node, edges in capacity.items():
         for other, width in edges.items():
@@ -217,12 +217,12 @@ def max_flow(
 
 
 def positive(a: Array, g: Array) -> Array:
-    """Equation 5: `mean_h (dA * A)^+`."""
+    """Compute equation 5: `mean_h (dA * A)^+`."""
     return fused(clamped(g * a))
 
 
 def relevance(layers: Sequence[Array], gradients: Sequence[Array], *, start_layer: int = 0) -> Array:
-    """Equation 6 over self-attention only, less the identity that it starts from."""
+    """Compute equation 6 for self-attention only, minus the initial identity."""
     tokens = layers[0].shape[1]
     r = np.eye(tokens)
     for a, g in list(zip(layers, gradients, strict=True))[start_layer:]:
@@ -230,8 +230,8 @@ def relevance(layers: Sequence[Array], gradients: Sequence[Array], *, start_laye
     return r - np.eye(tokens)
 
 
-class Attended(NamedTuple):
-    """Attention of the tokens `queries` to the tokens `keys`, with its gradient."""
+class AttentionCall(NamedTuple):
+    """Attention from the tokens `queries` to the tokens `keys`, with its gradient."""
 
     queries: str
     keys: str
@@ -239,11 +239,11 @@ class Attended(NamedTuple):
     gradient: Array
 
 
-def relevances(steps: Sequence[Sequence[Attended]], sizes: dict[str, int]) -> dict[tuple[str, str], Array]:
-    """Equations 5 to 11: a relevance matrix for each pair of token sets.
+def relevances(steps: Sequence[Sequence[AttentionCall]], sizes: dict[str, int]) -> dict[tuple[str, str], Array]:
+    """Compute equations 5 to 11: a relevance matrix for each pair of token sets.
 
     Args:
-        steps: Attention in the order of the forward; two of one step (co-attention) both read what was there before.
+        steps: Attention calls in the order of the forward pass. Two calls of one step (co-attention) both read the previous matrices.
         sizes: Number of tokens of each set.
     """
     r = {(s, q): np.eye(sizes[s]) if s == q else np.zeros((sizes[s], sizes[q])) for s in sizes for q in sizes}
@@ -261,7 +261,7 @@ def relevances(steps: Sequence[Sequence[Attended]], sizes: dict[str, int]) -> di
 
 
 def self_normalized(r: Array) -> Array:
-    """Equations 8 and 9: rows of `R - I` divided by their sums, and `I` again; a row of zeros stays."""
+    """Compute equations 8 and 9: rows of `R - I` divided by their sums, plus `I`; a zero row remains zero."""
     tokens = len(r)
     rest = r - np.eye(tokens)
     for i in range(tokens):
@@ -283,7 +283,7 @@ def gradient_rollout(
     discard_over: str = "layer",
     start_layer: int = 0,
 ) -> Array:
-    """Gildenblat 2020, each layer with its own gradient: rows of `(mean_h A * dA)^+ + I`, over their sums, multiplied."""
+    """Compute Gildenblat 2020, with each layer's own gradient: normalized rows of `(mean_h A * dA)^+ + I`, multiplied."""
     tokens = layers[0].shape[1]
     rolled = np.eye(tokens)
     for a, g in list(zip(layers, gradients, strict=True))[start_layer:]:
@@ -293,7 +293,7 @@ def gradient_rollout(
 
 
 def attention_gradient(layers: Sequence[Array], gradients: Sequence[Array], *, signed: bool = False) -> Array:
-    """Barkan et al. 2021: the mean over heads and layers of `A * dA^+`, or of `A * dA`."""
+    """Compute Barkan et al. 2021: the mean over heads and layers of `A * dA^+`, or of `A * dA`."""
     total = np.zeros(layers[0].shape[1:])
     for a, g in zip(layers, gradients, strict=True):
         total += fused(a * (g if signed else clamped(g)))
@@ -301,7 +301,7 @@ def attention_gradient(layers: Sequence[Array], gradients: Sequence[Array], *, s
 
 
 def legrad(gradients: Sequence[Array], last: int | None = None) -> Array:
-    """Bousselham et al. 2025: of each token the mean over heads and queries of `dA^+`, then over the last layers."""
+    """Compute Bousselham et al. 2025: for each token the mean over heads and queries of `dA^+`, then over the last layers."""
     used = gradients if last is None else gradients[-last:]
     total = np.zeros(used[0].shape[2])
     for g in used:
@@ -312,7 +312,7 @@ def legrad(gradients: Sequence[Array], last: int | None = None) -> Array:
 
 
 def transition_attention(layers: Sequence[Array], gradients: Sequence[Array], query: Array, *, start_layer: int = 0) -> Array:
-    """Yuan et al. 2021: how much reaches the query, times the positive part of the mean of the last layer's gradients."""
+    """Compute Yuan et al. 2021: propagated attention of the query, times the positive part of the last layer's mean gradients."""
     r = query[None]
     state = product(r, fused(layers[-1]))
     for i in range(len(layers) - 2, start_layer - 1, -1):
@@ -323,7 +323,7 @@ def transition_attention(layers: Sequence[Array], gradients: Sequence[Array], qu
 
 
 def gradcam(x: Array, g: Array, prefix: int) -> Array:
-    """Selvaraju et al. 2017 on tokens `(N, D)`: the value of each patch."""
+    """Compute Selvaraju et al. 2017 on tokens `(N, D)`: the value of each patch."""
     tokens, channels = x.shape
     patches = range(prefix, tokens)
     weights = [math.fsum(g[j, c] for j in patches) / len(patches) for c in range(channels)]

@@ -1,4 +1,4 @@
-"""From a model and a photo to a class-specific map, and everything that must be refused on the way."""
+"""Class-specific maps from a model and a photo, and inputs that must be refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from visattn.pipeline.run import look
 from visattn.pipeline.targets import Target
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
-AVERAGED = "cam"  # of networks that average their features; it refuses others
+AVERAGED = "cam"  # requires that features are averaged; refuses other networks
 TARGETED = [name for name, each in methods.METHODS.items() if each.targeted and "score" not in each.needs and name != AVERAGED]
 
 
@@ -41,7 +41,7 @@ def first_of(output: Tensor) -> Tensor:
 
 
 class Odd(nn.Module):
-    """A model that no family knows, around one that is."""
+    """Wrapper of an unknown type around a model of a known family."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def parameters_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", TARGETED)
-def test_targeted_methods_explain_the_class_that_is_asked_for(name: str, photo: Image.Image) -> None:
+def test_targeted_methods_explain_the_given_class(name: str, photo: Image.Image) -> None:
     maps = {}
     for target in (None, 0, 1):
         found = visattn.explain(classifier(), photo, method=name, target=target, **parameters_of(name))
@@ -85,7 +85,7 @@ def test_headless_model_is_explained_by_a_function_of_its_output(name: str, phot
     assert found.provenance.target == ("first_of of the output",)
 
 
-def test_auto_is_relevance_for_a_classifier_and_attention_without_a_head(photo: Image.Image) -> None:
+def test_auto_selects_relevance_for_a_classifier_and_attention_without_a_head(photo: Image.Image) -> None:
     assert visattn.explain(classifier(), photo).provenance.method == "relevance"
     assert visattn.explain(classifier(num_classes=0), photo).provenance.method == "attention"
     assert visattn.explain(classifier(), photo, head=1).provenance.method == "attention"
@@ -103,12 +103,12 @@ def test_target_of_a_method_without_one_is_refused(photo: Image.Image) -> None:
         visattn.explain(classifier(), photo, method="rollout", target=1)
 
 
-def test_nothing_that_speaks_for_the_target_leaves_the_photo_alone(photo: Image.Image) -> None:
+def test_map_without_positive_evidence_leaves_the_photo_unchanged(photo: Image.Image) -> None:
     model: Any = classifier()
     nn.init.zeros_(model.head.weight)
     for name in TARGETED:
         found = visattn.explain(model, photo, method=name, target=1, **parameters_of(name))
-        if name == "gradient_rollout":  # rows of I alone: the class token keeps all
+        if name == "gradient_rollout":  # the result is the identity: the class token keeps everything
             assert float(found.map.values.max()) == 0
         assert not found.map.values.any()
         assert any("no positive evidence" in text for text in found.provenance.warnings)
@@ -116,7 +116,7 @@ def test_nothing_that_speaks_for_the_target_leaves_the_photo_alone(photo: Image.
             assert found.overlay().tobytes() == photo.tobytes()
 
 
-def test_batch_is_each_photo_alone() -> None:
+def test_batch_equals_single_photos() -> None:
     model = tiny.vit()
     pixels = tiny.pixels(3)
     for name in ("relevance", "legrad", "attention_gradient", "gradcam"):
@@ -129,14 +129,14 @@ def test_batch_is_each_photo_alone() -> None:
         assert whole.at(batch=1).provenance.target == alone[1].provenance.target
 
 
-def test_gradcam_of_a_model_whose_layers_are_not_known_asks_for_one(photo: Image.Image) -> None:
-    with pytest.raises(OptionError, match="which layer Grad-CAM should read is not known"):
+def test_gradcam_of_an_unknown_model_needs_a_layer(photo: Image.Image) -> None:
+    with pytest.raises(OptionError, match="the layer for Grad-CAM is unknown"):
         visattn.explain(Odd(), photo, method="gradcam")
     found = visattn.explain(Odd(), photo, method="gradcam", layer="inner.blocks.1.norm1")
     assert found.provenance.parameters["layer"] == "inner.blocks.1.norm1"
 
 
-def test_model_is_left_as_it_was(photo: Image.Image) -> None:
+def test_model_is_unchanged(photo: Image.Image) -> None:
     model = classifier().train()
     some = next(iter(model.parameters())).requires_grad_(False)
     visattn.explain(model, photo, method="relevance")
@@ -164,18 +164,18 @@ def test_legrad_gives_each_layer_its_own_score() -> None:
 
 
 def test_legrad_of_a_head_that_is_not_known_is_refused(photo: Image.Image) -> None:
-    with pytest.raises(OptionError, match="behind each layer is not known"):
+    with pytest.raises(OptionError, match="its head cannot be applied to the tokens of each layer"):
         visattn.explain(Odd(), photo, method="legrad")
     assert visattn.explain(Odd(), photo, method="relevance").map.layout.grid == tiny.GRID
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "discard of 1": ({"method": "rollout", "discard": 1.0}, "discard must be less than 1, got 1: nothing would be left"),
+    "discard of 1": ({"method": "rollout", "discard": 1.0}, "discard must be less than 1, got 1, which would leave nothing"),
     "discard of 2": ({"method": "gradient_rollout", "discard": 2}, "discard must be a number from 0 to 1, got 2"),
     "start layer": ({"method": "relevance", "start_layer": 2}, "start_layer must lie in [0, 1], got 2"),
-    "layers": ({"method": "legrad", "layers": 3}, "layers must lie in [1, 2], got 3"),
+    "layers": ({"method": "legrad", "last_layers": 3}, "last_layers must lie in [1, 2], got 3"),
     "steps": ({"method": "transition_attention", "steps": 1, "start_layer": 0}, "steps must be at least 2, got 1"),
-    "norm and fusion": ({"method": "rollout", "weights_by": "norm", "fusion": "max"}, "fusion='max' has no place"),
+    "norm and fusion": ({"method": "rollout", "weights_by": "norm", "fusion": "max"}, "fusion='max' does not apply"),
     "parameter": ({"method": "relevance", "discard": 0.5}, "method 'relevance' has no parameter 'discard'. It has: start_layer"),
     "parameter of auto": ({"discard": 0.5}, "method 'auto' has no parameters discard. Name the method"),
     "lack of a parameter": ({"method": "similarity"}, "method 'similarity' needs query. For example: query=\"pixel:120,80\""),
@@ -193,13 +193,13 @@ def test_wrong_options_are_refused(case: str, photo: Image.Image) -> None:
 
 @pytest.mark.parametrize("over", ["row", "layer"])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.999])
-def test_discard_keeps_the_class_token_and_rows_of_sum_one(ratio: float, over: Any) -> None:
+def test_discard_keeps_the_class_token_and_rows_sum_to_one(ratio: float, over: Any) -> None:
     made = tiny.recording(layers=3, prefix=(), grid=(5, 7), readout="mean")
     values = methods.rollout(made, discard=ratio, discard_over=over, dtype=torch.float64).values
     assert float(values.sum()) == pytest.approx(1, abs=1e-12)
 
 
-def test_discard_of_nearly_all_leaves_the_class_token_and_the_best_patch() -> None:
+def test_discarding_nearly_all_keeps_the_class_token_and_the_best_patch() -> None:
     made = tiny.recording(layers=1, grid=(5, 7))
     row = made[0].operator.to(torch.float64).dense()[0, :, 0].mean(0)
     values = methods.rollout(made, discard=0.999, residual=0, dtype=torch.float64).values[0].flatten()
@@ -208,44 +208,44 @@ def test_discard_of_nearly_all_leaves_the_class_token_and_the_best_patch() -> No
     assert float(values[best]) == pytest.approx(float(row[1 + best] / (row[0] + row[1 + best])))
 
 
-def test_too_many_tokens_for_flow_name_the_method_that_works(photo: Image.Image) -> None:
+def test_flow_with_too_many_tokens_is_refused_with_an_alternative(photo: Image.Image) -> None:
     with pytest.raises(OptionError, match=r"at most 800 tokens, got 2302\. Use method 'rollout'"):
         visattn.explain(classifier(), photo, method="attention_flow", resize="fit", img_size=768)
 
 
-def test_channels_as_a_heatmap_name_the_method_that_works(photo: Image.Image) -> None:
+def test_channels_as_a_heatmap_are_refused_with_an_alternative(photo: Image.Image) -> None:
     model = timm.create_model("davit_tiny", embed_dims=(16, 32, 32), depths=(1, 1, 1), num_heads=(1, 2, 2), window_size=3)
     for name in ("rollout", "relevance"):
         with pytest.raises(OptionError, match="Use method 'attention'"):
             visattn.explain(model, photo, method=name)
 
 
-def test_flow_without_scipy_tells_how_to_get_it(photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_without_scipy_names_the_install_command(photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None)
     with pytest.raises(visattn.errors.MissingExtra, match=r'attention_flow needs scipy, .* pip install "visattn\[flow\]"'):
         visattn.explain(classifier(), photo, method="attention_flow")
 
 
-def test_channel_attention_is_no_heatmap_and_names_methods_that_read_features() -> None:
+def test_channel_attention_as_a_heatmap_is_refused_with_feature_methods() -> None:
     channels = TokenLayout("channels", tuple(f"channel{i}" for i in range(4)), (), Box(0, 0, 32, 48))
     operator = tiny.recording(prefix=(), grid=(2, 2))[0].operator
     record = AttentionRecord("blocks.0.attn", 0, 0, "channel", operator, channels, channels)
     features = tiny.recording().features
     made = Recording([record], features, (32, 48))
-    with pytest.raises(OptionError, match=r"has no place on the image\. Use method 'similarity' or 'pca'"):
+    with pytest.raises(OptionError, match=r"cannot be drawn on the image\. Use method 'similarity' or 'pca'"):
         methods.attention(made)
     assert methods.pca(made).layout.grid == tiny.GRID
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_model_in_half_precision_is_given_its_precision(precision: torch.dtype, photo: Image.Image) -> None:
+def test_model_in_half_precision_gets_inputs_of_its_dtype(precision: torch.dtype, photo: Image.Image) -> None:
     found = visattn.explain(classifier().to(precision), photo, method="relevance")
     exact = visattn.explain(classifier(), photo, method="relevance")
     assert float((found.map.values - exact.map.values).norm()) <= 0.1 * float(exact.map.values.norm())
 
 
-def test_gradcam_by_position_is_refused_where_there_are_no_tokens(photo: Image.Image) -> None:
-    with pytest.raises(OptionError, match="layer -2 counts layers of tokens, and the model has none"):
+def test_gradcam_by_layer_position_is_refused_without_tokens(photo: Image.Image) -> None:
+    with pytest.raises(OptionError, match="layer -2 is an index of attention layers, and the model has none"):
         visattn.explain("resnet18", photo, method="gradcam", layer=-2, weights="none")
 
 
@@ -255,7 +255,7 @@ def test_cnn_takes_any_size(photo: Image.Image) -> None:
 
 
 class Failing(nn.Module):
-    """A part of a model that raises."""
+    """Module that raises an error."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -269,11 +269,11 @@ FAILURES: dict[str, tuple[BaseException, type[VisattnError], str]] = {
     "an error of its own": (
         ValueError("no\nsuch thing"),
         ModelError,
-        r"1\.mlp fails for pixels \(1, 3, 32, 48\): ValueError: no\. Run",
+        r"1\.mlp fails for pixels \(1, 3, 32, 48\): ValueError: no\. Check",
     ),
-    "an assertion": (AssertionError(), ModelError, r"blocks\.1\.mlp fails for pixels .*: AssertionError: \. Run"),
-    "an end of the program": (SystemExit(0), ModelError, "SystemExit: 0. Run"),
-    "no end": (RecursionError("too deep"), ModelError, "RecursionError: too deep"),
+    "an assertion": (AssertionError(), ModelError, r"blocks\.1\.mlp fails for pixels .*: AssertionError: \. Check"),
+    "a program exit": (SystemExit(0), ModelError, "SystemExit: 0. Check"),
+    "endless recursion": (RecursionError("too deep"), ModelError, "RecursionError: too deep"),
     "memory of torch": (
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
         ResourceError,
@@ -285,7 +285,7 @@ FAILURES: dict[str, tuple[BaseException, type[VisattnError], str]] = {
 
 @pytest.mark.parametrize("method", ["attention", "relevance", "occlusion"])
 @pytest.mark.parametrize("name", list(FAILURES))
-def test_a_model_that_fails_is_told_by_module_and_shape(name: str, method: str) -> None:
+def test_error_of_the_model_names_the_module_and_the_shape(name: str, method: str) -> None:
     error, kind, message = FAILURES[name]
     model: Any = tiny.vit()
     model.blocks[1].mlp = Failing(error)
@@ -296,7 +296,7 @@ def test_a_model_that_fails_is_told_by_module_and_shape(name: str, method: str) 
     assert caught.value.__cause__ is error
 
 
-def test_a_fault_of_the_capture_is_not_called_one_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_inside_the_capture_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn.capturing.trace.tracer.operation_of", None)
     with pytest.raises(TypeError, match="not callable"):
         visattn.explain(tiny.vit(), np.zeros((32, 48, 3), np.uint8), method="attention")

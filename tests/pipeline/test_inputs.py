@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
 
 
 def small_vit(*, classes: int = 5, patch: int | tuple[int, int] = 16, side: int | tuple[int, int] = 64, **options: Any) -> Any:
-    """A VisionTransformer of timm with its own data configuration."""
+    """Build a small timm VisionTransformer with its own data configuration."""
     config = {key: options.pop(key) for key in list(options) if key in CONFIG}
     model = VisionTransformer(
         img_size=side, patch_size=patch, embed_dim=16, depth=1, num_heads=2, num_classes=classes, **options
@@ -72,12 +72,12 @@ sizes = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES.keys())
     ],
 )
 def published(request: pytest.FixtureRequest) -> Any:
-    """A model of the registry as it is configured there, one block deep and with random weights."""
+    """Build a registered model with its own configuration, but with a single block and random weights."""
     return timm.create_model(request.param, pretrained=False, depth=1).eval()
 
 
 @sizes
-def test_model_pixels_of_a_published_model_are_timms_bit_by_bit(published: Any, size: tuple[int, int]) -> None:
+def test_model_pixels_of_a_published_model_equal_timm_bit_for_bit(published: Any, size: tuple[int, int]) -> None:
     photo = noise(*size)
     assert torch.equal(prepare(photo, published, resize="model").pixels[0], timms_own(published, photo))
 
@@ -86,7 +86,7 @@ def test_model_pixels_of_a_published_model_are_timms_bit_by_bit(published: Any, 
 @pytest.mark.parametrize("crop_pct", [0.8, 0.95, 1.0])
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-def test_model_pixels_are_timms_bit_by_bit(interpolation: str, crop_mode: str, crop_pct: float, size: tuple[int, int]) -> None:
+def test_model_pixels_equal_timm_bit_for_bit(interpolation: str, crop_mode: str, crop_pct: float, size: tuple[int, int]) -> None:
     model = small_vit(crop_mode=crop_mode, crop_pct=crop_pct, interpolation=interpolation)
     photo = noise(*size)
     assert torch.equal(prepare(photo, model, resize="model").pixels[0], timms_own(model, photo))
@@ -94,7 +94,7 @@ def test_model_pixels_are_timms_bit_by_bit(interpolation: str, crop_mode: str, c
 
 @sizes
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
-def test_model_pixels_of_an_oblong_model_are_timms_bit_by_bit(crop_mode: str, size: tuple[int, int]) -> None:
+def test_model_pixels_of_an_oblong_model_equal_timm_bit_for_bit(crop_mode: str, size: tuple[int, int]) -> None:
     model = small_vit(side=(48, 96), crop_mode=crop_mode)
     photo = noise(*size)
     assert torch.equal(prepare(photo, model, resize="model").pixels[0], timms_own(model, photo))
@@ -105,13 +105,13 @@ def test_classifier_is_prepared_by_its_own_transform() -> None:
     assert torch.equal(prepare(photo, model).pixels[0], timms_own(model, photo))
 
 
-def test_headless_model_is_shown_the_whole_photo() -> None:
+def test_headless_model_receives_the_uncropped_photo() -> None:
     geometry = prepare(noise(120, 200), small_vit(classes=0)).geometry
     assert geometry.seen() == Box(0, 0, 120, 200)
 
 
 class Trimmed:
-    """A step that nobody knows."""
+    """Transform step of an unknown type."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         return image.crop((1, 1, image.width, image.height))
@@ -122,22 +122,22 @@ def test_unknown_step_of_the_transform_is_refused(monkeypatch: pytest.MonkeyPatc
     spec = input_spec(model)
     odd = type(spec)(**{**vars(spec), "transform": (Trimmed(), *spec.transform)})
     monkeypatch.setattr(inputs, "input_spec", lambda *_: odd)
-    with pytest.raises(UnsupportedModel, match=r"has the step Trimmed, whose geometry is not known\. Use resize='fit'"):
+    with pytest.raises(UnsupportedModel, match=r"has the unsupported step Trimmed\. Use resize='fit'"):
         prepare(noise(9, 9), model, resize="model")
 
 
-# ---- the geometry tells where pixels went -----------------------------------------------------------------------------------------
+# ---- the geometry maps pixels to the input ----------------------------------------------------------------------------------------
 
 
 def marked(height: int, width: int, y: int, x: int, side: int) -> Image.Image:
-    """Black, with a white block whose top left corner is at y, x."""
+    """Draw a black photo with a white block whose top-left corner is at (y, x)."""
     photo = Image.new("RGB", (width, height))
     photo.paste((255, 255, 255), (x, y, x + side, y + side))
     return photo
 
 
 def light_of(pixels: Tensor, model: Any) -> NDArray[np.float64]:
-    """The pixels before they were normalized."""
+    """Undo the normalization of pixels."""
     mean, std = (torch.tensor(model.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
     light: NDArray[np.float64] = (pixels * std + mean).mean(0).double().clamp(0, 1).numpy()
     return light
@@ -161,7 +161,7 @@ def centroid(light: NDArray[np.float64]) -> tuple[float, float]:
 @pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("resize", ["model", "fit"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["one size", "any size"])
-def test_block_of_the_photo_lands_where_the_geometry_says(
+def test_block_of_the_photo_lands_where_the_geometry_maps_it(
     dynamic: bool, resize: Literal["model", "fit"], crop_mode: str, crop_pct: float, height: int, width: int, y: int, x: int
 ) -> None:
     model = small_vit(dynamic_img_size=dynamic, crop_mode=crop_mode, crop_pct=crop_pct, side=(96, 128), mean=(0.0, 0.0, 0.0))
@@ -171,7 +171,7 @@ def test_block_of_the_photo_lands_where_the_geometry_says(
     assert centroid(light_of(prepared.pixels[0], model)) == pytest.approx(expected, abs=0.6)
 
 
-def test_padding_shows_the_photo_inside_and_sees_all_of_it() -> None:
+def test_padding_keeps_all_of_the_photo() -> None:
     model = small_vit(crop_mode="border", crop_pct=1.0)
     geometry = prepare(noise(100, 200), model, resize="model").geometry
     assert geometry.seen() == Box(0, 0, 100, 200)
@@ -184,7 +184,7 @@ def test_photo_is_not_modified() -> None:
     assert photo.tobytes() == noise(50, 70).tobytes()
 
 
-def test_photo_comes_back_with_the_pixels() -> None:
+def test_photo_is_returned_with_the_pixels() -> None:
     prepared = prepare(Image.new("L", (20, 10), 50), small_vit())
     assert (prepared.photo.mode, prepared.photo.size) == ("RGB", (20, 10))
     assert prepared.geometry.photo == (10, 20)
@@ -202,13 +202,13 @@ def test_pixels_are_on_the_models_device_and_normalized() -> None:
 
 
 def nearest_multiple(side: float, step: int) -> int:
-    """Among whole numbers of patches, at least one."""
+    """Round a side to a whole number of patches, at least one."""
     return min((count * step for count in range(1, 200)), key=lambda length: abs(length - side))
 
 
 @pytest.mark.parametrize("size", [(120, 200), (210, 90), (101, 101), (300, 301), (50, 499), (640, 77), (7, 5)], ids=str)
 @pytest.mark.parametrize(("patch", "side"), [(16, 224), (14, 518), (8, (96, 64))], ids=str)
-def test_fit_is_the_shape_of_whole_patches_nearest_to_the_photos(
+def test_fit_is_the_shape_of_full_patches_nearest_to_the_photo(
     patch: int, side: int | tuple[int, int], size: tuple[int, int]
 ) -> None:
     model = small_vit(classes=0, patch=patch, side=side, dynamic_img_size=True)
@@ -220,7 +220,7 @@ def test_fit_is_the_shape_of_whole_patches_nearest_to_the_photos(
     assert prepared.geometry.window == Box(0, 0, *size)
 
 
-def test_fit_of_patches_that_are_not_square_has_whole_patches() -> None:
+def test_fit_of_patches_that_are_not_square_has_full_patches() -> None:
     prepared = prepare(noise(100, 150), small_vit(classes=0, patch=(8, 16), side=(64, 64), dynamic_img_size=True))
     height, width = prepared.pixels.shape[2:]
     assert (height % 8, width % 16) == (0, 0)
@@ -232,43 +232,43 @@ def test_fit_of_a_square_photo_is_the_models_own_size() -> None:
 
 @pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (2, 500), (30, 9000)], ids=str)
 def test_strip_takes_no_more_than_the_area_of_the_model(size: tuple[int, int]) -> None:
-    """An input of 16 x 54,864, 17 times the area of the model, would take minutes."""
+    """Check the input of a very narrow photo: 16 x 54,864, 17 times the model's area, would take minutes."""
     model = small_vit(side=224, dynamic_img_size=True)
     prepared = prepare(Image.new("RGB", size[::-1]), model, resize="fit")
     height, width = prepared.geometry.input
     assert height * width <= 224 * 224 * 1.05
     assert min(height, width) == 16
-    assert prepared.geometry.window == Box(0, 0, *size)  # the whole photo all the same
+    assert prepared.geometry.window == Box(0, 0, *size)  # still the whole photo
 
 
 def test_strip_fits_with_one_patch_across() -> None:
     assert prepare(noise(400, 1), small_vit(dynamic_img_size=True), resize="fit").pixels.shape[3] == 16
 
 
-def test_fit_squashes_for_a_model_of_one_size_and_says_so() -> None:
+def test_fit_squashes_for_a_fixed_size_model_and_states_it() -> None:
     prepared = prepare(noise(50, 200), small_vit(classes=0), resize="fit")
     assert prepared.pixels.shape == (1, 3, 64, 64)
     assert prepared.geometry.window == Box(0, 0, 50, 200)
     assert prepared.geometry.rule == "the whole photo, squashed to the model's one size"
 
 
-def test_fit_of_any_size_does_not_speak_of_squashing() -> None:
+def test_fit_for_a_dynamic_size_model_does_not_mention_squashing() -> None:
     assert prepare(noise(50, 200), small_vit(dynamic_img_size=True), resize="fit").geometry.rule == "the whole photo"
 
 
 @pytest.mark.parametrize(("asked", "got"), [(64, 64), (230, 224), (233, 240), (1, 16), (100, 96)], ids=str)
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_img_size_is_rounded_to_whole_patches(resize: Literal["model", "fit"], asked: int, got: int) -> None:
+def test_img_size_is_rounded_to_full_patches(resize: Literal["model", "fit"], asked: int, got: int) -> None:
     prepared = prepare(noise(90, 90), small_vit(dynamic_img_size=True), resize=resize, img_size=asked)
     assert prepared.pixels.shape == (1, 3, got, got)
 
 
-def test_img_size_of_a_model_of_one_size_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"takes 64 x 64 pixels only, got 128. Load it with load_model\(img_size=128\)"):
+def test_img_size_of_a_fixed_size_model_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 128. Load it with load_model\(img_size=128\)"):
         prepare(noise(9, 9), small_vit(), img_size=128)
 
 
-def test_img_size_that_the_model_has_is_allowed() -> None:
+def test_img_size_equal_to_the_models_size_is_allowed() -> None:
     assert prepare(noise(9, 9), small_vit(), img_size=64).pixels.shape == (1, 3, 64, 64)
 
 
@@ -276,7 +276,7 @@ def test_img_size_that_the_model_has_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_batch_of_one_size_is_each_photo_alone(resize: Literal["model", "fit"]) -> None:
+def test_batch_equals_single_photos(resize: Literal["model", "fit"]) -> None:
     model = small_vit()
     photos = [noise(50, 80), noise(120, 60), noise(30, 30)]
     batch = prepare_batch(photos, model, resize=resize)
@@ -285,9 +285,9 @@ def test_batch_of_one_size_is_each_photo_alone(resize: Literal["model", "fit"]) 
     assert batch.geometries == tuple(one.geometry for one in alone)
 
 
-def test_batch_of_different_photos_fits_the_mean_shape_whole() -> None:
+def test_batch_of_different_photos_fits_their_mean_shape_without_cropping() -> None:
     batch = prepare_batch([noise(100, 200), noise(300, 150)], small_vit(side=224, dynamic_img_size=True), resize="fit")
-    assert batch.pixels.shape == (2, 3, 224, 224)  # one lies as much as the other stands
+    assert batch.pixels.shape == (2, 3, 224, 224)  # the two aspect ratios cancel
     assert [geometry.window for geometry in batch.geometries] == [Box(0, 0, 100, 200), Box(0, 0, 300, 150)]
     assert {geometry.input for geometry in batch.geometries} == {(224, 224)}
 
@@ -327,14 +327,14 @@ def test_model_of_other_channels_is_refused(resize: Literal["model", "fit"], cha
 
 
 @pytest.mark.parametrize("resize", ["model", "fit"])
-def test_model_of_one_channel_sees_the_luminance(resize: Literal["model", "fit"]) -> None:
+def test_model_of_one_channel_receives_the_luminance(resize: Literal["model", "fit"]) -> None:
     photo = Image.new("RGB", (64, 64), (200, 100, 20))
     prepared = prepare(photo, small_vit(in_chans=1, crop_pct=1.0), resize=resize)
     luminance = (0.299 * 200 + 0.587 * 100 + 0.114 * 20) / 255
     assert prepared.pixels.shape == (1, 1, 64, 64)
     assert torch.allclose(prepared.pixels, torch.tensor((luminance - 0.4) / 0.25), atol=0.5 / 255 / 0.25)
     assert prepared.photo.mode == "RGB"
-    assert "it saw the photo's luminance" in prepared.notes[0]
+    assert "it received the photo's luminance" in prepared.notes[0]
 
 
 def test_model_of_one_channel_is_normalized_by_its_own_mean() -> None:
@@ -346,14 +346,14 @@ def test_model_of_three_channels_needs_no_note() -> None:
     assert prepare(noise(9, 9), small_vit()).notes == ()
 
 
-def test_model_of_your_own_gets_224_pixels_and_the_statistics_of_imagenet() -> None:
+def test_custom_model_gets_224_pixels_and_the_statistics_of_imagenet() -> None:
     prepared = prepare(noise(300, 200), nn.Sequential(nn.Conv2d(3, 4, 16, 16)))
     assert tuple(prepared.pixels.shape) == (1, 3, 224, 224)
     assert input_spec(nn.Sequential(nn.Conv2d(3, 4, 16, 16))).mean == (0.485, 0.456, 0.406)
 
 
 def test_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> None:
-    """230 pixels by patches of 16: the last 6 pixels of the input make no patch."""
+    """Check an input of 230 pixels with 16-pixel patches: the last 6 pixels belong to no patch."""
     model, photo = small_vit(side=230, crop_pct=1.0, classes=0), noise(460, 230)
     prepared = prepare(photo, model)
     assert prepared.pixels.shape == (1, 3, 230, 230)
@@ -371,7 +371,7 @@ def test_map_of_a_patch_that_does_not_divide_covers_what_the_patches_cover() -> 
 
 
 def test_strip_through_a_center_crop_is_prepared() -> None:
-    """The crop of a photo one pixel high keeps a part of that pixel."""
+    """Check a photo that is one pixel high: its crop contains a part of that pixel."""
     model, photo = small_vit(crop_pct=0.875), noise(1, 64)
     prepared = prepare(photo, model, resize="model")
     assert prepared.pixels.shape == (1, 3, 64, 64)

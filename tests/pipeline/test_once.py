@@ -1,4 +1,4 @@
-"""A photo's way through `overlay`: each step once, nothing that nobody asked for, no room that is not needed."""
+"""Steps of `overlay`: each runs once, no unneeded step runs, and no unneeded memory is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = "vit_tiny_patch16_224"
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each step is done."""
+    """Count how often each step runs."""
     count: Counter[str] = Counter()
 
     def counting(home: Any, name: str, step: str) -> None:
@@ -51,12 +51,12 @@ def photos(folder: Path, count: int) -> list[str]:
         noise = np.random.default_rng(number).integers(0, 256, (40, 60, 4), np.uint8)
         noise[..., 3] = 255
         names.append(str(folder / f"{number}.png"))
-        Image.fromarray(noise).save(names[-1])  # of a mode that must be converted
+        Image.fromarray(noise).save(names[-1])  # a mode that must be converted
     return names
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_step_is_done_once_for_a_photo_and_binding_once_for_all(tmp_path: Path, calls: Counter[str], count: int) -> None:
+def test_every_step_runs_once_per_photo_and_parameters_are_bound_once(tmp_path: Path, calls: Counter[str], count: int) -> None:
     target = tmp_path / ("out.png" if count == 1 else "out")
     options = ["--model", MODEL, "--weights", "none", "--method", "rollout", "-o", str(target)]
     with pytest.raises(SystemExit, match=r"^0$"):
@@ -70,7 +70,7 @@ def test_every_step_is_done_once_for_a_photo_and_binding_once_for_all(tmp_path: 
     }
 
 
-def test_explaining_a_vit_of_timm_loads_no_room_that_it_does_not_need(tmp_path: Path, figures: Figures) -> None:
+def test_explaining_a_vit_of_timm_imports_no_unneeded_subpackage(tmp_path: Path, figures: Figures) -> None:
     (photo,) = photos(tmp_path, 1)
     code = f"""
 import sys, visattn

@@ -1,4 +1,4 @@
-"""Where size, mean and standard deviation of a model's input come from is known, or said to be assumed."""
+"""Sources of size, mean and standard deviation of a model's input: known, or reported as assumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN, ASSUMED = ("model", "model", "model"), ("assumed", "assumed", "assumed")
 
 
 class Plain(nn.Module):
-    """A model of nobody's library."""
+    """Model that belongs to no known library."""
 
     def __init__(self, **facts: Any) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def cases() -> dict[str, tuple[nn.Module, SOURCES]]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_source_of_each_value_is_told(name: str) -> None:
+def test_source_of_each_value_is_stated(name: str) -> None:
     model, sources = cases()[name]
     spec = input_spec(model)
     assert tuple(spec.sources[key] for key in ("size", "mean", "std")) == sources
@@ -68,12 +68,12 @@ def test_source_of_each_value_is_told(name: str) -> None:
         assert spec.mean == (0.485, 0.456, 0.406)
 
 
-def test_model_from_torchvision_by_name_states_its_own(tmp_path: Path) -> None:
+def test_torchvision_model_loaded_by_name_states_its_preprocessing(tmp_path: Path) -> None:
     model = visattn.load_model("tv:resnet18", weights="none")
     assert set(input_spec(model).sources.values()) == {"model"}
 
 
-def test_size_that_is_asked_for_is_given() -> None:
+def test_requested_size_has_the_source_given() -> None:
     assert dict(input_spec(Plain(), 64).sources) == {"size": "given", "mean": "assumed", "std": "assumed"}
 
 
@@ -82,24 +82,24 @@ def test_stated_values_are_used() -> None:
     assert (spec.mean, spec.std, spec.interpolation) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), "bilinear")
 
 
-def test_explanation_says_what_is_assumed() -> None:
+def test_explanation_states_assumed_values() -> None:
     photo = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     facts = visattn.explain(Plain(img_size=32), photo, method="attention", query="mean").provenance
     assert facts.preprocessing["size"] == {"value": [32, 32], "source": "model"}
     assert facts.preprocessing["mean"] == {"value": [0.485, 0.456, 0.406], "source": "assumed"}
     assert facts.warnings == (
-        "assumed of the model's input, as it does not state it: mean 0.485, 0.456, 0.406; std 0.229, 0.224, 0.225",
+        "the model does not state its preprocessing; assumed: mean 0.485, 0.456, 0.406; std 0.229, 0.224, 0.225",
     )
 
 
-def test_size_of_a_photo_that_is_seen_whole_is_that_of_the_input() -> None:
+def test_size_of_an_uncropped_photo_is_the_input_size() -> None:
     model = timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True)
     found = visattn.explain(model, Image.new("RGB", (400, 100)), method="attention", resize="fit")
     assert found.provenance.preprocessing["size"] == {"value": list(found.geometry.input), "source": "model"}
     assert found.provenance.warnings == ()
 
 
-def test_command_line_says_what_is_assumed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_command_line_states_assumed_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.py").write_text("from tests.pipeline.test_preprocessing import Plain\n\ndef make():\n    return Plain()\n")
     Image.new("RGB", (50, 40), "teal").save(tmp_path / "p.png")
     options = [
@@ -118,6 +118,6 @@ def test_command_line_says_what_is_assumed(tmp_path: Path, capfd: pytest.Capture
     assert ended.value.code == 0
     out, err = capfd.readouterr()
     assert "visattn: p.png: input: size 224, 224 (assumed); mean 0.485, 0.456, 0.406 (assumed); std" in err
-    assert "visattn: warning: p.png: assumed of the model's input, as it does not state it: size 224 x 224; mean" in err
+    assert "visattn: warning: p.png: the model does not state its preprocessing; assumed: size 224 x 224; mean" in err
     preprocessing = json.loads(out)[0]["provenance"]["preprocessing"]
     assert {fact["source"] for fact in preprocessing.values()} == {"assumed"}

@@ -1,4 +1,4 @@
-"""One pass leaves nothing in a model that a training could stumble over."""
+"""State of a model after one pass: nothing in it may break later training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from visattn.pipeline.tensors import prepare_tensor
 
 
 class Keeps(nn.Module):
-    """Adds a table that it makes once, in the first forward, as networks with rotary positions do."""
+    """Module that adds a table cached in the first forward pass, like networks with rotary positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Keeps(nn.Module):
         return logits
 
 
-def test_what_a_model_keeps_of_a_pass_can_be_trained_with() -> None:
+def test_tensors_that_a_model_caches_can_be_trained_with_later() -> None:
     model = Keeps()
     look(model, prepare_tensor(torch.rand(1, 3, *tiny.INPUT), model))
     model.train()
@@ -36,7 +36,7 @@ def test_what_a_model_keeps_of_a_pass_can_be_trained_with() -> None:
     assert model.scale.grad is not None
 
 
-def test_a_pass_knows_the_classes_that_it_explains() -> None:
+def test_a_pass_returns_the_classes_that_it_explains() -> None:
     model = tiny.vit()
     pixels = torch.cat([tiny.pixels(), tiny.pixels().flip(3)])
     labels = [f"kind {i}, and more" for i in range(1000)]

@@ -16,15 +16,15 @@ LABELS = ("tench, Tinca tinca", "espresso", "crane", "crane, bird")
 def test_top_class_of_each_image_is_the_default() -> None:
     found = Target().resolve(LOGITS)
     assert found.score(LOGITS).tolist() == [2.0, 3.0]
-    assert found.texts[0].startswith("logit of class 1 = 2; which is the predicted class, with probability 7")
-    assert found.texts[1].startswith("logit of class 0 = 3; which is the predicted class")
+    assert found.texts[0].startswith("logit of class 1 = 2; this is the predicted class, with probability 7")
+    assert found.texts[1].startswith("logit of class 0 = 3; this is the predicted class")
 
 
 @pytest.mark.parametrize("of", [2, "2"])
 def test_one_class_of_all_images(of: Any) -> None:
     found = Target(of).resolve(LOGITS)
     assert found.score(LOGITS).tolist() == [-1.0, 0.25]
-    assert "logit of class 2 = -1; predicted is class 1, with probability" in found.texts[0]
+    assert "logit of class 2 = -1; the predicted class is class 1, with probability" in found.texts[0]
 
 
 @pytest.mark.parametrize(("name", "index"), [("espresso", 1), ("ESPRESSO ", 1), ("Tinca tinca", 0), ("tench, tinca tinca", 0)])
@@ -58,18 +58,18 @@ REFUSALS: list[tuple[Target, Any, str]] = [
     (
         Target("expresso", labels=LABELS),
         LOGITS,
-        "no class is called 'expresso'; did you mean: espresso? Or pass an index from 0 to 3",
+        "unknown class 'expresso'. Close matches: espresso. Pass one of them, or an index from 0 to 3",
     ),
-    (Target("crane", labels=LABELS), LOGITS, "'crane' names several classes: 2 (crane), 3 (crane, bird). Pass an index"),
-    (Target("dog"), LOGITS, "the names of the classes are not known, so 'dog' cannot be found"),
+    (Target("crane", labels=LABELS), LOGITS, "'crane' matches several classes: 2 (crane), 3 (crane, bird). Pass an index"),
+    (Target("dog"), LOGITS, "class names are unknown for this model, so 'dog' cannot be looked up"),
     (Target(0, labels=LABELS[:3]), LOGITS, "labels must name 4 classes, got 3"),
     (Target(0, target_space="odds"), LOGITS, "unknown target space 'odds'"),  # type: ignore[arg-type]
-    (Target(torch.sum, versus=1), LOGITS, "versus and the target space have no place"),
+    (Target(torch.sum, versus=1), LOGITS, "versus and target_space do not apply"),
 ]
 
 
 @pytest.mark.parametrize(("target", "output", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
-def test_target_that_does_not_exist(target: Target, output: Any, message: str) -> None:
+def test_target_that_does_not_exist_is_refused(target: Target, output: Any, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         target.resolve(output)
     assert message in str(caught.value)
@@ -78,8 +78,8 @@ def test_target_that_does_not_exist(target: Target, output: Any, message: str) -
 @pytest.mark.parametrize(
     "output", [torch.zeros(2, 3, 4), torch.zeros(2, 1), {"logits": LOGITS}], ids=["map", "one", "dictionary"]
 )
-def test_output_without_classes_asks_for_a_function(output: Any) -> None:
-    with pytest.raises(NoClasses, match="Pass target=a function of its output"):
+def test_output_without_classes_needs_a_function(output: Any) -> None:
+    with pytest.raises(NoClasses, match="Pass a function of its output as target"):
         Target().resolve(output)
 
 
@@ -88,5 +88,5 @@ def test_labels_are_read_one_a_line(tmp_path: Path) -> None:
     assert read_labels(tmp_path / "names.txt") == ("tench", "espresso")
     (tmp_path / "names.bin").write_bytes(b"\xff\xfe\x00")
     for name in ("names.bin", "missing.txt"):
-        with pytest.raises(OptionError, match=f"{name}: labels must be a text file with one name a line"):
+        with pytest.raises(OptionError, match=f"{name}: labels must be a text file with one name per line"):
             read_labels(tmp_path / name)

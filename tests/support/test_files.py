@@ -30,13 +30,13 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 300 KiB."""
+    """Mount a disk of 300 KiB."""
     yield from mounted(tmp_path / "small", "size=300k")
 
 
 @pytest.fixture
 def frozen_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk that nobody can write, not even root."""
+    """Mount a disk that not even root can write."""
     yield from mounted(tmp_path / "frozen", "size=64k,ro")
 
 
@@ -56,7 +56,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 # ---- check_output -----------------------------------------------------------------------------------------------------------------
 
 
-def test_new_file_is_allowed_and_not_made(tmp_path: Path) -> None:
+def test_new_file_is_allowed_and_not_created(tmp_path: Path) -> None:
     assert check_output(tmp_path / "out.png") == tmp_path / "out.png"
     assert names(tmp_path) == []
 
@@ -104,7 +104,7 @@ def test_input_that_is_a_link_to_the_output_is_refused(tmp_path: Path) -> None:
         check_output(tmp_path / "real.png", overwrite=True, inputs=[tmp_path / "link.png"])
 
 
-def test_results_get_names_of_which_no_two_are_alike() -> None:
+def test_result_names_are_unique() -> None:
     assert result_names([Path("a/x.jpg"), Path("b/y.png")]) == ["x", "y"]
     assert result_names([Path("x.jpg"), Path("x.png"), Path("y.png")]) == ["x.jpg", "x.png", "y"]
     assert result_names([Path("a/x.jpg"), Path("b/x.jpg")]) == ["1.x.jpg", "2.x.jpg"]
@@ -115,7 +115,7 @@ def test_results_get_names_of_which_no_two_are_alike() -> None:
 def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for other in ("out.png", "OUT.png", "./out.png", "link/out.png"):
-        with pytest.raises(OutputError, match="two results would be written there"):
+        with pytest.raises(OutputError, match="two results would be written to this file"):
             check_outputs([tmp_path / "out.png", tmp_path / other])
     check_outputs([tmp_path / "out.png", tmp_path / "other.png"])
 
@@ -126,7 +126,7 @@ def test_folder_as_output_is_refused(overwrite: bool, tmp_path: Path) -> None:
         check_output(tmp_path, overwrite=overwrite)
 
 
-def test_missing_folder_is_made(tmp_path: Path) -> None:
+def test_missing_folder_is_created(tmp_path: Path) -> None:
     check_output(tmp_path / "a" / "b" / "out.png")
     assert (tmp_path / "a" / "b").is_dir()
 
@@ -139,13 +139,13 @@ def test_file_where_the_folder_should_be_is_refused(below: str, tmp_path: Path) 
     assert (tmp_path / "file").read_bytes() == OLD
 
 
-def test_disk_that_cannot_be_written_is_refused(frozen_disk: Path) -> None:
-    with pytest.raises(OutputError, match=r"out\.png: cannot be written \(read-only file system\); choose a folder that can be"):
+def test_read_only_disk_is_refused(frozen_disk: Path) -> None:
+    with pytest.raises(OutputError, match=r"out\.png: cannot be written \(read-only file system\); choose a writable folder"):
         check_output(frozen_disk / "out.png")
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o000], ids=["readable", "closed"])
-def test_folder_of_somebody_else_is_refused(mode: int, public_folder: Path, request: pytest.FixtureRequest) -> None:
+def test_folder_without_write_permission_is_refused(mode: int, public_folder: Path, request: pytest.FixtureRequest) -> None:
     folder = public_folder / "locked"
     folder.mkdir()
     folder.chmod(mode)
@@ -206,7 +206,7 @@ def test_mode_follows_the_umask(mask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
         write_whole(tmp_path / "out.png", NEW)
-        assert os.umask(mask) == mask  # and leaves it as it was
+        assert os.umask(mask) == mask  # the umask is restored
     finally:
         os.umask(before)
     assert (tmp_path / "out.png").stat().st_mode & 0o777 == mode
@@ -225,11 +225,11 @@ def test_link_is_replaced_not_written_through(tmp_path: Path) -> None:
     [
         (errno.ENOSPC, ResourceError, r"out\.png: disk full; free some space"),
         (errno.EDQUOT, ResourceError, r"out\.png: disk full; free some space"),
-        (errno.EIO, OutputError, r"out\.png: cannot be written \(input/output error\); choose a folder"),
+        (errno.EIO, OutputError, r"out\.png: cannot be written \(input/output error\); choose a writable folder"),
     ],
     ids=["disk full", "quota", "broken disk"],
 )
-def test_failure_leaves_the_old_content_and_no_stump(
+def test_failure_keeps_the_old_content_and_no_partial_file(
     number: int, error: type[OSError], message: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> NoReturn:
@@ -243,7 +243,7 @@ def test_failure_leaves_the_old_content_and_no_stump(
     assert names(tmp_path) == ["out.png"]
 
 
-def test_interrupt_leaves_the_old_content_and_no_stump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_keeps_the_old_content_and_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: int) -> NoReturn:
         raise KeyboardInterrupt
 
@@ -255,17 +255,17 @@ def test_interrupt_leaves_the_old_content_and_no_stump(tmp_path: Path, monkeypat
     assert names(tmp_path) == ["out.png"]
 
 
-def test_full_disk_is_a_resource_error_and_leaves_the_old_content(small_disk: Path) -> None:
+def test_full_disk_is_a_resource_error_and_keeps_the_old_content(small_disk: Path) -> None:
     (small_disk / "out.png").write_bytes(OLD)
     with pytest.raises(
-        ResourceError, match=re.escape("out.png: disk full; free some space or choose another place (-o/--output)")
+        ResourceError, match=re.escape("out.png: disk full; free some space or choose another folder (-o/--output)")
     ):
         write_whole(small_disk / "out.png", bytes(400_000))
     assert (small_disk / "out.png").read_bytes() == OLD
     assert names(small_disk) == ["out.png"]
 
 
-def test_files_before_the_disk_was_full_are_whole(small_disk: Path) -> None:
+def test_files_written_before_the_disk_was_full_are_complete(small_disk: Path) -> None:
     write_whole(small_disk / "first.png", bytes(200_000))
     with pytest.raises(ResourceError):
         write_whole(small_disk / "second.png", bytes(200_000))
@@ -278,7 +278,7 @@ def test_missing_folder_is_an_output_error(tmp_path: Path) -> None:
         write_whole(tmp_path / "gone" / "out.png", NEW)
 
 
-def test_folder_in_the_way_is_an_output_error_and_leaves_no_stump(tmp_path: Path) -> None:
+def test_existing_folder_is_an_output_error_and_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "out.png").mkdir()
     with pytest.raises(OutputError, match=r"cannot be written \(is a directory\)"):
         write_whole(tmp_path / "out.png", NEW)
@@ -297,7 +297,9 @@ def test_folder_in_the_way_is_an_output_error_and_leaves_no_stump(tmp_path: Path
     ],
     ids=["VISATTN_CACHE", "XDG_CACHE_HOME", "HOME"],
 )
-def test_cache_is_where_the_environment_says(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_environment_variables(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("VISATTN_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -310,7 +312,7 @@ def test_cache_is_where_the_environment_says(variables: dict[str, str], expected
 KNOWN = ("a.csv", "b.png")
 
 
-def test_a_folder_is_written_whole_with_the_mode_of_a_folder(tmp_path: Path) -> None:
+def test_folder_is_written_atomically_with_the_default_mode(tmp_path: Path) -> None:
     target = check_folder(tmp_path / "deeper" / "out", KNOWN)
     assert names(tmp_path / "deeper") == []
     (tmp_path / "plain").mkdir()
@@ -320,7 +322,7 @@ def test_a_folder_is_written_whole_with_the_mode_of_a_folder(tmp_path: Path) -> 
     assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_an_earlier_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
+def test_existing_folder_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     target = tmp_path / "out"
     write_folder_whole(target, {"a.csv": OLD, "b.png": OLD}, KNOWN)
     with pytest.raises(
@@ -328,17 +330,17 @@ def test_an_earlier_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
     ):
         check_folder(target, KNOWN)
     write_folder_whole(check_folder(target, KNOWN, overwrite=True), {"a.csv": NEW}, KNOWN)
-    assert names(target) == ["a.csv"]  # b.png of the earlier run would be taken for this one's
+    assert names(target) == ["a.csv"]  # a b.png left from an earlier run would be mistaken for a result of this run
     assert names(tmp_path) == ["out"]
 
 
-def test_a_folder_that_holds_anything_else_is_never_replaced(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()
     (target / "mine.txt").write_bytes(OLD)
     for refused in (
         lambda: check_folder(target, KNOWN, overwrite=True),
-        lambda: write_folder_whole(target, {"a.csv": NEW}, KNOWN),  # it may have come since the check
+        lambda: write_folder_whole(target, {"a.csv": NEW}, KNOWN),  # it may have appeared after the check
     ):
         with pytest.raises(
             OutputError, match=r"out: holds mine\.txt, which would be lost; choose another folder \(-o/--output\)"
@@ -348,7 +350,7 @@ def test_a_folder_that_holds_anything_else_is_never_replaced(tmp_path: Path) -> 
     assert names(tmp_path) == ["out"]
 
 
-def test_a_file_and_the_current_folder_are_no_output_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_or_current_folder_is_refused_as_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_bytes(OLD)
     with pytest.raises(OutputError, match=r"out: is a file, not a folder; choose another name \(-o/--output\)"):
         check_folder(tmp_path / "out", KNOWN, overwrite=True)
@@ -358,7 +360,7 @@ def test_a_file_and_the_current_folder_are_no_output_folders(tmp_path: Path, mon
         check_folder(Path(), KNOWN, overwrite=True)
 
 
-def test_a_full_disk_leaves_the_earlier_folder(small_disk: Path) -> None:
+def test_full_disk_keeps_the_earlier_folder(small_disk: Path) -> None:
     target = small_disk / "out"
     write_folder_whole(target, {"a.csv": OLD}, KNOWN)
     with pytest.raises(ResourceError, match=r"disk full; free some space"):
@@ -367,7 +369,7 @@ def test_a_full_disk_leaves_the_earlier_folder(small_disk: Path) -> None:
     assert names(small_disk) == ["out"]
 
 
-def test_a_rename_that_fails_brings_the_earlier_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rename_restores_the_earlier_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "out"
     write_folder_whole(target, {"a.csv": OLD}, KNOWN)
     rename = Path.rename
@@ -384,7 +386,7 @@ def test_a_rename_that_fails_brings_the_earlier_folder_back(tmp_path: Path, monk
     assert names(tmp_path) == ["out"]
 
 
-def test_a_folder_reached_through_a_link_is_replaced_where_it_is(tmp_path: Path) -> None:
+def test_folder_behind_a_link_is_replaced_and_the_link_kept(tmp_path: Path) -> None:
     write_folder_whole(tmp_path / "real", {"a.csv": OLD}, KNOWN)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_folder_whole(tmp_path / "link", {"a.csv": NEW}, KNOWN)
@@ -395,7 +397,7 @@ def test_a_folder_reached_through_a_link_is_replaced_where_it_is(tmp_path: Path)
 @pytest.mark.parametrize(
     "make", [Path.mkdir, lambda path: path.symlink_to("elsewhere"), os.mkfifo], ids=["folder", "link", "pipe"]
 )
-def test_a_folder_in_which_a_known_name_is_no_file_is_never_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_folder_with_a_known_name_that_is_not_a_file_is_never_replaced(tmp_path: Path, make: Callable[[Path], object]) -> None:
     (tmp_path / "out").mkdir()
     make(tmp_path / "out" / "heads.csv")
     with pytest.raises(OutputError, match=r"out: holds heads\.csv, which would be lost; choose another folder \(-o/--output\)"):

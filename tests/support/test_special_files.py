@@ -1,4 +1,4 @@
-"""Files that are none, or that are nested without end: one line, and no waiting."""
+"""Special files (pipes, devices, links) and endlessly nested data: an error of one line, without waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from visattn import load_model
 from visattn.captioning import load_captioner
-from visattn.data import read_captions
+from visattn.data import load_captions
 from visattn.errors import VisattnError
 from visattn.loading.folders import read_facts
 from visattn.loading.weights import FACTS, read_checkpoint
@@ -31,13 +31,13 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "configuration": ("run.toml", lambda path: config.read_config(path)),
     "state": ("state.json", lambda path: checkpoints.read(path.parent)),
     "comparison": ("told.json", lambda path: comparison._json(path)),
-    "captions": ("captions.jsonl", lambda path: read_captions(str(path), "train")),
+    "captions": ("captions.jsonl", lambda path: load_captions(str(path), "train")),
 }
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting() -> Iterator[None]:
-    """A read that waits ends the test."""
+    """End the test if a read blocks."""
 
     def end(*_: object) -> None:
         raise TimeoutError
@@ -53,18 +53,18 @@ def _no_waiting() -> Iterator[None]:
 def test_a_pipe_is_refused_at_once(what: str, tmp_path: Path) -> None:
     name, read = READERS[what]
     os.mkfifo(tmp_path / name)
-    with pytest.raises(VisattnError, match=r"(?i)not a regular file|must be a file of captions") as caught:
+    with pytest.raises(VisattnError, match=r"(?i)not a regular file|must be a caption file") as caught:
         read(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
-def test_the_result_of_a_run_that_is_a_pipe_is_none(tmp_path: Path) -> None:
+def test_result_file_that_is_a_pipe_is_ignored(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / folder.RESULT)
     assert folder.finished(tmp_path) is None
 
 
 READERS_OF_JSON: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "captions of COCO": ("captions.json", lambda path: read_captions(str(path), "train")),
+    "captions of COCO": ("captions.json", lambda path: load_captions(str(path), "train")),
     "facts of a captioner": (FACTS, lambda path: load_captioner(path.parent)),
     "log": (folder.LOG, lambda path: log.Log(path).check(None, "step")),
 }
@@ -75,7 +75,7 @@ NESTED = {
 
 @pytest.mark.parametrize("depth", [900, 985, 990, 995, 1000, 50_000])
 @pytest.mark.parametrize("what", sorted(NESTED))
-def test_what_is_nested_without_end_is_refused_in_one_line(what: str, depth: int, tmp_path: Path) -> None:
+def test_deeply_nested_files_raise_a_one_line_error(what: str, depth: int, tmp_path: Path) -> None:
     name, read = NESTED[what]
     deep = "[" * depth + "]" * depth + "\n"
     (tmp_path / name).write_text(f"a = {deep}" if name.endswith(".toml") else deep)

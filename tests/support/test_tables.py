@@ -20,7 +20,7 @@ def read_back(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_json_is_indented_and_comes_back() -> None:
+def test_json_is_indented_and_round_trips() -> None:
     assert json.loads(to_json(ROWS)) == ROWS
     assert to_json({"a": [1]}) == '{\n  "a": [\n    1\n  ]\n}'
 
@@ -28,18 +28,18 @@ def test_json_is_indented_and_comes_back() -> None:
 @pytest.mark.parametrize(
     "text", ["🦆", "\u2028", "\udcff", "</script>", 'say "x"\n'], ids=["emoji", "U+2028", "surrogate", "tag", "quote"]
 )
-def test_json_of_any_text_is_ascii_and_comes_back(text: str) -> None:
+def test_json_of_any_text_is_ascii_and_round_trips(text: str) -> None:
     assert to_json({"name": text}).isascii()
     assert json.loads(to_json({"name": text})) == {"name": text}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
-def test_json_refuses_numbers_that_json_does_not_have(value: float) -> None:
+def test_json_refuses_nan_and_infinity(value: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json({"a": value})
 
 
-def test_json_refuses_values_it_does_not_know() -> None:
+def test_json_refuses_unserializable_values() -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         to_json({"a": object()})
 
@@ -70,13 +70,13 @@ def test_csv_cell_that_a_spreadsheet_would_run_is_quoted(cell: str) -> None:
     ],
     ids=repr,
 )
-def test_csv_cell_that_is_harmless_comes_back_as_it_is(value: object, cell: str) -> None:
+def test_harmless_csv_cell_is_unchanged(value: object, cell: str) -> None:
     assert read_back(to_csv([{"a": value, "b": 1}]))[0]["a"] == cell
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\0")), min_size=2, max_size=2))
-def test_csv_of_any_text_comes_back_but_for_the_quote(cells: list[str]) -> None:
+def test_csv_of_any_text_round_trips_except_for_the_quote(cells: list[str]) -> None:
     back = read_back(to_csv([{"a": cells[0], "b": cells[1], "c": "end"}]))[0]
     assert [back["a"].removeprefix("'"), back["b"].removeprefix("'"), back["c"]] == [c.removeprefix("'") for c in cells] + ["end"]
 
@@ -90,7 +90,7 @@ def test_markdown_has_a_header_a_rule_and_short_numbers() -> None:
 @pytest.mark.parametrize(
     ("value", "cell"), [("a|b", "a\\|b"), ("a\nb", "a b"), (None, ""), (1234567.0, "1.235e+06"), (7, "7")], ids=repr
 )
-def test_markdown_cell_stays_in_its_place(value: object, cell: str) -> None:
+def test_markdown_cell_is_escaped(value: object, cell: str) -> None:
     assert to_markdown([{"x": value}]).splitlines()[2] == f"| {cell} |"
 
 
@@ -107,7 +107,7 @@ def test_text_has_no_trailing_spaces() -> None:
 
 
 @pytest.mark.parametrize("render", [to_csv, to_markdown, to_text], ids=["csv", "markdown", "text"])
-def test_no_rows_give_no_lines(render: Any) -> None:
+def test_empty_table_is_empty_text(render: Any) -> None:
     assert render([]).strip() == ""
 
 

@@ -1,4 +1,4 @@
-"""Arguments of wrong types are one line that says what they must be."""
+"""Arguments of a wrong type raise an error of one line that states the expected type."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def vit() -> Any:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"query": (120, 80)}, r"query must be a text or a Tensor, got (120, 80)."),
-        ({"query": None}, r"query must be a text or a Tensor, got None."),
-        ({"layer": 1.5}, "layer must be a whole number or a text or 'all', got 1.5."),
+        ({"query": (120, 80)}, r"query must be a string or a Tensor, got (120, 80)."),
+        ({"query": None}, r"query must be a string or a Tensor, got None."),
+        ({"layer": 1.5}, "layer must be a whole number or a string or 'all', got 1.5."),
         ({"head": "x"}, "head must be a whole number or 'all', got 'x'."),
         ({"head": True}, "head must be a whole number or 'all', got True."),
         ({"img_size": "big"}, "img_size must be a whole number or None, got 'big'."),
         ({"labels": 5}, "labels must be a list or None, got 5."),
-        ({"target": 1.5}, "target must be a whole number or a text or a list or a function or None, got 1.5."),
+        ({"target": 1.5}, "target must be a whole number or a string or a list or a function or None, got 1.5."),
         ({"max_pixels": "x"}, "max_pixels must be a whole number, got 'x'."),
-        ({"versus": 1.5}, "versus must be a whole number or a text or None, got 1.5."),
+        ({"versus": 1.5}, "versus must be a whole number or a string or None, got 1.5."),
         ({"seed": "x"}, "seed must be a whole number, got 'x'."),
         ({"resize": 3}, "resize must be 'auto' or 'fit' or 'model', got 3."),
         ({"rgb": 3}, "rgb must be a list or None, got 3."),
     ],
     ids=str,
 )
-def test_wrong_argument_of_explain_is_one_line(vit: Any, arguments: dict[str, Any], line: str) -> None:
+def test_wrong_argument_of_explain_raises_a_one_line_error(vit: Any, arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(OptionError) as caught:
         visattn.explain(vit, PHOTO, method="attention", **arguments)
     assert str(caught.value) == line
@@ -53,14 +53,14 @@ STRANGE: tuple[Any, ...] = (3, -1.5, "x", None, (1, 2), [], {}, b"x", object(), 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_argument_of_a_method_ends_in_a_traceback(vit: Any, method: str) -> None:
-    """Every parameter of every method with values of other types: refused in a line, or taken."""
+def test_wrong_method_arguments_raise_option_errors(vit: Any, method: str) -> None:
+    """Pass values of other types to every parameter of every method: each is accepted or raises an error of one line."""
     given: dict[str, Any] = {"query": "pixel:20,20"} if method == "similarity" else {}
     few: dict[str, Any] = {"evaluations": 2} if method.startswith("captum") and "evaluations" in _names(method) else {}
     for name in _names(method):
         for value in STRANGE:
             if isinstance(value, int) and name in ("evaluations", "count", "batch"):
-                continue  # a number of these is only slow
+                continue  # a number is valid here, only slow
             try:
                 check_types(METHODS[method].function, {name: value})
             except OptionError:
@@ -95,12 +95,12 @@ def _names(method: str) -> list[str]:
         lambda _: visattn.explain(torch.nn.Linear, PHOTO),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_argument_of_a_public_function_is_one_line(vit: Any, call: Callable[[Any], object]) -> None:
+def test_wrong_argument_of_a_public_function_raises_a_one_line_error(vit: Any, call: Callable[[Any], object]) -> None:
     with pytest.raises(OptionError, match=r"^\w+ must be .*, got .*\.$"):
         call(vit)
 
 
-def test_values_that_are_like_the_type_pass(vit: Any, tmp_path: Path) -> None:
+def test_values_compatible_with_the_type_are_accepted(vit: Any, tmp_path: Path) -> None:
     like: dict[str, Any] = {"layer": np.int64(-1), "head": np.int32(1), "seed": np.uint8(3)}
     found = visattn.explain(vit, PHOTO, method="attention", **like)
     assert found.map.axes == ()
@@ -108,7 +108,7 @@ def test_values_that_are_like_the_type_pass(vit: Any, tmp_path: Path) -> None:
     assert visattn.load_model("vit_tiny_patch16_224", weights="none", device=torch.device("cpu")) is not None
 
 
-def test_compiled_model_is_asked_as_the_model_that_was_compiled(vit: Any) -> None:
+def test_compiled_model_is_explained_like_the_original_model(vit: Any) -> None:
     compiled: Any = torch.compile(vit, backend="eager")
     plain = visattn.explain(vit, PHOTO, method="attention")
     found = visattn.explain(compiled, PHOTO, method="attention")

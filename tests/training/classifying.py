@@ -1,4 +1,4 @@
-"""A small training through the command line."""
+"""Small training runs from the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Classify = Callable[..., tuple[int, str, str]]
 
 
 def told(err: str) -> str:
-    """The one line of an error."""
+    """Check that stderr is a single error line, and return it."""
     assert err.startswith("visattn: error: ")
     assert err.count("\n") == 1
     return err.removeprefix("visattn: error: ").rstrip("\n")

@@ -1,4 +1,4 @@
-"""A run that tests of trainings break."""
+"""Fixtures for training tests: an uninterrupted run, and one that was interrupted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the plain recipe, with an average, comes to when nobody disturbs it."""
+    """Return the content of an uninterrupted run with default settings and weight averaging."""
     place = tmp_path_factory.mktemp("unbroken") / "run"
     train(recipe(data, ema=0.9), place)
     return content(place)
@@ -35,7 +35,7 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def half(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the same recipe that broke off with two states, of steps 2 and 4."""
+    """Return the folder of a run with the same settings that was interrupted with two checkpoints, of steps 2 and 4."""
     return begun(recipe(data, ema=0.9), tmp_path_factory.mktemp("half") / "run")
 
 
@@ -46,7 +46,7 @@ def copied(half: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def classify(run: Run, data: Path, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    """The command that the half run was begun with, and more options."""
+    """Return a function that runs the command of the interrupted run with further options."""
 
     def call(*more: object, **changes: Any) -> tuple[int, str, str]:
         file = written(recipe(changes.pop("data", data), **({"ema": 0.9} | changes)), tmp_path / "recipe.toml")

@@ -1,7 +1,7 @@
-"""Trainings that are killed, again and again, at random moments: `python -m tests.training.kills saves 200`, or `... runs 20`.
+"""Tests that kill trainings repeatedly at random moments: `python -m tests.training.kills saves 200`, or `... runs 20`.
 
-`saves` kills a process that does nothing but save states; `runs` kills whole trainings, lets each go on to its end, and compares what
-came out with a training that nobody disturbed.
+`saves` kills a process that only saves checkpoints. `runs` kills complete trainings, resumes each to its end, and compares the result
+with that of an uninterrupted training.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _SIZES = {"model": (3000, 7), "optimizer": (20000,), "random0": (5000,)}
 
 
 class Survived(Exception):
-    """What did not survive a kill, in words."""
+    """Failure to survive a kill, with a description."""
 
 
 def state_of(step: int) -> State:
-    """A state whose every number tells its step."""
+    """Build a checkpoint in which every number equals its step."""
     return State(step, {"seen": step * 4}, {name: {"all": torch.full(size, float(step))} for name, size in _SIZES.items()})
 
 
 def saves(count: int, folder: Path, seed: int = 0) -> Counter[str]:
-    """Kill a process that saves without pause; after each kill the newest state must be whole and no older than was promised.
+    """Kill a process that saves checkpoints continuously. Check that the newest one is intact and includes every completed save.
 
     Returns:
-        How often a save was under way, and how often none was.
+        Number of kills during a save, and between saves.
 
     Raises:
-        Survived: If a state was lost.
+        Survived: If a checkpoint was lost.
     """
     moments, seen, checkpoints = random.Random(seed), Counter[str](), Checkpoints(folder / "checkpoints")
     first = 1
@@ -70,7 +70,7 @@ def saves(count: int, folder: Path, seed: int = 0) -> Counter[str]:
 
 
 def _kill_saving(checkpoints: Checkpoints, first: int, log: Path, moments: random.Random) -> tuple[int, str]:
-    """The last step whose save had returned when the process was killed, and when that was."""
+    """Return the last step saved before the process was killed, and the moment of the kill."""
     reading, writing = os.pipe()
 
     def save_on() -> int:
@@ -83,7 +83,7 @@ def _kill_saving(checkpoints: Checkpoints, first: int, log: Path, moments: rando
 
     child = fork(save_on, log)
     os.close(writing)
-    told = os.read(reading, 8)  # one save at least, so that there is something to lose
+    told = os.read(reading, 8)  # at least one save, so that there is something to lose
     wait = moments.random() * 0.05
     time.sleep(wait)
     kill(child)
@@ -97,13 +97,13 @@ def _kill_saving(checkpoints: Checkpoints, first: int, log: Path, moments: rando
 
 
 def runs(count: int, folder: Path, seed: int = 0, **changes: Any) -> tuple[Counter[str], int]:
-    """Kill trainings at random moments, let them go on, and compare each that ends with one that nobody disturbed.
+    """Kill trainings at random moments, resume them, and compare each finished one with an uninterrupted training.
 
     Returns:
-        How often the kill came at which place, and how many trainings were compared.
+        Number of kills in each phase, and number of trainings compared.
 
     Raises:
-        Survived: If one came out otherwise, or could not go on.
+        Survived: If a training ended with another result, or could not be resumed.
     """
     config = recipe(pictures(folder / "data"), **(EVERYTHING | changes))
     began = time.monotonic()
@@ -118,7 +118,7 @@ def runs(count: int, folder: Path, seed: int = 0, **changes: Any) -> tuple[Count
             with contextlib.suppress(ProcessLookupError):
                 kill(child)
             status = ended(child, log)
-            if status.code == 0:  # it was faster
+            if status.code == 0:  # the training finished before the kill
                 break
             if status.code != -9:
                 raise Survived(f"{run.name} could not go on: {status.text}")
@@ -143,7 +143,7 @@ def _train_until_the_end(config: Config, run: Path, log: Path) -> None:
 
 
 def _place(run: Path) -> str:
-    """Where a training was when it was killed, by what it left."""
+    """Return the phase in which a training was killed, based on the files it left."""
     if list(run.glob("checkpoints/.visattn-*")):
         return "in a save"
     if list(run.glob(".visattn-*")) or (run / "final").exists():
@@ -158,7 +158,7 @@ def _place_to_work() -> Iterator[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the loops and print what was seen."""
+    """Run one of the loops and print the counts."""
     kind, count = arguments[0], int(arguments[1])
     torch.set_num_threads(1)
     with _place_to_work() as folder:
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
             if kind == "saves":
                 print(f"{count} kills of a saving process, 0 states lost: {_told(saves(count, folder))}")  # noqa: T201
             else:
-                places, compared = runs(count, folder, epochs=30.5)  # long beside what comes before and after it
+                places, compared = runs(count, folder, epochs=30.5)  # long compared with the phases before and after it
                 print(f"{count} kills of trainings, {compared} of {compared} trainings equal to the last bit: {_told(places)}")  # noqa: T201
         except Survived as error:
             print(f"{kind}: {error}")  # noqa: T201

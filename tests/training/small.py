@@ -1,4 +1,4 @@
-"""A folder of tiny pictures, a recipe that learns them in a second, runs that break off where they are told, and commands in a fork."""
+"""Helpers: a folder of tiny images, settings that train on them in a second, interrupted runs, and commands in a forked process."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from safetensors import safe_open
 from visattn.cli import commands
 from visattn.errors import VisattnWarning
 from visattn.training import Config, train
-from visattn.training.trainer import Learner
+from visattn.training.trainer import Trainer
 
-TRAIN, TEST = 13, 5  # pictures: no multiple of a batch
+TRAIN, TEST = 13, 5  # images; not a multiple of the batch size
 EVERYTHING: dict[str, Any] = {
     "attention": "cbam",
     "opt": "adamw",
@@ -44,7 +44,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def pictures(folder: Path, train: int = TRAIN, test: int = TEST, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
-    """A folder of noise, darker for one class than for the other."""
+    """Write a folder of noise images, darker for one class than for the other."""
     random = np.random.default_rng(0)
     for split, count in (("train", train), ("test", test)):
         for number in range(count):
@@ -57,7 +57,7 @@ def pictures(folder: Path, train: int = TRAIN, test: int = TEST, classes: tuple[
 
 
 def recipe(data: Path, **changes: Any) -> Config:
-    """Eight steps over 13 pictures, a state after every second and at the end of each epoch."""
+    """Return settings for eight steps over 13 images, with a checkpoint every two steps and after each epoch."""
     plain = Config(
         data=str(data),
         img_size=16,
@@ -69,28 +69,28 @@ def recipe(data: Path, **changes: Any) -> Config:
         augment="none",
         log_every=2,
         save_every=2,
-        max_bad=0.2,
+        max_unreadable=0.2,
         device="cpu",
     )
     return replace(plain, **changes)
 
 
 class Crash(Exception):
-    """What `begun` ends with."""
+    """Exception that interrupts a run in `begun`."""
 
 
 @contextmanager
 def before_step(number: int, act: Callable[[], object]) -> Iterator[None]:
-    """Have something happen in each training before its step of this number, counted from 0."""
-    learn = Learner.learn
+    """Call a function in each training before the step with this number, counted from 0."""
+    learn = Trainer.learn
 
-    def acting(self: Learner, parts: Any, step: int) -> torch.Tensor:
+    def acting(self: Trainer, parts: Any, step: int) -> torch.Tensor:
         if step == number:
             act()
         return learn(self, parts, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "learn", acting)
+        patch.setattr(Trainer, "learn", acting)
         yield
 
 
@@ -99,22 +99,22 @@ def _crash() -> None:
 
 
 def begun(config: Config, run: Path, steps: int = 5) -> Path:
-    """A run that broke off after some steps."""
+    """Train a run that is interrupted after some steps, and return its folder."""
     with before_step(steps, _crash), pytest.raises(Crash):
         train(config, run)
     return run
 
 
 def states(run: Path) -> list[Path]:
-    """Folders of the states of a run, the newest last."""
+    """List the checkpoint folders of a run, the newest last."""
     return sorted((run / "checkpoints").glob("step_*"))
 
 
 def content(run: Path) -> dict[str, Any]:
-    """All that two runs of one recipe must have in common: facts, tensors as their bytes, files."""
+    """Read everything that must be equal in two runs with the same settings: facts, bytes of tensors, files."""
     last = states(run)[-1]
     facts = json.loads((last / "state.json").read_text())
-    facts["facts"]["config"]["workers"] = None  # reads pictures, changes nothing
+    facts["facts"]["config"]["workers"] = None  # affects only how images are read
     for name in ("sha256", "own_sha256"):
         facts.pop(name)
     result = json.loads((run / "result.json").read_text())
@@ -122,7 +122,7 @@ def content(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"last": last.name, "facts": facts, "result": result}
     for path in sorted(last.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - the object is not a mapping
                 tensor = file.get_tensor(name)
                 found[f"{path.stem} {name}"] = (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes())
     for file_name in ("final/model.safetensors", "final/model.json", "log.jsonl", "log.csv"):
@@ -131,21 +131,21 @@ def content(run: Path) -> dict[str, Any]:
 
 
 def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What two contents differ in; empty if in nothing."""
+    """List the differences of two contents."""
     return sorted(name for name in {*one, *other} if name not in one or name not in other or one[name] != other[name])
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code, or minus the signal that ended it, and what it wrote."""
+    """End of a command: its exit code, or minus the signal that ended it, and its output."""
 
     code: int
     text: str
 
 
 def fork(act: Callable[[], int], log: Path) -> int:
-    """The id of a new process that does something, writes to a file, and ends with what it returns."""
+    """Fork a process that calls a function, writes its output to a file, and exits with the result. Return its id."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer versions of Python warn of threads
+        warnings.simplefilter("ignore")  # newer versions of Python warn about forks with threads
         child = os.fork()
     if child:
         return child
@@ -168,33 +168,33 @@ def fork(act: Callable[[], int], log: Path) -> int:
 
 
 def ended(child: int, log: Path) -> Ended:
-    """How a process ended, once it has."""
+    """Wait for a process, and return how it ended."""
     _, status = os.waitpid(child, 0)
     return Ended(os.waitstatus_to_exitcode(status), log.read_text() if log.exists() else "")
 
 
 def command(*arguments: object) -> int:
-    """The exit code of `visattn train classify`, run in this process."""
+    """Run `visattn train classify` in this process, and return its exit code."""
     warnings.showwarning = commands._show_warning  # type: ignore[assignment]
     warnings.simplefilter("always", VisattnWarning)
     return commands._run(["train", "classify", "-q", *map(str, arguments)], debug=False)
 
 
 def forked(*arguments: object) -> Ended:
-    """`visattn train classify` in a process of its own."""
+    """Run `visattn train classify` in a forked process."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
         return ended(fork(lambda: command(*arguments), log), log)
 
 
 def written(config: Config, path: Path) -> Path:
-    """A recipe as a file."""
+    """Write the settings to a TOML file."""
     path.write_text(config.toml())
     return path
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether a condition came true within a time."""
+    """Wait until a condition is true. Return False if it takes too long."""
     import time
 
     until = time.monotonic() + seconds
@@ -206,7 +206,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def children(process: int) -> list[int]:
-    """Processes that another one started."""
+    """List the child processes of a process."""
     try:
         return [int(text) for text in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:
@@ -214,5 +214,5 @@ def children(process: int) -> list[int]:
 
 
 def kill(process: int) -> None:
-    """End a process without a last word."""
+    """Kill a process with SIGKILL."""
     os.kill(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Maps while a loop trains: what is drawn, where it goes, and that the training never notices."""
+"""AttentionLogger: figures, destinations, and no effect on the training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Log = Callable[[int], object]
 
 
 def nothing(step: int, page: Image.Image) -> None:
-    """Where pages go that nobody looks at."""
+    """Discard a figure."""
 
 
 def images(count: int = 2) -> Tensor:
@@ -55,7 +55,7 @@ def logger_of(model: nn.Module, *, every: int = 1, to: Any = nothing, **options:
 
 
 def plain() -> nn.Sequential:
-    """Grad-CAM is all that can be drawn of it."""
+    """Build a CNN for which only Grad-CAM can be drawn."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1),
         nn.BatchNorm2d(8),
@@ -68,7 +68,7 @@ def plain() -> nn.Sequential:
 
 
 class Restless(nn.Module):
-    """A CNN with gates that draws from every random stream and counts its calls in buffers, in evaluation mode too."""
+    """CNN with gates that uses every random number generator and counts its calls in buffers, even in evaluation mode."""
 
     calls: Tensor
     again: Tensor
@@ -106,7 +106,7 @@ def seed(number: int) -> None:
 
 
 def train(build: Callable[[], nn.Module], make: Callable[[nn.Module], Log], *, amp: bool = False) -> list[Tensor]:
-    """All that a training leaves: gradients after each part of a batch, weights, buffers, averages, and what the streams give next."""
+    """Train, and return gradients after each micro-batch, weights, buffers, averages, and the generators' next values."""
     seed(1)
     model = build().train()
     log = make(model)
@@ -116,9 +116,9 @@ def train(build: Callable[[], nn.Module], make: Callable[[nn.Module], Log], *, a
         pixels, labels = torch.randn(4, 3, HEIGHT, WIDTH), torch.randint(4, (4,))
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
             loss = F.cross_entropy(model(pixels).float(), labels)
-            log(step)  # the graph is alive
+            log(step)  # the autograd graph still exists
         torch.autograd.backward(loss)
-        log(step)  # in the middle of what is accumulated
+        log(step)  # between micro-batches
         left += [each.grad.clone() for each in model.parameters() if each.grad is not None]
         if step % 2:
             optimizer.step()
@@ -134,7 +134,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("amp", [False, True], ids=["full", "autocast"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_ends_with_the_same_bits(name: str, amp: bool) -> None:
+def test_training_with_the_logger_is_bit_identical(name: str, amp: bool) -> None:
     pages: list[int] = []
     without = train(TRAINED[name], lambda model: lambda step: None, amp=amp)
     assert same(without, train(TRAINED[name], lambda model: lambda step: None, amp=amp))
@@ -144,13 +144,13 @@ def test_training_ends_with_the_same_bits(name: str, amp: bool) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_forward_without_care_would_have_been_noticed(name: str) -> None:
+def test_plain_forward_pass_during_training_would_change_weights(name: str) -> None:
     without = train(TRAINED[name], lambda model: lambda step: None)
     assert not same(without, train(TRAINED[name], lambda model: lambda step: model(images())))
 
 
 def facts(model: nn.Module) -> list[Any]:
-    """What a training depends on beside values."""
+    """Return the state besides tensor values on which a training depends."""
     modes = (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -167,7 +167,7 @@ def facts(model: nn.Module) -> list[Any]:
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("fails", [False, True], ids=["drawn", "failed"])
-def test_everything_is_put_back(fails: bool, mode: Callable[[], Any]) -> None:
+def test_model_state_is_restored(fails: bool, mode: Callable[[], Any]) -> None:
     model, failing = Restless().train(), [False]
     model.body[1].eval()
     model.head.bias.requires_grad_(False)
@@ -193,7 +193,7 @@ def test_everything_is_put_back(fails: bool, mode: Callable[[], Any]) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its random stream is put back")
-def test_random_stream_of_the_gpu_is_put_back() -> None:
+def test_gpu_random_state_is_restored() -> None:
     class Always(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.dropout(x, training=True)
@@ -206,9 +206,7 @@ def test_random_stream_of_the_gpu_is_put_back() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("build", [plain, tiny.vit])
-def test_nothing_is_kept_from_page_to_page(
-    build: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_memory_is_kept_between_pages(build: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[weakref.ref[Any]] = []
     record = AttentionLogger._recorded
 
@@ -225,18 +223,18 @@ def test_nothing_is_kept_from_page_to_page(
         tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
         return len(tensors), sum(each.nbytes for each in tensors)
 
-    for step in range(3):  # where tokens lie is remembered
+    for step in range(3):  # token positions are cached
         logger(step)
     before = alive()
     for step in range(30):
         logger(step)
     assert alive() == before
-    assert len(pages) == 34 + 33  # recordings, of the trial too, and pages
+    assert len(pages) == 34 + 33  # recordings, including the initial one, and figures
     assert not [page for page in pages if page() is not None]
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["wrapped", "in place"])
-def test_compiled_model_is_not_compiled_again(in_place: bool) -> None:
+def test_compiled_model_is_not_recompiled(in_place: bool) -> None:
     torch.compiler.reset()
     graphs: list[object] = []
 
@@ -259,11 +257,11 @@ def test_compiled_model_is_not_compiled_again(in_place: bool) -> None:
     assert pages == [0, 1, 2]
     assert len(graphs) == compiled > 0
     model.eval()(images())
-    assert len(graphs) > compiled  # another mode is another graph: it would have been counted
+    assert len(graphs) > compiled  # another mode would compile another graph, which would be counted
 
 
 def train_in_process(rank: int, folder: Path) -> None:
-    """One of two processes; what it found lies in `RANK.json`."""
+    """Train in one of two processes, and write the results to `RANK.json`."""
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2, timeout=timedelta(seconds=300)
@@ -295,14 +293,14 @@ def train_in_process(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_first_of_several_processes_draws_and_waits_for_nobody(tmp_path: Path) -> None:
-    multiprocessing.set_forkserver_preload([__name__])  # imported once for both
+def test_main_process_draws_without_waiting_for_others(tmp_path: Path) -> None:
+    multiprocessing.set_forkserver_preload([__name__])  # imported once for both processes
     start_processes(train_in_process, (tmp_path,), nprocs=2, start_method="forkserver")  # type: ignore[no-untyped-call]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert [first["steps"], second["steps"]] == [[0, 1, 2], []]
     assert len(list((tmp_path / "maps").iterdir())) == 3
     for found in (first, second):
-        assert found["trained"] > 0  # collectives are counted
+        assert found["trained"] > 0  # every collective operation is counted
         assert not any(found["calls"])
         assert found["weights"][0] == found["weights"][1]
 
@@ -323,9 +321,9 @@ def test_model_inside_a_wrapper_is_drawn(name: str) -> None:
     assert (np.asarray(logger_of(WRAPPERS[name](model)).draw(7)) == bare).all()
 
 
-def test_parameters_split_among_processes_are_refused() -> None:
+def test_sharded_parameters_are_refused() -> None:
     class FullyShardedDataParallel(nn.Sequential):
-        """As torch calls it."""
+        """Class with the name that PyTorch uses."""
 
     with pytest.raises(UnsupportedModel, match=r"FullyShardedDataParallel: each process must hold all parameters"):
         logger_of(FullyShardedDataParallel(plain()))
@@ -336,7 +334,7 @@ Sheets = list[tuple[Any, dict[str, Any]]]
 
 @pytest.fixture
 def sheets(monkeypatch: pytest.MonkeyPatch) -> Sheets:
-    """What is put on each page: its cells, and the words around them."""
+    """Record the cells and the texts of each figure."""
     found: Sheets = []
     draw = attention_logger.sheet  # type: ignore[attr-defined]
 
@@ -349,7 +347,7 @@ def sheets(monkeypatch: pytest.MonkeyPatch) -> Sheets:
 
 
 class Around(nn.Module):
-    """A model that no family knows."""
+    """Wrapper that belongs to no known family of models."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -369,13 +367,13 @@ def total(output: Tensor) -> Tensor:
 
 
 CHOICES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
-    "classifier whose layers compose": (tiny.vit, {}, "relevance"),
-    "the same inside of an unknown model": (lambda: Around(tiny.vit()), {}, "relevance"),
+    "classifier": (tiny.vit, {}, "relevance"),
+    "classifier inside an unknown model": (lambda: Around(tiny.vit()), {}, "relevance"),
     "no head": (lambda: tiny.vit(num_classes=0), {}, "attention"),
     "no head but a target": (lambda: tiny.vit(num_classes=0), {"target": total}, "relevance"),
     "a layer": (tiny.vit, {"layer": 0}, "attention"),
-    "gates of places": (lambda: with_module(ours.CBAM(8, reduction=2)), {}, "gate"),
-    "gates of channels": (lambda: with_module(ours.SqueezeExcite(8, reduction=2)), {}, "Grad-CAM"),
+    "spatial gates": (lambda: with_module(ours.CBAM(8, reduction=2)), {}, "gate"),
+    "channel gates": (lambda: with_module(ours.SqueezeExcite(8, reduction=2)), {}, "Grad-CAM"),
     "no attention": (plain, {}, "Grad-CAM"),
     "by name": (tiny.vit, {"method": "rollout"}, "rollout"),
     "class activation map without a class": (lambda: plain()[:-1], {"method": "eigencam"}, "Eigen-CAM"),
@@ -383,7 +381,7 @@ CHOICES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_auto_draws_what_the_model_has(name: str, sheets: Sheets) -> None:
+def test_auto_selects_a_method_that_fits_the_model(name: str, sheets: Sheets) -> None:
     build, options, expected = CHOICES[name]
     model = build()
     logger_of(model, **options).draw(100)
@@ -392,7 +390,7 @@ def test_auto_draws_what_the_model_has(name: str, sheets: Sheets) -> None:
 
 
 class Lamps(nn.Module):
-    """The evidence for each class is the brightness of one color: Grad-CAM is that color's picture on the grid."""
+    """Model whose logits are the mean brightness of each color, so Grad-CAM of a class is that color channel on the grid."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,21 +404,21 @@ class Lamps(nn.Module):
 
 
 def lit(*places: tuple[int, int, int]) -> Tensor:
-    """One lamp in each image: its color, row and column on the grid."""
+    """Draw one bright cell in each image, with a color, row and column."""
     pictures = torch.zeros(len(places), 3, HEIGHT, WIDTH)
     for picture, (color, row, column) in zip(pictures, places, strict=True):
         picture[color, row * 16 : row * 16 + 16, column * 16 : column * 16 + 16] = 1
     return pictures
 
 
-def test_map_lies_where_the_evidence_is(sheets: Sheets) -> None:
+def test_map_highlights_the_location_of_the_evidence(sheets: Sheets) -> None:
     places = [(0, 0, 0), (1, 1, 2), (2, 0, 1)]
     logger_of(Lamps(), images=lit(*places), style={"opacity": 1.0})
     photos, maps = sheets[-1][0]
     for (color, row, column), photo, panel in zip(places, photos, maps, strict=True):
         expected = np.zeros((2, 3), bool)
         expected[row, column] = True
-        large = expected.repeat(16, 0).repeat(16, 1)  # a panel is as wide as the images
+        large = expected.repeat(16, 0).repeat(16, 1)  # panels have the width of the images
         assert ((np.asarray(panel.picture) == table("inferno")[-1]).all(-1) == large).all()
         assert (np.asarray(photo.picture)[..., color] == 255 * large).all()
         assert panel.caption == f"0 to {1 / 6:.2g}"
@@ -428,7 +426,7 @@ def test_map_lies_where_the_evidence_is(sheets: Sheets) -> None:
 
 def test_target_is_explained_instead_of_the_top_class(sheets: Sheets) -> None:
     two = lit((0, 0, 0), (1, 1, 2))
-    two[:, 2, 16:, :16] = 0.5  # a dim lamp of the third class in both
+    two[:, 2, 16:, :16] = 0.5  # a dim cell of the third class in both
     model, names = Lamps(), ("red", "green", "blue")
     logger_of(model, images=two, labels=names)
     shares = model(two).softmax(1)
@@ -443,7 +441,7 @@ def test_target_is_explained_instead_of_the_top_class(sheets: Sheets) -> None:
 
 
 class Gated(nn.Module):
-    """Publishes a gate of its own."""
+    """Module that records its own gate."""
 
     def __init__(self, gate: Tensor) -> None:
         super().__init__()
@@ -454,7 +452,7 @@ class Gated(nn.Module):
         return x * self.gate
 
 
-def test_of_each_grid_the_last_gate_gets_a_row(sheets: Sheets) -> None:
+def test_last_gate_of_each_grid_gets_a_row(sheets: Sheets) -> None:
     gates = [torch.rand(size) for size in ((16, 24), (16, 24), (8, 12))]
     fine, last, coarse = map(Gated, gates)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), fine, last, nn.MaxPool2d(2), coarse, nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -480,7 +478,7 @@ def test_layers_get_rows_and_many_images_are_wrapped(sheets: Sheets) -> None:
     assert [len(row) for row in cells] == [8, 8, 8, 2, 2, 2]
 
 
-def test_model_sees_the_images_as_they_were_given() -> None:
+def test_later_changes_to_the_images_do_not_reach_the_model() -> None:
     class InPlace(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.mul_(0.5)
@@ -488,7 +486,7 @@ def test_model_sees_the_images_as_they_were_given() -> None:
     given = images()
     logger = logger_of(nn.Sequential(InPlace(), *plain()), images=given, method="eigencam")
     first = logger.draw(0).tobytes()
-    given.zero_()  # a loader may fill its batch anew
+    given.zero_()  # a loader may reuse the memory of its batch
     assert logger.draw(0).tobytes() == first
 
 
@@ -518,7 +516,7 @@ def test_gray_images_are_shown_gray(sheets: Sheets) -> None:
     assert (shown(sheets) == (gray * 255).round().permute(0, 2, 3, 1).numpy()).all()
 
 
-def test_photos_are_shown_whole_in_the_place_of_the_images(sheets: Sheets) -> None:
+def test_full_photos_are_shown_instead_of_model_inputs(sheets: Sheets) -> None:
     photos = [Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), color) for color in ("red", "blue")]
     photos[1] = photos[1].resize((90, 90))
     logger_of(Lamps(), images=lit((0, 1, 2), (1, 0, 0)) * 5 - 1, photos=photos, style={"opacity": 1.0})
@@ -539,16 +537,16 @@ def test_prepared_photos_keep_their_crop(sheets: Sheets) -> None:
     assert np.flatnonzero(changed)[[0, -1]].tolist() == [seen.left, seen.right - 1]
 
 
-def test_page_is_due_every_so_many_steps(tmp_path: Path) -> None:
+def test_page_is_drawn_every_n_steps(tmp_path: Path) -> None:
     logger = logger_of(plain(), every=3, to=tmp_path / "run" / "maps")
-    assert not list((tmp_path / "run" / "maps").iterdir())  # the trial goes nowhere
+    assert not list((tmp_path / "run" / "maps").iterdir())  # the initial figure is discarded
     for step in range(1, 8):
         logger(step)
     names = ["step_00000003.png", "step_00000006.png"]
     assert sorted(path.name for path in (tmp_path / "run" / "maps").iterdir()) == names
 
 
-def test_loops_that_do_not_count_are_counted() -> None:
+def test_logger_counts_steps_if_the_loop_does_not() -> None:
     pages: list[int] = []
     logger = logger_of(plain(), every=2, to=lambda step, page: pages.append(step))
     for _ in range(5):
@@ -557,7 +555,7 @@ def test_loops_that_do_not_count_are_counted() -> None:
 
 
 class Board:
-    """As `torch.utils.tensorboard.SummaryWriter` takes pictures."""
+    """Stand-in for `torch.utils.tensorboard.SummaryWriter`."""
 
     def __init__(self) -> None:
         self.pages: list[tuple[str, Any, int | None, str]] = []
@@ -568,7 +566,7 @@ class Board:
         self.pages.append((tag, img_tensor, global_step, dataformats))
 
 
-def test_same_page_goes_to_folder_board_and_function(tmp_path: Path) -> None:
+def test_same_page_is_written_to_folder_tensorboard_and_function(tmp_path: Path) -> None:
     board, pages = Board(), []
     logger = logger_of(plain(), to=[str(tmp_path), board, lambda step, page: pages.append((step, page))], tag="where it looks")
     logger(12)
@@ -583,8 +581,8 @@ def test_same_page_goes_to_folder_board_and_function(tmp_path: Path) -> None:
     assert told["target"][0].startswith("class ")
 
 
-@pytest.mark.filterwarnings("default")  # what its own imports warn of is not ours
-def test_tensorboard_takes_the_page(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("default")  # ignore warnings from its own imports
+def test_tensorboard_stores_the_page(tmp_path: Path) -> None:
     board = pytest.importorskip(
         "torch.utils.tensorboard", reason="tensorboard is not installed: pip install visattn[tensorboard]"
     )
@@ -595,14 +593,14 @@ def test_tensorboard_takes_the_page(tmp_path: Path) -> None:
     assert [event.step for event in read.Images("attention")] == [3]
 
 
-def test_page_that_fails_costs_a_warning_and_not_the_training() -> None:
+def test_failing_page_warns_and_training_continues() -> None:
     model, pages = plain(), []
     weight = next(model.parameters())
     logger = logger_of(model, to=lambda step, page: pages.append(step))
     with torch.no_grad():
         weight.fill_(torch.nan)
     with pytest.warns(
-        VisattnWarning, match=r"step 1: attention maps were not drawn, the training goes on: CaptureError: .* NaN"
+        VisattnWarning, match=r"step 1: attention maps were not drawn, training continues: CaptureError: .* NaN"
     ) as told:
         logger(1)
     assert told[0].filename == __file__
@@ -612,16 +610,16 @@ def test_page_that_fails_costs_a_warning_and_not_the_training() -> None:
     assert pages == [2]
 
 
-def test_one_place_that_fails_leaves_the_others_theirs(tmp_path: Path) -> None:
+def test_failing_destination_does_not_affect_the_others(tmp_path: Path) -> None:
     pages: list[int] = []
     logger = logger_of(plain(), to=[tmp_path / "maps", lambda step, page: pages.append(step)])
     (tmp_path / "maps").rmdir()
-    with pytest.warns(VisattnWarning, match=r"step 1: attention maps were not written, the training goes on: OutputError"):
+    with pytest.warns(VisattnWarning, match=r"step 1: attention maps were not written, training continues: OutputError"):
         logger(1)
     assert pages == [1]
 
 
-def test_user_can_stop_it() -> None:
+def test_keyboard_interrupt_is_not_caught() -> None:
     def interrupted(step: int, page: Image.Image) -> None:
         raise KeyboardInterrupt
 
@@ -640,9 +638,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         plain,
         {"method": "scorecam"},
         OptionError,
-        "'scorecam' is not drawn during a training. Choose auto or one of: att",
+        "'scorecam' is not available during training. Choose auto or one of: att",
     ),
-    "not for it": (plain, {"method": "rollout"}, visattn.VisattnError, "no layer of Sequential multiplied a softmax"),
+    "method that does not apply": (
+        plain,
+        {"method": "rollout"},
+        visattn.VisattnError,
+        "no layer of Sequential multiplied a softmax",
+    ),
     "parameter": (plain, {"method": "gradcam", "lair": 1}, OptionError, "method 'gradcam' has no parameter 'lair'"),
     "parameter of auto": (plain, {"lair": 1}, OptionError, "method 'auto' has no parameters lair"),
     "layer": (plain, {"method": "gradcam", "layer": "no"}, OptionError, "no module's name matches 'no'"),
@@ -650,14 +653,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         plain,
         {"method": "gradcam", "layer": 3},
         OptionError,
-        r"layer 3 counts layers of tokens.* Name the layer: layer=",
+        r"layer 3 is an index of attention layers.* Pass a layer name: layer=",
     ),
     "no class": (headless, {}, OptionError, "Pass target=a function of its output, or method='eigencam'"),
     "no class of a method": (
         headless,
         {"method": "gradcam"},
         OptionError,
-        r"a class needs logits \(B, classes\), the model gave",
+        r"a class target needs logits \(B, classes\), the model returned",
     ),
     "features": (
         lambda: tiny.vit(num_classes=0),
@@ -665,7 +668,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         OptionError,
         "has no classification head, so there is no class to explain",
     ),
-    "targets": (plain, {"target": [0]}, ShapeError, "target must be one class or 2, one for each image, got 1"),
+    "targets": (plain, {"target": [0]}, ShapeError, r"target must be one class, or 2 \(one per image\), got 1"),
     "target": (plain, {"target": 4}, OptionError, r"target must be a class from 0 to 3, got 4"),
     "labels": (plain, {"labels": ["one"]}, OptionError, "labels must name 4 classes, got 1"),
     "images": (
@@ -675,18 +678,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         r"images must be floats \(B, C, H, W\), got torch.float32 \(3, 32, 48\)",
     ),
     "bytes": (plain, {"images": images().byte()}, ShapeError, "images must be floats .* got torch.uint8"),
-    "photos": (plain, {"photos": [Image.new("RGB", (9, 9))]}, ShapeError, "photos must be as many as images, 2, got 1"),
+    "photos": (plain, {"photos": [Image.new("RGB", (9, 9))]}, ShapeError, r"photos must be one per image \(2\), got 1"),
     "range": (
         plain,
         {"images": images() * 9 - 4},
         OptionError,
-        r"images must lie in \[0, 1\] once their normalization is undone",
+        r"images must lie in \[0, 1\] after their normalization is undone",
     ),
     "mean": (
         plain,
         {"mean": [0.5, 0.5], "std": [1]},
         OptionError,
-        "mean and std must have 1 value or 3, one for each channel, got 2",
+        r"mean and std must have 1 value or 3 \(one per channel\), got 2",
     ),
     "NaN": (plain, {"images": images() * torch.nan}, OptionError, "got nan to nan"),
     "channels": (
@@ -695,19 +698,19 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
         OptionError,
         "1 or 3 channels",
     ),
-    "to": (plain, {"to": 3}, OptionError, "to must be a folder, a SummaryWriter or a function, got int"),
+    "to": (plain, {"to": 3}, OptionError, "to must be a folder, a SummaryWriter or a function, or a list of these, got int"),
     "style": (plain, {"style": {"opacity": 2}}, OptionError, "opacity must be a number from 0 to 1, got 2"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_the_training(name: str) -> None:
+def test_wrong_arguments_are_refused_before_training(name: str) -> None:
     build, options, error, words = REFUSED[name]
     with pytest.raises(error, match=words):
         logger_of(build(), **options)
 
 
-def test_folder_that_cannot_be_is_refused_before_the_training(tmp_path: Path) -> None:
+def test_invalid_folder_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file, not a folder"):
         logger_of(plain(), to=tmp_path / "file")

@@ -1,4 +1,4 @@
-"""Data and recipes that do not fit, no room, no permission: what is said and what is kept."""
+"""Errors for unsuitable data and settings, full disks and missing permissions, and the files that remain."""
 
 from __future__ import annotations
 
@@ -56,26 +56,30 @@ def _strange_class(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "more", "message"),
     [
-        (_empty, (), r"every class must have pictures, got none for cat"),
+        (_empty, (), r"every class must have images, got none for cat"),
         (_one_class, (), r"classes"),
-        (_one_picture, (), r"classes|pictures"),
+        (_one_picture, (), r"classes|images"),
         (_strange_class, (), r"train and test must have the same classes, got .*cow"),
         (
             lambda _: None,
             ("--batch-size", "14"),
-            r"a batch of 14 is more than the 13 pictures; choose a smaller batch_size",
+            r"a batch of 14 is more than the 13 images. Choose a smaller batch_size",
         ),
         (
             lambda _: None,
             ("--batch-size", "4", "--accumulate", "3"),
             r"batch_size must be a multiple of processes x accumulate \(1 x 3\)",
         ),
-        (lambda _: None, ("--batch-size", "6", "--accumulate", "2", "--mixup", "0.2"), r"each piece even for mixup, got 6"),
+        (
+            lambda _: None,
+            ("--batch-size", "6", "--accumulate", "2", "--mixup", "0.2"),
+            r"micro-batch even for mixup and cutmix, got 6",
+        ),
         (shutil.rmtree, (), r"no such folder"),
     ],
     ids=["empty-class", "one-class", "one-picture", "other-classes", "batch", "accumulate", "pairs", "none"],
 )
-def test_data_that_cannot_be_learned_from_is_refused(
+def test_unusable_training_data_is_refused(
     classify: Classify, data: Path, tmp_path: Path, spoil: Callable[[Path], object], more: tuple[str, ...], message: str
 ) -> None:
     folder = Path(shutil.copytree(data, tmp_path / "other"))
@@ -88,12 +92,14 @@ def test_data_that_cannot_be_learned_from_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--lr", "0.01", "--workers", "1"), "was begun otherwise: lr 0.05 -> 0.01. Choose another"),
-        (("--epochs", "9", "--opt", "adamw"), "was begun otherwise: epochs 2.5 -> 9.0; opt sgd -> adamw."),
-        (("--batch-size", "6"), "was begun otherwise: batch_size 4 -> 6."),
+        (("--lr", "0.01", "--workers", "1"), "was started with other settings: lr 0.05 -> 0.01. Choose another"),
+        (("--epochs", "9", "--opt", "adamw"), "was started with other settings: epochs 2.5 -> 9.0; opt sgd -> adamw."),
+        (("--batch-size", "6"), "was started with other settings: batch_size 4 -> 6."),
     ],
 )
-def test_another_recipe_is_shown_and_refused(classify: Classify, copied: Path, options: tuple[str, ...], message: str) -> None:
+def test_resume_with_another_recipe_is_refused_and_shows_the_difference(
+    classify: Classify, copied: Path, options: tuple[str, ...], message: str
+) -> None:
     before = (copied / "config.toml").read_bytes()
     code, _, err = classify(*options)
     assert code == 2
@@ -101,33 +107,33 @@ def test_another_recipe_is_shown_and_refused(classify: Classify, copied: Path, o
     assert (copied / "config.toml").read_bytes() == before
 
 
-def test_other_data_are_refused_and_force_goes_on(classify: Classify, data: Path, copied: Path, tmp_path: Path) -> None:
+def test_resume_with_other_data_needs_force(classify: Classify, data: Path, copied: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     path = next((moved / "train" / "cat").iterdir())
     shutil.copy(path, path.with_name("more.png"))
     code, _, err = classify(data=moved)
     assert code == 2
-    assert f"was begun otherwise: data {data} -> {moved}" in told(err)
+    assert f"was started with other settings: data {data} -> {moved}" in told(err)
     shutil.move(path.with_name("more.png"), data / "train" / "cat" / "more.png")
     try:
         code, _, err = classify()
         assert code == 2
-        assert "was begun otherwise: the data changed." in told(err)
+        assert "was started with other settings: the data changed." in told(err)
         assert classify("--force")[::2] == (0, "")
     finally:
         (data / "train" / "cat" / "more.png").unlink()
     assert json.loads((copied / "result.json").read_text())["steps"] == 8
 
 
-def test_a_state_of_another_model_is_refused_even_by_force(classify: Classify, copied: Path) -> None:
+def test_checkpoint_of_another_model_is_refused_even_with_force(classify: Classify, copied: Path) -> None:
     code, _, err = classify("--force", "--widths", "4", "--widths", "8", "--widths", "8")
     assert code == 4
-    assert "the state of step 4 is not of this model (" in told(err)
+    assert "the checkpoint of step 4 does not fit this model (" in told(err)
 
 
 @contextlib.contextmanager
 def mounted(place: Path, *options: str) -> Iterator[None]:
-    """Something mounted at a place, where this process may."""
+    """Mount a file system at a path, or skip the test if this process may not."""
     done = subprocess.run(["mount", *options, str(place)], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"mounting needs root: {done.stderr.strip()}")
@@ -137,7 +143,7 @@ def mounted(place: Path, *options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_stops_the_run_and_leaves_the_state_before(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_full_disk_stops_the_run_and_keeps_the_previous_checkpoint(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     file, place = written(recipe(data, ema=0.9), tmp_path / "recipe.toml"), tmp_path / "disk"
     place.mkdir()
     with mounted(place, "-t", "tmpfs", "-o", "size=4m", "none"):
@@ -153,9 +159,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_state_before(data: Path, unbro
         assert not different(content(place / "run"), unbroken)
 
 
-def test_a_file_that_may_grow_no_further_stops_the_run(
-    data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path
-) -> None:
+def test_file_size_limit_stops_the_run(data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     def limited() -> int:
         try:
             with before_step(5, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))):
@@ -174,7 +178,7 @@ def test_a_file_that_may_grow_no_further_stops_the_run(
     assert not different(content(copied), unbroken)
 
 
-def test_a_folder_turned_read_only_stops_the_run(data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_folder_that_becomes_read_only_stops_the_run(data: Path, copied: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     place = copied / "checkpoints"
     with mounted(place, "--bind", str(place)):
 
@@ -182,7 +186,7 @@ def test_a_folder_turned_read_only_stops_the_run(data: Path, copied: Path, unbro
             subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
 
         with (
-            pytest.raises(ResourceError, match=r"state of step 6 could not be saved: .*read-only file system"),
+            pytest.raises(ResourceError, match=r"checkpoint of step 6 could not be saved: .*read-only file system"),
             before_step(5, turn),
         ):
             train(recipe(data, ema=0.9), copied)

@@ -1,4 +1,4 @@
-"""What can go wrong with a training, through the command line: losses, states, pictures, clocks, workers."""
+"""Failures during training, from the command line: nonfinite losses, damaged checkpoints, unreadable images, clocks, dead workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ import torch
 from torch import nn
 
 class Poisoned(nn.Module):
-    '''Gives no number for a picture of one color; with MODE backward, only its gradient is none.'''
+    '''Returns NaN for an image of a single color; with MODE backward, only its gradient is NaN.'''
 
     def __init__(self, classes, channels):
         super().__init__()
@@ -53,7 +53,7 @@ class Poisoned(nn.Module):
         x = self.first(pixels)
         if MODE == "forward":
             return self.after(x * torch.where(flat, torch.nan, 1.0)[:, None, None, None])
-        nothing = self.first.weight.sum() * 0  # whose root has no slope at 0
+        nothing = self.first.weight.sum() * 0  # sqrt has no finite gradient at 0
         return self.after(x + 0 * torch.where(flat, nothing, nothing + 1).sqrt()[:, None, None, None])
 
     def after(self, x):
@@ -66,7 +66,7 @@ def small(num_classes, in_channels):
 
 @pytest.fixture
 def poisoned(data: Path, tmp_path: Path) -> Callable[..., Config]:
-    """A recipe over pictures one of which, of one color, has a loss or gradient that is no number."""
+    """Return settings and data with one image, of a single color, that causes a nonfinite loss or gradient."""
     folder = Path(shutil.copytree(data, tmp_path / "flat"))
     Image.new("RGB", (20, 18), (9, 9, 9)).save(folder / "train" / "cat" / "04.png")
 
@@ -85,9 +85,7 @@ def all_finite(place: Path) -> bool:
     return all(tensor.isfinite().all() for tensor in safetensors.torch.load_file(place / "model.safetensors").values())
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_its_pictures(
-    run: Run, poisoned: Callable[..., Config], tmp_path: Path
-) -> None:
+def test_nan_loss_stops_the_run_and_names_its_images(run: Run, poisoned: Callable[..., Config], tmp_path: Path) -> None:
     file = written(poisoned("forward"), tmp_path / "recipe.toml")
     code, out, err = run("train", "classify", "-q", "--config", file, "-o", "run")
     assert (code, out) == (4, "")
@@ -101,7 +99,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_its_pictures(
     assert not (tmp_path / "run" / "final").exists()
 
 
-def test_skipping_leaves_such_steps_out_and_batch_norms_forget_them(poisoned: Callable[..., Config], tmp_path: Path) -> None:
+def test_skipped_nan_steps_leave_weights_and_batch_norms_finite(poisoned: Callable[..., Config], tmp_path: Path) -> None:
     result = train(poisoned("forward", nonfinite="skip"), tmp_path / "run")
     assert result.steps == 8
     assert math.isfinite(result.loss)
@@ -114,19 +112,17 @@ def test_skipping_leaves_such_steps_out_and_batch_norms_forget_them(poisoned: Ca
     assert not different(content(again), content(tmp_path / "run"))
 
 
-def test_skipping_ends_where_nothing_else_comes(poisoned: Callable[..., Config], data: Path, tmp_path: Path) -> None:
+def test_too_many_consecutive_nan_steps_stop_the_run(poisoned: Callable[..., Config], data: Path, tmp_path: Path) -> None:
     config = poisoned("forward", nonfinite="skip", epochs=20.0)
     for path in (tmp_path / "flat" / "train").rglob("*.png"):
         Image.new("RGB", (20, 18), (9, 9, 9)).save(path)
-    with pytest.raises(TrainingError, match="the loss is nan near step 11;"):
+    with pytest.raises(TrainingError, match=r"the loss is nan near step 11\."):
         train(config, tmp_path / "run")
     assert len(rows(tmp_path / "run" / "nonfinite.jsonl")) == 11
 
 
-def test_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
-    poisoned: Callable[..., Config], tmp_path: Path
-) -> None:
-    with pytest.raises(TrainingError, match=r"first\.weight: must hold finite numbers, got others") as caught:
+def test_nan_weights_are_not_saved_even_with_a_finite_loss(poisoned: Callable[..., Config], tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"first\.weight: must hold finite numbers, got NaN or infinity") as caught:
         train(poisoned("backward"), tmp_path / "run")
     assert caught.value.exit_code == 4
     assert all(all_finite(place) for place in states(tmp_path / "run"))
@@ -144,17 +140,17 @@ def test_weights_that_are_no_numbers_are_not_saved_though_the_loss_was_one(
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_damaged_last_state_is_told_and_the_result_is_the_same(
+def test_damaged_last_checkpoint_warns_and_the_result_is_the_same(
     classify: Classify, copied: Path, unbroken: dict[str, Any], file: str, spoil: Callable[[Path], object]
 ) -> None:
     spoil(copied / "checkpoints" / "step_00000004" / file)
-    with pytest.warns(VisattnWarning, match=rf"step_00000004/{file}: .*; going on from the one before, step 2$"):
+    with pytest.warns(VisattnWarning, match=rf"step_00000004/{file}: .*; resuming from an earlier checkpoint, step 2$"):
         code, _, err = classify()
     assert (code, err) == (0, "")
     assert not different(content(copied), unbroken)
 
 
-def test_nothing_is_begun_anew_where_all_states_are_damaged(classify: Classify, copied: Path) -> None:
+def test_run_does_not_restart_if_all_checkpoints_are_damaged(classify: Classify, copied: Path) -> None:
     for place in states(copied):
         damage_file(place / "model.safetensors")
     before = {
@@ -162,21 +158,21 @@ def test_nothing_is_begun_anew_where_all_states_are_damaged(classify: Classify, 
     }
     code, out, err = classify()
     assert (code, out) == (4, "")
-    assert "No state of this run is whole; restore one, or start again in another folder (-o/--output)." in told(err)
+    assert "All checkpoints of this run are damaged. Restore one, or start again in another folder (-o/--output)." in told(err)
     assert {path: path.read_bytes() for path in before} == before
     assert not (copied / "final").exists()
 
 
 @pytest.fixture
 def spoilt(data: Path, tmp_path: Path) -> Path:
-    """Pictures of which one to train on and one to test on cannot be read."""
+    """Return a dataset with one unreadable training image and one unreadable test image."""
     folder = Path(shutil.copytree(data, tmp_path / "spoilt"))
     (folder / "train" / "dog" / "03.png").write_bytes(b"no picture")
     (folder / "test" / "cat" / "02.png").write_bytes(b"")
     return folder
 
 
-def test_bad_pictures_are_named_and_left_out(classify: Classify, spoilt: Path, tmp_path: Path) -> None:
+def test_bad_images_are_named_and_skipped(classify: Classify, spoilt: Path, tmp_path: Path) -> None:
     code, out, err = classify(data=spoilt)
     assert code == 1
     assert "test accuracy" in out
@@ -189,12 +185,12 @@ def test_bad_pictures_are_named_and_left_out(classify: Classify, spoilt: Path, t
     ]
     finished = json.loads((tmp_path / "run" / "result.json").read_text())
     assert len(finished["bad"]) == 2
-    assert finished["accuracy"] * 4 == round(finished["accuracy"] * 4)  # of the four that can be read
-    assert classify(data=spoilt)[0] == 1  # finished, and still not perfect
+    assert finished["accuracy"] * 4 == round(finished["accuracy"] * 4)  # of the four readable images
+    assert classify(data=spoilt)[0] == 1  # the run is finished, but its unreadable images are still reported
 
 
 @pytest.mark.full
-def test_bad_pictures_are_counted_the_same_after_a_crash(spoilt: Path, tmp_path: Path) -> None:
+def test_bad_image_counts_are_the_same_after_a_crash(spoilt: Path, tmp_path: Path) -> None:
     config = recipe(spoilt, workers=1)
     train(config, tmp_path / "unbroken")
     train(config, begun(config, tmp_path / "run"))
@@ -202,18 +198,21 @@ def test_bad_pictures_are_counted_the_same_after_a_crash(spoilt: Path, tmp_path:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_too_many_bad_pictures_stop_the_run(classify: Classify, data: Path, tmp_path: Path, split: str) -> None:
+def test_too_many_bad_images_stop_the_run(classify: Classify, data: Path, tmp_path: Path, split: str) -> None:
     folder = Path(shutil.copytree(data, tmp_path / "spoilt"))
     for path in sorted((folder / split).rglob("*.png"))[:2]:
         path.write_bytes(b"no picture")
-    code, out, err = classify("--max-bad", "0.1", data=folder)
+    code, out, err = classify("--max-unreadable", "0.1", data=folder)
     assert (code, out) == (2, "")
     message = told(err)
     assert f"spoilt/{split}/cat/" in message
-    assert "(2 of 18 pictures cannot be read, at most 10.00% may); mend them or raise max_bad (--max-bad)." in message
+    assert (
+        "(2 of 18 images cannot be read, at most 10.00% may be). Repair them or raise max_unreadable (--max-unreadable)."
+        in message
+    )
 
 
-def test_a_clock_that_jumps_back_changes_nothing(copied: Path, data: Path, unbroken: dict[str, Any]) -> None:
+def test_clock_changes_do_not_affect_resume(copied: Path, data: Path, unbroken: dict[str, Any]) -> None:
     for time, place in enumerate(reversed(states(copied))):
         os.utime(place, (1000 + time, 1000 + time))
         os.utime(place / "state.json", (1000 + time, 1000 + time))
@@ -222,7 +221,7 @@ def test_a_clock_that_jumps_back_changes_nothing(copied: Path, data: Path, unbro
     assert not different(content(copied), unbroken)
 
 
-def test_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: Path) -> None:
+def test_run_folder_is_locked_by_one_run(classify: Classify, data: Path, tmp_path: Path) -> None:
     config = recipe(data, ema=0.9, workers=2, epochs=2000.0)
     child = fork(lambda: train(config, tmp_path / "run").stopped, tmp_path / "log")
     try:
@@ -233,9 +232,9 @@ def test_one_folder_takes_one_run(classify: Classify, data: Path, tmp_path: Path
     finally:
         kill(child)
         ended(child, tmp_path / "log")
-    code, _, err = classify()  # its workers may live on: they must not hold the folder
+    code, _, err = classify()  # its workers may survive, but must not hold the lock
     assert code == 2
-    assert "was begun otherwise: epochs 2000.0 -> 2.5" in told(err)
+    assert "was started with other settings: epochs 2000.0 -> 2.5" in told(err)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -253,15 +252,15 @@ def test_a_killed_worker_is_named_and_nothing_hangs(data: Path, tmp_path: Path, 
             kill(child)
         status = ended(child, log)
     assert status.code == 5, status.text
-    # torch names the worker, unless its broken pipe is seen first
-    assert re.search(r"a process that reads pictures died or hangs \((DataLoader worker|\[Errno 104\])", told(status.text))
+    # PyTorch names the worker, unless its broken pipe is noticed first
+    assert re.search(r"a data loader worker died or hangs \((DataLoader worker|\[Errno 104\])", told(status.text))
     assert states(place)
 
 
-def test_a_worker_whose_death_is_told_while_the_run_ends_is_one_line(
+def test_worker_death_reported_at_shutdown_is_a_one_line_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its broken pipe is seen first; torch's signal comes while the files are closed."""
+    """Check the case that the broken pipe is noticed first and PyTorch's signal arrives while files are closed."""
 
     @contextlib.contextmanager
     def asked() -> Iterator[Callable[[], int | None]]:
@@ -275,10 +274,10 @@ def test_a_worker_whose_death_is_told_while_the_run_ends_is_one_line(
 
     monkeypatch.setattr("visattn.training.loop.asked_to_stop", asked)
     monkeypatch.setattr("visattn.training.loop._Run.go", broken)
-    with pytest.raises(ResourceError, match=r"a process that reads pictures died or hangs \(DataLoader worker \(pid 7\)"):
+    with pytest.raises(ResourceError, match=r"a data loader worker died or hangs \(DataLoader worker \(pid 7\)"):
         train(recipe(data), tmp_path / "run")
 
 
 def _is_dead(process: int) -> bool:
-    """Whether a process has ended and waits to be asked how."""
+    """Check whether a process is a zombie."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,4 +1,4 @@
-"""The stream of pictures against a slow list of it, pictures that cannot be read, and random streams that stay as they were."""
+"""Batches: the stream against a simple list, unreadable images, and random generators that are restored."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from visattn.training.run.randomness import random_state, seed_all, seed_of, see
 CPU = torch.device("cpu")
 
 
-class Pictures:
-    """Gray pictures, each of one level; some cannot be read."""
+class FakeImages:
+    """Dataset of gray images, each of one gray level; some are unreadable."""
 
     classes, channels, size = ("a", "b"), 1, (4, 4)
 
@@ -47,14 +47,14 @@ class Pictures:
 
 
 def noisy(picture: Image.Image) -> Tensor:
-    """Pixels, with noise of all three random streams."""
+    """Convert an image to pixels, with noise from all three random generators."""
     noise = torch.rand(()) + np.random.rand() + random.random()  # noqa: NPY002
     pixels: Tensor = pil_to_tensor(picture).float()
     return pixels + noise
 
 
 def samples(count: int = 6, bad: tuple[int, ...] = (), *, replace: bool = True) -> Samples:
-    return Samples(Pictures(list(range(10, 10 + count)), bad), noisy, mode="L", seed=3, replace=replace)
+    return Samples(FakeImages(list(range(10, 10 + count)), bad), noisy, mode="L", seed=3, replace=replace)
 
 
 # order
@@ -62,14 +62,14 @@ def samples(count: int = 6, bad: tuple[int, ...] = (), *, replace: bool = True) 
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
-    """Pictures, size of a batch, processes, parts, steps."""
+    """Draw numbers of images, batch size, processes, micro-batches and steps."""
     world, parts = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     batch = world * parts * draw(st.integers(1, 4))
     return draw(st.integers(batch, 60)), batch, world, parts, draw(st.integers(1, 12))
 
 
 def tickets(count: int, batch: int, seen: int, steps: int, world: int = 1, parts: int = 1) -> list[list[Ticket]]:
-    """What all processes take together, step by step."""
+    """Collect the tickets of all processes for each step."""
     taken: list[list[Ticket]] = [[] for _ in range(steps)]
     for rank in range(world):
         stream = Stream(count, batch, seen, steps, seed=5, rank=rank, world=world, parts=parts)
@@ -83,7 +83,7 @@ def tickets(count: int, batch: int, seen: int, steps: int, world: int = 1, parts
 
 @settings(max_examples=60, deadline=None)
 @given(runs())
-def test_every_picture_comes_once_an_epoch(run: tuple[int, int, int, int, int]) -> None:
+def test_each_image_is_drawn_once_per_epoch(run: tuple[int, int, int, int, int]) -> None:
     count, batch, world, parts, steps = run
     line = [ticket for step in tickets(count, batch, 0, steps, world, parts) for ticket in step]
     of_epoch: dict[int, list[int]] = {}
@@ -97,7 +97,7 @@ def test_every_picture_comes_once_an_epoch(run: tuple[int, int, int, int, int]) 
 
 @settings(max_examples=60, deadline=None)
 @given(runs(), st.integers(0, 12), st.integers(1, 4), st.integers(1, 3))
-def test_processes_and_parts_may_change_at_any_step(
+def test_process_and_accumulation_counts_may_change_at_any_step(
     run: tuple[int, int, int, int, int], until: int, world: int, parts: int
 ) -> None:
     count, batch, before, parts_before, steps = run
@@ -112,7 +112,7 @@ def test_processes_and_parts_may_change_at_any_step(
     assert tickets(count, batch, 0, steps, before, 1) == expected
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_each_epoch_and_seed_has_its_own_order() -> None:
     orders = [
         tuple(Stream(50, 50, epoch * 50, 1, seed=seed).ticket(epoch * 50 + i).number for i in range(50))
         for seed in (0, 1)
@@ -125,7 +125,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
-def test_tests_see_every_picture_once_in_any_number_of_processes(count: int, batch: int, world: int) -> None:
+def test_evaluation_uses_each_image_once_for_any_process_count(count: int, batch: int, world: int) -> None:
     numbers = []
     for rank in range(world):
         order = InOrder(count, batch, rank, world)
@@ -136,10 +136,10 @@ def test_tests_see_every_picture_once_in_any_number_of_processes(count: int, bat
     assert sorted(numbers) == list(range(count))
 
 
-# pictures
+# images
 
 
-def test_a_picture_is_augmented_alike_whoever_reads_it_and_whenever() -> None:
+def test_augmentation_does_not_depend_on_reader_or_time() -> None:
     alone = samples()[Ticket(2, 4)]
     others = samples()
     others[Ticket(0, 1)]
@@ -152,7 +152,7 @@ def test_a_picture_is_augmented_alike_whoever_reads_it_and_whenever() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_gives_the_same_batches_with_any_workers_and_leaves_random_streams(workers: int) -> None:
+def test_batches_do_not_depend_on_worker_count_and_random_states_are_kept(workers: int) -> None:
     before = random_state(CPU)
     batches = list(loader(samples(), Stream(6, 4, 0, 3, seed=5), workers, CPU))
     after = random_state(CPU)
@@ -164,14 +164,14 @@ def test_a_loader_gives_the_same_batches_with_any_workers_and_leaves_random_stre
         assert batch.targets[0].tolist() == [ticket.number % 2 for ticket in step]
 
 
-def test_the_next_picture_takes_the_place_of_one_that_cannot_be_read() -> None:
+def test_unreadable_training_image_is_replaced_by_the_next() -> None:
     sample = samples(6, bad=(5, 0))[Ticket(1, 5)]
     assert (sample.number, sample.target) == (1, 1)
     assert sample.bad == ("5.png: is no picture", "0.png: is no picture")
     assert torch.equal(sample.pixels, samples()[Ticket(1, 1)].pixels)
 
 
-def test_test_pictures_that_cannot_be_read_are_left_out_and_named() -> None:
+def test_unreadable_test_images_are_skipped_and_named() -> None:
     bad = samples(6, bad=(1, 2, 3), replace=False)
     first, second = list(loader(bad, InOrder(6, 3, 0, 1), 0, CPU))
     assert (first.numbers, first.targets[0].tolist(), first.bad) == ([0], [0], ("1.png: is no picture", "2.png: is no picture"))
@@ -182,41 +182,39 @@ def test_test_pictures_that_cannot_be_read_are_left_out_and_named() -> None:
     assert (len(empty.targets[0]), empty.numbers, len(empty.bad)) == (0, [], 2)
 
 
-def test_no_picture_at_all_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"^no picture can be read: 2\.png: is no picture$"):
+def test_no_readable_image_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"^no image can be read: 2\.png: is no picture$"):
         samples(3, bad=(0, 1, 2))[Ticket(0, 2)]
-    with pytest.raises(DataError, match=r"^no picture can be read: 0\.png: is no picture$"):
-        moments(Pictures([1, 2], (0, 1)), "L")
+    with pytest.raises(DataError, match=r"^no image can be read: 0\.png: is no picture$"):
+        moments(FakeImages([1, 2], (0, 1)), "L")
 
 
 @pytest.mark.parametrize(
     "text", ["DataLoader worker (pid 3) is killed by signal: Killed. ", "DataLoader timed out after 60 seconds"]
 )
-def test_a_worker_that_dies_or_hangs_is_an_error_of_ours(text: str) -> None:
+def test_dead_or_hanging_worker_raises_a_visattn_error(text: str) -> None:
     with (
-        pytest.raises(
-            ResourceError, match=r"a process that reads pictures died or hangs \(DataLoader .*lower workers \(--workers\)"
-        ),
+        pytest.raises(ResourceError, match=r"a data loader worker died or hangs \(DataLoader .*lower workers \(--workers\)"),
         patient(),
     ):
         raise RuntimeError(text)
 
 
 @pytest.mark.parametrize("text", ["Caught RuntimeError in DataLoader worker process 0.\nOriginal", "my worker timed out"])
-def test_other_errors_are_not_taken_for_a_dead_worker(text: str) -> None:
+def test_other_runtime_errors_are_not_reported_as_dead_workers(text: str) -> None:
     with pytest.raises(RuntimeError, match=text[:9]) as caught, patient():
         raise RuntimeError(text)
     assert not isinstance(caught.value, OSError)
 
 
-def test_moments_are_those_of_all_pixels() -> None:
+def test_moments_match_all_pixels() -> None:
     levels = [0, 51, 255, 102]
     pixels = np.array([level / 255 for level in levels for _ in range(16)])
-    mean, deviation = moments(Pictures(levels), "L")
+    mean, deviation = moments(FakeImages(levels), "L")
     assert mean == pytest.approx([pixels.mean()], abs=1e-4)
     assert deviation == pytest.approx([pixels.std()], abs=1e-4)
     readable = pixels[[*range(32), *range(48, 64)]]
-    assert moments(Pictures(levels, (2,)), "L")[0] == pytest.approx([readable.mean()], abs=1e-4)
+    assert moments(FakeImages(levels, (2,)), "L")[0] == pytest.approx([readable.mean()], abs=1e-4)
 
 
 @pytest.mark.parametrize("augment", ["none", "flip", "turn", "crop", "imagenet"])
@@ -235,7 +233,7 @@ def test_augmentations_give_pixels_of_the_right_shape(augment: str, channels: in
     assert kinds == 1 if augment == "none" else kinds > 1
 
 
-def test_turns_are_the_eight_symmetries_of_a_square() -> None:
+def test_turn_augmentation_gives_the_eight_symmetries_of_a_square() -> None:
     blueprint = Blueprint("m", ("a", "b"), 1, (8, 8), (0.0,), (1.0,))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     transform, seen = training_transform(Config(augment="turn"), blueprint), set()
@@ -260,7 +258,7 @@ def _draw() -> list[float]:
     ]
 
 
-def test_seeded_leaves_all_three_streams_as_they_were() -> None:
+def test_seeded_restores_all_three_random_states() -> None:
     seed_all(4)
     _draw()
     with seeded(9):
@@ -277,7 +275,7 @@ def test_seeded_leaves_all_three_streams_as_they_were() -> None:
         assert _draw() != inside
 
 
-def test_random_states_go_on_where_they_were_after_a_way_through_a_file(tmp_path: Path) -> None:
+def test_random_states_survive_a_file_round_trip(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     seed_all(4)
@@ -289,7 +287,7 @@ def test_random_states_go_on_where_they_were_after_a_way_through_a_file(tmp_path
     assert [_draw() for _ in range(3)] == expected
 
 
-def test_near_seeds_have_nothing_in_common() -> None:
+def test_neighboring_seeds_are_uncorrelated() -> None:
     seeds = {seed_of(run, epoch, number) for run in range(5) for epoch in range(5) for number in range(40)}
     assert len(seeds) == 1000
     assert seed_of(1, 2) != seed_of(2, 1)

@@ -1,4 +1,4 @@
-"""What a training begins with: published weights, and options that do not go together."""
+"""Start of a training: published weights, and incompatible options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from visattn.training.tasks.classification import begin_with, blueprint_of
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A checkpoint of a network of timm with its own seven classes."""
+    """Save a checkpoint of a timm network with seven classes."""
     torch.manual_seed(5)
     state = timm.create_model("resnet10t", num_classes=7).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "published.safetensors")
@@ -32,7 +32,7 @@ def fine_tuning(data: Path, weights: Path, **changes: object) -> Config:
 
 
 @pytest.mark.parametrize("attention", ["none", "se"])
-def test_published_weights_are_taken_but_for_the_last_layer(tmp_path: Path, published: Path, attention: str) -> None:
+def test_published_weights_are_loaded_except_the_last_layer(tmp_path: Path, published: Path, attention: str) -> None:
     config = fine_tuning(pictures(tmp_path / "data"), published, attention=attention)
     blueprint = blueprint_of(config)
     assert (blueprint.channels, blueprint.mean) == (3, (0.485, 0.456, 0.406))
@@ -47,22 +47,22 @@ def test_published_weights_are_taken_but_for_the_last_layer(tmp_path: Path, publ
     assert own["fc.weight"].shape[0] == len(blueprint.classes) != 7
 
 
-def test_weights_of_a_network_built_otherwise_are_refused(tmp_path: Path, published: Path) -> None:
+def test_published_weights_of_another_architecture_are_refused(tmp_path: Path, published: Path) -> None:
     config = fine_tuning(pictures(tmp_path / "data"), published, model_kwargs={"channels": (8, 8, 8, 8)})
     with pytest.raises(WeightsError, match=r"resnet10t: \d+ layers differ from the published ones .* or pass weights='none'"):
         train(config, tmp_path / "run")
 
 
 def test_half_precision_with_a_scaler_needs_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"float16 needs a GPU: .* Choose amp='bfloat16' \(--amp bfloat16\), or none\."):
+    with pytest.raises(OptionError, match=r"float16 needs a GPU, .* Choose amp='bfloat16' \(--amp bfloat16\), or none\."):
         train(replace(recipe(pictures(tmp_path / "data")), amp="float16"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("maps_every", [0, 2])
-def test_a_test_set_that_cannot_be_read_is_told(tmp_path: Path, maps_every: int) -> None:
+def test_unreadable_test_set_is_an_error(tmp_path: Path, maps_every: int) -> None:
     data = pictures(tmp_path / "data")
     for path in (data / "test").rglob("*.png"):
         Image.new("RGB", (16, 16)).save(path)
         path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"no test picture can be read\.$"):
-        train(replace(recipe(data), maps_every=maps_every, max_bad=1.0), tmp_path / "run")
+    with pytest.raises(DataError, match=r"no test image can be read\.$"):
+        train(replace(recipe(data), maps_every=maps_every, max_unreadable=1.0), tmp_path / "run")

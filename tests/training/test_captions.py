@@ -1,4 +1,4 @@
-"""Captions are trained as classes are: real photos end to end, the same states, the same refusals; nothing else is learned than told."""
+"""Training of captioners: real photos end to end, checkpoints, refusals, and frozen parameters."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SMALL: dict[str, Any] = {
     "test_count": 6,
     "batch_size": 4,
     "epochs": 1.0,
-    "embedding": 8,
-    "state": 12,
-    "width": 8,
+    "embed_dim": 8,
+    "hidden_dim": 12,
+    "attention_dim": 8,
     "model_kwargs": {"width": 16},
     "coordinates": True,
     "device": "cpu",
@@ -57,24 +57,22 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return state.tensors["model"]
 
 
-def test_help_tells_every_setting(run: Run) -> None:
+def test_help_lists_every_setting(run: Run) -> None:
     code, out, _ = run("train", "caption", "--help")
     assert code == 0
     for setting in fields(CaptionConfig):
         assert f"--{setting.name.replace('_', '-')}" in out
 
 
-def test_two_hundred_photos_in_cocos_format_end_to_end(run: Run, photos: Path, tmp_path: Path) -> None:
-    options = (
-        "--model visattn_resnet14 --img-size 48 --epochs 12 --batch-size 20 --lr 3e-3 --embedding 32 --state 48 --dropout 0.1"
-    )
+def test_training_on_200_photos_in_coco_format_runs_end_to_end(run: Run, photos: Path, tmp_path: Path) -> None:
+    options = "--model visattn_resnet14 --img-size 48 --epochs 12 --batch-size 20 --lr 3e-3 --embed-dim 32 --hidden-dim 48 --dropout 0.1"
     extra = "--regularizer 0.01 --maps-every 60 --device cpu -q -o run"
     code, out, err = run("train", "caption", "--data", photos, *options.split(), *extra.split())
     assert (code, err) == (0, "")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["accuracy"] > 0.7  # words after the true ones before; the first word and the photo's are to be seen
+    assert result["accuracy"] > 0.7  # words with teacher forcing; only the first word and the name in the photo need the image
     card = (tmp_path / "run" / "README.md").read_text()
-    assert "200 pictures to train on, 40 to test on" in card
+    assert "200 training images, 40 test images" in card
     assert "BLEU-4" in card
     assert sorted(path.name for path in (tmp_path / "run" / "maps").iterdir()) == ["step_00000060.png", "step_00000120.png"]
     tests = sorted((photos / "val2017").iterdir())[:8]
@@ -90,7 +88,7 @@ def test_two_hundred_photos_in_cocos_format_end_to_end(run: Run, photos: Path, t
 
 @pytest.mark.parametrize("attention", ["soft", "hard", "uniform"])
 @pytest.mark.parametrize("stop", [2, 4])
-def test_a_training_that_was_stopped_ends_with_the_same_bits(attention: str, stop: int, tmp_path: Path) -> None:
+def test_resumed_training_is_bit_identical(attention: str, stop: int, tmp_path: Path) -> None:
     config = recipe(attention=attention, word_dropout=0.2, gray=0.2, amp="bfloat16")
     train(config, tmp_path / "whole")
     begun = train_until(config, tmp_path / "begun", stop)
@@ -101,30 +99,30 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(attention: str, sto
 
 
 def train_until(config: CaptionConfig, folder: Path, step: int) -> Path:
-    """A run that crashes after a number of steps."""
-    from visattn.training.trainer import Learner
+    """Train a run that crashes after a number of steps."""
+    from visattn.training.trainer import Trainer
 
-    learn = Learner.learn
+    learn = Trainer.learn
 
-    def crashing(self: Learner, parts: Any, number: int) -> torch.Tensor:
+    def crashing(self: Trainer, parts: Any, number: int) -> torch.Tensor:
         if number == step:
             raise KeyboardInterrupt
         return learn(self, parts, number)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Learner, "learn", crashing)
+        patch.setattr(Trainer, "learn", crashing)
         with pytest.raises(KeyboardInterrupt):
             train(config, folder)
     return folder
 
 
-def test_the_baseline_of_reinforce_is_learned_and_kept(tmp_path: Path) -> None:
+def test_reinforce_baseline_is_learned_and_saved(tmp_path: Path) -> None:
     train(recipe(attention="hard"), tmp_path / "run")
     assert float(weights(tmp_path / "run")["baseline"]) > 0.1
 
 
-@pytest.mark.filterwarnings("ignore:freeze .--freeze. leaves the encoder's random weights")
-def test_a_frozen_encoder_stays_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:freeze .--freeze. keeps the random weights")
+def test_frozen_encoder_is_not_changed_by_training(tmp_path: Path) -> None:
     config = recipe(freeze=True)
     before = {name: tensor.clone() for name, tensor in Captioning(config).build().state_dict().items()}
     torch.manual_seed(0)
@@ -136,12 +134,12 @@ def test_a_frozen_encoder_stays_as_it_was(tmp_path: Path) -> None:
         assert torch.equal(before[name], after[name]), name
 
 
-def test_frozen_random_features_are_told(tmp_path: Path) -> None:
-    with pytest.warns(VisattnWarning, match="freeze .--freeze. leaves the encoder's random weights as they are"):
+def test_freezing_a_random_encoder_warns(tmp_path: Path) -> None:
+    with pytest.warns(VisattnWarning, match="freeze .--freeze. keeps the random weights of the encoder"):
         Captioning(recipe(freeze=True)).build()
 
 
-def test_a_test_picture_that_is_too_narrow_to_be_drawn_ends_no_training(tmp_path: Path) -> None:
+def test_too_narrow_test_image_does_not_stop_training(tmp_path: Path) -> None:
     lines = []
     for name, size, split in (("a.png", (64, 64), "train"), ("b.png", (10, 400), "test"), ("c.png", (64, 64), "test")):
         Image.new("RGB", size, "red").save(tmp_path / name)
@@ -152,7 +150,7 @@ def test_a_test_picture_that_is_too_narrow_to_be_drawn_ends_no_training(tmp_path
     assert [path.name for path in (tmp_path / "run" / "maps").iterdir()] == ["step_00000001.png"]
 
 
-def test_maps_change_no_bit_of_the_training(tmp_path: Path) -> None:
+def test_drawing_maps_does_not_change_trained_weights(tmp_path: Path) -> None:
     config = recipe(attention="hard")
     train(config, tmp_path / "without")
     train(replace(config, maps_every=1), tmp_path / "with")
@@ -160,18 +158,18 @@ def test_maps_change_no_bit_of_the_training(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights(tmp_path / "with")[name]), name
 
 
-def test_the_encoder_may_be_any_with_a_map(tmp_path: Path) -> None:
+def test_any_encoder_with_a_feature_map_can_be_trained(tmp_path: Path) -> None:
     for model, size in (("tv:resnet18", 64), ("vit_tiny_patch16_224", 64), ("visattn_resnet14", 64)):
         options = {"model": model, "img_size": size, "model_kwargs": {}, "train_count": 4, "test_count": 2}
         config = CaptionConfig(**SMALL | options)
         train(config, tmp_path / model.replace(":", "_"))
         captioner = load_captioner(tmp_path / model.replace(":", "_") / "final")
-        (caption,) = captioner.tell([Image.new("RGB", (80, 60), "red")], longest=5)
+        (caption,) = captioner.generate([Image.new("RGB", (80, 60), "red")], max_length=5)
         assert caption.map.values.shape[1:] == captioner.grid
 
 
-@pytest.mark.filterwarnings("ignore:freeze .--freeze. leaves the encoder's random weights")
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:freeze .--freeze. keeps the random weights")
+def test_two_processes_match_one_process(tmp_path: Path) -> None:
     options = {"freeze": True, "dropout": 0.0, "opt": "sgd", "lr": 0.05, "regularizer": 0.1}
     train(recipe(**options), tmp_path / "one")
     (tmp_path / "recipe.toml").write_text(recipe(**options).toml())
@@ -196,9 +194,9 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "overlong": (
-        {"longest": 3},
+        {"max_length": 3},
         DataError,
-        "must have a caption of at most 3 words, got longer ones only; raise longest (--longest)",
+        "must have a caption of at most 3 words, got only longer ones. Raise max_length (--max-length)",
     ),
     "rare words": ({"min_count": 10_000}, DataError, "no word occurs 10000 times or more in the captions"),
     "layer": ({"layer": "features.99"}, OptionError, "has no layer 'features.99'"),
@@ -209,7 +207,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_learned_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_unusable_settings_raise_a_one_line_error(case: str, tmp_path: Path) -> None:
     options, kind, text = BAD[case]
     with pytest.raises(kind) as caught:
         train(recipe(**options), tmp_path / "run")
@@ -228,27 +226,27 @@ def test_test_captions_of_another_language_are_refused(tmp_path: Path) -> None:
         Captioning(recipe(data=str(file), train_count=0, test_count=0, img_size=64))
 
 
-def test_a_run_does_not_go_on_with_other_words(photos: Path, tmp_path: Path) -> None:
+def test_resume_with_another_vocabulary_is_refused(photos: Path, tmp_path: Path) -> None:
     config = recipe(data=str(photos), img_size=64)
     train_until(config, tmp_path / "run", 4)
-    with pytest.raises(OptionError, match="was begun otherwise: min_count 1 -> 5"):
+    with pytest.raises(OptionError, match="was started with other settings: min_count 1 -> 5"):
         train(replace(config, min_count=5), tmp_path / "run")
 
 
-def test_a_classifier_is_no_captioner_and_the_other_way_round(run: Run, tmp_path: Path) -> None:
+def test_classifier_and_captioner_checkpoints_are_not_interchangeable(run: Run, tmp_path: Path) -> None:
     train(recipe(), tmp_path / "run")
     Image.new("RGB", (64, 64), "red").save(tmp_path / "red.png")
     code, out, err = run("overlay", "red.png", "--model", "run/final")
     assert (code, out) == (4, "")
-    assert "holds a captioner, which has no classes; use visattn caption" in err
+    assert "holds a captioner, not a classifier; use visattn caption" in err
     scenes = Path(__file__).parents[2] / "assets" / "checkpoints" / "scenes_cnn"
     with pytest.raises(WeightsError, match="holds a classifier, not a captioner"):
         load_captioner(scenes)
 
 
-def test_ram_is_not_rewarded_for_mixed_pictures(tmp_path: Path) -> None:
+def test_ram_refuses_mixup(tmp_path: Path) -> None:
     options = {"data": "scenes", "train_count": 8, "test_count": 2, "batch_size": 4, "mixup": 0.5, "epochs": 1.0, "device": "cpu"}
-    with pytest.raises(OptionError, match="visattn_ram is rewarded for right classes, which mixed and smoothed labels have not"):
+    with pytest.raises(OptionError, match="visattn_ram needs hard labels for its reward"):
         train(Config(model="visattn_ram", **options), tmp_path / "run")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 

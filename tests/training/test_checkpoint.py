@@ -1,4 +1,4 @@
-"""States on disk: read as written, kept by step, refused where they are damaged, hostile or of a newer version."""
+"""Checkpoints: read as written, kept by step, and refused if damaged, hostile or from a newer version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TREES = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trees are alike in types, keys, values and bits."""
+    """Check whether two nested structures have equal types, keys, values and bits."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -51,18 +51,18 @@ def same(one: Any, other: Any) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(TREES)
-def test_what_is_packed_is_unpacked_after_a_way_through_json(tree: Any) -> None:
+def test_pack_and_unpack_survive_a_json_round_trip(tree: Any) -> None:
     packed, tensors = pack(tree)
     assert same(unpack(json.loads(json.dumps(packed)), tensors), tree)
 
 
-def test_tensors_get_the_names_of_their_places() -> None:
+def test_packed_tensors_are_named_by_their_path() -> None:
     packed, tensors = pack({"state": {0: {"step": torch.ones(1)}}, "rates": [0.1, (torch.zeros(2), None)]})
     assert sorted(tensors) == ["rates.1.0", "state.0.step"]
     assert "tensor" in json.dumps(packed)
 
 
-def test_a_state_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
     shared = torch.randn(4, 3)
     tensors = {
         "model": {"a": shared, "b": shared[1:], "turned": shared.t(), "none": torch.empty(0), "one": torch.tensor(3)},
@@ -82,16 +82,16 @@ def test_a_state_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def bits(tensor: Tensor) -> tuple[tuple[int, ...], list[int]]:
-    """Shape and bytes."""
+    """Return the shape and the bytes of a tensor."""
     return tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
-def test_there_is_no_state_where_nothing_was_saved(tmp_path: Path) -> None:
+def test_latest_is_none_without_checkpoints(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none").latest() is None
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_last_states_are_kept(tmp_path: Path, keep: int) -> None:
+def test_last_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
     checkpoints = Checkpoints(tmp_path, keep)
     for step in (2, 4, 6, 8, 99_999_999, 100_000_000):
         checkpoints.save(state_of(step))
@@ -101,12 +101,12 @@ def test_the_last_states_are_kept(tmp_path: Path, keep: int) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_damaged_states_take_the_place_of_no_whole_one(tmp_path: Path, keep: int) -> None:
+def test_damaged_checkpoints_do_not_displace_intact_ones(tmp_path: Path, keep: int) -> None:
     checkpoints = Checkpoints(tmp_path, keep)
     for step in (1, 2, 9):
         checkpoints.save(state_of(step))
     damage_file(tmp_path / "step_00000009" / "model.safetensors")
-    for step in (3, 4):  # gone on from an older one, with more frequent saves
+    for step in (3, 4):  # resumed from an older checkpoint, with more frequent saves
         checkpoints.save(state_of(step))
     assert [path.name for path in checkpoints.found()] == ["step_00000003", "step_00000004"][-keep:]
     latest = checkpoints.latest()
@@ -114,11 +114,13 @@ def test_damaged_states_take_the_place_of_no_whole_one(tmp_path: Path, keep: int
     assert latest.step == 4
 
 
-def test_a_state_that_is_half_removed_has_not_the_name_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partly_removed_checkpoint_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(state_of(step))
-    monkeypatch.setattr("visattn.training.run.checkpoints.shutil.rmtree", lambda *_, **__: None)  # killed before anything is gone
+    monkeypatch.setattr(
+        "visattn.training.run.checkpoints.shutil.rmtree", lambda *_, **__: None
+    )  # killed before anything is removed
     checkpoints.save(state_of(3))
     names = sorted(path.name for path in tmp_path.iterdir() if "step" in path.name)
     assert names == [".visattn-step_00000001", "step_00000002", "step_00000003"]
@@ -128,7 +130,7 @@ def test_a_state_that_is_half_removed_has_not_the_name_of_one(tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
 
 
-def test_states_are_ordered_by_step_whatever_clocks_say(tmp_path: Path) -> None:
+def test_checkpoints_are_ordered_by_step_not_by_file_time(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step, time in ((9, 2_000_000_000), (10, 1)):
         os.utime(checkpoints.save(state_of(step)), (time, time))
@@ -140,59 +142,59 @@ def test_states_are_ordered_by_step_whatever_clocks_say(tmp_path: Path) -> None:
 
 
 def damage_file(path: Path) -> None:
-    """Turn one bit in the middle."""
+    """Flip one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
 
 
 def cut_file(path: Path) -> None:
-    """Lose the last byte."""
+    """Cut off the last byte of a file."""
     path.write_bytes(path.read_bytes()[:-1])
 
 
 @pytest.mark.parametrize("spoil", [damage_file, cut_file, Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("file", ["state.json", "model.safetensors", "optimizer.safetensors", "random0.safetensors"])
-def test_a_damaged_state_is_passed_over_and_its_file_named(tmp_path: Path, file: str, spoil: Callable[[Path], object]) -> None:
+def test_damaged_checkpoint_is_skipped_and_its_file_named(tmp_path: Path, file: str, spoil: Callable[[Path], object]) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state_of(3))
     spoil(checkpoints.save(state_of(4)) / file)
     with pytest.raises(DamagedState, match=rf"step_00000004/{file}: (is damaged|cannot be read)"):
         read(tmp_path / "step_00000004")
-    with pytest.warns(VisattnWarning, match=rf"{file}: .*; going on from the one before, step 3$"):
+    with pytest.warns(VisattnWarning, match=rf"{file}: .*; resuming from an earlier checkpoint, step 3$"):
         latest = checkpoints.latest()
     assert latest is not None
     assert latest.step == 3
-    checkpoints.save(state_of(4))  # it comes to the same step again
+    checkpoints.save(state_of(4))  # the run reaches the same step again
     latest = checkpoints.latest()
     assert latest is not None
     assert latest.step == 4
 
 
 @pytest.mark.parametrize("position", range(0, 400, 7))
-def test_no_byte_of_the_facts_can_change_unseen(tmp_path: Path, position: int) -> None:
+def test_changed_byte_of_the_facts_is_detected(tmp_path: Path, position: int) -> None:
     place = Checkpoints(tmp_path).save(state_of(1))
     content = bytearray((place / "state.json").read_bytes())
     content[position % len(content)] ^= 1
     (place / "state.json").write_bytes(content)
     try:
-        assert same(read(place).facts, state_of(1).facts)  # white space, and what else means the same
+        assert same(read(place).facts, state_of(1).facts)  # bytes whose change keeps the JSON value, such as white space
         assert json.loads(bytes(content)) is not None
     except DamagedState:
         pass
 
 
-def test_no_whole_state_is_an_error_that_names_them_all(tmp_path: Path) -> None:
+def test_error_names_all_checkpoints_if_all_are_damaged(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         damage_file(checkpoints.save(state_of(step)) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"step_00000002.*step_00000001.*No state of this run is whole") as caught:
+    with pytest.raises(CheckpointError, match=r"step_00000002.*step_00000001.*All checkpoints of this run are damaged") as caught:
         checkpoints.latest()
     assert caught.value.exit_code == 4
 
 
 def signed(told: dict[str, Any]) -> str:
-    """A state's facts with the digest that belongs to them."""
+    """Add the matching sha256 to the facts of a checkpoint."""
     told = {key: value for key, value in told.items() if key != "own_sha256"}
     own = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     return json.dumps(told | {"own_sha256": own})
@@ -213,7 +215,7 @@ def signed(told: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_facts_of_other_types_are_refused_though_their_digest_is_right(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_facts_of_wrong_types_are_refused_despite_a_valid_digest(tmp_path: Path, change: dict[str, Any]) -> None:
     place = Checkpoints(tmp_path).save(state_of(4))
     told = json.loads((place / "state.json").read_text())
     (place / "state.json").write_text(signed(told | change))
@@ -226,7 +228,7 @@ def test_facts_of_other_types_are_refused_though_their_digest_is_right(tmp_path:
 @pytest.mark.parametrize(
     "text", ["[]", "null", "3", '"a"', "{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass"), b"\xff\xfe"]
 )
-def test_a_state_file_that_is_none_is_refused(tmp_path: Path, text: str | bytes) -> None:
+def test_invalid_state_file_is_refused(tmp_path: Path, text: str | bytes) -> None:
     place = Checkpoints(tmp_path).save(state_of(4))
     (place / "state.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CheckpointError, match=r"state\.json: "):
@@ -234,7 +236,7 @@ def test_a_state_file_that_is_none_is_refused(tmp_path: Path, text: str | bytes)
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -244,7 +246,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "random0.safetensors"])
-def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_run(tmp_path: Path, file: str) -> None:
+def test_pickle_named_safetensors_is_refused_and_not_run(tmp_path: Path, file: str) -> None:
     place = Checkpoints(tmp_path / "states").save(state_of(4))
     torch.save({"all": Trap(tmp_path / "trapped")}, place / file)
     told = json.loads((place / "state.json").read_text())
@@ -255,10 +257,10 @@ def test_a_pickle_under_the_name_of_tensors_is_refused_and_not_run(tmp_path: Pat
     assert not (tmp_path / "trapped").exists()
     act, arguments = Trap(tmp_path / "trapped").__reduce__()
     act(*arguments)
-    assert (tmp_path / "trapped").exists()  # it would have been
+    assert (tmp_path / "trapped").exists()  # unpickling would have created the file
 
 
-def test_a_state_of_a_newer_version_is_refused_though_an_older_is_whole(tmp_path: Path) -> None:
+def test_newer_format_is_refused_even_with_an_intact_older_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state_of(3))
     place = checkpoints.save(state_of(4))

@@ -1,4 +1,4 @@
-"""Comparisons: intervals are Student's, verdicts follow from them, and a comparison is balanced, resumed and not mixed with another."""
+"""Comparisons: Student's intervals, verdicts, and comparisons that are balanced, resumed and not mixed with others."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from visattn.training.report.paired import Estimate, estimate, paired, t_quantil
 
 SHAPE = (3, 32, 32)
 CONFIG = Config(data="scenes", model="visattn_resnet20", epochs=2.0)
-REACHED = {"none": 0.80, "se": 0.82, "cbam": 0.79, "simam": 0.80, "wide": 0.805}
-OF_SEED = [0.000, 0.011, -0.007, 0.004]  # what a seed does to all
+REACHED = {"none": 0.80, "se": 0.82, "cbam": 0.79, "simam": 0.80, "wide_baseline": 0.805}
+OF_SEED = [0.000, 0.011, -0.007, 0.004]  # effect of each seed on all variants
 OF_RUN = {"none": [0.0, 0.001, 0.0, 0.002], "se": [0.001, 0.0, 0.002, 0.0], "cbam": [0.0, 0.02, -0.02, 0.01]}
 
 
@@ -37,7 +37,7 @@ OF_RUN = {"none": [0.0, 0.001, 0.0, 0.002], "se": [0.001, 0.0, 0.002, 0.0], "cba
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99, 0.999])
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 7, 9, 10, 29, 30, 100, 1001])
-def test_quantiles_are_students(degrees: int, confidence: float) -> None:
+def test_quantiles_match_students_t_distribution(degrees: int, confidence: float) -> None:
     assert t_quantile(degrees, confidence) == pytest.approx(scipy.stats.t.ppf((1 + confidence) / 2, degrees), rel=1e-9)
 
 
@@ -48,16 +48,16 @@ def test_quantiles_out_of_range_are_refused(degrees: int, confidence: float) -> 
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_paired_intervals_are_those_of_the_paired_t_test(count: int) -> None:
+def test_paired_intervals_match_the_paired_t_test(count: int) -> None:
     random = np.random.default_rng(count)
     plain, other = random.normal(size=(2, count))
     expected = scipy.stats.ttest_rel(other, plain).confidence_interval(0.95)
-    order = [int(seed) for seed in random.permutation(count)]  # pairs are by seed, not by order
+    order = [int(seed) for seed in random.permutation(count)]  # paired by seed, not by order
     found = paired(dict(enumerate(map(float, plain))), {seed: float(other[seed]) for seed in order})
     assert found == pytest.approx((float(np.mean(other - plain)), expected.low, expected.high), abs=1e-12)
 
 
-def test_pairs_are_of_seeds_that_both_have() -> None:
+def test_differences_use_only_shared_seeds() -> None:
     assert paired({0: 1.0, 1: 5.0, 2: 2.0}, {2: 4.0, 0: 2.0, 7: 9.0}).mean == 1.5
 
 
@@ -66,8 +66,8 @@ def test_one_value_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
-def test_a_mean_of_nothing_or_of_no_number_is_refused(values: list[float]) -> None:
-    with pytest.raises(OptionError, match="a mean must be of one or more finite numbers, got"):
+def test_mean_of_empty_or_nonfinite_values_is_refused(values: list[float]) -> None:
+    with pytest.raises(OptionError, match="a mean needs one or more finite numbers, got"):
         estimate(values)
 
 
@@ -82,7 +82,7 @@ def test_a_mean_of_nothing_or_of_no_number_is_refused(values: list[float]) -> No
         ((9.0, None, None), "one seed, no interval"),
     ],
 )
-def test_the_verdict_follows_from_the_interval_alone(interval: tuple[float, float | None, float | None], said: str) -> None:
+def test_verdict_depends_only_on_the_interval(interval: tuple[float, float | None, float | None], said: str) -> None:
     assert verdict(Estimate(*interval)) == said
 
 
@@ -90,17 +90,17 @@ def outcome(accuracy: float, speed: float = 100.0, parameters: int = 1) -> Outco
     return Outcome(accuracy, 0.5, speed, parameters, 10)
 
 
-def test_rows_are_in_percent_and_points_over_the_seeds_that_all_have() -> None:
+def test_rows_use_percent_and_only_shared_seeds() -> None:
     outcomes = {
         "none": {0: outcome(0.80, 100), 1: outcome(0.82, 400), 2: outcome(0.1)},
         "se": {1: outcome(0.85, 200), 0: outcome(0.81, 50)},
     }
     plain, se = rows(outcomes, {"none": Cost(7, 70), "se": Cost(9, 90)})
-    half = 12.706204736174707 * math.sqrt(2) / math.sqrt(2)  # t of 1 degree, s of (1, 3), by root n
+    half = 12.706204736174707 * math.sqrt(2) / math.sqrt(2)  # t with 1 degree of freedom, s of (1, 3), divided by sqrt(n)
     assert (plain["attention"], plain["seeds"], plain["accuracy"], plain["speed"]) == ("none", 2, pytest.approx(81), 1)
     assert (plain["difference"], plain["difference_low"], plain["verdict"]) == (None, None, "plain")
     assert (se["parameters"], se["macs"], se["images_per_second"]) == (9, 90, 125)
-    assert se["speed"] == pytest.approx(0.5)  # of each seed
+    assert se["speed"] == pytest.approx(0.5)  # for each seed
     assert (se["difference"], se["difference_low"], se["difference_high"]) == pytest.approx((2, 2 - half, 2 + half))
     assert (se["accuracy_high"] - se["accuracy"]) == pytest.approx(12.706204736174707 * math.sqrt(8) / math.sqrt(2))
     assert se["verdict"] == "no difference shown"
@@ -112,7 +112,7 @@ def test_runs_too_short_to_be_timed_have_no_speed() -> None:
     assert "| se | 1 | 0.00 |  | 60.00 |" in to_page(table, [], "title", "a = 1")
 
 
-def test_rows_without_a_seed_of_all_are_refused() -> None:
+def test_rows_without_a_shared_seed_are_refused() -> None:
     with pytest.raises(OptionError, match="a comparison needs a seed that all variants have finished, got none"):
         rows({"none": {0: outcome(0.5)}, "se": {1: outcome(0.5)}}, {"none": Cost(1, 1), "se": Cost(1, 1)})
 
@@ -134,7 +134,7 @@ _counted = cache(cost)
 
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each network is counted once; pictures, which take a second each, are drawn where they are looked at."""
+    """Count each network only once, and skip the plots, which take a second each."""
     monkeypatch.setattr("visattn.training.report.comparison.cost", _counted)
     if "with_picture" not in request.fixturenames:
         monkeypatch.setattr("visattn.training.report.comparison.find_spec", lambda name: None)
@@ -142,11 +142,11 @@ def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def with_picture() -> None:
-    """Draw as with matplotlib."""
+    """Request plots, which `_quick` otherwise skips."""
 
 
 class Trainer:
-    """Writes the result that a run would have; stops where it is told to."""
+    """Trainer that writes prepared results, and can stop after a number of runs."""
 
     def __init__(self, stop_at: int | None = None, **spoilt: Any) -> None:
         self.stop_at, self.spoilt = stop_at, spoilt
@@ -156,7 +156,7 @@ class Trainer:
         if len(self.seen) == self.stop_at:
             raise KeyboardInterrupt
         self.seen.append((run.parent.name + "/" + run.name, config))
-        name = "wide" if config.widths else config.attention
+        name = "wide_baseline" if config.widths else config.attention
         run.mkdir(parents=True)
         told = {
             "accuracy": REACHED[name] + OF_SEED[config.seed] + OF_RUN.get(name, OF_RUN["none"])[config.seed],
@@ -182,7 +182,7 @@ def files(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in run.glob("comparison.*")}
 
 
-def test_each_variant_is_trained_from_each_seed_with_nothing_else_changed(tmp_path: Path) -> None:
+def test_runs_differ_only_in_variant_and_seed(tmp_path: Path) -> None:
     trainer = Trainer()
     compared(tmp_path / "run", trainer, seeds=2)
     assert trainer.folders == [f"{name}/seed{seed}" for seed in (0, 1) for name in ("none", "se", "cbam")]
@@ -192,7 +192,7 @@ def test_each_variant_is_trained_from_each_seed_with_nothing_else_changed(tmp_pa
 
 
 @pytest.mark.usefixtures("with_picture")
-def test_tables_hold_what_was_trained(tmp_path: Path) -> None:
+def test_tables_match_the_trained_runs(tmp_path: Path) -> None:
     table = compared(tmp_path, Trainer())
     told = json.loads((tmp_path / "comparison.json").read_text())
     assert told["rows"] == table
@@ -222,7 +222,7 @@ def test_tables_hold_what_was_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 8])
-def test_an_interrupted_comparison_goes_on_to_the_same_end_and_repeats_nothing(tmp_path: Path, stop_at: int) -> None:
+def test_resumed_comparison_repeats_no_run_and_gives_the_same_files(tmp_path: Path, stop_at: int) -> None:
     whole, first, second = Trainer(), Trainer(stop_at), Trainer()
     compared(tmp_path / "whole", whole)
     with pytest.raises(KeyboardInterrupt):
@@ -233,7 +233,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end_and_repeats_nothing(t
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
-def test_what_is_there_while_it_runs_is_balanced(tmp_path: Path) -> None:
+def test_partial_results_have_the_same_seeds_for_every_variant(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path, Trainer(stop_at=8))
     assert [row["seeds"] for row in json.loads((tmp_path / "comparison.json").read_text())["rows"]] == [2, 2, 2]
@@ -247,13 +247,13 @@ def test_seeds_and_variants_can_be_added(tmp_path: Path) -> None:
     assert [row["attention"] for row in table] == ["none", "se", "cbam"]
 
 
-def test_seeds_begin_at_the_recipes_own(tmp_path: Path) -> None:
+def test_seeds_start_at_the_seed_of_the_config(tmp_path: Path) -> None:
     trainer = Trainer()
     compared(tmp_path, trainer, ("se",), 2, replace(CONFIG, seed=2, attention="cbam"))
     assert trainer.folders == ["none/seed2", "se/seed2", "none/seed3", "se/seed3"]
 
 
-def test_one_seed_has_no_interval_and_that_is_said(tmp_path: Path) -> None:
+def test_one_seed_has_no_interval_and_the_page_states_it(tmp_path: Path) -> None:
     _, se, _ = compared(tmp_path, Trainer(), seeds=1)
     assert (se["difference_low"], se["accuracy_high"], se["verdict"]) == (None, None, "one seed, no interval")
     page = (tmp_path / "comparison.md").read_text()
@@ -261,27 +261,27 @@ def test_one_seed_has_no_interval_and_that_is_said(tmp_path: Path) -> None:
     assert "| 82.10 | +2.10 | one seed, no interval |" in page
 
 
-def test_wide_is_as_large_as_the_largest(tmp_path: Path) -> None:
+def test_wide_baseline_is_as_large_as_the_largest_variant(tmp_path: Path) -> None:
     trainer = Trainer()
-    table = {row["attention"]: row for row in compared(tmp_path, trainer, ("wide", "se", "cbam"), 1)}
-    assert list(table) == ["none", "wide", "se", "cbam"]
-    (config,) = [config for folder, config in trainer.seen if folder.startswith("wide")]
+    table = {row["attention"]: row for row in compared(tmp_path, trainer, ("wide_baseline", "se", "cbam"), 1)}
+    assert list(table) == ["none", "wide_baseline", "se", "cbam"]
+    (config,) = [config for folder, config in trainer.seen if folder.startswith("wide_baseline")]
     assert (config.attention, config.widths) == ("none", (16, 33, 64))
-    assert table["cbam"]["parameters"] <= table["wide"]["parameters"] < 1.005 * table["cbam"]["parameters"]
-    assert table["wide"]["macs"] == cost(models.resnet20(widths=(16, 33, 64)), SHAPE).macs
+    assert table["cbam"]["parameters"] <= table["wide_baseline"]["parameters"] < 1.005 * table["cbam"]["parameters"]
+    assert table["wide_baseline"]["macs"] == cost(models.resnet20(widths=(16, 33, 64)), SHAPE).macs
     assert (
-        "- wide: the plain network with widths (16, 33, 64), 0.14 % more parameters than cbam.\n"
+        "- wide_baseline: the plain network with widths (16, 33, 64), 0.14 % more parameters than cbam.\n"
         in (tmp_path / "comparison.md").read_text()
     )
 
 
-@pytest.mark.parametrize("variants", [("wide",), ("wide", "simam")])
-def test_wide_beside_nothing_larger_is_refused(tmp_path: Path, variants: tuple[str, ...]) -> None:
-    with pytest.raises(OptionError, match="'wide' must stand beside a variant that adds parameters, got none"):
+@pytest.mark.parametrize("variants", [("wide_baseline",), ("wide_baseline", "simam")])
+def test_wide_baseline_without_a_larger_variant_is_refused(tmp_path: Path, variants: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError, match="'wide_baseline' needs another variant that adds parameters, got none"):
         compared(tmp_path, Trainer(), variants)
 
 
-def test_a_wrong_name_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+def test_unknown_variant_is_refused_before_training(tmp_path: Path) -> None:
     trainer = Trainer()
     with pytest.raises(OptionError, match="unknown attention 'cbm'"):
         compared(tmp_path / "run", trainer, ("se", "cbm"))
@@ -290,26 +290,27 @@ def test_a_wrong_name_is_told_before_anything_is_trained(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("variants", "seeds"), [((), 3), (("none",), 3), (("se",), 0)])
-def test_nothing_to_compare_is_refused(tmp_path: Path, variants: tuple[str, ...], seeds: int) -> None:
-    with pytest.raises(OptionError, match="a comparison needs a variant beside the plain network and a seed, got"):
+def test_comparison_without_variants_or_seeds_is_refused(tmp_path: Path, variants: tuple[str, ...], seeds: int) -> None:
+    with pytest.raises(OptionError, match="a comparison needs a variant besides the plain network and at least one seed, got"):
         compared(tmp_path, Trainer(), variants, seeds)
 
 
-def test_another_recipe_is_refused_and_one_that_changes_no_result_is_not(tmp_path: Path) -> None:
+def test_only_config_changes_that_affect_results_are_refused(tmp_path: Path) -> None:
     compared(tmp_path, Trainer(), ("se",), 1)
-    with pytest.raises(CheckpointError, match=r"holds runs of another recipe \(epochs 2\.0 -> 3\.0\); choose another folder"):
+    with pytest.raises(CheckpointError, match=r"holds runs with other settings \(epochs 2\.0 -> 3\.0\)\. Choose another folder"):
         compared(tmp_path, Trainer(), ("se",), 1, replace(CONFIG, epochs=3.0))
     trainer = Trainer()
     compared(tmp_path, trainer, ("se",), 1, replace(CONFIG, workers=2, attention="cbam"))
     assert trainer.seen == []
 
 
-def test_runs_of_another_width_are_not_taken_for_these(tmp_path: Path) -> None:
-    compared(tmp_path, Trainer(), ("se", "wide"), 1)
+def test_wide_baseline_run_of_another_size_is_not_reused(tmp_path: Path) -> None:
+    compared(tmp_path, Trainer(), ("se", "wide_baseline"), 1)
     with pytest.raises(
-        CheckpointError, match=r"wide/seed0/result\.json: is of a network with 272,261 parameters, this one has 273,379"
+        CheckpointError,
+        match=r"wide_baseline/seed0/result\.json: belongs to a network with 272,261 parameters, but this one has 273,379",
     ):
-        compared(tmp_path, Trainer(), ("se", "cbam", "wide"), 1)
+        compared(tmp_path, Trainer(), ("se", "cbam", "wide_baseline"), 1)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +322,7 @@ def test_runs_of_another_width_are_not_taken_for_these(tmp_path: Path) -> None:
         ({"steps": None}, "must hold accuracy, loss, images_per_second, parameters, steps as numbers, got"),
     ],
 )
-def test_results_that_cannot_be_are_refused(tmp_path: Path, spoilt: dict[str, Any], told: str) -> None:
+def test_impossible_results_are_refused(tmp_path: Path, spoilt: dict[str, Any], told: str) -> None:
     with pytest.raises(CheckpointError, match=rf"none/seed0/result\.json: .*{told}"):
         compared(tmp_path, Trainer(**spoilt))
 
@@ -334,26 +335,26 @@ def test_a_damaged_result_is_refused_by_name(tmp_path: Path, content: str, told:
         compared(tmp_path, Trainer(), ("se",), 1)
 
 
-def test_a_training_that_leaves_no_result_is_told(tmp_path: Path) -> None:
+def test_missing_result_after_training_is_an_error(tmp_path: Path) -> None:
     def idle(config: Config, run: Path) -> None:
-        """Trains nothing."""
+        """Train nothing."""
 
     with pytest.raises(CheckpointError, match=r"none/seed0/result\.json: cannot be read \(no such file"):
         compare(CONFIG, tmp_path, ("se",), 1, train=idle, build=build, shape=SHAPE)
 
 
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_invalid_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file/run: cannot be written"):
         compared(tmp_path / "file" / "run", Trainer())
 
 
-def test_without_matplotlib_there_are_tables(tmp_path: Path) -> None:
+def test_tables_are_written_without_matplotlib(tmp_path: Path) -> None:
     compared(tmp_path, Trainer(), seeds=1)
     assert sorted(files(tmp_path)) == ["comparison.csv", "comparison.json", "comparison.md"]
 
 
-def test_a_page_of_one_difference_speaks_of_one_interval() -> None:
+def test_page_with_one_difference_uses_the_singular() -> None:
     each = {name: {0: outcome(0.5), 1: outcome(0.6)} for name in ("none", "se")}
     page: Callable[..., str] = to_page
     assert "1 interval, each" in page(rows(each, {name: Cost(1, 1) for name in each}), [], "title", "a = 1")

@@ -1,4 +1,4 @@
-"""Folders of runs that come from elsewhere: nothing outside of them is read or written, and what is refused leaves no trace."""
+"""Run folders from other people: nothing outside of them is read or written, and a refused run leaves no trace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def dangling(path: Path) -> None:
 
 
 def other(path: Path) -> None:
-    """A file in the place of a folder, or a folder in that of a file."""
+    """Replace a folder by a file, or a file by a folder."""
     path.write_text("") if path.name in FOLDERS or path.name.startswith("step_0000000") else path.mkdir()
 
 
@@ -68,7 +68,7 @@ def again(path: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Everything in a folder, as it is."""
+    """Read all entries of a folder."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         kind = path.lstat()
@@ -78,7 +78,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that must stay as it is."""
+    """Create a file that must not change."""
     path = tmp_path / "victim"
     path.write_text("mine\n")
     monkeypatch.setenv("VICTIM", str(path))
@@ -94,7 +94,7 @@ def victim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_what_leads_out_of_a_run_is_refused_before_anything_is_done(
+def test_links_out_of_a_run_folder_are_refused_before_anything_changes(
     data: Path, copied: Path, victim: Path, name: str, make: Callable[[Path], object]
 ) -> None:
     place = copied / name
@@ -105,14 +105,14 @@ def test_what_leads_out_of_a_run_is_refused_before_anything_is_done(
     make(place)
     before = contents(victim.parent)
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match=rf"{place.name}: (must be a|has a second name)") as caught:
+        with pytest.raises(OutputError, match=rf"{place.name}: (must be a|is hard-linked)") as caught:
             train(recipe(data), copied, overwrite=overwrite)
         assert "\n" not in str(caught.value)
     assert contents(victim.parent) == before
 
 
 @pytest.mark.parametrize("name", [RECIPE, "comparison.md", "none", "se", "none/seed0", "none/seed0/.lock"])
-def test_what_leads_out_of_a_comparison_is_refused(data: Path, tmp_path: Path, victim: Path, name: str) -> None:
+def test_links_out_of_a_comparison_folder_are_refused(data: Path, tmp_path: Path, victim: Path, name: str) -> None:
     place = tmp_path / "run" / name
     place.parent.mkdir(parents=True)
     place.symlink_to(victim)
@@ -123,7 +123,7 @@ def test_what_leads_out_of_a_comparison_is_refused(data: Path, tmp_path: Path, v
 
 
 @pytest.mark.parametrize("name", [".lock", "log.jsonl", "speed.jsonl"])
-def test_a_link_that_comes_after_the_check_is_not_followed(data: Path, tmp_path: Path, victim: Path, name: str) -> None:
+def test_link_created_after_the_check_is_not_followed(data: Path, tmp_path: Path, victim: Path, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("visattn.training.run.folder.check_own", lambda *_: None)
         (tmp_path / "run").mkdir()
@@ -134,7 +134,7 @@ def test_a_link_that_comes_after_the_check_is_not_followed(data: Path, tmp_path:
     assert victim.read_text() == "mine\n"
 
 
-# What is refused leaves no trace
+# Refused runs leave no trace
 
 
 REFUSED: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -147,7 +147,7 @@ REFUSED: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_refused_start_leaves_nothing_and_the_right_command_then_works(run: Run, data: Path, tmp_path: Path, why: str) -> None:
+def test_refused_start_leaves_no_files_and_a_corrected_command_works(run: Run, data: Path, tmp_path: Path, why: str) -> None:
     file = written(replace(recipe(data), **REFUSED[why](data)), tmp_path / "wrong.toml")
     for place in ("new", "a/b/c"):
         assert run("train", "classify", "-q", "--config", file, "-o", place)[0] in (2, 4)
@@ -159,19 +159,19 @@ def test_a_refused_start_leaves_nothing_and_the_right_command_then_works(run: Ru
     assert run("train", "classify", "-q", "--config", right, "-o", "new")[0] == 0
 
 
-def test_a_refused_start_with_maps_leaves_nothing(data: Path, tmp_path: Path) -> None:
+def test_refused_start_with_maps_leaves_no_files(data: Path, tmp_path: Path) -> None:
     for picture in (data / "test").rglob("*.png"):
         assert picture.is_file()
     spoilt = Path(shutil.copytree(data, tmp_path / "spoilt"))
     for picture in (spoilt / "test").rglob("*.png"):
         picture.write_bytes(b"no picture")
-    with pytest.raises(VisattnError, match="no test picture can be read"):
+    with pytest.raises(VisattnError, match="no test image can be read"):
         train(recipe(spoilt, maps_every=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_refused_start_by_overwrite_leaves_the_earlier_run(data: Path, copied: Path, why: str) -> None:
+def test_refused_overwrite_keeps_the_earlier_run(data: Path, copied: Path, why: str) -> None:
     before = contents(copied)
     with pytest.raises(VisattnError):
         train(replace(recipe(data), **REFUSED[why](data)), copied, overwrite=True)
@@ -179,7 +179,7 @@ def test_a_refused_start_by_overwrite_leaves_the_earlier_run(data: Path, copied:
     assert states(copied)
 
 
-def test_overwriting_draws_maps_anew(data: Path, copied: Path) -> None:
+def test_overwrite_redraws_maps(data: Path, copied: Path) -> None:
     (copied / "maps").mkdir()
     (copied / "maps" / "step_00000099.png").write_bytes(b"")
     train(recipe(data, maps_every=4), copied, overwrite=True)
@@ -187,21 +187,21 @@ def test_overwriting_draws_maps_anew(data: Path, copied: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 1000}, {"opt": "no_such"}], ids=str)
-def test_a_refused_comparison_leaves_nothing(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_refused_comparison_leaves_no_files(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     config: Config = recipe(data, **changes)
     with pytest.raises(VisattnError):
         compare_runs(config, tmp_path / "a" / "run", ["se"], 1)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_a_kill_left_with_its_recipe_alone_takes_another(data: Path, tmp_path: Path) -> None:
+def test_run_with_only_a_config_file_accepts_another_config(data: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text(recipe(data, lr=0.9).toml())
     assert train(recipe(data, epochs=0.4), tmp_path / "run").steps == 1
     assert "lr = 0.05" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_a_lock_that_was_removed_while_it_was_waited_for_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_removed_during_acquisition_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def removed(*_: object) -> None:
         (tmp_path / "run" / ".lock").unlink()
 

@@ -1,4 +1,4 @@
-"""States and networks of others, and of other trainings."""
+"""Checkpoints and networks from other people and from other trainings."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from visattn.training.run.folder import finished
     ],
     ids=lambda change: str(change)[:30],
 )
-def test_facts_of_other_types_are_refused(classify: Classify, copied: Path, change: dict[str, Any]) -> None:
+def test_facts_of_wrong_types_are_refused(classify: Classify, copied: Path, change: dict[str, Any]) -> None:
     path = copied / "checkpoints" / "step_00000004" / "state.json"
     facts = json.loads(path.read_text())
     facts["facts"] |= change
     path.write_text(signed(facts))
     code, _, err = classify()
     assert code == 4
-    assert "the state of step 4 is not of this model" in told(err)
+    assert "the checkpoint of step 4 does not fit this model" in told(err)
 
 
 @pytest.mark.parametrize(
     ("group", "how"),
     [
         *((group, how) for group in ("model", "ema", "random0") for how in ("gone", "shape")),
-        ("optimizer", "gone"),  # torch does not compare the shapes of an optimizer's state
+        ("optimizer", "gone"),  # PyTorch does not check the shapes of optimizer states
     ],
 )
-def test_other_tensors_are_refused(classify: Classify, copied: Path, group: str, how: str) -> None:
+def test_unexpected_tensors_are_refused(classify: Classify, copied: Path, group: str, how: str) -> None:
     place = copied / "checkpoints" / "step_00000004"
     file = place / f"{group}.safetensors"
     tensors = safetensors.torch.load_file(file)
@@ -81,11 +81,11 @@ def test_other_tensors_are_refused(classify: Classify, copied: Path, group: str,
     (place / "state.json").write_text(signed(facts))
     code, _, err = classify()
     assert code == 4
-    assert "the state of step 4 is not of this model" in told(err)
+    assert "the checkpoint of step 4 does not fit this model" in told(err)
 
 
 @pytest.mark.parametrize("group", ["optimizer", "random0"])
-def test_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(classify: Classify, copied: Path, group: str) -> None:
+def test_tensors_of_wrong_shapes_and_values_are_refused_on_use(classify: Classify, copied: Path, group: str) -> None:
     file = copied / "checkpoints" / "step_00000004" / f"{group}.safetensors"
     tensors = safetensors.torch.load_file(file)
     for name, tensor in tensors.items():
@@ -99,7 +99,7 @@ def test_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(class
     (file.parent / "state.json").write_text(signed(facts))
     code, _, err = classify()
     assert code == 4
-    assert "the state of step 4 is not of this model" in told(err)
+    assert "the checkpoint of step 4 does not fit this model" in told(err)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_tensors_of_other_shapes_and_values_are_refused_when_they_are_used(class
         "[" * 50_000,
     ],
 )
-def test_rows_of_a_log_that_are_none_are_refused(classify: Classify, copied: Path, row: str) -> None:
+def test_invalid_log_rows_are_refused(classify: Classify, copied: Path, row: str) -> None:
     log = copied / "log.jsonl"
     before = log.read_bytes()
     line = before.splitlines(keepends=True)[0]
@@ -139,7 +139,7 @@ def test_rows_of_a_log_that_are_none_are_refused(classify: Classify, copied: Pat
     ],
     ids=str,
 )
-def test_a_result_that_cannot_be_is_none(tmp_path: Path, result: dict[str, Any]) -> None:
+def test_invalid_result_file_is_ignored(tmp_path: Path, result: dict[str, Any]) -> None:
     whole: dict[str, Any] = {
         "accuracy": 0.5,
         "loss": 1.0,
@@ -168,7 +168,7 @@ def test_a_pickle_is_refused_and_not_run(classify: Classify, copied: Path, tmp_p
     assert not (tmp_path / "trapped").exists()
 
 
-def test_a_state_of_a_newer_version_says_which(classify: Classify, copied: Path) -> None:
+def test_checkpoint_of_a_newer_version_names_the_version(classify: Classify, copied: Path) -> None:
     path = copied / "checkpoints" / "step_00000004" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2, "made_by": "9.9"}))
     code, _, err = classify()
@@ -176,7 +176,7 @@ def test_a_state_of_a_newer_version_says_which(classify: Classify, copied: Path)
     assert "made by visattn 9.9, needs >= 9.9; upgrade visattn." in told(err)
 
 
-def test_a_network_of_a_newer_version_says_which(data: Path, tmp_path: Path) -> None:
+def test_network_of_a_newer_version_names_the_version(data: Path, tmp_path: Path) -> None:
     train(recipe(data, epochs=0.4), tmp_path / "run")
     path = tmp_path / "run" / "final" / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2, "made_by": "9.9"}))
@@ -185,7 +185,7 @@ def test_a_network_of_a_newer_version_says_which(data: Path, tmp_path: Path) -> 
     assert caught.value.exit_code == 4
 
 
-def test_by_force_the_recipe_that_is_written_down_is_the_one_that_is_trained(data: Path, tmp_path: Path) -> None:
+def test_forced_optimizer_settings_take_effect(data: Path, tmp_path: Path) -> None:
     run = begun(recipe(data), tmp_path / "run")
     changed = replace(recipe(data), weight_decay=0.3, momentum=0.1, ema=0.9)
     train(changed, run, force=True)
@@ -196,10 +196,10 @@ def test_by_force_the_recipe_that_is_written_down_is_the_one_that_is_trained(dat
     assert decays == {0.0, 0.3}
 
 
-def test_a_finished_run_is_never_told_another_recipe(data: Path, tmp_path: Path) -> None:
+def test_finished_run_refuses_another_config_even_with_force(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(recipe(data), run)
     before = (run / "config.toml").read_bytes()
-    with pytest.raises(OptionError, match=r"was begun otherwise: epochs 2\.5 -> 9\.0"):
+    with pytest.raises(OptionError, match=r"was started with other settings: epochs 2\.5 -> 9\.0"):
         train(replace(recipe(data), epochs=9.0), run, force=True)
     assert (run / "config.toml").read_bytes() == before

@@ -1,4 +1,4 @@
-"""T08: several processes learn what one does. This file is the tests, and also what each process of `torchrun` runs."""
+"""T08: several processes train to the same result as one. `torchrun` runs this file, too, in each process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from visattn.training.batches import Batch, Stream
 from visattn.training.run.folder import held
 from visattn.training.run.processes import Processes
 from visattn.training.run.signals import asked_to_stop
-from visattn.training.trainer import Learner, _for_several
+from visattn.training.trainer import Trainer, _for_several
 
 pytestmark = pytest.mark.full
 
 COUNT, SIDE, BATCH, STEPS = 300, 32, 32, 20
-BREAK, ASKED, LAST_SAVED = 13, 5, 8  # a run breaks in step 13 and goes on from step 8
+BREAK, ASKED, LAST_SAVED = 13, 5, 8  # a run is interrupted in step 13 and resumes from step 8
 WAIT = 600.0  # seconds until torchrun counts as hanging; alone it needs 15
-VIT = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False}  # Adam makes noise of a key's bias large
+VIT = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "qkv_bias": False}  # Adam amplifies the noise in a key bias
 AVERAGED = {"ema": 0.9, "clip_grad": 0.5}
 ADAMW = {"opt": "adamw", "lr": 1e-3, "weight_decay": 0.05}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ ALL = "adamw accumulate ema clipping"
 
 
 def recipe(folder: Path, name: str, **more: Any) -> Config:
-    """Twenty steps over 300 pictures, which is more than two epochs."""
+    """Return settings for twenty steps over 300 images, which is more than two epochs."""
     values: dict[str, Any] = {
         "data": str(folder / "pictures"),
         "img_size": SIDE,
@@ -68,22 +68,22 @@ def recipe(folder: Path, name: str, **more: Any) -> Config:
 
 
 class Broken(Exception):
-    """What ends a run in the middle of a step."""
+    """Exception that ends a run in the middle of a step."""
 
 
 @contextmanager
 def learning(before: Callable[[int], object], notes: Path | None = None) -> Iterator[None]:
-    """Before each step call `before`, and note which pictures the step learns from."""
-    learn = Learner.learn
+    """Call `before` before each step, and record the images of the step."""
+    learn = Trainer.learn
 
-    def noted(self: Learner, parts: Sequence[Batch], step: int) -> Tensor:
+    def noted(self: Trainer, parts: Sequence[Batch], step: int) -> Tensor:
         before(step)
         if notes is not None:
             with notes.open("a") as stream:
                 stream.write(json.dumps([step, [part.numbers for part in parts]]) + "\n")
         return learn(self, parts, step)
 
-    with mock.patch.object(Learner, "learn", noted):
+    with mock.patch.object(Trainer, "learn", noted):
         yield
 
 
@@ -97,11 +97,11 @@ def until_broken(config: Config, run: Path, notes: Path | None = None) -> None:
         train(config, run)
 
 
-# What each process of torchrun does
+# Code of each torchrun process
 
 
 def work(folder: Path) -> None:
-    """Everything that ends well, in one start; then rank 0 asks `torchrun` to end."""
+    """Run all successful cases in one start. Then rank 0 signals `torchrun` to stop."""
     distributed.init_process_group("gloo")
     rank, told, written = distributed.get_rank(), dict[str, Any](), list[str]()
     sys.addaudithook(lambda event, values: written.append(opened) if (opened := _written(event, values)) else None)
@@ -128,18 +128,18 @@ def work(folder: Path) -> None:
 
 
 def fail(folder: Path) -> None:
-    """The loss is no number, in the second process only; `train` itself joins the processes."""
-    learn = Learner.learn
+    """Train with a nonfinite loss in the second process only. `train` itself joins the process group."""
+    learn = Trainer.learn
 
-    def no_number(self: Learner, parts: Sequence[Batch], step: int) -> Tensor:
+    def no_number(self: Trainer, parts: Sequence[Batch], step: int) -> Tensor:
         return learn(self, parts, step) * (torch.nan if self.group.rank == 1 and step == ASKED else 1)
 
-    with mock.patch.object(Learner, "learn", no_number):
+    with mock.patch.object(Trainer, "learn", no_number):
         train(recipe(folder, "sgd"), folder / "no number")
 
 
 def _written(event: str, values: tuple[Any, ...]) -> str:
-    """The path that an audited event writes to, empty if it writes to none."""
+    """Return the path that an audit event writes to, or an empty string."""
     if event == "open":
         return str(values[0]) if values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) else ""
     return str(values[0]) if event in ("os.mkdir", "os.rename", "os.remove", "os.truncate", "shutil.rmtree") else ""
@@ -158,7 +158,7 @@ def _overheard(asked: list[list[int]]) -> Any:
 
 
 def _ask(step: int, rank: int, asked: list[list[int]]) -> None:
-    """End `torchrun`, and go on when its request is here."""
+    """Terminate `torchrun`, and wait until its signal arrives in this process."""
     if step != ASKED:
         return
     if rank == 0:
@@ -171,7 +171,7 @@ def _ask(step: int, rank: int, asked: list[list[int]]) -> None:
 
 
 def torchrun(act: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Two processes of this file."""
+    """Run this file in two processes."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
@@ -196,7 +196,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(place: Path) -> Path:
-    """The folder after one process and two have trained in it."""
+    """Return the folder after training with one process and with two."""
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         for name in RECIPES:
             train(recipe(place, name), place / "one" / name)
@@ -215,7 +215,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 
 def distance(one: Path, other: Path) -> float:
-    """The largest difference of two runs' weights."""
+    """Compute the largest difference between the weights of two runs."""
     here, there = weights(one), weights(other)
     assert here.keys() == there.keys()
     return max(float((here[name] - there[name]).abs().max()) for name in here)
@@ -226,7 +226,7 @@ def rows(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_two_processes_learn_what_one_does(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
+def test_two_processes_match_one_process(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
     apart = distance(done / "one" / name, done / "two" / name)
     figures(f"two processes against one, {name}", apart, "<= 1e-5")
     assert apart <= 1e-5
@@ -234,13 +234,15 @@ def test_two_processes_learn_what_one_does(done: Path, name: str, figures: Calla
         assert one == pytest.approx(two, abs=1e-5)
 
 
-def test_recipes_differ_by_more_than_processes_do(done: Path) -> None:
+def test_recipes_differ_more_than_process_counts(done: Path) -> None:
     names = ["sgd", "sgd ema clipping", "adamw", ALL]
     assert min(distance(done / "one" / one, done / "one" / other) for one, other in pairwise(names)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["two then one", "one then two", "two then two"])
-def test_a_run_goes_on_with_other_processes(done: Path, name: str, figures: Callable[[str, float, str], None]) -> None:
+def test_resume_with_another_process_count_matches_one_process(
+    done: Path, name: str, figures: Callable[[str, float, str], None]
+) -> None:
     apart = distance(done / "one" / ALL, done / name)
     figures(f"{name} against one, unbroken", apart, "<= 1e-5")
     assert apart <= 1e-5
@@ -248,20 +250,18 @@ def test_a_run_goes_on_with_other_processes(done: Path, name: str, figures: Call
         assert one == pytest.approx(other, abs=1e-5)
 
 
-def test_the_same_processes_go_on_to_the_same_bytes(done: Path) -> None:
+def test_resume_with_the_same_process_count_is_bit_identical(done: Path) -> None:
     for name in ("log.jsonl", "final/model.safetensors"):
         assert (done / "two then two" / name).read_bytes() == (done / "two" / ALL / name).read_bytes()
 
 
-def test_every_picture_is_learned_once_an_epoch_by_one_process(done: Path) -> None:
+def test_each_image_is_used_once_per_epoch_by_one_process(done: Path) -> None:
     taken: dict[tuple[int, int], list[int]] = {}
     for rank in range(2):
         for line in (done / f"notes{rank}.jsonl").read_text().splitlines()[: BREAK + STEPS - LAST_SAVED]:
             step, parts = json.loads(line)
             assert [len(part) for part in parts] == [BATCH // 4] * 2
-            taken[step, rank] = [
-                number for part in parts for number in part
-            ]  # what was learned after the last checkpoint is learned again
+            taken[step, rank] = [number for part in parts for number in part]  # steps after the last checkpoint are repeated
     seen = [number for _, numbers in sorted(taken.items()) for number in numbers]
     assert len(seen) == STEPS * BATCH
     assert sorted(seen[:COUNT]) == sorted(seen[COUNT : 2 * COUNT]) == list(range(COUNT))
@@ -270,7 +270,7 @@ def test_every_picture_is_learned_once_an_epoch_by_one_process(done: Path) -> No
 
 
 @pytest.mark.parametrize(("world", "parts"), [(1, 1), (2, 1), (2, 2), (4, 2), (8, 1)])
-def test_a_stream_is_the_same_however_it_is_shared_and_broken(world: int, parts: int) -> None:
+def test_sample_order_does_not_depend_on_processes_or_interruptions(world: int, parts: int) -> None:
     whole = [[ticket for part in [piece] for ticket in part] for piece in Stream(50, 16, 0, 9, seed=3)]
     for begun in range(10):  # steps by one process, then by several
         first = list(Stream(50, 16, 0, begun, seed=3))
@@ -284,34 +284,34 @@ def test_a_stream_is_the_same_however_it_is_shared_and_broken(world: int, parts:
         assert first + later == whole
 
 
-def test_only_the_first_process_writes(done: Path) -> None:
+def test_only_the_main_process_writes(done: Path) -> None:
     first, second = (json.loads((done / f"told{rank}.json").read_text())["written"] for rank in range(2))
     assert any(path.endswith("log.jsonl") for path in first)
     assert not second
 
 
-def test_a_run_that_is_held_is_refused_in_every_process(done: Path) -> None:
+def test_locked_run_is_refused_in_every_process(done: Path) -> None:
     messages = {json.loads((done / f"told{rank}.json").read_text())["refused"] for rank in range(2)}
     assert messages == {f"{done / 'held'}: another process is training here; wait for it, or choose another folder (-o/--output)"}
 
 
-def test_asked_to_stop_all_processes_save_and_one_goes_on(done: Path, figures: Callable[[str, float, str], None]) -> None:
+def test_sigterm_saves_a_checkpoint_that_one_process_resumes(done: Path, figures: Callable[[str, float, str], None]) -> None:
     assert "SIGTERM" in (done / "stderr").read_text()
     paces = rows(done / "asked" / "speed.jsonl")
-    assert [row["step"] for row in paces] == [5, 10, 15, 20]  # nothing was learned twice: the state of step 6 was saved
+    assert [row["step"] for row in paces] == [5, 10, 15, 20]  # no step was repeated: the checkpoint of step 6 was saved
     apart = distance(done / "one" / ALL, done / "asked")
     figures("SIGTERM to torchrun, then one process, against one, unbroken", apart, "<= 1e-5")
     assert apart <= 1e-5
 
 
-def test_batch_norms_of_several_processes_on_a_cpu_are_warned_of_once(done: Path) -> None:
+def test_unsynchronized_batch_norm_on_cpu_warns_once(done: Path) -> None:
     first, second = (json.loads((done / f"told{rank}.json").read_text())["warnings"] for rank in range(2))
     assert len(first) == 1
     assert "torch synchronizes them on GPUs alone" in first[0]
     assert not second
 
 
-def test_torch_synchronizes_batch_norms_on_gpus_alone(tmp_path: Path) -> None:
+def test_torch_sync_batch_norm_works_only_on_gpus(tmp_path: Path) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="on GPU"):
@@ -320,7 +320,7 @@ def test_torch_synchronizes_batch_norms_on_gpus_alone(tmp_path: Path) -> None:
         distributed.destroy_process_group()
 
 
-def test_synchronized_batch_norms_keep_their_activation() -> None:
+def test_sync_batch_norm_keeps_its_activation() -> None:
     norm = BatchNormAct2d(2)
     x = torch.randn(3, 2, 4, 4)
     model = _for_several(nn.Sequential(norm), Processes(torch.device("cuda"), 0, 2))
@@ -329,9 +329,9 @@ def test_synchronized_batch_norms_keep_their_activation() -> None:
     assert (model(x) >= 0).all()
 
 
-def test_no_number_in_one_process_ends_all(place: Path) -> None:
+def test_nan_loss_in_one_process_ends_all_processes(place: Path) -> None:
     began = time.monotonic()
-    ended = torchrun("fail", place)  # a process that hangs is more than WAIT
+    ended = torchrun("fail", place)  # a hanging process takes longer than WAIT
     assert ended.returncode != 0
     assert "TrainingError" in ended.stderr
     assert "the loss is nan near step 6" in ended.stderr

@@ -1,4 +1,4 @@
-"""What was interrupted goes on to the same bits; other bad cases are in `test_bad_training.py`."""
+"""Resumed runs are bit-identical to uninterrupted ones. Other failures are in `test_bad_training.py`."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def small(num_classes, in_channels):
 
 @pytest.fixture(scope="module")
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the plain recipe comes to when nobody disturbs it."""
+    """Return the content of an uninterrupted run with default settings."""
     run = tmp_path_factory.mktemp("unbroken") / "run"
     train(recipe(data), run)
     return content(run)
 
 
-def test_no_state_is_lost_when_a_save_is_killed(tmp_path: Path, figures: Figures) -> None:
+def test_kills_during_a_save_lose_no_checkpoint(tmp_path: Path, figures: Figures) -> None:
     seen = kills.saves(25, tmp_path)
     figures("training states lost by 25 kills while saving (T01)", 0, f"0; {seen['in a save']} in a save")
     assert seen["in a save"] > 0
 
 
-def test_killed_trainings_come_out_equal_to_the_last_bit(tmp_path: Path, figures: Figures) -> None:
+def test_killed_and_resumed_training_is_bit_identical(tmp_path: Path, figures: Figures) -> None:
     places, compared = kills.runs(6, tmp_path)
     figures("trainings that 6 kills changed (T02)", 0, f"0 of {compared}; {kills._told(places)}")
     assert places.total() == 6
 
 
-def test_the_comparison_sees_one_bit(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_comparison_of_runs_detects_one_bit(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     train(recipe(data, lr=0.05000000000000001), tmp_path / "run")
     wrong = different(content(tmp_path / "run"), unbroken)
     assert {"facts", "log.jsonl"} <= set(wrong)
@@ -72,12 +72,14 @@ def test_the_comparison_sees_one_bit(data: Path, unbroken: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize("steps", [0, 3, 7])
-def test_a_crash_before_any_step_changes_nothing(data: Path, unbroken: dict[str, Any], tmp_path: Path, steps: int) -> None:
+def test_crash_after_any_step_does_not_change_the_result(
+    data: Path, unbroken: dict[str, Any], tmp_path: Path, steps: int
+) -> None:
     train(recipe(data), begun(recipe(data), tmp_path / "run", steps))
     assert not different(content(tmp_path / "run"), unbroken)
 
 
-def test_dropout_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
+def test_dropout_random_state_is_resumed(data: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(DROPOUT)
     config = recipe(data, model=f"{tmp_path}/own.py:small", widths=())
     train(config, tmp_path / "unbroken")
@@ -86,17 +88,17 @@ def test_dropout_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["final", "result.json", "log.csv"])
-def test_a_crash_at_the_end_changes_nothing(data: Path, unbroken: dict[str, Any], tmp_path: Path, place: str) -> None:
+def test_crash_at_the_end_does_not_change_the_result(data: Path, unbroken: dict[str, Any], tmp_path: Path, place: str) -> None:
     run = tmp_path / "run"
     train(recipe(data), run)
     (run / "result.json").unlink()
-    for path in (run / place, run / "final" / "model.json"):  # gone, or gone in part
+    for path in (run / place, run / "final" / "model.json"):  # removed, or partly removed
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     train(recipe(data), run)
     assert not different(content(run), unbroken)
 
 
-def test_workers_change_nothing_be_there_some_none_or_some_again(data: Path, tmp_path: Path) -> None:
+def test_result_does_not_depend_on_worker_count(data: Path, tmp_path: Path) -> None:
     config = recipe(data, **EVERYTHING)
     train(config, tmp_path / "two")
     begun(config, tmp_path / "mixed", 3)
@@ -104,17 +106,17 @@ def test_workers_change_nothing_be_there_some_none_or_some_again(data: Path, tmp
     assert not different(content(tmp_path / "mixed"), content(tmp_path / "two"))
 
 
-def test_another_batch_is_refused(data: Path, tmp_path: Path) -> None:
+def test_resume_with_another_batch_size_is_refused(data: Path, tmp_path: Path) -> None:
     run = begun(recipe(data), tmp_path / "run")
     with pytest.raises(
         OptionError,
-        match=r"was begun otherwise: batch_size 4 -> 6\. Choose another folder \(-o/--output\), or pass force=True \(--force\)",
+        match=r"was started with other settings: batch_size 4 -> 6\. Choose another folder \(-o/--output\), or pass force=True \(--force\)",
     ):
         train(recipe(data, batch_size=6), run)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_saves_and_the_run_goes_on_to_the_same_bits(
+def test_signal_saves_a_checkpoint_and_resume_is_bit_identical(
     data: Path, unbroken: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     file, run = written(recipe(data), tmp_path / "config.toml"), tmp_path / "run"
@@ -124,14 +126,14 @@ def test_a_signal_saves_and_the_run_goes_on_to_the_same_bits(
             return command("--config", file, "-o", run)
 
     stopped = ended(fork(interrupted, tmp_path / "log"), tmp_path / "log")
-    assert stopped == (code, "visattn: stopped at step 5; the same command goes on from there\n")
+    assert stopped == (code, "visattn: stopped at step 5; run the same command to resume\n")
     assert states(run)[-1].name == "step_00000005"
     assert not (run / "result.json").exists()
     assert forked("--config", file, "-o", run).code == 0
     assert not different(content(run), unbroken)
 
 
-def test_the_second_signal_ends_at_once(data: Path, tmp_path: Path) -> None:
+def test_second_signal_exits_at_once(data: Path, tmp_path: Path) -> None:
     file, run = written(recipe(data), tmp_path / "config.toml"), tmp_path / "run"
 
     def twice() -> None:
@@ -146,7 +148,7 @@ def test_the_second_signal_ends_at_once(data: Path, tmp_path: Path) -> None:
     assert ended(fork(impatient, tmp_path / "log"), tmp_path / "log").code == -signal.SIGTERM
 
 
-def test_a_signal_to_the_whole_group_takes_no_worker_before_the_save(data: Path, tmp_path: Path) -> None:
+def test_signal_to_the_process_group_keeps_workers_until_the_save(data: Path, tmp_path: Path) -> None:
     file, run = written(recipe(data, workers=2), tmp_path / "config.toml"), tmp_path / "run"
 
     def interrupted() -> int:
@@ -158,13 +160,13 @@ def test_a_signal_to_the_whole_group_takes_no_worker_before_the_save(data: Path,
     assert states(run)[-1].name == "step_00000002"
 
 
-def test_handlers_of_signals_are_as_before(data: Path, tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(data: Path, tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     begun(recipe(data), tmp_path / "run", 1)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_a_thread_may_train(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_training_works_in_a_thread(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     thread = threading.Thread(target=train, args=(recipe(data), tmp_path / "run"))
     thread.start()
     thread.join()
@@ -172,9 +174,7 @@ def test_a_thread_may_train(data: Path, unbroken: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("spoil", [lambda log: log.write_bytes(log.read_bytes() + b'{"step": 6, "lo'), lambda log: log.unlink()])
-def test_a_log_that_was_cut_in_a_row_is_mended(
-    data: Path, unbroken: dict[str, Any], tmp_path: Path, spoil: Callable[[Path], object]
-) -> None:
+def test_truncated_log_is_repaired(data: Path, unbroken: dict[str, Any], tmp_path: Path, spoil: Callable[[Path], object]) -> None:
     run = begun(recipe(data), tmp_path / "run")
     spoil(run / "speed.jsonl")
     train(recipe(data), run)
@@ -189,7 +189,7 @@ def test_a_finished_run_is_not_trained_again(data: Path, tmp_path: Path) -> None
         assert train(config, run) == result
 
 
-def test_overwriting_begins_anew_though_a_kill_left_something(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
+def test_overwrite_restarts_a_killed_run(data: Path, unbroken: dict[str, Any], tmp_path: Path) -> None:
     run = begun(recipe(data, lr=0.5), tmp_path / "run")
     (run / ".visattn-a").mkdir()
     (run / ".visattn-b").write_text("half")
@@ -198,7 +198,7 @@ def test_overwriting_begins_anew_though_a_kill_left_something(data: Path, unbrok
     assert not list(run.glob(".visattn-*"))
 
 
-def test_overwriting_spares_a_folder_that_holds_something_else(data: Path, tmp_path: Path) -> None:
+def test_overwrite_refuses_a_folder_with_other_files(data: Path, tmp_path: Path) -> None:
     run = begun(recipe(data), tmp_path / "run")
     (run / "thesis.txt").write_text("mine")
     with pytest.raises(OSError, match=r"holds thesis\.txt, which would be lost"):
@@ -207,7 +207,7 @@ def test_overwriting_spares_a_folder_that_holds_something_else(data: Path, tmp_p
     assert states(run)
 
 
-def test_a_forced_change_of_the_recipe_goes_on(data: Path, tmp_path: Path) -> None:
+def test_force_resumes_with_a_changed_config(data: Path, tmp_path: Path) -> None:
     config: Config = recipe(data, lr=0.01)
     result = train(config, begun(recipe(data), tmp_path / "run"), force=True)
     assert result.steps == 8

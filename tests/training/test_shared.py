@@ -1,4 +1,4 @@
-"""What is made to be shared tells of files and folders their own names alone."""
+"""Files made for sharing contain base names instead of full paths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def telling(folder: Path) -> list[str]:
-    """Files of a folder that tell where it lay."""
+    """List the files of a folder that reveal the path of the home folder."""
     found = [path.name for path in folder.rglob("*") if path.is_file() and HOME.encode() in path.read_bytes()]
     for path in folder.rglob("*.png"):
         with Image.open(path) as picture:
@@ -42,7 +42,7 @@ def telling(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def test_a_classifiers_folder_card_and_pictures_do_not_tell_where_the_data_lie(home: Path) -> None:
+def test_classifier_outputs_do_not_contain_data_paths(home: Path) -> None:
     data = pictures(home / "photos")
     note = {"note": str(home / "notes.txt")}
     config = recipe(data, model=f"{home}/own.py:small", widths=(), model_kwargs=note, epochs=0.4, maps_every=1)
@@ -59,7 +59,7 @@ def test_a_classifiers_folder_card_and_pictures_do_not_tell_where_the_data_lie(h
     assert HOME not in str(told | {"options": None})
 
 
-def test_a_comparisons_pages_do_not_tell_where_the_data_lie(home: Path) -> None:
+def test_comparison_pages_do_not_contain_data_paths(home: Path) -> None:
     data = pictures(home / "photos")
     compare_runs(recipe(data, epochs=0.4), home / "run", ["se"], 1)
     assert [path.name for path in (home / "run").iterdir() if path.is_file() and HOME.encode() in path.read_bytes()] == [
@@ -69,12 +69,12 @@ def test_a_comparisons_pages_do_not_tell_where_the_data_lie(home: Path) -> None:
         assert HOME not in str(picture.info)
 
 
-def test_a_captioners_card_tells_its_root_and_not_where_it_lies(home: Path) -> None:
+def test_captioner_card_names_its_root_without_the_path(home: Path) -> None:
     options: dict[str, Any] = {
         "batch_size": 20,
         "epochs": 0.1,
-        "embedding": 8,
-        "state": 8,
+        "embed_dim": 8,
+        "hidden_dim": 8,
         "dropout": 0.0,
         "img_size": 32,
         "device": "cpu",
@@ -98,13 +98,13 @@ def test_a_captioners_card_tells_its_root_and_not_where_it_lies(home: Path) -> N
         ({"weights": "auto"}, "--weights auto "),
     ],
 )
-def test_commands_of_cards_name_files_without_where_they_lie(given: dict[str, Any], shown: str) -> None:
+def test_card_commands_name_files_without_their_paths(given: dict[str, Any], shown: str) -> None:
     line = command(Config(**given))
     assert shown in line
     assert HOME not in line
 
 
-def test_statistics_do_not_tell_where_the_photos_lie(run: Run, home: Path) -> None:
+def test_statistics_do_not_contain_photo_paths(run: Run, home: Path) -> None:
     data = pictures(home / "photos", train=2, test=2)
     code, _, err = run("stats", data / "test", *TINY, "-o", home / "stats")
     assert code == 0, err

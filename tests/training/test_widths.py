@@ -1,4 +1,4 @@
-"""A wide plain network has the parameters that it is said to have, and its shape is the plain one's."""
+"""Wide baselines have the stated number of parameters and the proportions of the plain network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(build: Build) -> Callable[[Widths], nn.Module]:
 
 
 def by_hand(a: int, b: int, c: int) -> int:
-    """Parameters of ResNet-20 with these widths."""
+    """Count the parameters of ResNet-20 with these widths."""
     total = 27 * a + 2 * a
     before = a
     for channels in (a, b, c):
@@ -39,7 +39,7 @@ def by_hand(a: int, b: int, c: int) -> int:
 
 
 def searched(parameters: int) -> Widths:
-    """The rule, written out over all triples."""
+    """Search all triples of widths by the documented rule."""
     factor = 1.0
     while by_hand(round(16 * factor), round(32 * factor), round(64 * factor)) < parameters:
         factor += 1e-5
@@ -55,7 +55,7 @@ def searched(parameters: int) -> Widths:
 
 
 @pytest.mark.parametrize("attention", ["se", "cbam", "bam", "nl"])
-def test_widths_of_resnet20_are_those_of_a_search_by_hand(attention: str, figures: Figures) -> None:
+def test_widths_of_resnet20_match_brute_force_search(attention: str, figures: Figures) -> None:
     asked = count(models.resnet20(attention=attention))
     found = wide(plain(models.resnet20), asked)
     assert found.widths == searched(asked)
@@ -67,7 +67,7 @@ def test_widths_of_resnet20_are_those_of_a_search_by_hand(attention: str, figure
 
 
 @pytest.mark.parametrize(("build", "parameters"), [(models.resnet18, 11_779_392), (models.resnet50, 28_089_624)])
-def test_large_networks_are_as_large_as_with_cbam(build: Build, parameters: int) -> None:
+def test_widened_large_networks_match_the_size_of_cbam(build: Build, parameters: int) -> None:
     found = wide(plain(build), parameters)
     with torch.device("meta"):
         assert count(build(widths=found.widths)) == found.parameters
@@ -77,14 +77,14 @@ def test_large_networks_are_as_large_as_with_cbam(build: Build, parameters: int)
 
 
 @pytest.mark.parametrize("parameters", [269_722, 1_000_000, 3_000_000])
-def test_the_plain_number_gives_the_plain_widths_and_any_other_is_reached(parameters: int) -> None:
+def test_plain_parameter_count_gives_plain_widths_and_other_counts_are_reached(parameters: int) -> None:
     found = wide(plain(models.resnet20), parameters)
     assert 0 <= found.excess < 0.5
     assert (found.widths == (16, 32, 64)) == (parameters == 269_722)
 
 
 @pytest.mark.parametrize("build", [models.resnet18, models.resnet50, models.resnet56])
-def test_a_few_networks_tell_the_count_of_all(build: Build) -> None:
+def test_counts_from_a_few_networks_predict_other_widths(build: Build) -> None:
     stages = 3 if build is models.resnet56 else 4
     with torch.device("meta"):
         counted = _counted(lambda widths: count(build(widths=widths)), stages)
@@ -92,18 +92,20 @@ def test_a_few_networks_tell_the_count_of_all(build: Build) -> None:
             assert counted(widths) == count(build(widths=widths))
 
 
-def test_the_random_state_is_left_alone() -> None:
+def test_random_state_is_unchanged() -> None:
     state = torch.get_rng_state()
     wide(plain(models.resnet20), 273_000)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_other_networks_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"'wide' must widen a network of visattn\.models\.resnet, got Linear\. Leave it out"):
+    with pytest.raises(
+        OptionError, match=r"'wide_baseline' needs a network of visattn\.models\.resnet, got Linear\. Leave it out"
+    ):
         wide(lambda widths: nn.Linear(2, 2), 100)
 
 
-# what is built from widths
+# networks built from widths
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_other_networks_are_refused() -> None:
         (models.resnet50, (2, 3, 4, 5)),
     ],
 )
-def test_stages_have_the_widths_and_learn(build: Build, widths: Widths) -> None:
+def test_stages_have_the_given_widths_and_run_forward(build: Build, widths: Widths) -> None:
     network = build(widths=widths, num_classes=3)
     for stage, width in enumerate(widths, start=1):
         blocks: Any = network.get_submodule(f"layer{stage}")
@@ -124,18 +126,18 @@ def test_stages_have_the_widths_and_learn(build: Build, widths: Widths) -> None:
 
 
 @pytest.mark.parametrize("build", [models.resnet18, models.resnet20, models.resnet50, models.resnet56])
-def test_todays_widths_are_the_default(build: Build) -> None:
+def test_standard_widths_are_the_default(build: Build) -> None:
     widths = (16, 32, 64) if build in (models.resnet20, models.resnet56) else (64, 128, 256, 512)
     with torch.device("meta"):
         shapes = [{name: tensor.shape for name, tensor in net.state_dict().items()} for net in (build(), build(widths=widths))]
     assert shapes[0] == shapes[1]
 
 
-def test_timm_passes_widths_on() -> None:
+def test_timm_create_model_accepts_widths() -> None:
     assert timm.create_model("visattn_resnet20", widths=(3, 4, 5)).num_features == 5
 
 
 @pytest.mark.parametrize("widths", [(), (16, 32), (16, 32, 64, 128), (0, 32, 64), (16, 64, 32)])
-def test_widths_that_fit_no_network_are_refused(widths: Widths) -> None:
+def test_invalid_widths_are_refused(widths: Widths) -> None:
     with pytest.raises(OptionError, match="widths must be 3 numbers of 1 or more, none smaller than the one before, got"):
         models.resnet20(widths=widths)

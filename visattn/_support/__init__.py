@@ -1,1 +1,1 @@
-"""What every room uses: checks, files, types, tables. Imports nothing of the package but its errors."""
+"""Helpers shared by all subpackages: checks, files, types, tables. They import nothing from the package except its errors."""

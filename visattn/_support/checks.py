@@ -1,4 +1,4 @@
-"""Checks shared by the public boundary: unknown names, ranges, finite values, names that are safe to print."""
+"""Checks of arguments of public functions: unknown names, ranges, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visattn.errors import OptionError
 
 
 def suggest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The `count` names of `known` nearest to `name`, nearest first; may be empty."""
+    """Return up to `count` names in `known` that are close to `name`, the closest first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
 
 
@@ -20,7 +20,7 @@ def one_of(value: str, known: Sequence[str], what: str) -> str:
     """Return `value` if it is one of `known`.
 
     Raises:
-        OptionError: If it is not; the message lists the nearest and all known names.
+        OptionError: If it is not; the message gives the closest name and lists all known ones.
     """
     if value in known:
         return value
@@ -33,7 +33,7 @@ def between(value: float, low: float, high: float, what: str) -> float:
     """Return `value` if it is a number in `[low, high]`.
 
     Raises:
-        OptionError: If it is not a number or lies outside.
+        OptionError: If it is not a number or is out of range.
     """
     if not isinstance(value, (int, float)) or not low <= value <= high:
         raise OptionError(f"{what} must be a number from {low:g} to {high:g}, got {shown(value)}.")
@@ -41,17 +41,17 @@ def between(value: float, low: float, high: float, what: str) -> float:
 
 
 def whole_number(text: str) -> int | None:
-    """The whole number that a text is, of nine digits at most; None if it is none. `isdigit` would also take `²`."""
+    """Parse a whole number of at most nine digits; return None for any other text. `isdigit` would also accept `²`."""
     return int(text) if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", text) else None
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error of others says, safe to print."""
+    """Return the first line of the message of a foreign error, safe to print."""
     return printable(next(iter(str(error).strip().splitlines()), ""))
 
 
 def printable(name: str) -> str:
-    """`name` with control characters, direction marks and undecodable bytes escaped, so that it stays on one line."""
+    """Escape control characters, direction marks and undecodable bytes in `name`, so that it prints on one line."""
     return "".join(c if c.isprintable() and unicodedata.category(c) not in ("Cf", "Cs") else ascii(c)[1:-1] for c in name)
 
 
@@ -60,13 +60,13 @@ _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother = 3, 100, 100
 
 
 def shown(value: object) -> str:
-    """Return a value from outside as Python writes it, on one line; what is long or deep is cut."""
+    """Return the repr of an untrusted value on one line; long or deeply nested values are cut."""
     try:
         return printable(_BRIEF.repr(value))
-    except ValueError:  # Python writes no number of thousands of digits
-        return f"a {type(value).__name__} too long to be shown"
+    except ValueError:  # Python refuses to print numbers with thousands of digits
+        return f"a {type(value).__name__} too long to show"
 
 
 def told(value: object) -> str:
-    """Return a text from outside as it is, and any other value as `shown` does."""
+    """Return untrusted text, made safe to print, and any other value as `shown` does."""
     return printable(value) if isinstance(value, str) else shown(value)

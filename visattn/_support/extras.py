@@ -1,4 +1,4 @@
-"""Optional dependencies: one sentence with the install line where one is missing."""
+"""Checks for optional dependencies; the error says how to install a missing one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from visattn.errors import MissingExtra
 
 
 def installed(module: str) -> bool:
-    """Whether an optional dependency is there."""
+    """Check whether an optional dependency is installed."""
     return find_spec(module) is not None
 
 
 def need(module: str, extra: str, what: str) -> None:
-    """Refuse to go on without an optional dependency.
+    """Check that an optional dependency is installed.
 
     Raises:
         MissingExtra: If it is not installed.

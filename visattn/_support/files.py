@@ -1,4 +1,4 @@
-"""Outputs are whole or absent: written to a temporary file beside the target, flushed to disk, then renamed."""
+"""Atomic output: files and folders are written under a temporary name, flushed to disk, then renamed, so they are complete or absent."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _REPLACE = "pass overwrite=True (--overwrite) to replace it or choose another na
 
 
 def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Path:
-    """Refuse an output that cannot or may not be written, before any work is done; create its folder.
+    """Check, before any work is done, that an output file can and may be written; create its folder.
 
     Args:
-        path: The file to be written.
+        path: File to write.
         overwrite: Whether an existing file may be replaced.
-        inputs: Files that are read and must never be replaced.
+        inputs: Input files, which must never be replaced.
 
     Returns:
         `path` itself.
 
     Raises:
-        OutputError: If `path` is an input, a folder, exists without `overwrite`, or its folder cannot be made.
+        OutputError: If `path` is an input or a folder, exists without `overwrite`, or its folder cannot be created.
     """
     name = printable(str(path))
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.lstat()  # exists() would take a name that cannot be for one that is not there
+            path.lstat()  # raises for an invalid name, for which exists() only returns False
         for source in inputs:
             if path == source or (path.exists() and source.exists() and path.samefile(source)):
                 raise OutputError(f"{name}: the output is the input itself; choose another name (-o/--output)")
@@ -49,57 +49,59 @@ def check_output(path: Path, *, overwrite: bool = False, inputs: Iterable[Path] 
         raise
     except (FileExistsError, NotADirectoryError) as error:
         raise OutputError(f"{name}: {printable(str(path.parent))} is a file, not a folder; choose another folder") from error
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         refused = refusal(error, path)
         raise refused from error
     return path
 
 
 def check_png(path: Path) -> Path:
-    """Return `path` itself, if a picture may be written to it.
+    """Return `path` itself after checking that its name ends in `.png`.
 
     Raises:
-        OptionError: If its name is not one of a PNG.
+        OptionError: If it has another ending.
     """
     if path.suffix.lower() != ".png":
-        raise OptionError(f"{printable(path.name)}: pictures are written as PNG. Choose a name that ends in .png.")
+        raise OptionError(f"{printable(path.name)}: figures are written as PNG. Choose a name that ends in .png.")
     return path
 
 
 def check_outputs(paths: Sequence[Path], *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
-    """`check_output` of several, of which no two may be one file.
+    """Check several output files with `check_output`, and that no two are the same file.
 
     Raises:
-        OutputError: As there; or if two results would have one name.
+        OutputError: If `check_output` raises it, or two outputs have the same name.
     """
     seen: set[str] = set()
     for path in paths:
-        whole = str(check_output(path, overwrite=overwrite, inputs=inputs).resolve()).casefold()  # A is a to some file systems
+        whole = str(check_output(path, overwrite=overwrite, inputs=inputs).resolve()).casefold()  # some file systems ignore case
         if whole in seen:
-            raise OutputError(f"{printable(str(path))}: two results would be written there; choose another name for one")
+            raise OutputError(
+                f"{printable(str(path))}: two results would be written to this file; choose another name for one of them"
+            )
         seen.add(whole)
 
 
 def is_file(path: Path) -> bool:
-    """Return whether a regular file is there; of a name that cannot be, no: `Path.is_file` raises for one that is too long."""
+    """Check whether a regular file exists; return False for an invalid name, where `Path.is_file` may raise."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder is there; see `is_file`."""
+    """Check whether a folder exists; see `is_file`."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def exists(path: Path) -> bool:
-    """Return whether anything is there; see `is_file`."""
+    """Check whether a path exists; see `is_file`."""
     return os.path.exists(path)  # noqa: PTH110
 
 
 def regular(path: Path) -> Path:
-    """`path` itself; reading a pipe that nobody writes to would wait for ever.
+    """Return `path` itself after checking that it is a regular file; reading an open pipe could wait forever.
 
     Raises:
-        OSError: If it is no regular file, or cannot be looked at.
+        OSError: If it is not a regular file, or cannot be accessed.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -118,15 +120,15 @@ _KINDS = {
 
 
 def check_own(folder: Path, files: Collection[str], folders: Collection[str] = ()) -> None:
-    """Refuse a folder that may come from elsewhere if a name in it leads out of it, before anything in it is read or written.
+    """Check, before reading or writing in an untrusted folder, that no name in it leads outside.
 
     Args:
         folder: The folder; it may be missing.
-        files: Patterns of names that must be files, each with no second name elsewhere.
-        folders: Patterns of names that must be folders, with nothing but files and folders in them.
+        files: Patterns of names that must be regular files without further hard links.
+        folders: Patterns of names that must be folders which contain only files and folders.
 
     Raises:
-        OutputError: If one is a link, a pipe or another special file, or a file in the place of a folder; the message names it.
+        OutputError: If one is a link, a pipe or another special file, has the wrong type or a second hard link; the message names it.
     """
     try:
         items = sorted(folder.iterdir())
@@ -138,7 +140,7 @@ def check_own(folder: Path, files: Collection[str], folders: Collection[str] = (
     for item in items:
         if any(item.match(pattern) for pattern in files):
             if _must_be(item, stat.S_IFREG).st_nlink > 1:
-                raise OutputError(f"{printable(str(item))}: has a second name, whose content would change too; copy the folder")
+                raise OutputError(f"{printable(str(item))}: is hard-linked, so another file would change too; copy the folder")
         elif any(item.match(pattern) for pattern in folders):
             _must_be(item, stat.S_IFDIR)
             for place, inner, names in os.walk(item):
@@ -147,10 +149,10 @@ def check_own(folder: Path, files: Collection[str], folders: Collection[str] = (
 
 
 def _must_be(path: Path, *kinds: int) -> os.stat_result:
-    """The facts of a file or folder, which is of one of these kinds.
+    """Return the status of a file or folder after checking that it is of one of these kinds.
 
     Raises:
-        OutputError: If it is of another.
+        OutputError: If it is of another kind.
     """
     facts = path.lstat()
     if stat.S_IFMT(facts.st_mode) not in kinds:
@@ -162,17 +164,17 @@ def _must_be(path: Path, *kinds: int) -> os.stat_result:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of a folder that may come from elsewhere: no link is followed, and no pipe is waited for.
+    """Open a file of an untrusted folder, without following a link or waiting for a pipe.
 
     Args:
         path: The file.
-        flags: Those of `os.open`.
+        flags: Flags of `os.open`.
 
     Returns:
-        A descriptor.
+        A file descriptor.
 
     Raises:
-        OSError: If it is a link or no regular file, or cannot be opened.
+        OSError: If it is a link or not a regular file, or cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -182,16 +184,16 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path) -> bytes:
-    """Read a file of a folder that may come from elsewhere; see `open_own`."""
+    """Read a file of an untrusted folder; see `open_own`."""
     with os.fdopen(open_own(path, os.O_RDONLY), "rb") as stream:
         return stream.read()
 
 
 def discard(path: Path) -> None:
-    """Remove a file, a link (never what it leads to) or a folder with what is in it, if it is there.
+    """Remove a file, a link (never its target) or a folder with its content, if it exists.
 
     Raises:
-        OutputError: If the system does not let it be removed.
+        OutputError: If it cannot be removed.
     """
     try:
         if path.is_dir() and not path.is_symlink():
@@ -204,12 +206,12 @@ def discard(path: Path) -> None:
 
 
 def base_name(name: str) -> str:
-    """Return a file's or folder's own name without where it lies, which may tell whose it is; what is no path stays as it is."""
+    """Return the name of a file or folder without its path, which may be private; text that is not a path is returned as it is."""
     return name if os.sep not in name and name not in (".", "..") else Path(name).resolve().name or name
 
 
 def result_names(inputs: Sequence[Path]) -> list[str]:
-    """A name for the result of each input, no two alike: its stem, where that is not enough its name, and then with its number."""
+    """Return a unique name for the result of each input: its stem; if that is not unique, its name; else its name with a number."""
     stems = [path.stem.casefold() for path in inputs]
     names = [path.stem if stems.count(path.stem.casefold()) == 1 else path.name for path in inputs]
     if len({name.casefold() for name in names}) < len(names):
@@ -218,10 +220,10 @@ def result_names(inputs: Sequence[Path]) -> list[str]:
 
 
 def write_whole(path: Path, data: bytes) -> Path:
-    """Write `data` to `path` so that `path` is either the whole new content or what it was before.
+    """Write `data` to `path` atomically: the file has either its old or its complete new content.
 
     Args:
-        path: The file to write; its folder must exist.
+        path: File to write; its folder must exist.
         data: The content.
 
     Returns:
@@ -252,18 +254,18 @@ def write_whole(path: Path, data: bytes) -> Path:
 
 
 def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False) -> Path:
-    """Refuse an output folder that cannot or may not be written, before any work is done; create the folder around it.
+    """Check, before any work is done, that an output folder can and may be written; create its parent folder.
 
     Args:
-        path: The folder to be written as a whole.
-        known: Names of the files that it may hold; one that holds anything else is never replaced.
+        path: Folder to write.
+        known: Names of the files that it may hold; a folder that holds anything else is never replaced.
         overwrite: Whether an existing folder may be replaced.
 
     Returns:
         `path` itself.
 
     Raises:
-        OutputError: If `path` is a file, exists without `overwrite`, holds other files, or cannot be made.
+        OutputError: If `path` is a file, exists without `overwrite`, holds other files, or cannot be created.
     """
     name, place = printable(str(path)), path.resolve()
     if not is_folder(place):
@@ -283,11 +285,11 @@ def check_folder(path: Path, known: Collection[str], *, overwrite: bool = False)
 
 
 def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection[str]) -> list[Path]:
-    """Write a folder so that `path` is either the whole new folder or what it was before.
+    """Write a folder atomically: `path` is either the complete new folder or unchanged.
 
     Args:
-        path: The folder; one that exists and holds nothing but `known` is replaced.
-        files: Content by name.
+        path: Folder to write; an existing folder is replaced if it holds only files in `known`.
+        files: Content of each file by name.
         known: See `check_folder`.
 
     Returns:
@@ -304,7 +306,7 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
             write_whole(temporary / name, data)
         _publish(temporary, 0o777)
         if place.exists():
-            check_folder(path, known, overwrite=True)  # what came meanwhile must not go either
+            check_folder(path, known, overwrite=True)  # check again: files added meanwhile must not be lost
             former = temporary.with_suffix(".former")
             place.rename(former)
         temporary.rename(place)
@@ -324,12 +326,12 @@ def write_folder_whole(path: Path, files: Mapping[str, bytes], known: Collection
 
 @contextlib.contextmanager
 def building_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that becomes `path` when the body ends well, and is gone when it does not.
+    """Create a temporary folder that is renamed to `path` if the `with` block succeeds, and removed if it fails.
 
-    Each file is flushed to disk before the folder gets its name.
+    Each file is flushed to disk before the folder is renamed.
 
     Args:
-        path: The folder to be; it must not exist.
+        path: Folder to create; it must not exist.
 
     Yields:
         The temporary folder.
@@ -360,14 +362,14 @@ def building_folder(path: Path) -> Iterator[Path]:
 
 
 def _publish(path: Path, mode: int) -> None:
-    """Temporary files and folders are private; a result follows the user's umask."""
+    """Set the permissions of a result by the user's umask; temporary files and folders are private."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(mode & ~mask)
 
 
 def _flush(path: Path) -> None:
-    """Have the system write a file or a folder to disk."""
+    """Flush a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -376,16 +378,16 @@ def _flush(path: Path) -> None:
 
 
 def refusal(error: OSError | ValueError, path: Path) -> VisattnError:
-    """Return what to raise where the system does not let a file or folder be written."""
+    """Build the error for a file or folder that cannot be written."""
     name = printable(str(path))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"{name}: disk full; free some space or choose another place (-o/--output)")
+        return ResourceError(f"{name}: disk full; free some space or choose another folder (-o/--output)")
     cause = (getattr(error, "strerror", None) or str(error)).lower()
-    return OutputError(f"{name}: cannot be written ({cause}); choose a folder that can be written")
+    return OutputError(f"{name}: cannot be written ({cause}); choose a writable folder")
 
 
 def cache_folder() -> Path:
-    """Where downloads and conversions are kept: `$VISATTN_CACHE`, else `$XDG_CACHE_HOME/visattn`, else `~/.cache/visattn`."""
+    """Return the folder for downloads and caches: `$VISATTN_CACHE`, else `$XDG_CACHE_HOME/visattn`, else `~/.cache/visattn`."""
     if chosen := os.environ.get("VISATTN_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "visattn"

@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""Context manager for evaluation mode."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from visattn.errors import ModelError
 
 @contextmanager
 def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
-    """Put a model into evaluation mode; the flag of each module is as before afterward, also after an error.
+    """Put a model into evaluation mode temporarily; the mode of each module is restored on exit, also after an error.
 
     Args:
         model: The model.
-        frozen: Whether parameters need no gradient meanwhile, so that no graph is kept for them.
+        frozen: Whether to disable gradients of the parameters inside the block, so that no graph is kept for them.
 
     Yields:
         Nothing.
 
     Raises:
-        ModelError: If the model cannot be put into evaluation mode, as one that holds itself.
+        ModelError: If the model cannot be put into evaluation mode, for example because it contains itself.
     """
     modes = {module: module.training for module in model.modules()}
     trained = [parameter for parameter in model.parameters() if frozen and parameter.requires_grad]
@@ -43,8 +43,8 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
 def _evaluate(model: nn.Module) -> None:
     try:
         model.eval()
-    except Exception as error:  # of a model's own `eval` or `train`
+    except Exception as error:  # a model may override `eval` or `train`
         what = f"{type(error).__name__}: {first_line(error)}"
         raise ModelError(
-            f"{type(model).__name__}: model.eval() fails: {what}. Call it by itself; no module may hold itself."
+            f"{type(model).__name__}: model.eval() fails: {what}. Call it yourself to debug it; no module may contain itself."
         ) from error

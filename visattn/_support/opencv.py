@@ -1,9 +1,9 @@
-"""The only import of OpenCV: arrays in, arrays out. It never sees a file name, a label or a window (it crashes on odd names)."""
+"""The only import of OpenCV. It is used on arrays only, never for files, text or windows, since it crashes on unusual names."""
 
 from __future__ import annotations
 
 try:
-    import cv2  # noqa: TID251 - the one place
+    import cv2  # noqa: TID251 - the only import
 except ImportError as error:  # opencv-python needs the system's libGL; containers often lack it
     from visattn.errors import MissingExtra
 

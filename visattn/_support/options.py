@@ -1,4 +1,4 @@
-"""Fields of records that are options: with what commands say of them."""
+"""Dataclass fields that are also command line options."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def option(default: Any, text: str, *, metavar: str | None = None, least: int | None = None) -> Any:  # noqa: ANN401 - of any type
-    """A field with what commands say of it.
+    """Create a dataclass field with metadata for the command line.
 
     Args:
-        default: Its default.
+        default: Default value.
         text: One line for `--help`.
-        metavar: What stands for its value there.
-        least: The least number that commands take.
+        metavar: Placeholder of the value in `--help`.
+        least: Smallest number that the command line accepts.
     """
     return field(default=default, metadata={"help": text, "metavar": metavar, "least": least})

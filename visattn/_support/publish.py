@@ -1,6 +1,6 @@
-"""How attention modules show their gates: to an open capture, and at no cost to anybody else.
+"""Channel through which attention modules publish their gates to an open capture; without a capture it costs nothing.
 
-A leaf, so that modules need not know captures, nor captures modules.
+It stands apart so that `nn` and `capturing` need not import each other.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _listeners: list[Listener] = []
 
 
 def publish(module: nn.Module, role: Role, gate: Tensor | Callable[[], Tensor], features: Tensor | None = None) -> None:
-    """Show a gate to whoever listens.
+    """Pass a gate to the listeners.
 
     Args:
-        module: Whose gate it is.
-        role: What the gate's axes are; see `visattn.records.FeatureRecord`. Axes that the gate is broadcast over may have length 1.
-        gate: The gate, or a function that makes it, which is called only if somebody listens.
-        features: Of a gate of places the features that lie at the same places, by default the gate itself; of a transform those that
-            are sampled.
+        module: Module that computes the gate.
+        role: Role of the gate, which defines its axes; see `visattn.records.FeatureRecord`. Broadcast axes may have length 1.
+        gate: The gate, or a function that computes it; the function is called only if there is a listener.
+        features: For a spatial gate, features at the same positions; by default the gate itself. For a transform, the features that it
+            samples.
     """
-    if not torch.compiler.is_compiling() and _listeners:  # compiled code holds nothing of this
+    if not torch.compiler.is_compiling() and _listeners:  # compiled code publishes nothing
         value = gate() if callable(gate) else gate
         for listener in _listeners:
             listener(module, role, value, features)
@@ -36,7 +36,7 @@ def publish(module: nn.Module, role: Role, gate: Tensor | Callable[[], Tensor], 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Show all gates to `listener` inside the `with`."""
+    """Register `listener` for all gates inside the `with` block."""
     _listeners.append(listener)
     try:
         yield

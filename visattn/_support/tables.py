@@ -1,4 +1,4 @@
-"""Rows of facts as JSON, CSV, Markdown or aligned text: the one way in which the project prints tables."""
+"""Tables as JSON, CSV, Markdown or aligned text; all tables of the project are printed with these functions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Row = Mapping[str, Any]
 
 
 def to_json(data: Any) -> str:  # noqa: ANN401 - any JSON value
-    """`data` as indented JSON; a value JSON does not know is an error, never a string of its repr."""
+    """Return `data` as indented JSON; raise for values that JSON cannot represent."""
     return json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False)
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV with a header; a text that a spreadsheet would run as a formula gets a leading quote."""
+    """Return rows as CSV with a header; text that a spreadsheet would run as a formula gets a leading quote."""
     lines = [list(rows[0]), *(row.values() for row in rows)] if rows else []
     return "".join(",".join(map(_csv_cell, line)) + "\n" for line in lines)
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table."""
+    """Return rows as a Markdown table."""
     if not rows:
         return ""
     head = list(rows[0])
@@ -32,7 +32,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def to_text(rows: Sequence[Row]) -> str:
-    """Rows as columns aligned with spaces, under a header."""
+    """Return rows as columns aligned with spaces, under a header."""
     if not rows:
         return ""
     head = list(rows[0])

@@ -1,4 +1,4 @@
-"""Arguments of public functions: their types, by annotation, told in words before anything is done with them."""
+"""Type checks for arguments of public functions, by their annotations, with messages in plain words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "True or False",
     bytes: "bytes",
     type(None): "None",
@@ -31,7 +31,7 @@ _WORDS: dict[Any, str] = {
 
 
 def typed(*, but: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Check the arguments of a function, `but` these, by its annotations before it is called; a wrong one raises `OptionError`."""
+    """Decorate a function to check its arguments, except those in `but`, by its annotations; a wrong type raises `OptionError`."""
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -46,10 +46,10 @@ def typed(*, but: Collection[str] = ()) -> Callable[[Callable[P, R]], Callable[P
 
 
 def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check arguments by the annotations of a function; names and values that annotations do not speak of pass.
+    """Check arguments by the annotations of a function; arguments without an annotation pass.
 
     Raises:
-        OptionError: If an argument has another type; the message says which it must have.
+        OptionError: If an argument has another type; the message states the expected one.
     """
     hints = _hints(function)
     for name, value in given.items():
@@ -61,7 +61,7 @@ def check_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return {name: hint for name, hint in typing.get_type_hints(function).items() if name != "return"}
-    except NameError:  # a name that only type checkers import
+    except NameError:  # an annotation uses a name imported for type checkers only
         return {}
 
 
@@ -79,13 +79,13 @@ def _fits(value: Any, hint: Any) -> bool:  # noqa: ANN401
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
         parts = typing.get_args(hint)
-        if {int, float} & {*parts}:  # beside numbers no other name has a message of its own
+        if {int, float} & {*parts}:  # beside numbers, names must be checked here: no later check covers them
             parts = tuple(
                 value for part in parts for value in (typing.get_args(part) if typing.get_origin(part) is Literal else [part])
             )
         return any(value == part if isinstance(part, str) else _fits(value, part) for part in parts)
     if origin is Literal:
-        return isinstance(value, str)  # unknown names have messages of their own, which list the known ones
+        return isinstance(value, str)  # unknown names are rejected later, by a message that lists the known ones
     if origin is tuple:
         parts = typing.get_args(hint)
         return isinstance(value, (tuple, list)) and (... in parts or len(value) == len(parts)) and _all(value, parts)
@@ -100,7 +100,7 @@ def _fits(value: Any, hint: Any) -> bool:  # noqa: ANN401
 
 
 def _all(values: Iterable[Any], parts: Sequence[Any]) -> bool:
-    """Whether elements fit; those of arrays and generators are left to the function."""
+    """Check whether the elements fit; those of arrays and generators are not checked here."""
     if not isinstance(values, (tuple, list)) or not parts:
         return True
     hints = [parts[0]] * len(values) if ... in parts or len(parts) != len(values) else parts
@@ -110,7 +110,7 @@ def _all(values: Iterable[Any], parts: Sequence[Any]) -> bool:
 def _is(value: Any, kind: Any) -> bool:  # noqa: ANN401
     try:
         return isinstance(value, kind)
-    except TypeError:  # a protocol that cannot be asked at run time
+    except TypeError:  # a protocol that does not support isinstance
         return True
 
 

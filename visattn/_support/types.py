@@ -1,10 +1,10 @@
-"""Choices and limits that several modules share."""
+"""Choices and limits shared by several modules."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-MAX_PIXELS = 64_000_000  # of a photo, unless somebody asks for more
+MAX_PIXELS = 64_000_000  # default limit for the pixels of an image
 
 Fusion = Literal["mean", "max", "min"]
 Sinks = Literal["keep", "drop", "redistribute"]
@@ -16,7 +16,7 @@ Kind = Literal["self", "cross", "pool", "channel", "unplaced"]
 Role = Literal["activation", "tokens", "channel_gate", "spatial_gate", "gate", "branch_gate", "transform", "glimpse", "mix"]
 ColorProfile = Literal["convert", "ignore"]
 DiscardOver = Literal["row", "layer"]
-How = Literal["sample", "argmax", "expected", "gumbel"]
+Sampling = Literal["sample", "argmax", "expected", "gumbel"]
 Implementation = Literal["tiles", "reversed"]
 Space = Literal["logit", "prob", "logprob"]
 Variant = Literal["paper", "official"]

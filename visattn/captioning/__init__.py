@@ -1,6 +1,6 @@
-"""Captions, and where each of their words looked: captioners as folders, beam search, scores."""
+"""Image captioning with attention maps for each word: loading captioners, beam search, and caption metrics."""
 
-from visattn.captioning.beam_search import Found, search, search_all
+from visattn.captioning.beam_search import Hypothesis, search, search_all
 from visattn.captioning.captioner import Caption, Captioner, load_captioner
 from visattn.captioning.scores import caption_scores, exact_set, facts_of, slot_accuracy
 from visattn.captioning.vocabulary import Vocabulary, split
@@ -8,7 +8,7 @@ from visattn.captioning.vocabulary import Vocabulary, split
 __all__ = [
     "Caption",
     "Captioner",
-    "Found",
+    "Hypothesis",
     "Vocabulary",
     "caption_scores",
     "exact_set",

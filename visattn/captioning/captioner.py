@@ -1,4 +1,4 @@
-"""Captions of photos, with where each word looked."""
+"""Captions of photos, with an attention map for each word."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from visattn.drawing.pictures import Picture
 from visattn.errors import LayoutError, OptionError
 from visattn.families.trained import remember
 from visattn.geometry import Geometry
-from visattn.images import facts
+from visattn.images import image_facts
 from visattn.loading.weights import FACTS
 from visattn.maps import AttentionMap
-from visattn.models.show_attend_tell import END, UNKNOWN, Seen, ShowAttendTell, Told
+from visattn.models.show_attend_tell import END, UNKNOWN, DecoderOutput, EncodedImage, ShowAttendTell
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared, prepare_batch
 from visattn.provenance import Provenance
@@ -39,18 +39,18 @@ METHOD = "caption attention"
 
 @dataclass(frozen=True, eq=False)
 class Caption:
-    """A caption of a photo, and where each of its words looked.
+    """Caption of a photo, with an attention map for each word.
 
     Attributes:
-        words: Of the caption; `<end>` is not among them.
-        score: Log-likelihood of the words and of the end, in nats.
-        finished: Whether the captioner ended it; else it was cut off.
-        map: Attention, axes `("word",)`.
-        betas: How much of what was seen went into each word, 0 to 1.
-        entropies: Of the attention of each word, in nats.
-        cells: The place, `(row, column)`, that hard attention took for each word, else None.
-        photo: That was captioned.
-        geometry: Where the captioner's input lies on it.
+        words: Words of the caption, without `<end>`.
+        score: Log-likelihood of the words and of `<end>`, in nats.
+        finished: Whether the caption ends with `<end>`. Otherwise it was cut off.
+        map: Attention weights, with the axes `("word",)`.
+        betas: Gate value beta of each word, from 0 to 1: the share of the visual context that the decoder uses.
+        entropies: Entropy of the attention weights of each word, in nats.
+        chosen_cells: Grid cell `(row, column)` that hard attention chose for each word; None for other attention.
+        photo: Photo that was captioned.
+        geometry: Position of the captioner's input on the photo.
     """
 
     words: tuple[str, ...]
@@ -59,26 +59,40 @@ class Caption:
     map: AttentionMap
     betas: tuple[float, ...]
     entropies: tuple[float, ...]
-    cells: tuple[tuple[int, int] | None, ...]
+    chosen_cells: tuple[tuple[int, int] | None, ...]
     photo: Image.Image
     geometry: Geometry
 
     @property
     def text(self) -> str:
-        """The words with spaces between them."""
+        """Caption as text, with spaces between the words."""
         return " ".join(self.words)
 
     def filmstrip(self, **options: Any) -> Picture:  # noqa: ANN401 - those of `visattn.filmstrip`
-        """The photo, and a panel for each word; see `visattn.filmstrip`."""
-        return filmstrip(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
+        """Draw the photo and a panel for each word; see `visattn.filmstrip`."""
+        return filmstrip(
+            self.photo,
+            self.map,
+            self.geometry,
+            chosen_cells=self.chosen_cells,
+            word_notes=self.word_notes,
+            **self._titled(options),
+        )
 
     def animation(self, **options: Any) -> bytes:  # noqa: ANN401
-        """The same as a WebP, a frame for each word; see `visattn.drawing.filmstrips.animation`."""
-        return animation(self.photo, self.map, self.geometry, cells=self.cells, facts=self.facts, **self._titled(options))
+        """Draw a WebP animation with a frame for each word; see `visattn.drawing.filmstrips.animation`."""
+        return animation(
+            self.photo,
+            self.map,
+            self.geometry,
+            chosen_cells=self.chosen_cells,
+            word_notes=self.word_notes,
+            **self._titled(options),
+        )
 
     @property
-    def facts(self) -> tuple[str, ...]:
-        """A line for each word: entropy in that of a uniform map, and beta."""
+    def word_notes(self) -> tuple[str, ...]:
+        """Note for each word: entropy relative to a uniform map, and beta."""
         most = math.log(self.map.layout.cells)
         return tuple(
             f"entropy {entropy / most:.2f}  beta {beta:.2f}" for entropy, beta in zip(self.entropies, self.betas, strict=True)
@@ -86,129 +100,156 @@ class Caption:
 
     def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
         notes = [*self.map.provenance.notes, *options.pop("notes", ())]
-        if any(cell is not None for cell in self.cells):
-            notes.append("colors: the probabilities of places")
-        notes.append("entropy: of the map, 1 where it is uniform; beta: how much of what was seen was let through")
+        if any(cell is not None for cell in self.chosen_cells):
+            notes.append("colors: probability of each cell")
+        notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on the visual context, 0 closed, 1 open")
         return {"title": self.text, "notes": notes} | options
 
 
 class Captioner:
-    """Tells what photos show, and where it looked."""
+    """Captioner: generates captions with an attention map for each word."""
 
     def __init__(self, model: ShowAttendTell, blueprint: CaptionerBlueprint, provenance: Provenance) -> None:
-        """Of a model that was built from the blueprint; `load_captioner` reads one from a folder."""
+        """Wrap a model that was built from the blueprint. To load one from a folder, use `load_captioner`."""
         self.model, self.blueprint, self.provenance = model, blueprint, provenance
         self.vocabulary = Vocabulary(blueprint.words)
-        remember(model, blueprint.encoder)  # so that `prepare` knows its pixels
+        remember(model, blueprint.encoder)  # so that `prepare` finds its preprocessing
 
     @property
     def field(self) -> tuple[int, int]:
-        """Height and width, in pixels of the input, of what the middle place can know: the receptive field."""
+        """Receptive field of the middle cell: height and width in input pixels."""
         return receptive_field(self.model.encoder, self.blueprint.channels, self.blueprint.size)
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of the places."""
+        """Rows and columns of the feature map."""
         blank = torch.zeros(1, self.blueprint.channels, *self.blueprint.size, device=next(self.model.parameters()).device)
-        return self._seen(blank)[0].grid
+        return self._encode(blank)[0].grid
 
-    def tell(
-        self, photos: Sequence[Image.Image], *, beam: int = 5, longest: int = 50, how: str | None = None, normalize: bool = False
+    def generate(
+        self,
+        photos: Sequence[Image.Image],
+        *,
+        beam_size: int = 5,
+        max_length: int = 50,
+        sampling: str | None = None,
+        length_normalization: bool = False,
     ) -> list[Caption]:
-        """A caption of each photo: beam search, then the maps of the caption that was chosen.
+        """Generate a caption of each photo with beam search, and compute its attention maps.
 
         Args:
-            photos: Upright pictures, as `visattn.load_image` gives them.
-            beam: Hypotheses that are followed; 1 is greedy.
-            longest: Most words, `<end>` among them.
-            how: What hard attention takes: `argmax`, `expected` or `sample`; by default the likeliest place.
-            normalize: Whether hypotheses are compared by their mean log-probability; else short ones win.
+            photos: Upright photos, as returned by `visattn.load_image`.
+            beam_size: Number of hypotheses; 1 is greedy decoding.
+            max_length: Largest number of words, including `<end>`.
+            sampling: Location that hard attention reads: `argmax`, `expected` or `sample`; by default the most likely one.
+            length_normalization: Whether to compare hypotheses by their mean log-probability. Otherwise short ones are favored.
+
+        Returns:
+            One caption per photo.
 
         Raises:
-            OptionError: If an option is out of range, or `how` is given for another attention.
-            ImageError: If there is no photo, or it cannot be used.
-            LayoutError: If where the encoder's places lie cannot be followed.
+            OptionError: If an option is out of range, or `sampling` is given but the attention is not hard.
+            ImageError: If there is no photo, or a photo cannot be used.
+            LayoutError: If the positions of the encoder's feature map on the image cannot be traced.
         """
-        self._check(how)
+        self._check(sampling)
         prepared = prepare_batch(photos, self.model)
-        seen, layout = self._seen(prepared.pixels)
-        found = search(self.model, seen, beam=beam, longest=longest, how=how, normalize=normalize)
+        encoded, layout = self._encode(prepared.pixels)
+        found = search(
+            self.model,
+            encoded,
+            beam_size=beam_size,
+            max_length=max_length,
+            sampling=sampling,
+            length_normalization=length_normalization,
+        )
         words = [[*one.words, END] if one.finished else one.words for one in found]
-        places = [one.places for one in found] if self.model.attention == "hard" and how != "expected" else None
-        parameters = {"beam": beam, "longest": longest, "normalize": normalize, "how": how or "default"}
-        told = self._scored(seen, words, how, places)
-        return self._captions(prepared, layout, told, [self.vocabulary.decode(one) for one in words], words, parameters)
+        locations = [one.locations for one in found] if self.model.attention == "hard" and sampling != "expected" else None
+        parameters = {
+            "beam_size": beam_size,
+            "max_length": max_length,
+            "length_normalization": length_normalization,
+            "sampling": sampling or "default",
+        }
+        decoded = self._decode(encoded, words, sampling, locations)
+        return self._captions(prepared, layout, decoded, [self.vocabulary.decode(one) for one in words], words, parameters)
 
-    def score(self, photos: Sequence[Image.Image], captions: Sequence[str], *, how: str | None = None) -> list[Caption]:
-        """The captions that are given, with their likelihood and where their words look.
+    def score(self, photos: Sequence[Image.Image], captions: Sequence[str], *, sampling: str | None = None) -> list[Caption]:
+        """Score given captions with teacher forcing: compute their log-likelihood and attention maps.
 
         Args:
-            photos: Upright pictures.
-            captions: One for each.
-            how: See `tell`.
+            photos: Upright photos.
+            captions: One caption per photo.
+            sampling: See `generate`.
+
+        Returns:
+            One scored caption per photo.
 
         Raises:
-            OptionError: If there are not as many captions as photos, or one has no word.
-            ImageError: If there is no photo, or it cannot be used.
-            LayoutError: If where the encoder's places lie cannot be followed.
+            OptionError: If the numbers of captions and photos differ, a caption has no word, or `sampling` is given but the attention is
+                not hard.
+            ImageError: If there is no photo, or a photo cannot be used.
+            LayoutError: If the positions of the encoder's feature map on the image cannot be traced.
         """
-        self._check(how)
+        self._check(sampling)
         if len(captions) != len(photos):
             raise OptionError(f"there must be one caption for each photo, got {len(captions)} for {len(photos)}.")
         texts = [split(caption) for caption in captions]
         if empty := [number for number, words in enumerate(texts) if not words]:
             raise OptionError(f"caption {empty[0]} has no word. Give one or more.")
         prepared = prepare_batch(photos, self.model)
-        seen, layout = self._seen(prepared.pixels)
+        encoded, layout = self._encode(prepared.pixels)
         words = [self.vocabulary.encode(caption) for caption in captions]
-        told = self._scored(seen, words, how, None)
-        return self._captions(prepared, layout, told, texts, words, {"how": how or "default"})
+        decoded = self._decode(encoded, words, sampling, None)
+        return self._captions(prepared, layout, decoded, texts, words, {"sampling": sampling or "default"})
 
-    def _check(self, how: str | None) -> None:
-        if how is not None and self.model.attention != "hard":
+    def _check(self, sampling: str | None) -> None:
+        if sampling is not None and self.model.attention != "hard":
             raise OptionError(
-                f"'{how}' says what hard attention takes; this captioner's is {self.model.attention}. Leave it out."
+                f"sampling needs hard attention, got '{sampling}' for {self.model.attention} attention. Leave it out."
             )
 
-    def _scored(self, seen: Seen, words: list[list[int]], how: str | None, places: list[list[int]] | None) -> Told:
-        device = seen.features.device
+    def _decode(
+        self, encoded: EncodedImage, words: list[list[int]], sampling: str | None, locations: list[list[int]] | None
+    ) -> DecoderOutput:
+        device = encoded.features.device
         lengths = torch.tensor([max(len(one), 1) for one in words])
-        taken = _padded(places).to(device) if places is not None else None
+        taken = _padded(locations).to(device) if locations is not None else None
         with evaluating(self.model), torch.inference_mode():
-            return self.model.tell(seen, _padded(words).to(device), lengths, how=how, places=taken)
+            return self.model.teacher_forcing(encoded, _padded(words).to(device), lengths, sampling=sampling, locations=taken)
 
-    def _seen(self, pixels: Tensor) -> tuple[Seen, TokenLayout]:
-        """What is seen of pixels, and where its places lie on them: followed through the encoder, not guessed from their number."""
+    def _encode(self, pixels: Tensor) -> tuple[EncodedImage, TokenLayout]:
+        """Encode pixels. Return the features and their positions on the input, which are traced through the encoder."""
         stage = nn.Sequential(OrderedDict(encoder=self.model.encoder))
         with evaluating(self.model), torch.inference_mode():
             with capture(stage, features=["encoder"]) as recording:
                 maps = stage(pixels)
-            seen = self.model.look_at(maps)
+            encoded = self.model.encode_features(maps)
         layout = recording.features[0].layout
-        if layout is None or layout.grid != seen.grid:
+        if layout is None or layout.grid != encoded.grid:
             raise LayoutError(
-                f"{self.blueprint.encoder.model}: where its places lie could not be followed. Choose another layer (--layer)."
+                f"{self.blueprint.encoder.model}: the positions of its feature map could not be traced. Choose another layer (--layer)."
             )
-        return seen, layout
+        return encoded, layout
 
     def _captions(
         self,
         prepared: Prepared,
         layout: TokenLayout,
-        told: Told,
+        decoded: DecoderOutput,
         texts: list[list[str]],
         words: list[list[int]],
         parameters: dict[str, Any],
     ) -> list[Caption]:
-        """Each picture's own part of what was told, without the step of the end."""
-        rows, columns = told.grid
-        chosen = told.logits.float().log_softmax(2).gather(2, _padded(words).to(told.logits.device)[..., None])[..., 0]
-        scores = chosen.masked_fill(~told.steps, 0).sum(1).tolist()
-        hard = self.model.attention == "hard" and parameters["how"] != "expected"
+        """Build the `Caption` of each image from the decoder output, without the step of `<end>`."""
+        rows, columns = decoded.grid
+        chosen = decoded.logits.float().log_softmax(2).gather(2, _padded(words).to(decoded.logits.device)[..., None])[..., 0]
+        scores = chosen.masked_fill(~decoded.steps, 0).sum(1).tolist()
+        hard = self.model.attention == "hard" and parameters["sampling"] != "expected"
         captions = []
         for i, text in enumerate(texts):
             count = len(text)
-            source = facts(prepared.photos[i])
+            source = image_facts(prepared.photos[i])
             provenance = replace(self.provenance, method=METHOD, parameters=parameters | {"caption": " ".join(text)})
             provenance = prepared.noted(
                 provenance.but(
@@ -218,17 +259,17 @@ class Captioner:
                     notes=source.notes + _unknown(text, words[i]),
                 )
             )
-            values = told.alpha[i, :count].float().cpu().clone().view(count, rows, columns)
-            taken = told.taken[i, :count].argmax(1).tolist()
+            values = decoded.alpha[i, :count].float().cpu().clone().view(count, rows, columns)
+            taken = decoded.taken[i, :count].argmax(1).tolist()
             captions.append(
                 Caption(
                     words=tuple(text),
                     score=scores[i],
                     finished=words[i][-1:] == [END],
                     map=AttentionMap(values, ("word",), layout, {"word": tuple(text)}, "attention", provenance),
-                    betas=tuple(told.beta[i, :count].tolist()),
-                    entropies=tuple(told.entropy[i, :count].tolist()),
-                    cells=tuple(divmod(cell, columns) if hard else None for cell in taken),
+                    betas=tuple(decoded.beta[i, :count].tolist()),
+                    entropies=tuple(decoded.entropy[i, :count].tolist()),
+                    chosen_cells=tuple(divmod(cell, columns) if hard else None for cell in taken),
                     photo=prepared.photos[i],
                     geometry=prepared.geometries[i],
                 )
@@ -237,11 +278,14 @@ class Captioner:
 
 
 def load_captioner(folder: str | Path) -> Captioner:
-    """The captioner of a folder that `visattn train caption` wrote: `RUN`, or `RUN/final`.
+    """Load a captioner from a folder written by `visattn train caption`.
+
+    Args:
+        folder: Folder of the run, or `final` in it.
 
     Raises:
         WeightsError: If the folder holds no captioner, or a damaged one.
-        UnsupportedModel: If its encoder is not known here.
+        UnsupportedModel: If the encoder's model is unknown.
     """
     place = Path(folder)
     within = place / "final"
@@ -249,9 +293,9 @@ def load_captioner(folder: str | Path) -> Captioner:
 
 
 def _unknown(text: list[str], words: list[int]) -> tuple[str, ...]:
-    """What must be said of words that are not in the vocabulary."""
+    """Return a note about words that are not in the vocabulary."""
     unknown = dict.fromkeys(word for word, number in zip(text, words, strict=False) if number == UNKNOWN)
-    return (f"words that the captioner does not know, read as {SPECIAL[UNKNOWN]}: {', '.join(unknown)}",) if unknown else ()
+    return (f"words outside the vocabulary, read as {SPECIAL[UNKNOWN]}: {', '.join(unknown)}",) if unknown else ()
 
 
 def _padded(sequences: list[list[int]]) -> Tensor:

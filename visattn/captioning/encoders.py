@@ -1,7 +1,7 @@
-"""The feature map of any classifier, as what a captioner looks at.
+"""Encoders for captioners: a classifier from timm, torchvision or your own code, cut at a feature map.
 
-In: a model of timm, torchvision or yours. Out: a module from images to `(B, channels, rows, columns)` whose parameters have the names of
-the model's own, so that its published weights load.
+An encoder maps images to `(B, channels, rows, columns)`. Its parameters keep the names that they have in the classifier, so that
+published weights can be loaded.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _PICTURES = 8
 
 
 class FeatureMap(nn.Module):
-    """A model up to one of its feature maps; what comes behind is cut off."""
+    """Model up to one of its feature maps. Later layers are removed."""
 
     def __init__(self, model: nn.Module, layer: str, channels: int, size: tuple[int, int]) -> None:
-        """Cut.
+        """Cut the model at a layer.
 
         Args:
-            model: A classifier.
-            layer: Dotted name of the module that gives the map; or a number, of timm's intermediate maps, -1 the last; "" for the last
-                map there is.
-            channels: Of its input.
-            size: Height and width of its input.
+            model: Classifier.
+            layer: Name of the module whose output is the feature map; or an index of timm's intermediate feature maps, where -1 is the
+                last; or "" for the last feature map of the model.
+            channels: Number of input channels.
+            size: Height and width of the input.
 
         Raises:
-            OptionError: If there is no such layer.
-            UnsupportedModel: If the model gives no map, or cannot be cut.
+            OptionError: If the layer does not exist.
+            UnsupportedModel: If the model has no feature map, or cannot be cut.
         """
         super().__init__()
         kind = type(model).__name__
@@ -53,19 +53,19 @@ class FeatureMap(nn.Module):
             return
         name = layer or last_feature_map(model, channels, size)
         if name is None:
-            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN, a model of timm, or name a layer (--layer).")
+            raise UnsupportedModel(f"{kind}: gives no feature map. Choose a CNN or a timm model, or name a layer (--layer).")
         if name not in dict(model.named_modules()):
-            raise OptionError(f"{kind}: has no layer '{printable(name)}'. See visattn inspect for its layers.")
+            raise OptionError(f"{kind}: has no layer '{printable(name)}'. Run `visattn inspect` to list its layers.")
         try:
             self.model = create_feature_extractor(model, {name: _MAP})
-        except Exception as error:  # torch.fx raises whatever the model's own code meets
+        except Exception as error:  # torch.fx may raise anything that the model's code raises
             cause = (str(error) or type(error).__name__).splitlines()[0]
             raise UnsupportedModel(
                 f"{kind}: cannot be cut at '{printable(name)}' ({cause}). Choose another layer (--layer)."
             ) from error
 
     def forward(self, images: Tensor) -> Tensor:
-        """`(B, C, H, W)` to `(B, channels, rows, columns)`."""
+        """Compute the feature map `(B, channels, rows, columns)` of images `(B, C, H, W)`."""
         if self.index is None:
             found: Tensor = self.model(images)[_MAP]
             return found
@@ -77,11 +77,11 @@ class FeatureMap(nn.Module):
 
 @dataclass(frozen=True)
 class Shape:
-    """What an encoder gives.
+    """Shape of an encoder's feature map.
 
     Attributes:
-        channels: Of the map.
-        grid: Its rows and columns.
+        channels: Number of channels.
+        grid: Number of rows and columns.
     """
 
     channels: int
@@ -89,48 +89,52 @@ class Shape:
 
 
 def encoder(blueprint: Blueprint, layer: str = "") -> tuple[FeatureMap, Shape]:
-    """The encoder of a blueprint, with random weights, and what it gives; parameters that reach no map are frozen.
+    """Build the encoder of a blueprint with random weights. Return it with the shape of its feature map.
+
+    Parameters that do not affect the feature map are frozen.
 
     Raises:
-        OptionError: If there is no such layer.
-        UnsupportedModel: If the model gives no map of places.
+        OptionError: If the layer does not exist.
+        UnsupportedModel: If the model gives no feature map with two or more cells.
     """
-    one = replace(blueprint, classes=("",))  # some cannot be built without a class; its layer is cut off
+    one = replace(
+        blueprint, classes=("",)
+    )  # some models cannot be built without classes; their classifier layer is removed later
     made = FeatureMap(one.build(), layer, blueprint.channels, blueprint.size).eval()
     name = printable(blueprint.model)
     try:
         with torch.enable_grad():
             maps = made(torch.zeros(1, blueprint.channels, *blueprint.size))
-    except Exception as error:  # the model's own
+    except Exception as error:  # the model may raise anything
         cause = (str(error) or type(error).__name__).splitlines()[0]
         raise UnsupportedModel(f"{name}: gives no map at {blueprint.size[0]} x {blueprint.size[1]} pixels ({cause}).") from error
-    if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel: of the one class
+    if maps.ndim != 4 or maps.shape[1] < 2 or maps.shape[2] * maps.shape[3] < 2:  # one channel is the score of the one class
         raise UnsupportedModel(
-            f"{name}: must give a map (B, channels, rows, columns) with two channels and two places or more, got "
+            f"{name}: must give a feature map (B, channels, rows, columns) with two channels and two cells or more, got "
             f"{tuple(maps.shape)}. Name an earlier layer (--layer), or enlarge img_size (--img-size)."
         )
     if _apart(maps.shape[1:3], blueprint.size) < _apart(maps.shape[2:], blueprint.size):
         raise UnsupportedModel(
-            f"{name}: must give a map (B, channels, rows, columns), got {tuple(maps.shape)} with channels last. Name a layer behind their "
-            "permutation (--layer)."
+            f"{name}: must give a feature map (B, channels, rows, columns), got {tuple(maps.shape)} with channels last. Name a layer after "
+            "their permutation (--layer)."
         )
     parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True) if parameters else ()
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.requires_grad_(gradient is not None)  # several processes would wait for its gradient
+        parameter.requires_grad_(gradient is not None)  # DistributedDataParallel would wait for its gradient
     return made.train(), Shape(maps.shape[1], (maps.shape[2], maps.shape[3]))
 
 
 def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Sides, in input pixels, of the part of the picture that the middle place of a map can know; 0 where it knows none.
+    """Measure the receptive field of the middle cell of a feature map: height and width in input pixels; 0 if it has none.
 
-    Seen from gradients, so of trained weights: a branch that starts at 0 lets none through. One picture closes some units and some
-    places of a pool, so what any of a few random ones shows is taken together.
+    It is measured from gradients, so the weights should be trained: a branch with zero weights passes no gradient. For one image, some
+    ReLUs and inputs of max pooling pass no gradient, so the union over several random images is used.
 
     Args:
-        made: From `(1, channels, *size)` to `(1, D, rows, columns)`.
-        channels: Of its input.
-        size: Height and width of its input.
+        made: Encoder, from `(1, channels, *size)` to `(1, D, rows, columns)`.
+        channels: Number of input channels.
+        size: Height and width of the input.
     """
     like = next(made.parameters())
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +144,9 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
             images = torch.randn(1, channels, *size, generator=generator).to(like).requires_grad_()
             maps = made(images)[0]
             middle = maps[:, maps.shape[1] // 2, maps.shape[2] // 2]
-            weights = torch.randn(middle.shape, generator=generator).to(middle)  # a plain sum of normalized features is 0
+            weights = torch.randn(middle.shape, generator=generator).to(
+                middle
+            )  # weighted, because a plain sum of normalized features is constant
             (reach,) = torch.autograd.grad((middle * weights).sum(), images)
             touched |= (reach[0] != 0).any(0)
     down, across = (touched.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
@@ -148,5 +154,5 @@ def receptive_field(made: nn.Module, channels: int, size: tuple[int, int]) -> tu
 
 
 def _apart(grid: Sequence[int], size: tuple[int, int]) -> float:
-    """How far cells are from square: the logarithm of their sides' ratio."""
+    """Compute how far cells are from square: the absolute logarithm of the ratio of their sides."""
     return abs(math.log(size[0] / grid[0] * grid[1] / size[1]))

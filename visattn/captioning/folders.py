@@ -1,4 +1,4 @@
-"""A captioner as a folder: weights, the words it knows, and how it is built; nothing in it runs code."""
+"""Saving and loading of captioners as folders with weights, vocabulary and architecture. Loading runs no code from the folder."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from visattn.models.show_attend_tell import ATTENTIONS, Attention, ShowAttendTel
 from visattn.provenance import Provenance
 
 KIND = "captioner"
-_LEAST = {"embedding": 1, "state": 1, "width": 0}
+_LEAST = {"embed_dim": 1, "hidden_dim": 1, "attention_dim": 0}
 
 
 @dataclass(frozen=True)
 class CaptionerBlueprint:
-    """What a captioner is built from.
+    """Specification from which a captioner is built.
 
     Attributes:
-        encoder: The classifier whose feature map is looked at; it has no classes.
-        words: Of the vocabulary, `<end>` and `<unknown>` first.
-        layer: Of the map, see `FeatureMap`.
+        encoder: Blueprint of the classifier whose feature map is used; it has no classes.
+        words: Vocabulary, starting with `<end>` and `<unknown>`.
+        layer: Layer of the feature map, see `FeatureMap`.
         attention: `soft`, `hard` or `uniform`.
-        embedding: Width of a word.
-        state: Width of the LSTM's state.
-        width: Of the hidden layer of the scores; 0: that of the features.
-        dropout: Before the last layer.
-        word_dropout: Probability that the word before is hidden in training.
-        coordinates: Whether learned coordinates are added to the features.
-        temperature: Of Gumbel draws.
+        embed_dim: Dimension of the word embeddings.
+        hidden_dim: Dimension of the LSTM's hidden state.
+        attention_dim: Dimension of the hidden layer that computes attention scores; 0: the same as the features.
+        dropout: Dropout before the output layer.
+        word_dropout: Probability of hiding the previous word in training.
+        coordinates: Whether learned row and column embeddings are added to the features.
+        temperature: Temperature of Gumbel samples.
     """
 
     encoder: Blueprint
     words: tuple[str, ...]
     layer: str = ""
     attention: Attention = "soft"
-    embedding: int = 512
-    state: int = 512
-    width: int = 0
+    embed_dim: int = 512
+    hidden_dim: int = 512
+    attention_dim: int = 0
     dropout: float = 0.5
     word_dropout: float = 0.0
     coordinates: bool = False
@@ -57,31 +57,31 @@ class CaptionerBlueprint:
 
     @property
     def channels(self) -> int:
-        """1 for gray pictures, 3 for color."""
+        """Number of input channels: 1 for gray images, 3 for color."""
         return self.encoder.channels
 
     @property
     def size(self) -> tuple[int, int]:
-        """`(height, width)` of the input in pixels."""
+        """Input size `(height, width)` in pixels."""
         return self.encoder.size
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Of each channel, of pixels in [0, 1]."""
+        """Mean of each channel, for pixels in [0, 1]."""
         return self.encoder.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Likewise the standard deviation."""
+        """Standard deviation of each channel, for pixels in [0, 1]."""
         return self.encoder.std
 
     def build(self) -> ShowAttendTell:
-        """The captioner with random weights, as the random state is.
+        """Build the captioner with random weights, from the current random state.
 
         Raises:
-            OptionError: If there is no such layer.
-            UnsupportedModel: If there is no such model, or it gives no map.
-            VisattnError: As the body of `no_larger_than` does.
+            OptionError: If the layer does not exist.
+            UnsupportedModel: If the model is unknown or gives no feature map.
+            VisattnError: If the model exceeds the limit of an enclosing `no_larger_than`.
         """
         made, shape = encoder(self.encoder, self.layer)
         try:
@@ -90,7 +90,9 @@ class CaptionerBlueprint:
             raise
         except RuntimeError as error:
             cause = printable((str(error) or type(error).__name__).splitlines()[0])
-            raise UnsupportedModel(f"the captioner cannot be built ({cause}); choose a smaller embedding and state.") from error
+            raise UnsupportedModel(
+                f"the captioner cannot be built ({cause}). Choose a smaller embed_dim and hidden_dim."
+            ) from error
 
     def _around(self, made: torch.nn.Module, shape: Shape) -> ShowAttendTell:
         return ShowAttendTell(
@@ -98,9 +100,9 @@ class CaptionerBlueprint:
             shape.channels,
             len(self.words),
             attention=self.attention,
-            embedding=self.embedding,
-            state=self.state,
-            width=self.width or None,
+            embed_dim=self.embed_dim,
+            hidden_dim=self.hidden_dim,
+            attention_dim=self.attention_dim or None,
             dropout=self.dropout,
             word_dropout=self.word_dropout,
             grid=shape.grid if self.coordinates else None,
@@ -109,13 +111,13 @@ class CaptionerBlueprint:
 
 
 def save(model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, facts: Mapping[str, Any] | None = None) -> Path:
-    """Write a folder that `load` reads; it is there as a whole or not at all.
+    """Save a captioner to a new folder for `load`. The folder is written completely or not at all.
 
     Args:
-        model: Built from the blueprint; not wrapped.
-        blueprint: What it was built from.
-        folder: A new folder.
-        facts: More that should stand in `model.json`, JSON values.
+        model: Captioner built from the blueprint, without wrappers.
+        blueprint: Specification from which it was built.
+        folder: New folder.
+        facts: Further JSON values to store in `model.json`.
 
     Returns:
         `folder`.
@@ -124,34 +126,34 @@ def save(model: ShowAttendTell, blueprint: CaptionerBlueprint, folder: Path, fac
         OutputError: If the folder exists or cannot be written.
         ResourceError: If the disk is full.
     """
-    told = replace(blueprint, encoder=shared(blueprint.encoder))
-    return write_folder(model, folder, {"kind": KIND, **asdict(told), **(facts or {})})
+    described = replace(blueprint, encoder=shared(blueprint.encoder))
+    return write_folder(model, folder, {"kind": KIND, **asdict(described), **(facts or {})})
 
 
 def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
-    """Build the captioner of a folder and give it its weights, in evaluation mode.
+    """Load a captioner from a folder, in evaluation mode. Return it with its blueprint and provenance.
 
     Raises:
-        WeightsError: If the folder holds no captioner, or one that is damaged, of a newer version or built by a Python file.
-        UnsupportedModel: If there is no such model here.
+        WeightsError: If the folder holds no captioner, or one that is damaged, from a newer version, or built by a Python file.
+        UnsupportedModel: If the encoder's model is unknown.
     """
     name, shown = printable(str(folder)), printable(str(folder / FACTS))
-    told = read_facts(folder)
-    if told.get("kind") != KIND:
-        raise WeightsError(f"{name}: holds a classifier, not a captioner; pass a folder that visattn train caption wrote.")
-    blueprint = _read(told, shown)
+    described = read_facts(folder)
+    if described.get("kind") != KIND:
+        raise WeightsError(f"{name}: holds a classifier, not a captioner. Pass a folder that `visattn train caption` wrote.")
+    blueprint = _read(described, shown)
     if blueprint.encoder.model.rpartition(":")[0].endswith(".py"):
-        raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}, which loading would run.")
-    tensors = read_weights(folder, told)
+        raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}; loading does not run Python files.")
+    tensors = read_weights(folder, described)
     with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
         model = blueprint.build()
     fill(model, tensors, name)
     title = f"show, attend and tell ({blueprint.attention}) on {blueprint.encoder.model}"
-    return model.eval(), blueprint, Provenance(model=title, weights=folder.resolve().name, weights_sha256=told["sha256"])
+    return model.eval(), blueprint, Provenance(model=title, weights=folder.resolve().name, weights_sha256=described["sha256"])
 
 
-def _read(told: dict[str, Any], shown: str) -> CaptionerBlueprint:
-    own: dict[str, Any] = {name: told.get(name) for name in CaptionerBlueprint.__dataclass_fields__ if name != "encoder"}
+def _read(described: dict[str, Any], shown: str) -> CaptionerBlueprint:
+    own: dict[str, Any] = {name: described.get(name) for name in CaptionerBlueprint.__dataclass_fields__ if name != "encoder"}
     words = own["words"]
     numbers = {name: type(own[name]) in (int, float) for name in ("dropout", "word_dropout", "temperature")}
     fits = {
@@ -162,11 +164,11 @@ def _read(told: dict[str, Any], shown: str) -> CaptionerBlueprint:
         **{name: type(own[name]) is int and low <= own[name] < 2**16 for name, low in _LEAST.items()},
         **{name: number and 0 <= own[name] <= 1 for name, number in numbers.items()},
         "temperature": numbers["temperature"] and 0 < own["temperature"] <= 1e9,
-        "encoder": isinstance(told.get("encoder"), dict),
+        "encoder": isinstance(described.get("encoder"), dict),
     }
     if wrong := next((name for name, fit in fits.items() if not fit), None):
         raise WeightsError(f"{shown}: is damaged, '{wrong}' is missing or wrong; copy the folder again.")
     own["words"] = tuple(words)
     if own["words"][:2] != SPECIAL:
         raise WeightsError(f"{shown}: its vocabulary does not begin with {' and '.join(SPECIAL)}; copy the folder again.")
-    return CaptionerBlueprint(read_blueprint(told.get("encoder"), shown, classes=False), **own)
+    return CaptionerBlueprint(read_blueprint(described.get("encoder"), shown, classes=False), **own)

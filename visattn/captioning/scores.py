@@ -1,7 +1,7 @@
-"""How good captions are: how far they agree with references in words, and, of scenes, whether what they say is so.
+"""Caption metrics: agreement with reference captions, and, for generated scenes, whether the statements are true.
 
-Captions flow in as text, one candidate for each picture; numbers over all of them flow out. The scores in words are pycocoevalcap's, as on
-COCO's server but for the words, which are those of a captioner's vocabulary. METEOR and SPICE need Java and are not offered.
+The inputs are captions as text, one candidate per image. The metrics are computed over all images. BLEU, CIDEr-D and ROUGE-L come from
+pycocoevalcap, as on COCO's server, but words are split as in a captioner's vocabulary. METEOR and SPICE need Java and are not offered.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from visattn._support.extras import need
 from visattn.captioning.vocabulary import split
-from visattn.data.scenes import COLORS, Thing
+from visattn.data.scenes import COLORS, SceneObject
 from visattn.data.scenes.shapes import DISTRACTORS, LABELS
 from visattn.errors import OptionError
 
-References = Sequence[str | Sequence[str]]  # of each picture: one caption, or several
+References = Sequence[str | Sequence[str]]  # for each image: one caption, or several
 
 
 class Fact(NamedTuple):
-    """What a caption says of one thing; what it leaves out is empty."""
+    """Statement of a caption about one object. Missing parts are empty."""
 
     color: str
     shape: str
@@ -30,8 +30,8 @@ class Fact(NamedTuple):
 
 _NOTHING = Fact("", "", "")
 _THIRDS = 1 / 6, 1 / 2, 5 / 6
-_PLACES = {  # from the words of a place, in any order, to its name
-    frozenset(place.split()): place for place in (Thing("", "", "", (y, x), 0, 0).place for y in _THIRDS for x in _THIRDS)
+_PLACES = {  # from the words for a place, in any order, to its name
+    frozenset(place.split()): place for place in (SceneObject("", "", "", (y, x), 0, 0).place for y in _THIRDS for x in _THIRDS)
 }
 _SLOTS = {
     **dict.fromkeys(COLORS, "color"),
@@ -42,39 +42,39 @@ _BEGINS = re.compile(r",|\ba\b", re.IGNORECASE)
 
 
 def caption_scores(candidates: Sequence[str], references: References) -> dict[str, float]:
-    """How far captions agree with what people, or the truth, said of the same pictures; in words of a `Vocabulary`.
+    """Compute BLEU, CIDEr-D and ROUGE-L of captions against references, with words as in a `Vocabulary`.
 
-    `BLEU-n = min(1, exp(1 - r / c)) (p_1 ... p_n)^(1/n)` of the whole corpus: `p_k` is the share of the candidates' runs of k words that
-    a reference has too, each counted as often as one reference has it; `c` is the length of all candidates, `r` that of the references
-    nearest in length, the shorter of two. Nothing is smoothed, but pycocoevalcap adds 1e-15 above and 1e-9 below each fraction: a BLEU
-    that is 0 comes out as up to 0.0002, and up to 0.032 where no candidate has n words.
+    `BLEU-n = min(1, exp(1 - r / c)) (p_1 ... p_n)^(1/n)`, over the whole corpus. `p_k` is the clipped k-gram precision: the share of the
+    candidates' k-grams that occur in a reference, each counted at most as often as in one reference. `c` is the total length of the
+    candidates. `r` is the total length of the references nearest in length, the shorter one on ties. There is no smoothing, but
+    pycocoevalcap adds 1e-15 to each numerator and 1e-9 to each denominator. So a BLEU of 0 is reported as up to 0.0002, and as up to
+    0.032 if no candidate has n words.
 
-    `CIDEr-D` is 10 times the mean, over n from 1 to 4 and the references, of the clipped cosine of the numbers of runs of n words, each
-    weighted by the log of how rare it is among the pictures' references, times `exp(-d^2 / 72)` for a difference of d words. It is what
-    tables of COCO call CIDEr; it is 0 where there is one picture only, as nothing is rare then.
+    `CIDEr-D` is 10 times a mean over the references and over n from 1 to 4. Averaged is the clipped cosine similarity of weighted n-gram
+    counts, times `exp(-d^2 / 72)` if the lengths differ by d words. The weight of an n-gram is its inverse document frequency in the
+    references, where an image is a document. Tables for COCO call it CIDEr. For a single image it is 0, because all weights are 0.
 
-    `ROUGE-L = 2.44 P R / (R + 1.44 P)`, a mean over pictures: P and R are the longest common subsequence over the length of the candidate
-    and of the reference, each the largest over the references.
+    `ROUGE-L = 2.44 P R / (R + 1.44 P)`, averaged over images. P and R are the length of the longest common subsequence divided by the
+    length of the candidate and of the reference; each is the maximum over the references.
 
-    All three depend on what counts as a word, and are comparable under the same tokenization only: published numbers of COCO are of
-    another, the Penn Treebank's.
+    All three depend on the tokenization, so compare only numbers with the same one. Published numbers for COCO use another: Penn Treebank.
 
     Args:
-        candidates: One caption for each picture; one without words agrees with nothing.
-        references: One or more for each picture, with words; a text stands for one. Their order, and that of pictures, is irrelevant to
-            the last bit.
+        candidates: One caption per image. A caption without words matches nothing.
+        references: One or more captions with words per image; a string is a single caption. The results are bit-identical for any order
+            of images and references.
 
     Returns:
         `BLEU-1` to `BLEU-4` and `ROUGE-L`, from 0 to 1, and `CIDEr-D`, from 0 to 10.
 
     Raises:
-        OptionError: If there are no candidates, not as many references, or a reference has no words.
+        OptionError: If there are no candidates, the numbers of candidates and references differ, or a reference has no words.
         MissingExtra: If pycocoevalcap is not installed.
 
     Reference:
         Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", ACL 2002. Lin, "ROUGE: A Package for Automatic
         Evaluation of Summaries", ACL workshop 2004. Vedantam et al., "CIDEr: Consensus-based Image Description Evaluation", CVPR 2015,
-        arXiv:1411.5726. Differs from the last: runs are clipped by their numbers, where the paper divides these by the caption's length.
+        arXiv:1411.5726. Differs from the last: n-gram counts are clipped, while the paper clips counts divided by the caption's length.
     """
     need("pycocoevalcap", "caption-metrics", "scoring captions")
     from pycocoevalcap.bleu.bleu import Bleu
@@ -93,10 +93,11 @@ def caption_scores(candidates: Sequence[str], references: References) -> dict[st
 
 
 def facts_of(caption: str) -> list[Fact]:
-    """What a caption says of each thing, in its order: `a red star top left, a blue disk center` are two facts.
+    """Extract the facts that a caption states about each object, in order.
 
-    A comma or the word `a` begins a thing, and so does a word of a color, shape or place that the thing has already. Words that scenes'
-    captions do not have are passed over: `a green dog` is a fact with a color alone, and `a dog` an empty one.
+    For example, `a red star top left, a blue disk center` states two facts. A comma or the word `a` starts a new object. So does a color,
+    shape or place if the object already has one. Words that do not occur in captions of scenes are ignored: `a green dog` is a fact with
+    only a color, and `a dog` is an empty fact.
     """
     facts = []
     for words in filter(None, map(split, _BEGINS.split(caption))):
@@ -112,38 +113,40 @@ def facts_of(caption: str) -> list[Fact]:
 
 
 def exact_set(candidates: Sequence[str], references: References) -> float:
-    """Share of captions that say of a scene all that is so, in any order, and nothing else.
+    """Compute the share of captions that state exactly the facts of their scene, in any order.
 
     Args:
-        candidates: One caption for each scene.
-        references: The caption of each scene.
+        candidates: One caption per scene.
+        references: True caption of each scene.
 
     Returns:
-        From 0 to 1.
+        Share from 0 to 1.
 
     Raises:
-        OptionError: If there are no candidates, not as many references, or a reference is no scene's caption.
+        OptionError: If there are no candidates, the numbers of candidates and references differ, or a reference is not the caption of a
+            scene.
     """
     pairs = _facts(candidates, references)
     return sum(Counter(told) == Counter(truth) for told, truth in pairs) / len(pairs)
 
 
 def slot_accuracy(candidates: Sequence[str], references: References) -> dict[str, float]:
-    """What captions get right of scenes: the colors, shapes and places of their things, and how many there are.
+    """Compute how many colors, shapes, places and object counts of scenes the captions get right.
 
-    Things of candidate and reference are matched one to one so that as many slots as can be agree; among such matchings as many colors,
-    then shapes.
+    The objects of candidate and reference are matched one to one, to maximize the number of slots (color, shape, place) that agree. On
+    ties, the matching with the most correct colors is used, then the most correct shapes.
 
     Args:
-        candidates: One caption for each scene.
-        references: The caption of each scene; time and memory grow as `2^n` for its n things, of which a scene has up to 7.
+        candidates: One caption per scene.
+        references: True caption of each scene. Time and memory grow as `2^n` with its n objects; a scene has up to 7.
 
     Returns:
-        `color`, `shape` and `place`: share of the things of all scenes with that slot right; `count`: share of captions with the right
-        number of things. From 0 to 1.
+        `color`, `shape` and `place`: share of the objects of all scenes for which this slot is correct. `count`: share of captions with
+        the correct number of objects. All are from 0 to 1.
 
     Raises:
-        OptionError: If there are no candidates, not as many references, or a reference is no scene's caption.
+        OptionError: If there are no candidates, the numbers of candidates and references differ, or a reference is not the caption of a
+            scene.
     """
     pairs = _facts(candidates, references)
     right = [_agreeing(told, truth) for told, truth in pairs]
@@ -153,8 +156,8 @@ def slot_accuracy(candidates: Sequence[str], references: References) -> dict[str
 
 
 def _agreeing(told: Sequence[Fact], truth: Sequence[Fact]) -> tuple[int, ...]:
-    """How many colors, shapes and places agree in the best matching."""
-    best = {0: (0, 0, 0, 0)}  # by which of the truth are taken, one bit each: slots that agree, then those of each kind
+    """Count the colors, shapes and places that agree in the best matching."""
+    best = {0: (0, 0, 0, 0)}  # key: matched true objects as a bit mask; value: number of agreeing slots, then of each kind
     for fact in told:
         gains = [tuple(a == b for a, b in zip(fact, thing, strict=True)) for thing in truth]
         for taken, (slots, *kinds) in list(best.items()):
@@ -167,17 +170,17 @@ def _agreeing(told: Sequence[Fact], truth: Sequence[Fact]) -> tuple[int, ...]:
 
 
 def _facts(candidates: Sequence[str], references: References) -> list[tuple[list[Fact], list[Fact]]]:
-    """Facts of each candidate and its reference.
+    """Extract the facts of each candidate and its reference.
 
     Raises:
-        OptionError: If they cannot be paired, or a reference is no scene's caption.
+        OptionError: If they cannot be paired, or a reference is not the caption of a scene.
     """
     pairs = []
     for said, truths in _paired(candidates, references):
         truth = [fact for caption in truths for fact in facts_of(caption)]
         if len(truths) != 1 or not truth or not all(map(all, truth)):
             raise OptionError(
-                f"the reference must be one scene's caption, as 'a red star top left, a blue disk center', got {list(truths)}. "
+                f"a reference must be the caption of a scene, such as 'a red star top left, a blue disk center', got {list(truths)}. "
                 "Use caption_scores for other captions."
             )
         pairs.append((facts_of(said), truth))
@@ -185,22 +188,20 @@ def _facts(candidates: Sequence[str], references: References) -> list[tuple[list
 
 
 def _paired(candidates: Sequence[str], references: References) -> list[tuple[str, Sequence[str]]]:
-    """Each candidate with its references.
+    """Pair each candidate with its references.
 
     Raises:
-        OptionError: If there are no candidates, not as many references, or a reference has no words.
+        OptionError: If there are no candidates, the numbers of candidates and references differ, or a reference has no words.
     """
     if not candidates or len(candidates) != len(references):
         raise OptionError(
-            f"there must be one or more candidates and references for each, got {len(candidates)} candidates and references for "
-            f"{len(references)}. Give one candidate for each picture, in the order of the references."
+            f"expected one or more candidates, and references for each, got {len(candidates)} candidates and references for "
+            f"{len(references)}. Give one candidate per image, in the order of the references."
         )
     several = [(told,) if isinstance(told, str) else told for told in references]
     for number, told in enumerate(several):
         if not told or not all(map(split, told)):
-            raise OptionError(
-                f"each picture must have references with words, got {list(told)} for picture {number}. Leave it out."
-            )
+            raise OptionError(f"each image must have references with words, got {list(told)} for image {number}. Leave it out.")
     return list(zip(candidates, several, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The words that a captioner knows, by number."""
+"""Vocabulary of a captioner."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _WORD = re.compile(r"[^\s']+(?:'[^\s']+)*")
 
 
 def split(text: str) -> list[str]:
-    """The words of a text: lower case, letters and digits with apostrophes between them; punctuation is dropped.
+    """Split a text into lower-case words of letters and digits, with apostrophes between them. Punctuation is dropped.
 
-    What looks alike is alike: accents are part of their letter, and all apostrophes straight.
+    Accents are composed with their letters and apostrophes are made straight, so that words that look the same are equal.
     """
     plain = unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'")
     kept = "".join(
         one if one == "'" or unicodedata.category(one)[0] in "LNM" else " " for one in plain
-    )  # M: vowels of many scripts
+    )  # M: combining marks, such as the vowels of many scripts
     return _WORD.findall(kept)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by number.
+    """Mapping between words and word indices.
 
     Attributes:
-        words: `<end>`, `<unknown>`, then the others.
+        words: `<end>`, `<unknown>`, then all other words. The position of a word is its index.
     """
 
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse words that are none.
+        """Validate the words.
 
         Raises:
-            DataError: If the first two are others, or a word is there twice.
+            DataError: If the first two words are not `<end>` and `<unknown>`, or a word occurs twice.
         """
         if self.words[:2] != SPECIAL or len(set(self.words)) != len(self.words):
             raise DataError(
@@ -51,10 +51,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, captions: Iterable[str], fewest: int = 1) -> Vocabulary:
-        """The words that occur `fewest` times or more, the most frequent first.
+        """Build the vocabulary of the words that occur at least `fewest` times, sorted by frequency.
 
         Raises:
-            DataError: If there is none.
+            DataError: If there is no such word.
         """
         counts = Counter(word for caption in captions for word in split(caption))
         kept = sorted((word for word, count in counts.items() if count >= fewest), key=lambda word: (-counts[word], word))
@@ -65,16 +65,16 @@ class Vocabulary:
         return cls((*SPECIAL, *kept))
 
     def __len__(self) -> int:
-        """How many, `<end>` and `<unknown>` among them."""
+        """Return the number of words, including `<end>` and `<unknown>`."""
         return len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of a text's words, and `END`."""
+        """Return the word indices of a text, followed by `END`."""
         numbers: dict[str, int] = self._numbers  # type: ignore[attr-defined]
         return [*(numbers.get(word, UNKNOWN) for word in split(text)), END]
 
     def decode(self, numbers: Sequence[int]) -> list[str]:
-        """The words of numbers, up to the first `END`."""
+        """Return the words of indices, up to the first `END`."""
         words = []
         for number in numbers:
             if number == END:

@@ -1,15 +1,15 @@
-"""Recording a forward pass: nothing is changed on the model, and what is hung on it inside the `with` is taken off after."""
+"""Recording and editing of attention during forward passes. The model is not modified; hooks are removed when the `with` block ends."""
 
-from visattn.capturing.description import Anatomy, Placement
+from visattn.capturing.description import ModelDescription, Placement
 from visattn.capturing.intercept.owners import module_names
-from visattn.capturing.interventions import Attended, Edit, intervene, masked, permuted, scaled
+from visattn.capturing.interventions import AttentionCall, Edit, intervene, masked, permuted, scaled
 from visattn.capturing.recording import record
 from visattn.capturing.trace.tape import forget
 
 __all__ = [
-    "Anatomy",
-    "Attended",
+    "AttentionCall",
     "Edit",
+    "ModelDescription",
     "Placement",
     "forget",
     "intervene",

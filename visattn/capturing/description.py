@@ -1,4 +1,4 @@
-"""What `capture` must be told about a model; a family writes it, capture only reads it."""
+"""Facts about a model that `capture` cannot find out by itself. Model families provide them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ Placement = tuple[Kind, TokenLayout, TokenLayout]  # kind, queries, keys
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """Facts about one model.
+class ModelDescription:
+    """Facts about a model.
 
     Attributes:
-        tokens: Modules whose output is the tokens, by dotted name, in order.
-        readout: The query that stands for the whole image: `cls`, `cls+distillation`, `mean` or `pool`; empty where nothing is known.
-            What a forward shows goes before it, unless it was `stated`.
-        provenance: The model's name and its weights.
-        output_weight: `owner -> (D, heads * d)` weight of the projection that follows the heads at once, with the scale of the layer
-            behind it, or None.
-        adds_to: `owner -> name` of the module to whose input the owner's result is added, or None.
-        answers_at_keys: Whether query `i` of a window of this owner is answered at its token `i`, wherever the query came from.
-        stated: Whether the user has said what the readout is.
-        place: `(owner, q, k, input size) -> (kind, queries, keys)`, for a model whose tokens are not to be followed; raises
-            `LayoutError` where the place is not known.
+        tokens: Modules whose outputs are tokens, by dotted name, in the order of the forward pass.
+        readout: Query that represents the whole image: `cls`, `cls+distillation`, `mean` or `pool`; empty if unknown. A readout found
+            by tracing a forward pass takes precedence unless `stated` is set.
+        provenance: Name of the model and its weights.
+        output_weight: Function from an attention module to the `(D, heads * d)` weight of the projection that directly follows its
+            heads, multiplied by the layer scale behind it; None if there is none.
+        adds_to: Function from an attention module to the name of the module whose input its result is added to (the residual
+            connection), or None.
+        answers_at_keys: Function that returns True for an attention module whose output row `i` belongs to token `i` of the window,
+            whatever the query was computed from.
+        stated: Whether the user has set the readout.
+        place: Function `(owner, q, k, input size) -> (kind, queries, keys)` for models whose tokens are not traced. It raises
+            `LayoutError` if it cannot locate the tokens.
     """
 
     tokens: Mapping[str, nn.Module]

@@ -1,4 +1,4 @@
-"""NaN in what was captured: some kernels turn a row of it into zeros, so the model's output does not tell."""
+"""Check of captured tensors for NaN and infinite values. Some kernels turn a row of NaN into zeros, so the model's output hides them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from visattn.records import Recording
 
 
 class Sums:
-    """Sums of the operands, taken while they are in the cache; NaN shows in them."""
+    """Sums of captured operands, computed while these are still in the CPU cache. A NaN or infinite operand makes its sum so."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without sums."""
         self._sums: list[Tensor] = []
 
     def add(self, parts: Sequence[Tensor]) -> None:
-        """Sum what a new operator is made from; of two alike the products, which takes one pass."""
+        """Add the sums of the operands of a new operator. Two float32 operands of one size need one pass, as a dot product."""
         if len(parts) == 2 and parts[0].dtype == torch.float32 and parts[0].numel() == parts[1].numel():
             self._sums.append(torch.dot(parts[0].view(-1), parts[1].view(-1)))
         else:
             self._sums.extend(part.sum(dtype=torch.float32) for part in parts)
 
     def check(self, recording: Recording) -> None:
-        """Refuse NaN and infinite values.
+        """Check that a recording holds no NaN or infinite values.
 
         Raises:
-            CaptureError: If there are any; the message names the layer and how many.
+            CaptureError: If it does. The message names the layer and the number of such values.
         """
         if not all(math.isfinite(float(total)) for total in self._sums):
             for item in recording.records:
@@ -45,15 +45,16 @@ class Sums:
 
 
 def _refuse(what: str, tensor: Tensor) -> None:
-    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=torch.float32))):  # one pass where all is well
+    # the sum takes one pass if all values are finite
+    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum(dtype=torch.float32))):
         return
     if bad := int((~tensor.isfinite()).sum()):
         raise CaptureError(f"{what.format(bad)} are NaN or infinite. Check the weights and the input.")
 
 
 def _operands(operator: Operator) -> dict[str, Tensor]:
-    """What was taken from the model."""
+    """Return the tensors of an operator that come from the model, by name."""
     if isinstance(operator, SoftmaxOperator):
         return {"query": operator.query, "key": operator.key}
-    assert isinstance(operator, MatrixOperator)  # noqa: S101 - the interception makes no other
+    assert isinstance(operator, MatrixOperator)  # noqa: S101 - interception creates no other operator
     return {"weight": operator.weights}

@@ -1,6 +1,7 @@
-"""Gates of attention modules that do not publish them: those of timm and torchvision, and of the authors' own code.
+"""Gates of attention modules in timm, torchvision and the code of papers, which do not publish their gates themselves.
 
-Each is told by its class and by its parts: which of them are listened to, and how what they give becomes the gate.
+A module is recognized by its class and its submodules. Each entry lists the submodules whose outputs are read and the function that
+computes the gate from them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from visattn._support.publish import Listener
 from visattn._support.types import Role
 from visattn.capturing.hooks import ModuleCalls
 
-Heard = Mapping[str, Sequence[Tensor]]  # what each part gave in this call of the module
+Heard = Mapping[str, Sequence[Tensor]]  # outputs of each submodule in one call of the module
 
 
 class Gate(NamedTuple):
-    """How to tell a module's gate.
+    """Recipe for reading a module's gate.
 
     Attributes:
-        role: What the gate's axes are.
-        parts: Names of the submodules that are listened to.
-        make: From what they gave to the gate.
+        role: Meaning of the gate's axes.
+        parts: Names of the submodules whose outputs are read; `""` is the module itself.
+        make: Function from these outputs to the gate.
     """
 
     role: Role
@@ -34,12 +35,12 @@ class Gate(NamedTuple):
 
 
 def _whole(part: str, role: Role = "channel_gate") -> Gate:
-    """What the last call of one part gave is the gate."""
+    """Return the recipe of a gate that is the last output of one submodule."""
     return Gate(role, (part,), lambda heard: heard[part][-1])
 
 
 def _product(heard: Heard) -> Tensor:
-    """Strips of timm: one activation called for rows, then for columns."""
+    """Multiply row and column gates. timm calls one activation for the rows, then for the columns."""
     rows, columns = heard["gate"][-2:]
     return rows * columns
 
@@ -47,7 +48,7 @@ def _product(heard: Heard) -> Tensor:
 _CHANNELS, _PLACES, _BOTH = _whole("gate"), _whole("gate", "spatial_gate"), _whole("gate", "gate")
 _STRIPS = Gate("gate", ("gate",), _product)
 
-# by module and class for libraries; by class alone for code that is copied from its authors' repositories
+# library classes by module and class name; code that users copy from a paper's repository by class name alone
 GATES: dict[str, Gate] = {
     "timm.layers.squeeze_excite.SEModule": _CHANNELS,
     "timm.layers.squeeze_excite.EffectiveSEModule": _CHANNELS,
@@ -82,7 +83,7 @@ GATES: dict[str, Gate] = {
 
 
 def telling(parts: Iterable[nn.Module], modules: ModuleCalls, listener: Listener) -> None:
-    """Tell `listener` the gates of those modules that have an entry in `GATES`, while their calls are watched."""
+    """Register callbacks that pass the gates of modules with an entry in `GATES` to `listener`."""
     for module in parts:
         gate = _gate_of(module)
         if gate is not None:
@@ -90,7 +91,7 @@ def telling(parts: Iterable[nn.Module], modules: ModuleCalls, listener: Listener
 
 
 def _gate_of(module: nn.Module) -> Gate | None:
-    """How a module's gate is told, if it is one of those; a class of the same name with other parts is not."""
+    """Return the `GATES` entry of a module, or None. A class of the same name that lacks the expected submodules has no entry."""
     kind: Any = type(module)
     gate = _gate_of_class(kind)
     return gate if gate is not None and {"", *dict(module.named_children())} >= set(gate.parts) else None
@@ -102,17 +103,17 @@ def _gate_of_class(kind: type[nn.Module]) -> Gate | None:
 
 
 def _multiplies(gate: Tensor, x: Tensor, output: Tensor) -> bool:
-    """Whether a module did what others of its name do; a name alone does not tell."""
+    """Check that the output is the input times the gate: a class name alone does not guarantee it."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         factor = gate[..., None, None] if gate.ndim == 2 else gate
         try:
             return bool(torch.allclose(x * factor, output, rtol=1e-2, atol=1e-4 * float(output.abs().max())))
-        except (RuntimeError, TypeError, AttributeError):  # other shapes, or no tensors
+        except (RuntimeError, TypeError, AttributeError):  # incompatible shapes, or not tensors
             return False
 
 
 def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listener) -> None:
-    sure = type(module).__name__ not in GATES  # told by module and class
+    sure = type(module).__name__ not in GATES  # the key includes the library module
     heard: dict[str, list[Tensor]] = {name: [] for name in gate.parts}
 
     def begin(_module: nn.Module, _args: Any) -> None:  # noqa: ANN401
@@ -123,7 +124,7 @@ def _hang(modules: ModuleCalls, module: nn.Module, gate: Gate, listener: Listene
         return lambda _module, _args, output: heard[name].append(output)
 
     def end(_module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
-        if all(heard.values()):  # parts may be replaced by others that are not called as modules
+        if all(heard.values()):  # parts may have been replaced by plain functions, which trigger no hooks
             value = gate.make(heard)
             if sure or _multiplies(value, args[0], output):
                 listener(module, gate.role, value, output)

@@ -1,6 +1,6 @@
-"""What is done around the calls of modules while something is watched.
+"""Callbacks around the calls of modules, while a capture runs.
 
-The hooks are torch's global ones, so nothing hangs on a module: a model that is copied or saved meanwhile takes nothing along.
+The hooks are PyTorch's global module hooks. Nothing is attached to a module, so a model that is copied or saved meanwhile stays clean.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ After = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
 
 class ModuleCalls:
-    """Calls of modules in one thread.
+    """Callbacks for the module calls of one thread.
 
     Attributes:
-        before: By `id` of a module: what is done when it is called.
-        after: What is done when it has run; a result other than None takes the place of its output. A call that failed gives None.
+        before: Callbacks that run before a module's forward, by `id` of the module.
+        after: Callbacks that run after it. A result other than None replaces the module's output. For a call that failed the output
+            is None.
     """
 
     def __init__(self) -> None:
-        """Do nothing yet."""
+        """Start without callbacks, for the current thread."""
         self.before: dict[int, list[Before]] = {}
         self.after: dict[int, list[After]] = {}
         self._thread = threading.get_ident()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch the calls inside the `with`."""
-        if "torch._dynamo" in sys.modules:  # compiled models run as they were written meanwhile
+        """Run the callbacks of module calls inside the `with` block."""
+        if "torch._dynamo" in sys.modules:  # compiled models run eagerly during a capture
             warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)
         handles = [
             register_module_forward_pre_hook(self._begun),
@@ -51,7 +52,7 @@ class ModuleCalls:
                 handle.remove()
 
     def elsewhere(self) -> bool:
-        """Whether this is another thread, or a backward pass that computes layers again."""
+        """Check whether this is another thread, or a backward pass that recomputes layers (checkpointing)."""
         return threading.get_ident() != self._thread or torch._C._current_graph_task_id() >= 0
 
     def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -72,7 +73,7 @@ class ModuleCalls:
 
 
 def keywords() -> dict[str, Any]:
-    """The keyword arguments of the call that a `before` is for, which torch does not give to global hooks."""
+    """Return the keyword arguments of the call that a `before` callback runs for; torch does not pass them to global hooks."""
     frame: FrameType | None = sys._getframe()
     found: dict[str, Any] = {}
     while frame is not None and "kwargs" not in (found := frame.f_locals if frame.f_code.co_name == "inner" else {}):
@@ -81,7 +82,7 @@ def keywords() -> dict[str, Any]:
 
 
 def running(module: nn.Module) -> int:
-    """How many calls of a module are running, one in the other; those that failed are not among them."""
+    """Count the nested calls of a module that are running now, from the Python stack; calls that failed do not count."""
     count = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None:

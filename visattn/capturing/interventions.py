@@ -1,4 +1,4 @@
-"""Capture's twin that writes: the attention of chosen layers is written out, edited, and the model goes on with the result."""
+"""Interventions: compute the attention weights of chosen layers, edit them, and let the model continue with the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
-from visattn.capturing.description import Anatomy
+from visattn.capturing.description import ModelDescription
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.trace.operations import edited_weights
@@ -22,16 +22,16 @@ from visattn.records import TokenLayout
 
 
 @dataclass(frozen=True, eq=False)
-class Attended:
-    """The call whose weights are edited.
+class AttentionCall:
+    """Attention call whose weights are edited.
 
     Attributes:
-        layer: Dotted name of the module that made it.
-        call: Which call of that module in this forward.
+        layer: Dotted name of the module that made the call.
+        call: Index of the call among those of this module in the forward pass.
         queries: Layout of the queries.
         keys: Layout of the keys.
-        query_index: `(blocks, q)` token of each row; -1 is padding.
-        key_index: `(blocks, k)` token of each column, likewise.
+        query_index: `(blocks, q)` token index of each row; -1 for padding.
+        key_index: `(blocks, k)` token index of each column; -1 for padding.
     """
 
     layer: str
@@ -42,26 +42,27 @@ class Attended:
     key_index: Tensor
 
 
-Edit = Callable[[Tensor, Attended], Tensor]  # weights (B, heads, blocks, q, k), and whose they are -> weights of the same shape
+# takes weights (B, heads, blocks, q, k) and the call they belong to; returns weights of the same shape
+Edit = Callable[[Tensor, AttentionCall], Tensor]
 
 
 @contextmanager
 def intervene(
-    model: nn.Module, anatomy: Anatomy, layer: str, heads: Sequence[int] | None, edits: Sequence[Edit]
+    model: nn.Module, description: ModelDescription, layer: str, heads: Sequence[int] | None, edits: Sequence[Edit]
 ) -> Iterator[None]:
-    """Edit the attention of the layers that match the glob; see `visattn.intervene`."""
+    """Edit the attention weights of the layers whose names match the glob; see `visattn.intervene`."""
     met: dict[str, bool] = {}
 
     def replace(name: str, owner: nn.Module, call: Call, attention: Attention) -> Tensor | None:
         met[name] = fnmatchcase(name, layer)
         if not met[name]:
             return None
-        with torch._C.DisableTorchFunction():  # to a capture around this it is one operation
+        with torch._C.DisableTorchFunction():  # an enclosing capture records only `edited_weights` and the product
             arrangement, _ = watch.arranged(call, attention, owner)
             weights = _edited(name, attention.call, call, arrangement, heads, edits)
         return call.mix(edited_weights(weights, *call.sources()))
 
-    watch = Watch(model, anatomy, lambda *_: None, replace)
+    watch = Watch(model, description, lambda *_: None, replace)
     with watch.watching():
         yield
     if watch.forward < 0:
@@ -69,15 +70,17 @@ def intervene(
     if not watch.images:
         raise CaptureError("the model was given no images. Pass pixels of shape (B, C, H, W) to the whole model.")
     if not any(met.values()):
-        raise OptionError(f"no layer with attention matches {printable(layer)!r}; the model's are {', '.join(met) or 'none'}.")
+        raise OptionError(
+            f"no attention layer matches {printable(layer)!r}. The model's attention layers: {', '.join(met) or 'none'}."
+        )
 
 
 def _edited(
     layer: str, number: int, call: Call, arrangement: Arrangement, heads: Sequence[int] | None, edits: Sequence[Edit]
 ) -> Tensor:
-    """`(*lead, q, k)` weights after all edits."""
+    """Return the `(*lead, q, k)` weights of a call after all edits."""
     if arrangement.reason:
-        raise LayoutError(f"{layer}: {arrangement.reason}, so its tokens cannot be named. Choose another layer.")
+        raise LayoutError(f"{layer}: {arrangement.reason}, so its tokens cannot be located. Choose another layer.")
     weights = call.weigh()
     given = arrangement.take(weights)
     blocks = given if given.ndim == 5 else given[:, :, None]
@@ -85,12 +88,12 @@ def _edited(
         torch.arange(count, device=weights.device)[None] if index is None else index
         for index, count in ((arrangement.query_index, call.rows), (arrangement.key_index, call.columns))
     )
-    attended = Attended(layer, number, arrangement.queries, arrangement.keys, rows, columns)
+    attended = AttentionCall(layer, number, arrangement.queries, arrangement.keys, rows, columns)
     changed = blocks
     for edit in edits:
         changed = edit(changed, attended)
         if changed.shape != blocks.shape:
-            raise ShapeError(f"an edit must give weights of shape {tuple(blocks.shape)}, got {tuple(changed.shape)}.")
+            raise ShapeError(f"an edit must return weights of shape {tuple(blocks.shape)}, got {tuple(changed.shape)}.")
     if heads is not None:
         count = blocks.shape[1]
         if not all(-count <= head < count for head in heads):
@@ -105,14 +108,14 @@ def _edited(
 
 
 def scaled(factor: float) -> Edit:
-    """Weights times a number; 0 takes the layer or the heads out."""
+    """Return an edit that multiplies the weights by `factor`; 0 ablates the heads."""
     return lambda weights, _: weights * factor
 
 
 def masked(tokens: Sequence[int], *, renormalize: bool) -> Edit:
-    """Key tokens that nobody looks at; their weight goes to the others in proportion, or is lost."""
+    """Return an edit that masks key tokens. With `renormalize`, each row is rescaled to its old sum; otherwise the weight is dropped."""
 
-    def edit(weights: Tensor, attended: Attended) -> Tensor:
+    def edit(weights: Tensor, attended: AttentionCall) -> Tensor:
         count = len(attended.keys)
         if not all(0 <= token < count for token in tokens):
             raise OptionError(f"tokens must lie in [0, {count - 1}], got {', '.join(map(str, tokens))}.")
@@ -127,12 +130,12 @@ def masked(tokens: Sequence[int], *, renormalize: bool) -> Edit:
 
 
 def permuted(order: Sequence[int]) -> Edit:
-    """Query `i` of each window gets the row of query `order[i]`."""
+    """Return an edit that gives query `i` of each window the row of query `order[i]`."""
 
-    def edit(weights: Tensor, _: Attended) -> Tensor:
+    def edit(weights: Tensor, _: AttentionCall) -> Tensor:
         rows = weights.shape[-2]
         if sorted(order) != list(range(rows)):
-            raise OptionError(f"order must name each of the {rows} queries of a window once, got {len(order)} numbers.")
+            raise OptionError(f"order must list each of the {rows} queries of a window once, got {len(order)} numbers.")
         return weights[..., list(order), :]
 
     return edit

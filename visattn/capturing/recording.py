@@ -1,4 +1,4 @@
-"""One capture from start to end."""
+"""Recording of attention and features while forward passes run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from visattn._support.checks import printable
 from visattn._support.publish import listening
 from visattn._support.types import Role
-from visattn.capturing.description import Anatomy
+from visattn.capturing.description import ModelDescription
 from visattn.capturing.finite import Sums
 from visattn.capturing.gates import telling
 from visattn.capturing.intercept.calls import Call, own
 from visattn.capturing.trace.tape import Attention
 from visattn.capturing.watching import Watch
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
-from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout, Unseen
+from visattn.records import AttentionRecord, FeatureRecord, Recording, Source, TokenLayout, UnseenAttention
 
-Features = str | Sequence[str]  # last, all, none, or globs of module names
+Features = str | Sequence[str]  # "last", "all", "none", or globs of module names
 
 
 @contextmanager
 def record(
     model: nn.Module,
-    anatomy: Anatomy,
+    description: ModelDescription,
     *,
     layers: str,
     values: bool,
@@ -36,9 +36,9 @@ def record(
     gradients: bool,
     remember: bool = True,
 ) -> Iterator[Recording]:
-    """Record the forward passes of `model` inside the `with`; see `visattn.capture`."""
-    session = _Session(model, anatomy, layers, values, gradients, remember)
-    tokens, activations = _chosen(model, anatomy, features)
+    """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
+    session = _Session(model, description, layers, values, gradients, remember)
+    tokens, activations = _chosen(model, description, features)
     modules = session.watch.modules
     for name, module in session.streams():
         modules.before.setdefault(id(module), []).append(session.keep_stream(name))
@@ -54,9 +54,11 @@ def record(
     session.finish()
 
 
-def _chosen(model: nn.Module, anatomy: Anatomy, features: Features) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Modules whose tokens are kept, and modules whose activations are."""
-    known = dict(anatomy.tokens)
+def _chosen(
+    model: nn.Module, description: ModelDescription, features: Features
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return the modules whose tokens are kept and the modules whose activations are kept, by name."""
+    known = dict(description.tokens)
     if features in ("last", "all", "none"):
         return ({} if features == "none" else dict(list(known.items())[-1:]) if features == "last" else known), {}
     patterns = [features] if isinstance(features, str) else list(features)
@@ -67,24 +69,32 @@ def _chosen(model: nn.Module, anatomy: Anatomy, features: Features) -> tuple[dic
 
 
 class _Session:
-    """The recording and what fills it: copies are taken during a forward, records are made of them when it has ended."""
+    """Recording in progress. Tensors are copied during a forward pass; records are built from the copies at its end."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, layers: str, values: bool, gradients: bool, remember: bool) -> None:
-        self.recording = Recording(readout=anatomy.readout, captured=layers, provenance=anatomy.provenance)
+    def __init__(
+        self, model: nn.Module, description: ModelDescription, layers: str, values: bool, gradients: bool, remember: bool
+    ) -> None:
+        self.recording = Recording(readout=description.readout, captured=layers, provenance=description.provenance)
         self.watch = Watch(
-            model, anatomy, self._receive, finish=self._ended, drop=self._drop, remember=remember, gradients=gradients
+            model, description, self._receive, finish=self._ended, drop=self._drop, remember=remember, gradients=gradients
         )
-        self._model, self._anatomy, self._layers, self._values, self._gradients = model, anatomy, layers, values, gradients
+        self._model, self._description, self._layers, self._values, self._gradients = (
+            model,
+            description,
+            layers,
+            values,
+            gradients,
+        )
         self._sums = Sums()
-        self._passed_by: dict[str, None] = {}  # names of layers that were not to be kept, in order
-        self._wanted = False  # whether features were asked for by name, or gates were met
+        self._passed_by: dict[str, None] = {}  # layers that the glob excludes, in order
+        self._wanted = False  # whether features were requested by name, or a gate was found
         self._names = self.watch.names
         self._calls: list[tuple[nn.Module, Call, Attention, _Stream | None]] = []
         self._features: list[Callable[[], None]] = []
-        self._stream: dict[str, _Stream] = {}  # what last went into modules that attention is added to
+        self._stream: dict[str, _Stream] = {}  # last input of each module that attention is added to
 
     def _drop(self) -> None:
-        """A forward failed."""
+        """Discard the copies of a forward pass."""
         self._calls.clear()
         self._features.clear()
         self._stream.clear()
@@ -92,18 +102,18 @@ class _Session:
     def _receive(self, layer: str, owner: nn.Module, call: Call, attention: Attention) -> None:
         if self._gradients and not torch.is_grad_enabled():
             raise CaptureError(
-                f"gradients were asked for, but {layer or type(owner).__name__} attends where nothing has a graph: under no_grad, "
-                "in a torch.autograd.Function, or in a reentrant checkpoint. Run it without that, or leave gradients out."
+                f"gradients were requested, but {layer or type(owner).__name__} runs where autograd records no graph: under no_grad, "
+                "in a torch.autograd.Function, or in a reentrant checkpoint. Avoid that, or capture without gradients."
             )
         wanted = self._matches(layer)
-        stream = self._stream.pop(self._anatomy.adds_to(owner) or "", None) if self._values else None
+        stream = self._stream.pop(self._description.adds_to(owner) or "", None) if self._values else None
         call.keep(wanted, values=self._values or self._gradients, graph=self._gradients)
         if wanted:
             self._sums.add(call.sources())
         self._calls.append((owner, call, attention, stream))
 
     def _ended(self) -> None:
-        """Make the records of a forward."""
+        """Build the records of a forward pass."""
         self.recording.input_size = self.watch.input_size
         calls, features = list(self._calls), list(self._features)
         self._drop()
@@ -113,11 +123,11 @@ class _Session:
             make()
         found = self.watch.ended()
         unseen = dict(found.unseen) if found else {}
-        if self.watch.hidden:  # which is where the tensors from elsewhere come from
+        if self.watch.hidden:  # these layers already explain the tensors of unknown origin
             unseen.pop("", None)
         unseen.update(self.watch.hidden)
-        self.recording.unseen.extend(Unseen(layer, self.watch.forward, how) for layer, how in unseen.items())
-        if found is not None and not self._anatomy.stated:
+        self.recording.unseen.extend(UnseenAttention(layer, self.watch.forward, reason) for layer, reason in unseen.items())
+        if found is not None and not self._description.stated:
             self.recording.readouts[self.watch.forward] = found.readout
 
     def _record(self, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
@@ -137,7 +147,7 @@ class _Session:
                 queries=arrangement.queries,
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
-                output_weight=self._anatomy.output_weight(owner),
+                output_weight=self._description.output_weight(owner),
                 residual=self._residual(stream, arrangement.queries),
                 follows=follows,
                 reason=arrangement.reason,
@@ -149,15 +159,15 @@ class _Session:
         return self._layers == "*" or fnmatchcase(layer, self._layers)
 
     def streams(self) -> list[tuple[str, nn.Module]]:
-        """Modules to whose input attention is added; none where that is not wanted."""
-        if not self._values or self._anatomy.place is not None:
+        """Return the modules whose input attention is added to (residual connections); none if values are not kept."""
+        if not self._values or self._description.place is not None:
             return []
         parts = {name: module for module, name in self._names.items()}
-        names = dict.fromkeys(filter(None, map(self._anatomy.adds_to, self._names)))
+        names = dict.fromkeys(filter(None, map(self._description.adds_to, self._names)))
         return [(name, parts[name]) for name in names]
 
     def keep_stream(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        """Keep the tokens that go into a module."""
+        """Return a callback that keeps the input tokens of a module."""
 
         def keep(_module: nn.Module, args: tuple[Any, ...]) -> None:
             if self.watch.running() and args and isinstance(args[0], Tensor):
@@ -170,7 +180,7 @@ class _Session:
         return tokens.take(stream.value) if stream is not None and tokens is not None and tokens.layout == queries else None
 
     def keep_tokens(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """Keep the tokens that a module gives."""
+        """Return a callback that keeps the output tokens of a module."""
 
         def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
             if not self.watch.running() or not isinstance(given, Tensor):
@@ -190,7 +200,7 @@ class _Session:
         return keep
 
     def keep_activation(self, layer: str) -> Callable[[nn.Module, Any, Any], Any]:
-        """Keep what a module gives: as tokens where it is `(B, N, D)` and could be followed, maps channels first."""
+        """Return a callback that keeps a module's output: as tokens if it is `(B, N, D)` and could be traced. Maps are channels first."""
         self._wanted = True
 
         def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
@@ -211,22 +221,22 @@ class _Session:
                     self._keep(layer, "activation", output, value, torch.Tensor.detach)
 
             self._features.append(make)
-            # the gradient is that of what was kept, also where the model writes over it, as torchvision's DenseNet does
+            # the clone keeps its gradient if the model then writes into the output in place, as torchvision's DenseNet does
             return _replaced(given, output.clone()) if self._gradients else None
 
         return keep
 
     def _begun(self, output: Tensor) -> Tensor:
-        """`output`, with a graph that begins here where none leads to it and gradients are wanted."""
+        """Return `output`; if gradients are needed and it has no graph, detach it and start one here."""
         return output.detach().requires_grad_() if self._gradients and not output.requires_grad else output
 
     def keep_gate(self, module: nn.Module, role: Role, gate: Tensor, features: Tensor | None) -> None:
-        """Keep what a module's input is multiplied by."""
+        """Keep the gate that a module multiplies its input by."""
         if module not in self._names or not self.watch.running():
             return
         self._wanted = True
         layer = self._names[module]
-        if role == "gate" and gate.shape[2:] == (1, 1):  # of a module that may also weigh places
+        if role == "gate" and gate.shape[2:] == (1, 1):  # a module that can also weight locations
             role = "channel_gate"
         axes = {"channel_gate": 1, "branch_gate": 2}.get(role)
         value = _owned(gate if axes is None else gate.flatten(axes))
@@ -257,12 +267,17 @@ class _Session:
         self.recording.features.append(FeatureRecord(layer, self.watch.forward, role, kept, layout=layout, source=source))
 
     def finish(self) -> None:
-        """Refuse a recording that is empty or not finite."""
+        """Check that the recording is neither empty nor holds NaN or infinite values.
+
+        Raises:
+            CaptureError: If the model was not run, received no image, or gave NaN or infinite values.
+            NoAttentionCaptured: If no attention was recorded, and neither features nor gates.
+        """
         if self.watch.forward < 0:
             raise CaptureError("the model was not run inside the capture. Call model(pixels) inside the with block.")
         if not self.watch.images:
             part = next((record.layer for record in self.recording), "a part of the model")
-            what = "the model was given no images" if self.watch.whole else f"{part} ran before the model saw an image"
+            what = "the model was given no images" if self.watch.whole else f"{part} ran before the model received an image"
             raise CaptureError(f"{what}. Call the whole model with pixels of shape (B, C, H, W) inside the capture.")
         if not self.recording.records and not self._wanted:
             raise NoAttentionCaptured(_why_nothing(self._model, self._layers, list(self._passed_by), self.recording.unseen))
@@ -270,34 +285,32 @@ class _Session:
 
 
 class _Stream(NamedTuple):
-    """What went into a module, and its slot."""
+    """Input of a module, and its slot."""
 
     value: Tensor
     slot: int | None
 
 
 def _owned(tensor: Tensor) -> Tensor:
-    """A copy that nobody follows."""
+    """Return a detached copy, hidden from function modes."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         return own(tensor)
 
 
 def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401
-    """What a module gave, with its first tensor replaced."""
+    """Return a module's output with its first tensor replaced."""
     if isinstance(given, Tensor):
         return output
     parts = output, *given[1:]
     return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
 
 
-def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[Unseen]) -> str:
+def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[UnseenAttention]) -> str:
     if passed_by:
-        return f"no attention captured: no layer's name matches {printable(layers)!r}; the model's are {', '.join(passed_by)}."
+        return f"no attention captured: no layer name matches {printable(layers)!r}. The model's attention layers: {', '.join(passed_by)}."
     kinds = _kinds_without_matrix(model)
     if unseen:
-        return (
-            f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].how}, which cannot be recorded{kinds}."
-        )
+        return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].reason}, which cannot be recorded{kinds}."
     return (
         f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}. "
         "Use method 'gradcam', or 'eigencam' where there is no class."
@@ -305,7 +318,7 @@ def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Se
 
 
 def _kinds_without_matrix(model: nn.Module) -> str:
-    """Layers that are called attention but make no matrix: linear, additive and bilinear ones, and channel gates."""
+    """Name classes that are called attention but compute no attention matrix: linear, additive or bilinear attention, channel gates."""
     kinds = dict.fromkeys(
         type(module).__name__
         for module in model.modules()

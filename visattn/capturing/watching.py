@@ -1,4 +1,4 @@
-"""Watching the forwards of a model: when one begins, which call is made, where its tokens lie."""
+"""Observation of forward passes: when each begins and ends, its attention calls, and the locations of their tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from visattn.capturing.description import Anatomy
+from visattn.capturing.description import ModelDescription
 from visattn.capturing.following.conclusions import Conclusions, conclude
 from visattn.capturing.following.locations import by_rule
 from visattn.capturing.hooks import ModuleCalls, keywords, running
@@ -21,24 +21,25 @@ from visattn.capturing.trace.tape import TAPES, Attention, Tape
 from visattn.capturing.trace.tracer import Tracer
 from visattn.errors import CaptureError, UnsupportedModel
 
-_COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")  # in a compiled part: it may attend
+# a TorchScript part that calls one of these may compute attention
+_COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")
 
 
 class Watch:
-    """What is known of the running forward.
+    """State of the running forward pass.
 
     Attributes:
-        forward: Number of the running forward.
-        images: Whether any forward was given an image.
-        whole: Whether the whole model was called.
-        input_size: `(height, width)` of the image.
-        modules: What is done around the calls of modules.
+        forward: Index of the running forward pass; -1 before the first.
+        images: Whether any forward pass received an image.
+        whole: Whether the whole model was called, and not only a part of it.
+        input_size: `(height, width)` of the image; `(0, 0)` without an image.
+        modules: Callbacks that run before and after module calls.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        anatomy: Anatomy,
+        description: ModelDescription,
         receive: Receive,
         replace: Replace | None = None,
         *,
@@ -47,43 +48,45 @@ class Watch:
         remember: bool = True,
         gradients: bool = False,
     ) -> None:
-        """Prepare to watch; nothing is put on the model.
+        """Prepare to observe a model; the model itself is not modified.
 
         Args:
-            model: The model.
-            anatomy: Facts about it.
+            model: Model to observe.
+            description: Facts about the model.
             receive: See `CaptureMode`.
-            replace: Likewise.
-            finish: What is done when a forward has ended, when all is known of it.
-            drop: What is done when a forward failed.
-            remember: Whether a forward may take over what was concluded from an earlier one with the same tape.
-            gradients: Whether every attention must have a graph.
+            replace: See `CaptureMode`.
+            finish: Called when a forward pass has ended and its tape is complete.
+            drop: Called when a forward pass has failed.
+            remember: Whether a forward pass may reuse the conclusions of an earlier one with the same tape.
+            gradients: Whether every attention call must have an autograd graph.
 
         Raises:
-            UnsupportedModel: If the model is none, or runs outside Python.
+            UnsupportedModel: If `model` is not a `torch.nn.Module`, or runs outside Python.
         """
         if not isinstance(model, nn.Module):
             hint = ". Pass its .module()" if isinstance(model, torch.export.ExportedProgram) else ""  # type: ignore[unreachable]
             raise UnsupportedModel(f"a model must be a torch.nn.Module, got {type(model).__name__}{hint}.")
         if isinstance(model, torch.jit.ScriptModule):
-            raise UnsupportedModel("a TorchScript model runs outside Python and shows no attention. Use the original module.")
+            raise UnsupportedModel(
+                "a TorchScript model runs outside Python, so its attention cannot be captured. Use the original module."
+            )
         self.forward, self.images, self.whole, self.input_size = -1, False, False, (0, 0)
         self.modules = ModuleCalls()
-        self._model, self._anatomy, self._finish, self._drop = model, anatomy, finish, drop
+        self._model, self._description, self._finish, self._drop = model, description, finish, drop
         self._remember, self._gradients = remember, gradients
-        self._mode = CaptureMode(model, receive, replace, anatomy.answers_at_keys)
+        self._mode = CaptureMode(model, receive, replace, description.answers_at_keys)
         self._depth = 0
-        self._part: nn.Module | None = None  # that began a forward of which the model as a whole knows nothing
+        self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self._batch = 0
         self._tape: Tape | None = None
-        self._partial: Conclusions | None = None  # of the running forward, where somebody asked early
+        self._partial: Conclusions | None = None  # of the running forward pass, if layouts were needed before its end
         self._parts = frozenset(id(part) for part, name in self.names.items() if name and name.count(".") < 2)
-        self._slots: set[int] = set()  # whose tokens will be asked for
+        self._slots: set[int] = set()  # slots whose tokens were requested
         self._scripted = {id(part) for part in self._mode.owners.modules if isinstance(part, torch.jit.ScriptModule)}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """See the forwards inside the `with`; nothing of it is left afterward."""
+        """Observe the forward passes inside the `with` block, then remove every hook."""
         before, after = self.modules.before, self.modules.after
         for number in {id(self._model), *self._parts, *self._scripted}:
             before.setdefault(number, []).insert(0, self._begun)
@@ -97,7 +100,7 @@ class Watch:
             self._end(None)
 
     def _clear(self) -> None:
-        """Let go of everything that refers back to this: nothing waits for the garbage collector."""
+        """Break all reference cycles, so that nothing waits for the garbage collector."""
         self._mode.tracer = self._mode.twin = None
         self.modules.before.clear()
         self.modules.after.clear()
@@ -105,30 +108,30 @@ class Watch:
             self.__dict__.pop(name)
 
     def running(self) -> bool:
-        """Whether a forward of ours runs."""
+        """Check whether a forward pass of this model is running in this thread."""
         return not self.modules.elsewhere() and self._mode.tracer is not None
 
     @property
     def names(self) -> Mapping[nn.Module, str]:
-        """The modules of the model with their names."""
+        """Names of the model's modules."""
         return self._mode.owners.names
 
     @property
     def hidden(self) -> Mapping[str, str]:
-        """Layers that attend where it cannot be recorded."""
+        """Layers whose attention cannot be recorded, and why."""
         return self._mode.hidden
 
-    # --- what was found
+    # --- conclusions
 
     def arranged(self, call: Call, attention: Attention, owner: nn.Module) -> tuple[Arrangement, tuple[str, int] | None]:
-        """Where a call's tokens lie, and the layer and call that it follows; during the forward or at its end."""
-        if self._anatomy.place is not None:
-            placement = self._anatomy.place(owner, call.rows, call.columns, self.input_size)
+        """Return the arrangement of a call's tokens, and the layer and call that it follows, during the forward pass or at its end."""
+        if self._description.place is not None:
+            placement = self._description.place(owner, call.rows, call.columns, self.input_size)
             return by_rule(placement, call, self._batch), None
         tape, tracer = self._tape, self._mode.tracer
         if tape is None:
-            assert tracer is not None  # noqa: S101 - a forward runs
-            if tracer.known:  # until here all is as on that tape, and places hang on nothing that comes later
+            assert tracer is not None  # noqa: S101 - a forward pass is running
+            if tracer.known:  # the same as that tape so far, and locations do not depend on later operations
                 return self.conclusions(tracer.tape).calls[attention]
             if self._partial is None:
                 self._partial = Conclusions(tracer.tape)
@@ -136,31 +139,31 @@ class Watch:
         return self.conclusions(tape).calls[attention]
 
     def tokens(self, slot: int | None) -> Tokens | None:
-        """Where the tokens of an output lie, when the forward has ended."""
+        """Return the arrangement of the tokens in a slot once the forward pass has ended; None if there is none."""
         assert self._tape is not None  # noqa: S101
-        if slot is None or self._anatomy.place is not None:
+        if slot is None or self._description.place is not None:
             return None
         return self.conclusions(self._tape).tokens(slot)
 
     def conclusions(self, tape: Tape) -> Conclusions:
-        """What follows from a tape."""
+        """Return the conclusions from a tape; compute them if they are missing."""
         found = tape.conclusions
         if not isinstance(found, Conclusions) or not found.has(self._slots):
             found = tape.conclusions = conclude(tape, self._slots)
         return found
 
     def ended(self) -> Conclusions | None:
-        """What follows from the forward that has just ended."""
-        return None if self._tape is None or self._anatomy.place is not None else self.conclusions(self._tape)
+        """Return the conclusions from the forward pass that has just ended; None if its tokens are not traced."""
+        return None if self._tape is None or self._description.place is not None else self.conclusions(self._tape)
 
     def want(self, tensor: Tensor) -> int | None:
-        """State that `tokens` will be asked for those of a tensor of the running forward; its slot."""
+        """Request the tokens of a tensor of the running forward pass; return its slot, the argument of `tokens`."""
         slot = None if self._mode.tracer is None else self._mode.tracer.slot_of(tensor)
         if slot is not None:
             self._slots.add(slot)
         return slot
 
-    # --- when forwards begin and end
+    # --- begin and end of forward passes
 
     def _begun(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if (
@@ -210,7 +213,7 @@ class Watch:
         self._mode.tracer = Tracer(pixels, [(str(name), x) for name, x in given], self._stored(), self._layer, candidates)
 
     def _stored(self) -> Callable[[Tensor], tuple[str, str] | None]:
-        """Which tensors belong to the model; they are looked for when the first one is asked for."""
+        """Return a function that gives kind and name of a tensor of the model. The first call collects these tensors."""
         found: dict[int, tuple[str, str]] = {}
 
         def stored(tensor: Tensor) -> tuple[str, str] | None:
@@ -231,12 +234,15 @@ class Watch:
         return "" if owner is None else owner[0]
 
     def _watched(self, pixels: Tensor, candidates: Sequence[Tape]) -> Tensor:
-        """Pixels that need gradients, where frozen parameters would not give a graph to every attention."""
+        """Return pixels that require gradients if some attention calls would have no graph because parameters are frozen."""
         if not self._gradients:
             return pixels
         if not torch.is_grad_enabled():
-            raise CaptureError("gradients were asked for, but the model runs under no_grad or inference_mode. Run it without.")
-        if candidates and not any(entry.attention for entry in candidates[0].entries):  # features then begin a graph of their own
+            raise CaptureError(
+                "gradients were requested, but the model runs under no_grad or inference_mode. Run it with autograd enabled."
+            )
+        # a model without attention: each feature starts its own graph
+        if candidates and not any(entry.attention for entry in candidates[0].entries):
             return pixels
         trained = [parameter.requires_grad for parameter in self._model.parameters()]
         if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
@@ -244,7 +250,7 @@ class Watch:
         return pixels
 
     def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
-        """A forward of the whole model ends; it gives nothing where it failed."""
+        """End a forward pass of the whole model; `output` is None if it failed."""
         self._depth -= 1
         if not self._depth:
             self._end(output)
@@ -260,7 +266,7 @@ class Watch:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             answer = output["logits"] if isinstance(output, Mapping) and "logits" in output else output
             tape = tracer.finished(_floating(answer))
-            if self._anatomy.place is None and self._partial is not None and not tracer.known:
+            if self._description.place is None and self._partial is not None and not tracer.known:
                 tape.conclusions = self._partial.completed(tape)
             self._tape = tape
             if self._remember and tape.whole:
@@ -272,7 +278,7 @@ _MODULES_OWN = frozenset(nn.Module().__dict__)
 
 
 def _floating(value: Any) -> list[Tensor]:  # noqa: ANN401
-    """Tensors in arguments or results."""
+    """Return the tensors in arguments or results, nested ones too."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
@@ -281,7 +287,7 @@ def _floating(value: Any) -> list[Tensor]:  # noqa: ANN401
 
 
 def _tensors_in(value: Any, depth: int = 3) -> list[Tensor]:  # noqa: ANN401
-    """Tensors that a module keeps in an attribute."""
+    """Return the tensors in a module's attribute, down to `depth` nested containers."""
     if isinstance(value, Tensor):
         return [value]
     if depth and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The command line. Commands are imported when they run, so that `visattn --help` needs neither torch nor a second."""
+"""Command line. Each command is imported when it runs, so that `visattn --help` is fast and does not import torch."""
 
 from visattn.cli.commands import main
 

@@ -1,4 +1,4 @@
-"""The table of commands, and the one place where errors become a line and an exit code."""
+"""Table of commands, and conversion of errors to an error line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from visattn.errors import VisattnError, VisattnWarning
 
 # name -> one line of help; a command `x` is the function `x_command` of visattn.cli.x
 COMMANDS = {
-    "demo": "Look at four photos through DINOv2: heads, features, similarity, rollout.",
-    "overlay": "Lay a model's attention over photos.",
-    "heads": "A page of all heads, all layers, or the query x key matrix of one head.",
-    "train": "Train a network, with or without attention, or a captioner.",
-    "caption": "Tell what photos show, and where each word looked.",
-    "stats": "Every head in numbers, over a folder of photos.",
-    "inspect": "What a model is made of, and which methods apply to it.",
-    "list": "Models, methods or color maps.",
+    "demo": "Draw heads, features, similarity and rollout of DINOv2 on four sample photos.",
+    "overlay": "Draw a model's attention over photos.",
+    "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
+    "train": "Train a classifier, with or without attention, or a captioner.",
+    "caption": "Caption images, and draw where the decoder attends for each word.",
+    "stats": "Compute statistics of every head over a folder of photos.",
+    "inspect": "Show the attention layers of a model, and which methods apply to it.",
+    "list": "List models, methods or color maps.",
     "doctor": "Check the installation.",
 }
 
@@ -54,15 +54,15 @@ def _version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "VISATTN"})
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version and exit.")
 def cli() -> None:
-    """Where does a vision model look, and can you believe it?"""
+    """Show where a vision model looks, and check whether you can believe it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a file name that is no text must not stop its own error message
+        if hasattr(stream, "reconfigure"):  # an undecodable file name must not break its own error message
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     if not debug:
@@ -78,7 +78,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     try:
         code = cli.main(arguments, prog_name="visattn", standalone_mode=False)
         if sys.stdout is None:
-            complain("stdout is closed: what was to be printed is lost, files are whole; print elsewhere")
+            complain("stdout is closed: printed output is lost, but files are complete; redirect stdout")
             return 5
         sys.stdout.flush()
         return int(code or 0)
@@ -93,7 +93,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except click.ClickException as error:
         complain(f"{error.format_message()} See --help.")
         return error.exit_code
-    except BrokenPipeError:  # the reader has gone: be quiet, and let the interpreter's own flush at exit be quiet too
+    except BrokenPipeError:  # the reader has closed the pipe: print nothing, not even at the interpreter's own flush at exit
         _drop_output()
         return 141
     except (KeyboardInterrupt, click.Abort):
@@ -107,7 +107,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         if _is_of_print(error):
             _drop_output()
             cause = (error.strerror or str(error)).lower()
-            complain(f"what is printed cannot be written ({cause}); make room, or print elsewhere")
+            complain(f"stdout cannot be written ({cause}); free disk space, or redirect stdout")
         else:
             complain(no_room(error))
         return 5
@@ -116,7 +116,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _fault(error: Exception, debug: bool) -> int:
-    """One line that asks for a report."""
+    """Print an internal error and return its exit code."""
     if debug:
         traceback.print_exc()
     complain(fault(error))
@@ -124,30 +124,30 @@ def _fault(error: Exception, debug: bool) -> int:
 
 
 def fault(error: Exception) -> str:
-    """Return the sentence about an error that nobody thought of."""
+    """Return the message of an internal error."""
     what = str(error).strip().split("\n")[0]
-    return f"a fault of visattn's own ({type(error).__name__}: {what}). Please report it with what --debug prints."
+    return f"internal error of visattn ({type(error).__name__}: {what}). Please report it with the output of --debug."
 
 
 def no_room(error: OSError) -> str:
-    """Return the sentence about a disk that is full or fails."""
+    """Return the message about a full or failing disk."""
     cause = (error.strerror or str(error)).lower()
-    return f"{error.filename or 'a file on the way'}: {cause}; make room, here or in TMPDIR"
+    return f"{error.filename or 'a temporary file'}: {cause}; free disk space, here or in TMPDIR"
 
 
 def _is_of_print(error: OSError) -> bool:
-    """Return whether an error was met while printing: in click's `echo`, or in the flush at the end."""
+    """Check whether an error was raised while printing: in click's `echo`, or in the flush at the end."""
     frames = traceback.extract_tb(error.__traceback__)
     return frames[-1].name == _run.__name__ or any(frame.name == "echo" for frame in frames)
 
 
 def _drop_output() -> None:
-    """Let go of what was printed, so that the interpreter's own flush at its end is quiet."""
+    """Discard unwritten output, so that the interpreter's own flush at exit prints no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str) -> None:
-    """One line on stderr, as every error is told."""
+    """Print an error as one line on stderr."""
     click.echo(f"visattn: error: {_line(message)}", err=True)
 
 

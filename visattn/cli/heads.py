@@ -1,4 +1,4 @@
-"""`visattn heads`: many heads, or gates of a CNN, on one page, or in numbers."""
+"""Command `visattn heads`: many attention heads, or the gates of a CNN, in one figure or as a table."""
 
 from __future__ import annotations
 
@@ -25,20 +25,37 @@ from visattn.drawing.style import PAGE, Style
 from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
+_QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
 
 
 @click.command("heads")
 @click.argument("image", type=click.Path(path_type=Path))
 @model_options
-@click.option("--method", type=click.Choice(get_args(_Shown)), default="attention", show_default=True, help="What is shown.")
-@click.option("--layer", help="Position, dotted name, or all: the layers x heads wall.  [default: -1; all gates]")
-@click.option("--head", default="all", show_default=True, help="A number; all; or mean.")
-@click.option("--query", default="auto", show_default=True, help="auto, cls, mean, pixel:X,Y, patch:ROW,COL, register:N.")
-@click.option("--layers", is_flag=True, help="One query through all layers, heads averaged or one --head.")
-@click.option("--matrix", is_flag=True, help="The query x key matrix of one --head of one --layer.")
-@click.option("--stats", is_flag=True, help="A table instead: how wide each head looks, how far, and at what; CSV with -o.")
-@click.option("--mass", type=float, help="Outline the patches that hold this share; 0.6 for one layer by default.")
-@click.option("--shared", is_flag=True, help="One color scale for all panels.")
+@click.option(
+    "--method",
+    type=click.Choice(get_args(_Shown)),
+    default="attention",
+    show_default=True,
+    help="Draw attention heads, or the gates of attention modules.",
+)
+@click.option("--layer", help="Index or dotted name of a layer, or all for a layers x heads grid.  [default: -1; for gates: all]")
+@click.option("--head", default="all", show_default=True, help="Index of a head, all, or mean.")
+@click.option(
+    "--query", default="auto", show_default=True, help="Query token: auto, cls, mean, pixel:X,Y, patch:ROW,COL or register:N."
+)
+@click.option("--by-layer", is_flag=True, help="Draw one query in all layers: the mean over heads, or one --head.")
+@click.option("--matrix", is_flag=True, help="Draw the query x key matrix of one --head of one --layer.")
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Print a table of each head's entropy, attention distance and attention by token type; with -o, write CSV.",
+)
+@click.option(
+    "--mass",
+    type=float,
+    help="Outline the smallest region that holds this share of the map; by default 0.6 for the heads of one layer.",
+)
+@click.option("--shared-scale", is_flag=True, help="Use one color scale for all panels.")
 @style_options(PAGE)
 @click.option("--panel", type=click.IntRange(48, 2000), help="Width of a panel in pixels.")
 @photo_options
@@ -52,12 +69,12 @@ def heads_command(
     debug: bool,
     **options: Any,  # noqa: ANN401 - click's
 ) -> None:
-    """Write a page of the heads that look at IMAGE.
+    """Draw the attention heads of a model for IMAGE in one figure.
 
     \b
     visattn heads dog.jpg                                  the last layer
     visattn heads dog.jpg --layer all                      every layer and head
-    visattn heads dog.jpg --query pixel:120,80 --layers    one query through the layers
+    visattn heads dog.jpg --query pixel:120,80 --by-layer  one query through the layers
     visattn heads dog.jpg --layer 5 --head 2 --matrix      query x key
     visattn heads dog.jpg --layer all --stats              every head in numbers
     visattn heads dog.jpg --model seresnet50 --method gates
@@ -65,7 +82,7 @@ def heads_command(
     gated = options["method"] == "gates"
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
-    Style(**style_of(options))  # refuses what is out of range before anything is read
+    Style(**style_of(options))  # raises for values out of range before any file is read
     if kind in ("matrix", "stats"):
         refuse_beside(f"--{kind}", tuple(style_of(options)))
     target = output or Path(f"{image.stem}.{kind}.png")
@@ -76,7 +93,7 @@ def heads_command(
     from dataclasses import replace
 
     from visattn.drawing.pictures import to_png
-    from visattn.images import facts, load_image
+    from visattn.images import image_facts, load_image
     from visattn.loading import load_model
     from visattn.pipeline.explaining import answer
     from visattn.pipeline.inputs import prepare
@@ -88,7 +105,7 @@ def heads_command(
     prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
     recording = _with_gates(model, prepared) if gated else look(model, prepared)
     if gated or kind == "stats":
-        source = facts(photo)
+        source = image_facts(photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
         seen = prepared.noted(seen).but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
         recording = replace(recording, provenance=seen)
@@ -103,7 +120,7 @@ def heads_command(
         describe(quiet, seen)
         result(as_json, [(written, page.provenance)])
         return
-    layer = "all" if kind in ("wall", "layers") else _number(options["layer"])
+    layer = "all" if kind in ("grid", "layers") else _number(options["layer"])
     found = answer(recording, prepared, ask("attention", {"layer": layer, "query": options["query"]}))
     page = _matrix(recording, found, layer, options) if kind == "matrix" else _page(found, kind, options)
     written = write_whole(target, to_png(page))
@@ -112,27 +129,27 @@ def heads_command(
 
 
 def _kind(options: dict[str, Any]) -> str:
-    """`heads`, `wall`, `layers`, `matrix` or `stats`."""
-    chosen = [name for name in ("layers", "matrix", "stats") if options[name]]
+    """Return the kind of figure for attention: `heads`, `grid`, `layers`, `matrix` or `stats`."""
+    chosen = [name for name in ("by-layer", "matrix", "stats") if options[name.replace("-", "_")]]
     if len(chosen) > 1:
-        raise OptionError(f"--{chosen[0]} and --{chosen[1]} exclude each other. Choose one.")
+        raise OptionError(f"--{chosen[0]} and --{chosen[1]} cannot be combined. Choose one.")
     if options["stats"]:
         if options["query"] != "auto" or options["head"] != "all":
-            raise OptionError("--stats counts all queries of each head. Leave --query and --head out.")
+            raise OptionError("--stats covers all queries of all heads. Leave --query and --head out.")
         return "stats"
     if options["matrix"]:
         if options["layer"] == "all" or options["head"] == "all":
-            raise OptionError("--matrix shows one head: pass --layer N and --head N (or --head mean).")
+            raise OptionError("--matrix draws one head. Pass --layer N and --head N (or --head mean).")
         return "matrix"
-    return "layers" if options["layers"] else "wall" if options["layer"] == "all" else "heads"
+    return "layers" if options["by_layer"] else "grid" if options["layer"] == "all" else "heads"
 
 
 def _kind_of_gates(options: dict[str, Any]) -> str:
-    """`gates` or `stats`."""
-    defaults = {"head": "all", "query": "auto", "layers": False, "matrix": False, "mass": None}
+    """Return the kind of output for gates: `gates` or `stats`."""
+    defaults = {"head": "all", "query": "auto", "by-layer": False, "matrix": False, "mass": None}
     for name, default in defaults.items():
-        if options[name] != default:
-            raise OptionError(f"--{name} is for heads of attention. Leave it out with --method gates.")
+        if options[name.replace("-", "_")] != default:
+            raise OptionError(f"--{name} applies to attention heads only. Leave it out with --method gates.")
     return "stats" if options["stats"] else "gates"
 
 
@@ -155,13 +172,13 @@ def _gates(recording: Any, prepared: Any, options: dict[str, Any]) -> Any:  # no
         prepared.geometry,
         layer=_number(options["layer"]),
         panel=options["panel"] or 240,
-        shared=options["shared"],
+        shared_scale=options["shared_scale"],
         **style_of(options),
     )
 
 
 def _gate_stats(recording: Any, layer: str) -> list[Row]:  # noqa: ANN401
-    """A row for each gate, or for those of one layer."""
+    """Return one row per gate, of all layers or of one."""
     from visattn.evaluation.gates import gate_statistics
     from visattn.methods.gate_maps import NO_GATES, layer_of
 
@@ -189,20 +206,20 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
         shown = shown.mean("head") if options["head"] in ("all", "mean") else shown.at(head=_number(options["head"]))
     elif options["head"] not in ("all", "mean"):
         raise OptionError(
-            f"--head {options['head']} goes with --layers or --matrix; for one head of one photo use visattn overlay."
+            f"--head {options['head']} needs --by-layer or --matrix; to draw one head over a photo, use visattn overlay."
         )
-    wall = kind == "wall"
+    grid = kind == "grid"
     mass = options["mass"] if options["mass"] is not None else 0.6 if kind == "heads" else None
     facts = found.provenance
-    title = f"{facts.model}, {facts.weights}: {facts.image}, attention of {shown.facts.query}"
+    title = f"{facts.title}: attention of {_QUERIES.get(shown.facts.query, shown.facts.query)}"
     return contact_sheet(
         found.photo,
         shown,
         found.geometry,
-        rows="layer" if wall else None,
-        columns="head" if wall else None,
-        panel=options["panel"] or (150 if wall else 300),
-        shared=shown.axes if options["shared"] else (),
+        rows="layer" if grid else None,
+        columns="head" if grid else None,
+        panel=options["panel"] or (150 if grid else 300),
+        shared_axes=shown.axes if options["shared_scale"] else (),
         **style_of(options),
         mass=mass,
         points=_query_point(found),
@@ -212,7 +229,7 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
 
 
 def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an Explanation
-    """The center of the query's patch on the photo, if the query is a patch."""
+    """Return the center of the query's patch on the photo, if the query is a patch."""
     name, _, place = found.map.facts.query.partition(":")
     if name != "patch":
         return []
@@ -234,7 +251,7 @@ def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any
         if not isinstance(head, int) or not -len(heads) <= head < len(heads):
             raise OptionError(f"head must lie in [{-len(heads)}, {len(heads) - 1}] or be mean, got {options['head']}.")
         weights = heads[head]
-    title = f"{recording.provenance.model}: {record.layer}, head {options['head']}"
+    title = f"{recording.provenance.title}: {record.layer}, head {options['head']}"
     page = matrix_page(weights.numpy(), record.keys.prefix, title=title)
     drawing = {"opacity": 1.0, "blend": "constant", "colormap": "viridis", "interpolation": "nearest"}
     shown = found.provenance.parameters | {"head": options["head"], "query": "all"}
@@ -242,7 +259,7 @@ def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any
 
 
 def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN401
-    """A row for each head of the layers that have distributions."""
+    """Return one row per head of the layers whose attention rows sum to 1."""
     from dataclasses import replace
 
     from visattn.evaluation.heads import statistics
@@ -250,7 +267,7 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
     chosen = recording if layer == "all" else recording.select(layer=_number(layer))
     signed = [record.layer for record in chosen if not record.probability]
     if signed:
-        note(quiet, f"left out, as rows do not sum to 1: {', '.join(signed)}")
+        note(quiet, f"layers left out because their attention rows do not sum to 1: {', '.join(signed)}")
     rows: list[Row] = []
     for found in statistics(replace(chosen, records=[record for record in chosen if record.probability])):
         numbers = found.numbers()
@@ -265,7 +282,7 @@ def _stats(recording: Any, layer: str, quiet: bool) -> list[Row]:  # noqa: ANN40
             for head in range(found.entropy.shape[1])
         ]
     if not rows:
-        raise OptionError(f"no layer of '{layer}' has rows that sum to 1. Choose another, or --layer all.")
+        raise OptionError(f"--layer {layer}: its attention rows do not sum to 1. Choose another layer, or --layer all.")
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 

@@ -1,4 +1,4 @@
-"""`visattn inspect`: a model's layers, and which methods apply to it."""
+"""Command `visattn inspect`: the attention layers of a model, and which methods apply to it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--img-size", type=click.IntRange(1), help="Side in pixels that the model works at.")
+@click.option("--img-size", type=click.IntRange(1), help="Side of the model's input in pixels.")
 @talk_options
 def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool, debug: bool) -> None:
-    """Show where the attention of MODEL is, and what can be done with it.
+    """Show the attention layers of MODEL, and which methods apply to it.
 
-    MODEL is a timm name, or file.py:factory. No weights are needed: one forward pass with random ones tells.
+    MODEL is the name of a timm model, or file.py:factory. No pretrained weights are needed: one forward pass with random weights is
+    enough.
     """
     import torch
 
@@ -35,7 +36,9 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     net = load_model(model, weights="none", img_size=img_size)
     spec = input_spec(net, img_size)
     known = cam_layer(net)
-    with capture(net, features="last" if known is None else [known], gradients=True) as recording:  # with what the kernels gave
+    with capture(
+        net, features="last" if known is None else [known], gradients=True
+    ) as recording:  # with the outputs of the kernels, for the column `error`
         net(torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
     layers = [
         {
@@ -68,7 +71,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         "patch": list(spec.stride),
         "classifier": spec.classifier,
         "readout": recording.reads,
-        "unseen": [{"layer": unseen.layer, "how": unseen.how} for unseen in recording.unseen],
+        "unseen": [{"layer": unseen.layer, "reason": unseen.reason} for unseen in recording.unseen],
         "cam_layer": known,
     }
     if as_json:
@@ -76,8 +79,8 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         return
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
-    how = f"reads out {recording.reads or 'something that could not be told'}" if len(recording) else "no attention"
-    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM reads {known or 'a layer that you name'}\n")
+    how = f"read-out: {recording.reads or 'could not be traced'}" if len(recording) else "no attention"
+    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM layer: {known or 'unknown, pass --layer'}\n")
     rows = [
         {
             "layer": record.layer + (f" #{record.call}" if record.call else ""),
@@ -92,7 +95,7 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
         for record, layer in zip(recording, layers, strict=True)
     ]
     for unseen in recording.unseen:
-        click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.how)}\n")
+        click.echo(f"not recorded: {printable(unseen.layer or 'the model itself')} {printable(unseen.reason)}\n")
     for table in (rows, gates):
         if table:
             click.echo(to_text(table))
@@ -103,7 +106,7 @@ def _applies(method: Method, recording: Recording, classifier: bool) -> str:
     if reason := method.accepts(recording):
         return reason
     if method.targeted and not classifier:
-        return "with target=a function of the output, in Python: the model has no classification head"
+        return "in Python, with a function of the output as target: the model has no classification head"
     return "yes"
 
 
@@ -111,7 +114,7 @@ def _size(layout: TokenLayout) -> str:
     registers = sum(name.startswith("register") for name in layout.prefix)
     named = [name for name in layout.prefix if not name.startswith("register")]
     parts = [*named, *([f"{registers} registers"] if registers else [])]
-    if len(parts) > 3:  # channels, or tokens that only have numbers
+    if len(parts) > 3:  # channels, or unnamed tokens
         parts = [str(len(layout.prefix))]
     dropped = f" without {len(layout.holes)}" if layout.holes else ""
     return " + ".join([*parts, *([" x ".join(map(str, layout.grid)) + dropped] if layout.grid else [])])

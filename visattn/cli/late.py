@@ -1,4 +1,4 @@
-"""Commands some of whose options are made when they are asked for, because what they are made of imports torch."""
+"""Commands that create some of their options on first use, because these options are derived from modules that import torch."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from visattn._support.checks import whole_number
 
 Late = Callable[[], Sequence[click.Option]]
 _PLAIN: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
-_BESIDE = ("image", "seed")  # there is one image, and a seed for everything
+_BESIDE = ("image", "seed")  # commands have one image per map, and one option --seed for everything
 
 
 class LateCommand(click.Command):
-    """A command with options that `late` makes; they stand before the option named `before`, or before all others."""
+    """Command with options that `late` creates; they are inserted before the option named `before`, or before all others."""
 
     def __init__(self, *arguments: Any, late: Late, before: str = "", **options: Any) -> None:  # noqa: ANN401
-        """Take how options are made, and what click wants."""
+        """Store the function that creates options; all other arguments are those of `click.Command`."""
         super().__init__(*arguments, **options)
         self._late, self._before = late, before
         self._made: list[click.Option] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the options that were made."""
+        """Names of the created options."""
         return tuple(one.name for one in self._made or () if one.name)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """As click wants it."""
+        """Return the parameters, and create the late options on the first call; see `click.Command.get_params`."""
         if self._made is None:
             self._made = list(self._late())
             at = next((i for i, one in enumerate(self.params) if one.name == self._before), 0)
@@ -42,17 +42,17 @@ class LateCommand(click.Command):
 
 
 class OneOf(click.ParamType[Any]):
-    """A number, a name or a text: the first of several types that a value is of."""
+    """Option type that accepts several types: a number, one of some names, or any text."""
 
     def __init__(self, words: Sequence[str], kinds: Sequence[Any]) -> None:
-        """Take the names, and the types besides."""
+        """Store the accepted names and types."""
         self._words, self._kinds = tuple(words), tuple(kind for kind in _PLAIN if kind in kinds)
         self.name = "|".join([*(_PLAIN[kind].name for kind in self._kinds if kind is not str), *self._words] or ["text"])
         if words and str in kinds:
             self.name += "|name"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401
-        """As click wants it."""
+        """Convert a value to the first type that it matches; see `click.ParamType.convert`."""
         if value not in self._words:
             if int in self._kinds and (number := whole_number(value)) is not None:
                 return number
@@ -60,12 +60,12 @@ class OneOf(click.ParamType[Any]):
                 with suppress(ValueError):
                     return float(value)
         if value not in self._words and str not in self._kinds:
-            self.fail(f"{value!r} is none of {self.name.replace('|', ', ')}", param, ctx)
+            self.fail(f"{value!r} is not one of: {self.name.replace('|', ', ')}", param, ctx)
         return value
 
 
 def method_options() -> list[click.Option]:
-    """Return an option for each parameter of any method, by the annotations and docstrings of their functions."""
+    """Create an option for each parameter of any method, from the annotations and docstrings of their functions."""
     from visattn.methods import METHODS
 
     takes: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ def method_options() -> list[click.Option]:
 
 
 def _type(hints: Sequence[Any]) -> dict[str, Any] | None:
-    """What an option's value may be, of what the methods say; None for what no command line can give."""
+    """Return the click type of an option from the annotations of the methods; None if no command line can express it."""
     flat = [part for hint in hints for part in _flat(hint)]
     words = [word for part in flat if get_origin(part) is Literal for word in get_args(part)]
     pairs = [part for part in flat if get_origin(part) is tuple]
@@ -107,7 +107,7 @@ def _flat(hint: Any) -> list[Any]:  # noqa: ANN401
 
 
 def _told(function: Callable[..., Any], parameter: str) -> str:
-    """The first sentence of a parameter's docstring; nothing where that says to look elsewhere."""
+    """Return the first sentence of a parameter's docstring; empty if it only refers elsewhere ("See ...")."""
     found = re.search(
         rf"^    {parameter}: (.+?)(?=\n    \w|\n\n|\n\w|\Z)", inspect.getdoc(function) or "", re.MULTILINE | re.DOTALL
     )

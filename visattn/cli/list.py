@@ -1,4 +1,4 @@
-"""`visattn list`: names to choose from."""
+"""Command `visattn list`: names of models, methods and color maps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from visattn.errors import OptionError
 
 @click.command("list")
 @click.argument("pattern", default="*")
-@click.option("--methods", "what", flag_value="methods", help="Methods instead of models.")
-@click.option("--colormaps", "what", flag_value="colormaps", help="Color maps instead of models.")
+@click.option("--methods", "what", flag_value="methods", help="List methods instead of models.")
+@click.option("--colormaps", "what", flag_value="colormaps", help="List color maps instead of models.")
 @talk_options
 def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, debug: bool) -> None:
-    """List models whose name fits PATTERN (for example '*dinov2*'): those with published weights whose maps are known."""
+    """List models whose names match PATTERN, for example '*dinov2*'. Listed are supported models with published weights."""
     if what == "methods":
         from visattn.methods import METHODS
 
@@ -39,7 +39,7 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
         from visattn.loading import list_models
 
         if not (names := list_models(pattern)):
-            raise OptionError(f"no model fits '{printable(pattern)}'. Put * around a part of its name.")
+            raise OptionError(f"no model name matches '{printable(pattern)}'. Put * before and after a part of the name.")
     click.echo(to_json(names) if as_json else "\n".join(names))
 
 

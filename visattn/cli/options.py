@@ -1,4 +1,4 @@
-"""Options that several commands share, under the names timm's users know."""
+"""Options that several commands share. Their names follow timm."""
 
 from __future__ import annotations
 
@@ -21,19 +21,24 @@ DEFAULT_MODEL = "vit_small_patch14_dinov2.lvd142m"
 
 
 def model_options(command: F) -> F:
-    """Which model, which weights, how it sees the photo."""
+    """Add options for the model, its weights, and preprocessing."""
     return _all(
         command,
-        click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A timm name, or file.py:factory."),
-        click.option("--weights", default="auto", show_default=True, help="auto (cache, then hub), none (random), or a FILE."),
+        click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Name of a timm model, or file.py:factory."),
+        click.option(
+            "--weights",
+            default="auto",
+            show_default=True,
+            help="Weights to load: auto (from the cache, else the Hugging Face Hub), none (random weights), or a FILE.",
+        ),
         *_options(Preprocessing, ("img_size", "resize")),
-        click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and of samples."),
+        click.option("--device", default="cpu", show_default=True, help="Device to run on: cpu, cuda or cuda:N."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and of random samples."),
     )
 
 
 def photo_options(command: F) -> F:
-    """How photos are read."""
+    """Add options for reading photos."""
     return _all(command, *_options(Preprocessing, _READING))
 
 
@@ -43,7 +48,7 @@ def reading(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def files_read(options: dict[str, Any]) -> list[Path]:
-    """Return the files among the options that are read, which no output may replace."""
+    """Return the input files among the options, which no output may replace."""
     model, weights = str(options.get("model") or ""), str(options.get("weights") or "auto")
     named = [model.rpartition(":")[0]] if ".py:" in model else []
     named += [weights] if weights not in ("auto", "none") else []
@@ -51,7 +56,7 @@ def files_read(options: dict[str, Any]) -> list[Path]:
 
 
 def refuse_beside(option: str, others: Sequence[str]) -> None:
-    """Refuse options that say nothing beside another one.
+    """Check that no options were given that have no effect together with another one.
 
     Raises:
         OptionError: If one was given.
@@ -60,33 +65,37 @@ def refuse_beside(option: str, others: Sequence[str]) -> None:
     given = [name for name in others if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if given:
         flag = next(parameter.opts[0] for parameter in context.command.params if parameter.name == given[0])
-        raise OptionError(f"{flag} says nothing beside {option}. Leave one of them out.")
+        raise OptionError(f"{flag} has no effect with {option}. Leave one of them out.")
 
 
 def target_options(command: F) -> F:
-    """What a class-specific method explains."""
+    """Add options for the target of class-specific methods."""
     return _all(
         command,
-        click.option("--target", help="Class that is explained, by index or name; the top class by default."),
-        click.option("--versus", help="Another class, whose score is subtracted."),
+        click.option("--target", help="Class to explain, by index or name; by default the top class."),
+        click.option("--versus", help="Another class, by index or name, whose score is subtracted from the target's."),
         click.option(
             "--target-space",
             type=click.Choice(get_args(Space)),
             default="logit",
             show_default=True,
-            help="Whose gradient is taken.",
+            help="Class score whose gradient is taken: logit, probability or log-probability.",
         ),
-        click.option("--labels", type=click.Path(path_type=Path), help="Names of the classes, one a line; ImageNet's are known."),
+        click.option(
+            "--labels",
+            type=click.Path(path_type=Path),
+            help="Text file of class names, one per line; those of ImageNet are built in.",
+        ),
     )
 
 
 def style_options(defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
-    """How maps are drawn: an option for each field of `Style`, with other defaults where a command has its own."""
+    """Add an option for each field of `Style`; `defaults` replaces its default values."""
     return lambda command: _all(command, *_options(Style, [field.name for field in fields(Style)], defaults))
 
 
 def _options(record: type, names: Sequence[str], defaults: Mapping[str, Any] | None = None) -> list[Callable[[F], F]]:
-    """An option for each of these fields of a record, by their types."""
+    """Create an option for each of these fields of a dataclass, from their types."""
     kinds, own = get_type_hints(record), defaults or {}
     known = {field.name: field for field in fields(record)}
 
@@ -109,30 +118,30 @@ def _options(record: type, names: Sequence[str], defaults: Mapping[str, Any] | N
 
 
 def style_of(options: Mapping[str, Any]) -> StyleOptions:
-    """The style among the options."""
+    """Return the style among the options."""
     return cast("StyleOptions", {field.name: options[field.name] for field in fields(Style)})
 
 
 def output_options(command: F) -> F:
-    """Where results go and how much is said."""
+    """Add options for the output and for messages."""
     return _all(
         command,
-        click.option("-o", "--output", type=click.Path(path_type=Path), help="File; a folder where there are several."),
-        click.option("--overwrite", is_flag=True, help="Replace what exists."),
+        click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write, or a folder for several images."),
+        click.option("--overwrite", is_flag=True, help="Replace existing files."),
         *_talk(),
     )
 
 
 def talk_options(command: F) -> F:
-    """How much is said."""
+    """Add options for messages."""
     return _all(command, *_talk())
 
 
 def _talk() -> list[Callable[[F], F]]:
     return [
-        click.option("--json", "as_json", is_flag=True, help="Machine-readable result on stdout."),
-        click.option("-q", "--quiet", is_flag=True, help="No notes on stderr."),
-        click.option("--debug", is_flag=True, help="Tracebacks, and the warnings of all libraries."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout."),
+        click.option("-q", "--quiet", is_flag=True, help="Print no notes on stderr."),
+        click.option("--debug", is_flag=True, help="Print tracebacks, and the warnings of all libraries."),
     ]
 
 

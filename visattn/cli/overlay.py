@@ -1,4 +1,4 @@
-"""`visattn overlay`: a map over each photo."""
+"""Command `visattn overlay`: a map over each photo."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from visattn.pipeline.question import Question
 
-_Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, how it was made, the map as a file
+_Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
 _TARGET = ("target", "versus", "target_space", "labels")
 _OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET)
@@ -40,14 +40,16 @@ _OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "metho
 @click.command("overlay", cls=LateCommand, late=method_options, before="mass")
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
-@click.option("--method", default="auto", show_default=True, help="See visattn list --methods.")
+@click.option(
+    "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
+)
 @target_options
-@click.option("--mass", type=float, help="Draw the outline of the patches that hold this share, for example 0.6.")
+@click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6.")
 @click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
 @style_options()
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
-@click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map (.npz).")
+@click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this .npz file.")
 @output_options
 def overlay_command(
     images: tuple[Path, ...],
@@ -58,7 +60,7 @@ def overlay_command(
     debug: bool,
     **options: Any,  # noqa: ANN401 - click's
 ) -> int:
-    """Lay a model's attention over IMAGES and write one PNG for each.
+    """Draw a model's attention over IMAGES and write one PNG for each.
 
     \b
     visattn overlay dog.jpg
@@ -66,7 +68,7 @@ def overlay_command(
     visattn overlay dog.jpg --method similarity --query pixel:120,80
     visattn overlay dog.jpg --model vit_base_patch16_224 --target "Border collie"
     """  # noqa: D301 - \b keeps click from wrapping the examples
-    Style(**style_of(options))  # refuses what is out of range before anything is read
+    Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
         refuse_beside("--map", (*_OF_MODELS, *_parameters()))
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
@@ -76,13 +78,13 @@ def overlay_command(
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
     for i, photo in each.readable(images, options):
-        if draw is None:  # a model is loaded when there is a photo for it
+        if draw is None:  # load the model only once there is a readable photo
             draw = _drawing_saved(options) if question is None else _drawing_model(options, question)
         with each.photo(images[i]):
             rows.append(_written(draw(photo), targets[i], options["save_map"]))
             describe(quiet, rows[-1][1])
             done += 1
-        del photo  # before the next is read
+        del photo  # frees memory before the next photo is read
         if not as_json:
             result(False, rows)
             rows.clear()
@@ -99,7 +101,7 @@ def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, 
 
 
 def _question(options: dict[str, Any]) -> Question:
-    """The method with those of the options that are its own, and the target; refused early where they do not go together."""
+    """Validate the method with its own options and the target, before a model is loaded."""
     from visattn.pipeline.question import ask
     from visattn.pipeline.targets import Target, read_labels
 
@@ -111,14 +113,14 @@ def _question(options: dict[str, Any]) -> Question:
 
 
 def _parameters() -> tuple[str, ...]:
-    """Names of the options that are the methods'."""
+    """Return the names of the options that are parameters of methods."""
     command = click.get_current_context().command
     assert isinstance(command, LateCommand)  # noqa: S101
     return command.names
 
 
 def _kind(method: str) -> str:
-    """What stands in the picture's name."""
+    """Return the part of the output's file name that states the method."""
     return "overlay" if method == "auto" else method
 
 
@@ -126,12 +128,12 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
     if not options["save_map"]:
         return []
     if len(images) > 1 or options["map_file"]:
-        raise OptionError("--save-map saves the map of one image that a model looked at. Pass one image and no --map.")
+        raise OptionError("--save-map saves the map that a model computed for one image. Pass one image and no --map.")
     return [options["save_map"]]
 
 
 def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
-    """A PNG for each image; in a folder where there are several; no two alike."""
+    """Return a distinct PNG file for each image, inside the output folder if there are several."""
     names = [f"{name}.{kind}.png" for name in result_names(images)]
     if output is None:
         return [Path(name) for name in names]
@@ -161,20 +163,20 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
 def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
     from visattn.drawing.overlays import overlay
     from visattn.drawing.pictures import to_png
-    from visattn.images import facts
+    from visattn.images import image_facts
     from visattn.maps import load_map
     from visattn.pipeline.explanation import Explanation
 
     loaded = load_map(options["map_file"])
 
     def draw(photo: Image.Image) -> _Drawn:
-        source = facts(photo)
+        source = image_facts(photo)
         if isinstance(loaded, tuple):
             attention_map, geometry = loaded
             if geometry.photo != (size := (photo.height, photo.width)):
                 if attention_map.provenance.image_sha256 == source.sha256:
-                    told = f"that it is of this photo, of {geometry.photo[0]} x {geometry.photo[1]} pixels"
-                    raise MapError(f"{source.name}: the map says {told}, got {size[0]} x {size[1]}. Make it anew.")
+                    told = f"belongs to this photo with {geometry.photo[0]} x {geometry.photo[1]} pixels"
+                    raise MapError(f"{source.name}: the map {told}, got {size[0]} x {size[1]}. Compute the map again.")
                 geometry = geometry.resized(size)
             picture = Explanation(photo, geometry, attention_map).overlay(**style_of(options), mass=options["mass"])
         else:

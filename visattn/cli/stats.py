@@ -1,4 +1,4 @@
-"""`visattn stats`: what the heads of a model do over a folder of photos."""
+"""Command `visattn stats`: statistics of every head of a model over a folder of photos."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", 
 @click.command("stats")
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_options
-@click.option("--limit", type=click.IntRange(1), help="This many photos, evenly spaced among the sorted names.")
+@click.option("--limit", type=click.IntRange(1), help="Use only this many photos, evenly spaced among the sorted names.")
 @photo_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("stats"), show_default=True, help="Folder.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("stats"), show_default=True, help="Folder to write to."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the folder of an earlier run.")
 @talk_options
 def stats_command(
@@ -38,7 +40,7 @@ def stats_command(
     limit: int | None,
     **options: Any,  # noqa: ANN401 - click's
 ) -> int:
-    """Measure every head of a model over the photos in FOLDER, and write tables and plots.
+    """Compute statistics of every head of a model over the photos in FOLDER, and write tables and plots.
 
     \b
     visattn stats photos
@@ -64,14 +66,20 @@ def stats_command(
 
 
 def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
-    """Every picture in a folder and below, by its ending, sorted; hidden ones and the output's apart. And how many folders failed."""
+    """Return the sorted image files in a folder and its subfolders, and the number of unreadable folders.
+
+    Images are recognized by their file extension. Hidden files and folders and the output folder are skipped.
+
+    Raises:
+        ImageError: If the folder does not exist or contains no image files.
+    """
     from PIL import Image
 
     from visattn.images import FORMATS
 
     name = printable(str(folder))
     if not is_folder(folder):
-        cause = "a file, not a folder; pass the folder around it" if exists(folder) else "no such folder; check the path"
+        cause = "a file, not a folder; pass the folder that contains it" if exists(folder) else "no such folder; check the path"
         raise ImageError(f"{name}: {cause}")
     refused: list[OSError] = []
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
@@ -84,14 +92,16 @@ def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
         folders[:] = sorted(child for child in folders if not child.startswith("."))
         found += [Path(place, file) for file in files if Path(file).suffix.lower() in endings and not file.startswith(".")]
     for error in refused:
-        complain(f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its mode")
+        complain(
+            f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its permissions"
+        )
     if not found:
-        raise ImageError(f"{name}: no photos in it or below ({', '.join(FORMATS)}); nothing to do")
+        raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders; pass another folder")
     return sorted(found), len(refused)
 
 
 def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The statistics of all photos that can be used, None if there is none."""
+    """Compute the statistics over all usable photos; None if there is none."""
     from tqdm import tqdm
 
     from visattn.evaluation.survey import Survey
@@ -112,13 +122,13 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
 
 
 def _plots(heads: Any, layers: Any, photos: int, provenance: Any, quiet: bool) -> dict[str, bytes]:  # noqa: ANN401
-    """The plots by file name; none without matplotlib."""
+    """Draw the plots, by file name; none without matplotlib."""
     from visattn._support.extras import need
 
     try:
         need("matplotlib", "figures", "a plot")
     except MissingExtra as missing:
-        note(quiet, f"tables only: {missing}")
+        note(quiet, f"only tables are written: {missing}")
         return {}
     from visattn.drawing.plots import head_statistics
 

@@ -1,4 +1,4 @@
-"""What commands say: results on stdout, everything else on stderr."""
+"""Output of commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from visattn.provenance import Provenance
 
 
 def note(quiet: bool, *lines: str) -> None:
-    """Lines on stderr."""
+    """Print lines on stderr, unless `quiet`."""
     if not quiet:
         for line in lines:
             click.echo(f"visattn: {printable(line)}", err=True)
 
 
 def describe(quiet: bool, provenance: Provenance) -> None:
-    """The choices that were made, and the reasons why a picture may mislead."""
+    """Print the method, its parameters, the preprocessing, notes and warnings of a result on stderr."""
     parameters = ", ".join(f"{name} {value}" for name, value in provenance.parameters.items())
     note(
         quiet,
@@ -32,7 +32,7 @@ def describe(quiet: bool, provenance: Provenance) -> None:
 
 
 def _input(provenance: Provenance) -> list[str]:
-    """Size, mean and standard deviation of the input, and where each comes from."""
+    """Return size, mean and standard deviation of the input, and the source of each."""
     facts = provenance.preprocessing
     if not facts:
         return []
@@ -43,18 +43,18 @@ def _input(provenance: Provenance) -> list[str]:
     return ["input: " + "; ".join(f"{name} {text}" for name, text in told.items())]
 
 
-_SOURCES = {"model": "the model's own", "given": "given", "assumed": "assumed"}
+_SOURCES = {"model": "from the model", "given": "given", "assumed": "assumed"}
 
 
 def _scale(provenance: Provenance) -> list[str]:
     if provenance.value_range is None:
         return []
     low, high = provenance.value_range
-    return [f"colors go from {low:.4g} to {high:.4g} ({provenance.normalization})"]
+    return [f"color scale {low:.2g} to {high:.2g} ({provenance.normalization})"]
 
 
 def result(as_json: bool, rows: list[tuple[Path, Provenance]]) -> None:
-    """The files that were written: a path a line, or JSON with their provenance."""
+    """Print the written files: one path per line, or JSON with their provenance."""
     if as_json:
         click.echo(to_json([{"output": printable(str(path)), "provenance": provenance.to_dict()} for path, provenance in rows]))
     else:

@@ -1,4 +1,4 @@
-"""`visattn train`: a classifier or a captioner from pictures, in a folder that tells how it was made."""
+"""Command `visattn train`: training of a classifier or a captioner, in a run folder that records how it was made."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from visattn.cli.options import talk_options
 
 @click.group("train")
 def train_command() -> None:
-    """Train a network, with or without attention, or a captioner."""
+    """Train a classifier, with or without attention, or a captioner."""
 
 
 def _settings(kind: str) -> list[click.Option]:
-    """An option for every setting of a training."""
+    """Create an option for every setting of a training run."""
     from visattn import training
 
     return [_option(setting) for setting in fields(getattr(training, kind))]
@@ -43,16 +43,18 @@ def _option(setting: Field[Any]) -> click.Option:
 
 
 def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every training takes beside its recipe."""
+    """Add the options of every training run that are not settings of its recipe."""
     for option in reversed(
         (
             click.option(
-                "--config", type=click.Path(path_type=Path), help="Settings from a TOML file; options come before them."
+                "--config",
+                type=click.Path(path_type=Path),
+                help="Read settings from this TOML file; command-line options override them.",
             ),
             click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder of the run."),
-            click.option("--force", is_flag=True, help="Go on with a run though recipe or data differ."),
-            click.option("--overwrite", is_flag=True, help="Remove an earlier run first."),
-            click.option("--dry-run", is_flag=True, help="Print the whole recipe as TOML and stop."),
+            click.option("--force", is_flag=True, help="Resume a run even if its settings or data have changed."),
+            click.option("--overwrite", is_flag=True, help="Delete an earlier run in this folder first."),
+            click.option("--dry-run", is_flag=True, help="Print all settings as TOML and exit."),
         )
     ):
         command = option(command)
@@ -61,24 +63,33 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @train_command.command("classify", cls=LateCommand, late=partial(_settings, "Config"))
 @_run_options
-@click.option("--compare", help="Train several: names of attention with commas between them, and wide for a wider plain network.")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How often each of them is trained.")
+@click.option(
+    "--compare",
+    help="Train and compare variants: comma-separated attention modules, and wide_baseline for a wider network without attention.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of runs per variant of --compare, each with its own seed.",
+)
 @talk_options
 def classify_command(
     config: Path | None,
     output: Path,
     compare: str | None,
     seeds: int,
-    **options: Any,  # noqa: ANN401 - the recipe's, the run's and how much is said
+    **options: Any,  # noqa: ANN401 - settings, options of the run and of messages
 ) -> int:
-    """Train a classifier: any CNN or ViT of timm, torchvision or yours, with the attention you choose.
+    """Train a classifier: any CNN or ViT from timm, torchvision or your own file, with the attention modules that you choose.
 
-    The same command goes on where it was interrupted, to the same result.
+    If a run was interrupted, the same command resumes it and gives the same result.
 
     \b
     visattn train classify --data fashion-mnist --attention cbam -o runs/cbam
     visattn train classify --data photos --model resnet18 --weights auto --attention se -o runs/se
-    visattn train classify --data fashion-mnist --compare se,cbam,wide --seeds 5 -o runs/comparison
+    visattn train classify --data fashion-mnist --compare se,cbam,wide_baseline --seeds 5 -o runs/comparison
     torchrun --nproc-per-node 2 -m visattn train classify --data photos -o runs/two
     """  # noqa: D301 - \b keeps click from wrapping the examples
     from visattn._support.tables import to_json
@@ -103,11 +114,11 @@ def classify_command(
 def caption_command(
     config: Path | None,
     output: Path,
-    **options: Any,  # noqa: ANN401 - the recipe's, the run's and how much is said
+    **options: Any,  # noqa: ANN401 - settings, options of the run and of messages
 ) -> int:
-    """Train a captioner with soft or hard attention: show, attend and tell.
+    """Train an image captioner with soft or hard attention (Show, Attend and Tell).
 
-    The same command goes on where it was interrupted, to the same result. visattn caption then tells what photos show.
+    If a run was interrupted, the same command resumes it and gives the same result. Use visattn caption to caption images with it.
 
     \b
     visattn train caption --data scenes --attention soft -o runs/soft
@@ -123,8 +134,8 @@ def caption_command(
     return _trained(recipe, output, options)
 
 
-def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> Any:  # noqa: ANN401 - of that kind
-    """The recipe of a file and of options, which come before it."""
+def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> Any:  # noqa: ANN401 - an instance of `kind`
+    """Build the recipe from a config file and command-line options; options override the file."""
     from visattn.training import checked, read_config
 
     given = read_config(config, kind) if config else {}
@@ -133,24 +144,24 @@ def _recipe(kind: type[Any], config: Path | None, options: dict[str, Any]) -> An
 
 
 def _trained(recipe: Any, output: Path, options: dict[str, Any]) -> int:  # noqa: ANN401
-    """Train, and tell what came of it."""
+    """Train, and print the result."""
     from visattn._support.tables import to_json
     from visattn.errors import OptionError
     from visattn.training import train
 
     force, overwrite = options["force"], options["overwrite"]
     if force and overwrite:
-        raise OptionError("--overwrite begins anew, so there is nothing to --force. Leave one out.")
+        raise OptionError("--overwrite starts a new run and --force resumes one, so they cannot be combined. Leave one out.")
     result = train(recipe, output, force=force, overwrite=overwrite, quiet=options["quiet"])
     for message in result.bad:
         complain(message)
     if result.stopped:
         click.echo(
-            f"visattn: stopped at step {result.steps}; the same command{' without --overwrite' * overwrite} goes on from there",
+            f"visattn: stopped at step {result.steps}; run the same command{' without --overwrite' * overwrite} to resume",
             err=True,
         )
         return 128 + result.stopped
-    if os.environ.get("RANK", "0") == "0":  # of several processes one talks
+    if os.environ.get("RANK", "0") == "0":  # only the main process prints
         click.echo(
             to_json(asdict(result)) if options["as_json"] else f"{printable(str(output))}: test accuracy {result.accuracy:.4f}"
         )
@@ -158,19 +169,19 @@ def _trained(recipe: Any, output: Path, options: dict[str, Any]) -> int:  # noqa
 
 
 def _check_together(compare: str | None, seeds: int, attention: str, *, beginning: bool) -> None:
-    """Refuse options that do not go together."""
+    """Check that the options can be combined."""
     from visattn.errors import OptionError
 
     if seeds > 1 and compare is None:
-        raise OptionError("--seeds is for --compare. Name what is compared.")
+        raise OptionError("--seeds needs --compare. Pass the variants to compare, or leave --seeds out.")
     if compare is not None and attention != "none":
-        raise OptionError(f"--compare trains with each attention that it names, got --attention {attention} too. Leave one out.")
+        raise OptionError(f"--compare names the attention of each variant, got --attention {attention} too. Leave one out.")
     if compare is not None and (beginning or os.environ.get("WORLD_SIZE", "1") != "1"):
-        raise OptionError("--compare goes on where it was, in one process. Leave out --force, --overwrite and torchrun.")
+        raise OptionError("--compare always resumes, in a single process. Leave out --force, --overwrite and torchrun.")
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """What the user gave, by setting."""
+    """Return the settings that the user gave, by name."""
     from visattn.errors import OptionError
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
@@ -186,7 +197,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:  # noqa: ANN401
-    """A text as the number, truth value or list that it reads as."""
+    """Parse a text as a JSON value (number, boolean, list); return it unchanged if it is none."""
     import json
 
     try:

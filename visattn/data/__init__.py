@@ -1,4 +1,4 @@
-"""Photos and weights to try the toolkit on, and pictures with labels or captions to learn from."""
+"""Sample photos and weights, and datasets of labeled or captioned images."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,28 +8,32 @@ from visattn.data.weights.offline import OFFLINE_MODEL, OFFLINE_NAME, offline_we
 
 if TYPE_CHECKING:
     from visattn.data import scenes as scenes
-    from visattn.data.captions.readers import Captioned as Captioned, read_captions as read_captions
-    from visattn.data.labeled.readers import ArrayPictures as ArrayPictures, Labeled as Labeled, read as read
+    from visattn.data.captions.readers import CaptionDataset as CaptionDataset, load_captions as load_captions
+    from visattn.data.labeled.readers import (
+        ArrayDataset as ArrayDataset,
+        LabeledDataset as LabeledDataset,
+        load_labeled as load_labeled,
+    )
 
 __all__ = [
     "OFFLINE_MODEL",
     "OFFLINE_NAME",
     "PHOTOS",
-    "ArrayPictures",
-    "Captioned",
-    "Labeled",
+    "ArrayDataset",
+    "CaptionDataset",
+    "LabeledDataset",
+    "load_captions",
+    "load_labeled",
     "offline_weights",
     "photo_path",
-    "read",
-    "read_captions",
     "scenes",
 ]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name in ("ArrayPictures", "Labeled", "read"):  # on first use: they import torch
+    if name in ("ArrayDataset", "LabeledDataset", "load_labeled"):  # on first use: they import torch
         return getattr(import_module("visattn.data.labeled.readers"), name)
-    if name in ("Captioned", "read_captions"):
+    if name in ("CaptionDataset", "load_captions"):
         return getattr(import_module("visattn.data.captions.readers"), name)
     if name == "scenes":
         return import_module("visattn.data.scenes")

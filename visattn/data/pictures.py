@@ -1,4 +1,4 @@
-"""Pictures with what is known of each: what every reader gives."""
+"""Interface that every image dataset of this package implements."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from typing import Any, Protocol
 from PIL import Image
 
 
-class Pictures(Protocol):
-    """Pictures to learn from."""
+class ImageDataset(Protocol):
+    """Images with a label or captions each."""
 
     @property
     def channels(self) -> int:
-        """1 or 3: gray or RGB pictures."""
+        """Number of channels: 1 for gray images, 3 for RGB."""
         ...
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """`(height, width)` of the pictures; None where they differ."""
+        """Size `(height, width)` of the images; None if they differ in size."""
         ...
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of images."""
         ...
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
-        """A picture, and what is known of it; `ImageError`, which names the file, for one that cannot be used."""
+        """Return an image with its label or captions.
+
+        Raises:
+            ImageError: If the image cannot be read; the message names the file.
+        """
         ...
 
     def name(self, index: int) -> str:
-        """What to call a picture, safe to print: its file, or `fashion-mnist train 17`."""
+        """Return a printable name of an image: its file, or for example `fashion-mnist train 17`."""
         ...
 
     def fingerprint(self) -> str:
-        """A sha256 of what they are made of."""
+        """Return a sha256 that identifies the content of the dataset."""
         ...

@@ -1,4 +1,4 @@
-"""The photos that come with the package; their licenses are in `LICENSES.md` beside them."""
+"""Photos shipped with the package; `LICENSES.md` in the folder of photos lists their licenses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ PHOTOS = {"astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocke
 
 
 def photo_path(name: str) -> Path:
-    """The file of a photo of `PHOTOS`.
+    """Return the file of a photo in `PHOTOS`.
 
     Raises:
-        OptionError: If there is none of that name.
+        OptionError: If `PHOTOS` has no photo of that name.
     """
     return Path(__file__).parent / "photos" / PHOTOS[one_of(name, tuple(PHOTOS), "photo")]

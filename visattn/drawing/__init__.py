@@ -1,6 +1,6 @@
-"""Pictures: heatmaps over photos, pages of panels, filmstrips. Only `plots` uses matplotlib.
+"""Drawing functions: heatmaps over photos, figures of many panels, filmstrips. Only `plots` uses matplotlib.
 
-Names are loaded on first use, so that commands can ask `style` and `colormaps` for their choices without torch.
+Names are imported on first use, so that commands can read the choices in `style` and `colormaps` without importing torch.
 """
 
 from __future__ import annotations

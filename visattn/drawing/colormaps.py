@@ -1,4 +1,4 @@
-"""Color tables: 256 RGB rows each. Sequential maps come from OpenCV; the diverging one is built here, OpenCV has none."""
+"""Color tables of 256 RGB rows each. Sequential color maps come from OpenCV; it has no diverging one, so that is built here."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 SEQUENTIAL = ("inferno", "magma", "plasma", "viridis", "cividis", "turbo", "jet", "bone", "gray")
 DIVERGING = ("blue-white-red",)
 NAMES = SEQUENTIAL + DIVERGING
-NOT_MONOTONE = ("jet", "turbo")  # lightness falls in about half of their steps: bright is not more
+NOT_MONOTONE = ("jet", "turbo")  # lightness falls in about half of their steps: brighter does not mean higher
 
 _BLUE_WHITE_RED = ((5, 48, 97), (67, 147, 195), (247, 247, 247), (214, 96, 77), (103, 0, 31))
 
 
 @cache
 def table(name: str) -> NDArray[np.uint8]:
-    """The colors of a map, lowest value first.
+    """Return the colors of a color map, from the lowest to the highest value.
 
     Args:
         name: One of `NAMES`.
 
     Returns:
-        `(256, 3)` uint8 RGB, read-only.
+        Read-only array `(256, 3)` of uint8 RGB.
     """
     one_of(name, NAMES, "colormap")
     ramp = np.arange(256, dtype=np.uint8)

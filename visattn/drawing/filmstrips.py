@@ -1,6 +1,6 @@
-"""What a captioner looked at, word by word: the photo, then a panel for each word, as a page or as an animation.
+"""Attention of a captioner word by word: the photo, then one panel per word, as a figure or an animation.
 
-In: a photo and an `AttentionMap` with the one axis `word`, of any captioner. Where words come from is not known here.
+Input is a photo and an `AttentionMap` whose only axis is `word`; any captioner can make it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import AttentionMap, Heatmap
 
-_MOST, _WIDEST = 200, 1024  # words; pixels of a panel
+_MOST, _WIDEST = 200, 1024  # largest number of words; largest panel width in pixels
 
 
 def filmstrip(
@@ -50,54 +50,54 @@ def filmstrip(
     attention_map: AttentionMap,
     geometry: Geometry,
     *,
-    cells: Sequence[tuple[int, int] | None] = (),
-    facts: Sequence[str] = (),
+    chosen_cells: Sequence[tuple[int, int] | None] = (),
+    word_notes: Sequence[str] = (),
     panel: int = 160,
     columns: int | None = None,
-    shared: bool = False,
+    shared_scale: bool = False,
     title: str = "",
     notes: Sequence[str] = (),
     **style: Unpack[StyleOptions],
 ) -> Picture:
-    """The photo, then one panel for each word: the photo with that word's attention over it.
+    """Draw the photo, then one panel per word: the photo under the attention map of that word.
 
     Args:
         photo: The photo.
-        attention_map: Map of one image with the one axis `word`; its labels are the words.
-        geometry: Where the model's input lies on the photo.
-        cells: For each word the place `(row, column)` that it took, as hard attention does, or None; it is drawn as a box.
-        facts: For each word a line to write under it, for example its entropy, see `entropies`.
+        attention_map: Map of one image whose only axis is `word`; its labels are the words.
+        geometry: Position of the model's input on the photo.
+        chosen_cells: For each word the cell `(row, column)` that hard attention chose, or None; it is drawn as a box.
+        word_notes: For each word a line to write under it, for example its entropy, see `entropies`.
         panel: Width of a panel in pixels, 64 to 1024.
-        columns: Panels in a row; chosen for few empty places by default.
-        shared: Whether all words share one scale; each has its own by default, and its range is written under it.
-        title: One line above.
-        notes: Lines below.
-        style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the places as they
-            are; any other is stated on the page. A map whose mass is in one place is never smoothed.
+        columns: Panels per row; by default chosen so that few cells of the figure stay empty.
+        shared_scale: Whether all words share one color scale. By default each has its own, with its range written under it.
+        title: Line above the panels.
+        notes: Lines below the panels.
+        style: See `visattn.drawing.Style`. By default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the grid
+            unchanged; any other interpolation is stated on the figure. A map with a single nonzero cell is never smoothed.
 
     Returns:
-        The page; a PNG of it carries how it was made. A word whose map is constant shows the untouched photo and says so; on a shared
+        The figure; PNG files of it store its provenance. A word with a constant map shows the unchanged photo and a note; on a shared
         scale it has the color of its value.
 
     Raises:
-        OptionError: If the map has other axes, a place lies outside its grid, there are not as many facts, cells or labels as words, or
-            an option is out of range.
-        ShapeError: If the geometry is of a photo of another size.
-        MapError: If the map is made for an input of another size than the geometry's.
+        OptionError: If the map has other axes, a cell lies outside its grid, the number of word_notes, chosen_cells or labels differs
+            from the number of words, or an option is out of range.
+        ShapeError: If the geometry belongs to a photo of another size.
+        MapError: If the map belongs to an input of another size than the geometry's.
 
     Reference:
-        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs from the figures there, which are enlarged and blurred:
-        places are shown as they are.
+        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs from the figures there, which are upsampled and
+        blurred: the cells are shown unchanged.
     """
     panels, strip, foot = _drawn(
         photo,
         attention_map,
         geometry,
-        cells,
-        facts,
+        chosen_cells,
+        word_notes,
         notes,
         panel=panel,
-        shared=shared,
+        shared_scale=shared_scale,
         style=Style(**PAGE | style),
     )
     strip = [Cell(panels.photo), *strip]
@@ -114,32 +114,32 @@ def animation(
     attention_map: AttentionMap,
     geometry: Geometry,
     *,
-    cells: Sequence[tuple[int, int] | None] = (),
-    facts: Sequence[str] = (),
+    chosen_cells: Sequence[tuple[int, int] | None] = (),
+    word_notes: Sequence[str] = (),
     panel: int = 320,
-    shared: bool = False,
+    shared_scale: bool = False,
     title: str = "",
     notes: Sequence[str] = (),
     milliseconds: int = 800,
     **style: Unpack[StyleOptions],
 ) -> bytes:
-    """The panels of `filmstrip` one after the other, each with its word on a white band below, as an animated WebP without loss.
+    """Draw the panels of `filmstrip` as frames of a lossless animated WebP, each with its word on a white band below.
 
     Args:
-        photo: See `filmstrip`; here and below.
-        attention_map: Map of one image with the one axis `word`.
-        geometry: Where the model's input lies on the photo.
-        cells: Places that words took.
-        facts: A line for each word.
-        panel: Width of the picture.
-        shared: Whether all words share one scale.
-        title: Written under the photo, which is the first frame.
-        notes: Lines at the foot of every frame.
-        milliseconds: How long each frame is shown, 20 to 60000.
+        photo: The photo.
+        attention_map: Map of one image whose only axis is `word`; its labels are the words.
+        geometry: Position of the model's input on the photo.
+        chosen_cells: For each word the cell that hard attention chose, or None; see `filmstrip`.
+        word_notes: For each word a line to write under it.
+        panel: Width of a frame in pixels, 64 to 1024.
+        shared_scale: Whether all words share one color scale.
+        title: Text under the photo, which is the first frame.
+        notes: Lines at the bottom of every frame.
+        milliseconds: Duration of each frame, 20 to 60000.
         style: See `filmstrip`.
 
     Returns:
-        The content of a file; it plays for ever.
+        Content of the WebP file, which loops forever.
 
     Raises:
         OptionError: See `filmstrip`; also if `milliseconds` is out of range.
@@ -151,11 +151,11 @@ def animation(
         photo,
         attention_map,
         geometry,
-        cells,
-        facts,
+        chosen_cells,
+        word_notes,
         notes,
         panel=panel,
-        shared=shared,
+        shared_scale=shared_scale,
         style=Style(**PAGE | style),
     )
     bar = replace(panels.bar(), label=panels.heat.meaning)
@@ -168,43 +168,44 @@ def animation(
 
 
 def entropies(attention_map: AttentionMap, *, normalized: bool = False) -> list[float]:
-    """How spread each word's attention is: `H = -sum_i p_i ln p_i`, where `p` is the word's map divided by its sum.
+    """Compute the entropy of each word's attention: `H = -sum_i p_i ln p_i`, where `p` is the word's map divided by its sum.
 
     Args:
-        attention_map: Map of one image with the one axis `word`, of L places; values are 0 or more.
-        normalized: Whether to divide by `ln L`: then 0 is one place and 1 all alike. Of a single place it is 0.
+        attention_map: Map of one image whose only axis is `word`, with L cells; values are at least 0.
+        normalized: Whether to divide by `ln L`: then 0 means a single cell and 1 uniform attention. For L = 1 the result is 0.
 
     Returns:
-        A number for each word, in nats unless normalized; `0 ln 0` is 0.
+        One number per word, in nats unless normalized; `0 ln 0` counts as 0.
 
     Raises:
         OptionError: If the map has other axes.
-        MapError: If a value is negative, or a word has no mass.
+        MapError: If a value is negative, or the map of a word is zero everywhere.
     """
     _words(attention_map)
     mass = attention_map.values.detach().double().cpu().flatten(1)
     total = mass.sum(1, keepdim=True)
     if bool((mass < 0).any()) or not bool((total > 0).all()):
         raise MapError(
-            f"an entropy needs values of 0 or more with a positive sum, {attention_map.meaning} has others. Use attention."
+            f"entropies need values of at least 0 with a positive sum, but the map ({attention_map.meaning}) has others. "
+            "Use attention weights."
         )
-    entropy = torch.special.entr(mass / total).sum(1).abs()  # of one place it would be -0
+    entropy = torch.special.entr(mass / total).sum(1).abs()  # a single cell would give -0.0
     return [float(value) for value in (entropy / np.log(max(2, mass.shape[1])) if normalized else entropy)]
 
 
 def _words(attention_map: AttentionMap) -> list[str]:
-    """The words, safe to write."""
+    """Return the words in printable form."""
     if attention_map.axes != ("word",):
         raise OptionError(
-            f"a filmstrip needs a map with the one axis 'word', got {attention_map.axes}. Choose one entry of the others, for example "
-            "map.at(batch=0)."
+            f"a filmstrip needs a map whose only axis is 'word', got {attention_map.axes}. Select one entry of each other axis, for "
+            "example map.at(batch=0)."
         )
     count = attention_map.values.shape[0]
     if not 1 <= count <= _MOST:
-        raise OptionError(f"a filmstrip shows 1 to {_MOST} words, got {count}. Cut the caption.")
+        raise OptionError(f"a filmstrip shows 1 to {_MOST} words, got {count}. Pass a map of fewer words.")
     words = attention_map.labels.get("word", tuple(f"word {i}" for i in range(count)))
     if len(words) != count:
-        raise OptionError(f"labels must name {count} words, got {len(words)}. Give one for each word of the map.")
+        raise OptionError(f"labels must name {count} words, got {len(words)}. Give one label per word.")
     return [printable(word) for word in words]
 
 
@@ -212,21 +213,21 @@ def _drawn(
     photo: object,
     attention_map: AttentionMap,
     geometry: Geometry,
-    cells: Sequence[tuple[int, int] | None],
-    facts: Sequence[str],
+    chosen_cells: Sequence[tuple[int, int] | None],
+    word_notes: Sequence[str],
     notes: Sequence[str],
     *,
     panel: int,
-    shared: bool,
+    shared_scale: bool,
     style: Style,
 ) -> tuple[Panels, list[Cell], list[str]]:
-    """The panels, those of the words as they are shown, and what must be said of them below."""
+    """Draw the panels; return them with the cells of the words and the notes below the figure."""
     words = _words(attention_map)
     between(panel, 64, _WIDEST, "panel")
-    for name, given in (("facts", facts), ("cells", cells)):
+    for name, given in (("word_notes", word_notes), ("chosen_cells", chosen_cells)):
         if given and len(given) != len(words):
-            raise OptionError(f"{name} must be one for each of the {len(words)} words, got {len(given)}.")
-    panels = Panels(photo, attention_map, geometry, panel=panel, shared=("word",) if shared else (), style=style)
+            raise OptionError(f"{name} must have one entry for each of the {len(words)} words, got {len(given)}.")
+    panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=("word",) if shared_scale else (), style=style)
     interpolation = style.interpolation
     single = np.count_nonzero(panels.heat.grid, axis=(-2, -1)) == 1
     if interpolation != "nearest" and single.any():
@@ -235,24 +236,24 @@ def _drawn(
     strip = []
     for number, word in enumerate(words):
         cell = panels.cell(word=number)
-        lines = [line for line in (printable(facts[number]) if facts else "", cell.caption) if line]
+        lines = [line for line in (printable(word_notes[number]) if word_notes else "", cell.caption) if line]
         picture = cell.picture
-        if cells and (place := cells[number]) is not None:
-            picture = outline(picture, _box(panels, attention_map, place, f"cells[{number}]"))
+        if chosen_cells and (place := chosen_cells[number]) is not None:
+            picture = outline(picture, _box(panels, attention_map, place, f"chosen_cells[{number}]"))
         strip.append(Cell(picture, "\n".join(lines), word))
     grid = "{} x {}".format(*attention_map.layout.grid)
-    said = [f"smoothed: {interpolation} between the centers of {grid} places"] * (interpolation != "nearest")
-    said += ["not smoothed: maps of a single place"] * bool(said and single.any())
-    said += ["box: the place that the word took"] * any(place is not None for place in cells)
-    said += ["without color: what the model did not see"] * (panels.heat.seen != Box(0, 0, *panels.geometry.photo))
+    said = [f"smoothed: {interpolation} interpolation between the centers of {grid} cells"] * (interpolation != "nearest")
+    said += ["not smoothed: maps with a single nonzero cell"] * bool(said and single.any())
+    said += ["box: the cell that hard attention chose"] * any(place is not None for place in chosen_cells)
+    said += ["no color: outside the model's input"] * (panels.heat.seen != Box(0, 0, *panels.geometry.photo))
     return panels, strip, [*said, *map(printable, notes)]
 
 
 def _box(panels: Panels, attention_map: AttentionMap, place: tuple[int, int], name: str) -> Heatmap:
-    """The pixels of one place, as a mask."""
+    """Return the pixels of one cell as a mask."""
     (row, column), (rows, columns), box = place, attention_map.layout.grid, attention_map.layout.box
     if not (0 <= row < rows and 0 <= column < columns):
-        raise OptionError(f"{name} must be a (row, column) of the grid of {rows} x {columns}, got {place}.")
+        raise OptionError(f"{name} must be a (row, column) inside the {rows} x {columns} grid, got {place}.")
     height, width = box.height / rows, box.width / columns
     corner = box.top + row * height, box.left + column * width
     top, left, bottom, right = map(int, panels.geometry.seen(Box(*corner, corner[0] + height, corner[1] + width)))
@@ -263,7 +264,7 @@ def _box(panels: Panels, attention_map: AttentionMap, place: tuple[int, int], na
 
 
 def _frame(cell: Cell, number: str, lines: int, bar: Bar, notes: Sequence[str]) -> Image.Image:
-    """A panel with a white band below: the word and its number, the lines of its caption, the color bar and notes."""
+    """Draw a panel with a white band below: the word and its number, the lines of its caption, the color bar and notes."""
     width, height = cell.picture.size
     large, small = font_of(max(16, width // 16)), font_of(max(11, width // 26))
     word, line, inner = line_height(large) + 6, line_height(small) + 4, width - 2 * MARGIN

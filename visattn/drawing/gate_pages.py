@@ -1,4 +1,4 @@
-"""A page of a network's own gates on one photo: where each module looks, and which channels it keeps."""
+"""Figure of a network's own attention gates on one photo: maps of spatial gates, and sorted bars of channel gates."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _INK, _FAINT, _PAPER = (24, 24, 27), (200, 200, 205), (255, 255, 255)
-_STRIP = 0.2  # height of a strip in panel widths
+_STRIP = 0.2  # height of a strip of channel gates, relative to the panel width
 _ACROSS = 4
-_PARTS = ("channel", "spatial"), ("ChannelGate", "SpatialGate")  # of one module, as timm and the authors of CBAM name them
+_PARTS = ("channel", "spatial"), ("ChannelGate", "SpatialGate")  # submodules of one CBAM, as timm and its authors name them
 
 
 @dataclass(eq=False)
 class _Module:
-    """What one module multiplies its features by, a map of places and strips of channels; or the window that it samples."""
+    """Gates of one module: a spatial map and channel gates; or the window that a spatial transformer samples."""
 
     layer: str
     place: FeatureRecord | None = None
@@ -51,26 +51,26 @@ def gate_page(
     *,
     layer: int | str = "all",
     panel: int = 240,
-    shared: bool = False,
+    shared_scale: bool = False,
     **style: Unpack[StyleOptions],
 ) -> Picture:
-    """Draw the gates of one photo, a panel for each module.
+    """Draw the gates of one photo, one panel per module.
 
     Args:
-        recording: A forward pass over the photo.
+        recording: Recording of a forward pass over the photo.
         photo: The upright photo.
-        geometry: Where the model's input lies on it.
-        layer: `all`, or position or dotted name of one module.
+        geometry: Position of the model's input on the photo.
+        layer: `all`, or the index or dotted name of one module.
         panel: Width of a panel in pixels.
-        shared: Whether all maps share one color scale.
+        shared_scale: Whether all maps share one color scale.
         style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`.
 
     Returns:
-        The page: over the photo what the features of each place are multiplied by, and below it the gates of all channels, sorted.
-        A PNG of it carries how it was made.
+        The figure. Each panel shows the spatial gates over the photo, and below it the channel gates, sorted. PNG files of it store
+        its provenance.
 
     Raises:
-        OptionError: If the network has no gates, or not in that layer.
+        OptionError: If the network has no gates, or none in that layer.
     """
     modules = _chosen(_modules(recording), layer)
     chosen = Style(**PAGE | style)
@@ -85,7 +85,7 @@ def gate_page(
     signed = any(heat.signed for heat in heats.values())
     painting = replace(chosen, normalize="none", colormap=chosen.colors(signed))
     ends = [value_range(heat.grid, chosen.normalize, signed) for heat in heats.values()]
-    scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared else None
+    scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared_scale else None
 
     def cell(number: int, module: _Module) -> Cell:
         pictures, words = [], []
@@ -95,15 +95,15 @@ def gate_page(
             words.append(_range(heat.grid))
         elif module.place is not None or (module.window is not None and module.window.layout is None):
             pictures.append(Image.new("RGB", (panel, height), _FAINT))
-            words.append("where it lies could not be followed")
+            words.append("its position on the image could not be traced")
         if module.window is not None and module.window.layout is not None:
             pictures.append(draw_window(small, _corners(module.window.value, module.window.layout.box, place)))
-            words.append("the window that is sampled; the dot is its top left")
+            words.append("the sampled window; the dot marks its top-left corner")
         for values in module.channels:
             pictures.append(_strip(values, panel, chosen.colormap or "inferno"))
             words.append(f"{len(values)} channels {_range(values)}")
         share = mixed(recording, module.layer)
-        acts = "" if share is None else f", acts by a share of {share:.2g}"
+        acts = "" if share is None else f", blended with weight {share:.2g}"
         return Cell(_stacked(pictures), "; ".join(words), module.layer + acts)
 
     drawn = heats or any(module.window is not None for module in modules)
@@ -111,20 +111,18 @@ def gate_page(
     cells += [cell(number, module) for number, module in enumerate(modules)]
     facts, notes = recording.provenance, []
     if heats:
-        notes.append("map: what the features of each place are multiplied by")
+        notes.append("map: the factor by which the features at each location are multiplied")
     if any(module.channels for module in modules):
-        notes.append("strip: what each channel is multiplied by, the largest first; it begins at 0, the line is at 1")
-    notes.append("a gate scales features, and what follows may scale them back: low is not yet of no use")
-    ends_of_bar = ("minus the largest size", "the largest size") if signed else ("map's lowest", "map's highest")
+        notes.append("bars: the factor of each channel, from high to low; they start at 0, and the gray line marks 1")
+    notes.append("a low gate does not mean unimportant: later layers can scale the features up again")
+    ends_of_bar = ("minus the largest magnitude", "the largest magnitude") if signed else ("map minimum", "map maximum")
     ticks = tuple(f"{end:.2g}" for end in scale) if scale else ends_of_bar
     page = sheet(
         [cells[start : start + _ACROSS] for start in range(0, len(cells), _ACROSS)],
         panel=panel,
-        title=f"{facts.model}, {facts.weights}: {facts.image}, gates",
+        title=f"{facts.title}: gates",
         notes=(*notes, *facts.notes, *(f"warning: {text}" for text in facts.warnings)),
-        bar=Bar(
-            chosen.colors(signed), ticks, "one scale for all maps" if scale else "each map on its own scale, written under it"
-        )
+        bar=Bar(chosen.colors(signed), ticks, "one scale for all maps" if scale else "each map on its own scale (range below it)")
         if heats
         else None,
     )
@@ -137,7 +135,7 @@ def gate_page(
 
 
 def _modules(recording: Recording) -> list[_Module]:
-    """The gates of the last forward by module, in the order of the calls; a channel gate and the spatial one beside it are one module."""
+    """Group the gates of the last forward pass by module, in call order. A channel gate and the spatial gate next to it form one module."""
     found: list[_Module] = []
     for record in recording.select(forward=-1).features if recording.features else ():
         if record.role == "transform":
@@ -158,7 +156,7 @@ def _modules(recording: Recording) -> list[_Module]:
 
 
 def _same_module(module: _Module, record: FeatureRecord) -> bool:
-    """Whether a gate is of the same call of the same module as those before; CBAM is two modules in timm and in its authors' code."""
+    """Check whether a gate belongs to the same module call as the previous ones; CBAM is two modules in timm and its authors' code."""
     if record.layer == module.layer:
         return record.role not in module.roles
     beside = _parent(record.layer) == _parent(module.layer)
@@ -181,7 +179,7 @@ def _chosen(modules: list[_Module], layer: int | str) -> list[_Module]:
 
 
 def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, style: Style) -> Image.Image:
-    """The photo under a map on a given scale; untouched under a constant one."""
+    """Draw a map over the photo on a given scale; return the photo unchanged if the map is constant."""
     if high <= low:
         return photo
     values, grid = (((x - low) / (high - low)).clip(0, 1) for x in (heat.values, heat.grid))
@@ -189,18 +187,20 @@ def _overlaid(photo: Image.Image, heat: Heatmap, low: float, high: float, style:
 
 
 def _corners(theta: Tensor, box: Box, place: Geometry) -> list[tuple[float, float]]:
-    """The corners of a transform's window on the photo."""
+    """Return the corners of a spatial transformer's window, as points on the photo."""
     shares = affine_corners(theta[0].tolist())
     return [place.to_photo(box.top + y * box.height, box.left + x * box.width) for y, x in shares]
 
 
 def _strip(values: NDArray[np.float32], width: int, colormap: str) -> Image.Image:
-    """Sorted gates as columns from 0, as high as they are large; those below 0 hang."""
+    """Draw sorted gates as bars that start at 0; bars of negative gates point down."""
     height = max(24, round(width * _STRIP))
     top, bottom = max(1.0, float(values.max())), min(0.0, float(values.min()))
     ranks = np.linspace(0, len(values) - 1, width).round().astype(int)
     sorted_ = np.sort(values)[::-1][ranks]
-    colors = colormaps.table(colormap)[((sorted_ / top).clip(0, 1) * 200).round().astype(int)]  # the brightest vanish on white
+    colors = colormaps.table(colormap)[
+        ((sorted_ / top).clip(0, 1) * 200).round().astype(int)
+    ]  # without the brightest, near white
     zero, ends = ((top - x) / (top - bottom) * height for x in (0.0, sorted_))
     rows = np.arange(height)[:, None] + 0.5
     filled = (rows >= np.minimum(zero, ends)) & (rows <= np.maximum(zero, ends))

@@ -1,4 +1,4 @@
-"""What is drawn on pictures beside colors: outlines, rings, windows, glimpses. Lines have a dark edge, so they show on any photo."""
+"""Marks drawn on pictures: outlines, rings, windows, glimpses. Lines have a dark edge, so they are visible on any photo."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
-_MARK = (0, 230, 255)  # cyan: in none of the warm colors of inferno
-_FAINT = 0.4  # opacity of what stands behind
-_LEGIBLE = 9  # pixels, of a digit
-_SHIFT = 4  # bits of a fraction of a pixel
+_MARK = (0, 230, 255)  # cyan, which differs from the warm colors of inferno
+_FAINT = 0.4  # opacity of coarse glimpse boxes
+_LEGIBLE = 9  # smallest readable digit in pixels
+_SHIFT = 4  # fractional bits of OpenCV's pixel coordinates
 
 
 def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:
-    """Draw the border of a mask: a white line with a dark edge, so that it shows on any photo.
+    """Draw the border of a mask as a white line with a dark edge, which is visible on any photo.
 
     Args:
         picture: RGB picture.
-        mask: `(height, width)` booleans, or a heatmap that is at least 0.5 inside.
+        mask: `(height, width)` booleans, or a heatmap whose values are at least 0.5 inside the mask.
 
     Returns:
         A new picture.
 
     Raises:
-        ShapeError: If the mask has not the picture's size.
+        ShapeError: If the mask and the picture differ in size.
     """
     inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
     if inside.shape != picture.size[::-1]:
@@ -51,17 +51,17 @@ def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Im
 
 
 def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # noqa: ANN401
-    """The photo inside a mask; outside it dark and gray, with the border drawn.
+    """Draw the photo darkened and gray outside a mask, with the mask's border.
 
     Args:
-        photo: The photo, as `as_photo` takes it.
+        photo: The photo: a PIL image, or any array that `visattn.overlay` accepts.
         mask: See `outline`.
 
     Returns:
         A new picture of the photo's size.
 
     Raises:
-        ShapeError: If the mask has not the photo's size.
+        ShapeError: If the mask and the photo differ in size.
     """
     picture = as_photo(photo)
     gray = np.asarray(picture.convert("L").convert("RGB"))
@@ -73,7 +73,7 @@ def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # 
 
 
 def ring(picture: Image.Image, points: Sequence[tuple[float, float]], color: tuple[int, int, int] = _MARK) -> Image.Image:
-    """Ring points `(y, x)` of a picture, as sinks are marked."""
+    """Draw a ring around each point `(y, x)` of a picture; attention sinks are marked this way."""
     if not points:
         return picture
     array = np.array(picture)
@@ -86,7 +86,7 @@ def ring(picture: Image.Image, points: Sequence[tuple[float, float]], color: tup
 
 
 def draw_window(picture: Image.Image, corners: Sequence[tuple[float, float]]) -> Image.Image:
-    """Draw a quadrilateral of points `(y, x)`, and a dot at the first: which way up it is. It may reach outside the picture."""
+    """Draw a quadrilateral of points `(y, x)` with a dot at the first, which shows its orientation. It may extend beyond the picture."""
     array = np.array(picture)
     width = _stroke(picture)
     points = np.asarray([(x, y) for y, x in corners], float).round().astype(np.int32)
@@ -97,15 +97,15 @@ def draw_window(picture: Image.Image, corners: Sequence[tuple[float, float]]) ->
 
 
 def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | None = None) -> Image.Image:
-    """Draw glimpses in their order: a box for each patch, lines from center to center, numbers from 1 on.
+    """Draw glimpses in order: a box for each patch, lines from center to center, and numbers from 1.
 
-    A box is drawn along the outermost pixels whose centers it holds. Where the finest patch is too small for a number there is a dot.
+    A box is drawn along the outermost pixels whose centers it contains. If the finest patch is too small for a number, a dot is drawn.
 
     Args:
         picture: RGB picture.
-        glimpses: Of each the boxes of its patches in pixels of the picture, the finest first; coarser ones are faint. They may reach
-            beyond the picture.
-        seen: Where to draw; everywhere by default.
+        glimpses: For each glimpse the boxes of its patches in pixels of the picture, the finest first; coarser boxes are faint. Boxes
+            may extend beyond the picture.
+        seen: Box to draw in; the whole picture by default.
 
     Returns:
         A new picture.
@@ -122,7 +122,7 @@ def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen:
     array = cv2.addWeighted(behind, _FAINT, before, 1 - _FAINT, 0)
     finest = [boxes[0] for boxes in glimpses]
     points = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in finest]
-    line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's points are centers of pixels
+    line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's integer points are pixel centers
     for color, thick in ((_BLACK, 3 * width), (_WHITE, width)):
         for box in finest:
             cv2.rectangle(array, *_corners(box), color, thick)
@@ -141,7 +141,7 @@ def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen:
 
 
 def inside_only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Image:
-    """`drawn` where the model saw, `before` elsewhere: lines have a width and would reach over the edge."""
+    """Restore `before` outside the model's input box, since wide lines would cross its edge."""
     if seen == Box(0, 0, before.height, before.width):
         return drawn
     corner = int(seen.left), int(seen.top)
@@ -151,7 +151,7 @@ def inside_only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Ima
 
 
 def _corners(box: Box) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The first and the last pixel (x, y) whose centers a box holds."""
+    """Return the first and the last pixel (x, y) whose centers lie in a box."""
     top, left, bottom, right = (int(np.ceil(side - 0.5)) for side in box)
     return (left, top), (right - 1, bottom - 1)
 

@@ -1,4 +1,4 @@
-"""The weights of one head as a picture: rows are queries, columns are keys."""
+"""Attention matrix of one head as a picture: rows are queries, columns are keys."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def matrix_page(
     weights: NDArray[np.float32], prefix: Sequence[str], *, title: str = "", notes: Sequence[str] = (), side: int = 900
 ) -> Image.Image:
-    """The query x key matrix of one head as a picture with a color bar.
+    """Draw the query x key matrix of one head with a color bar.
 
     Args:
-        weights: `(Q, K)` attention.
+        weights: Attention weights `(Q, K)`.
         prefix: Names of the tokens before the patches.
-        title: One line above.
-        notes: Lines below.
-        side: Most pixels on a side; a larger matrix is averaged over blocks, a smaller one enlarged by whole factors.
+        title: Line above the matrix.
+        notes: Lines below the matrix.
+        side: Largest side in pixels. A larger matrix is averaged over blocks; a smaller one is enlarged by an integer factor.
 
     Returns:
         The figure.

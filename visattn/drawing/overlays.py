@@ -1,7 +1,7 @@
-"""Heatmaps onto photos. In: a photo and values in its own pixels. Out: a picture of the same size.
+"""Heatmap overlays. Input is a photo and one value per pixel; output is a picture of the same size.
 
-Work is done on arrays by OpenCV, in the photo's own RGB order (color tables are RGB, so nothing is swapped). The photo is never
-rescaled, and what the model did not see is left as it was.
+OpenCV does the work on arrays in RGB order (color tables are RGB too, so no channels are swapped). The photo is never rescaled, and
+pixels outside the model's input stay unchanged.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from visattn.provenance import Provenance
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FLAT = 1e-35  # a span below it overflows the float32 of OpenCV's scaling
-_NEARLY = 1e-3  # span of a map, as a share of its values, below which it is shifted to zero first
-_LINE = 190  # gray of a hatch
+_FLAT = 1e-35  # with a smaller span the float32 scale factor of OpenCV would overflow
+_NEARLY = 1e-3  # maps whose relative span is smaller are shifted to zero before scaling
+_LINE = 190  # gray level of hatch lines
 
 
 def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> Picture:  # noqa: ANN401 - anything `as_photo` takes
-    """Lay a colored heatmap over a photo.
+    """Draw a colored heatmap over a photo.
 
     Args:
-        photo: The photo, as `as_photo` takes it.
-        heat: A `Heatmap` of one panel, or an `(height, width)` array of the photo's size, of any numeric dtype. A heatmap's scale is
-            taken from its grid. An array does not say what its zero means: pass `normalize="symmetric"` where it is a value of its
-            own.
+        photo: The photo: a PIL image, an array or a tensor.
+        heat: A `Heatmap` of one panel, or an array `(height, width)` of the photo's size, of any numeric dtype. The color scale of a
+            heatmap is computed from its grid. For an array of signed values pass `normalize="symmetric"`, so that zero is the center
+            of the scale.
         style: `normalize`, `opacity`, `blend`, `colormap`, `contours`, `marks`; see `visattn.drawing.Style`.
 
     Returns:
-        An RGB picture of the photo's size, hatched where the model dropped the token; a PNG that it is saved to carries how it was
-        made. A constant map gives the untouched photo and a warning, except under `none`.
+        An RGB picture of the photo's size, hatched where the model dropped the token. PNG files of it store its provenance. For a
+        constant map the photo is returned unchanged, with a warning, except with `normalize="none"`.
 
     Raises:
-        ShapeError: If the heatmap has not the photo's size or has several panels.
-        MapError: If values are not finite, or lie outside [0, 1] under `none`.
+        ShapeError: If the heatmap differs from the photo in size, or has several panels.
+        MapError: If values are not finite, or lie outside [0, 1] with `normalize="none"`.
         OptionError: If an option is unknown or out of range.
     """
     return painted(photo, heat, Style(**style))
 
 
 def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: ANN401
-    """A photo under a heatmap in one style; see `overlay`."""
+    """Draw a heatmap over a photo in a given style; see `overlay`."""
     normalize, opacity, lines = style.normalize, style.opacity, style.lines
     picture = as_photo(photo)
     values, grid, seen = _panel(picture, heat)
@@ -72,10 +72,10 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         made = made.but(normalization=style.scale(signed), value_range=(low, high))
     made = made.but(drawing=made.drawing | style.facts(signed))
     if seen.height == 0 or seen.width == 0:
-        warnings.warn("the model saw no pixel of the photo; nothing to show.", VisattnWarning, stacklevel=3)
+        warnings.warn("the model's input contains no pixel of the photo; the photo is unchanged.", VisattnWarning, stacklevel=3)
         return carrying(picture.copy(), made)
     if high - low < _FLAT:
-        warnings.warn(f"the map is constant ({low:g}); nothing to show.", VisattnWarning, stacklevel=3)
+        warnings.warn(f"the map is constant ({low:g}); the photo is unchanged.", VisattnWarning, stacklevel=3)
         return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)
@@ -85,15 +85,19 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
     inner, values = base[rows, columns], values[rows, columns]
     holes = np.isnan(values) if holed else None
     values = values if holes is None else np.where(holes, np.float32(low), values)
-    if nearly := high - low < _NEARLY * max(abs(low), abs(high)):  # in products of float32 their difference would be lost
+    if nearly := high - low < _NEARLY * max(abs(low), abs(high)):  # float32 products would lose the differences
         values, low, high = values - np.float32(low), 0.0, high - low
     factor = 255 / (high - low)
     below = nearly or normalize == "percentile"
-    clipped = np.maximum(values, np.float32(low)) if below else values  # convertScaleAbs folds what is below
+    clipped = (
+        np.maximum(values, np.float32(low)) if below else values
+    )  # convertScaleAbs takes absolute values, so values below `low` must go first
     levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
     color = cv2.LUT(levels, colors).view(np.uint8).reshape(inner.shape)
     if style.blend == "constant":
-        mixed = cv2.addWeighted(color, opacity, inner, 1 - opacity, 0, color)  # in place: fresh pages cost more than the sum
+        mixed = cv2.addWeighted(
+            color, opacity, inner, 1 - opacity, 0, color
+        )  # in place, since allocating memory costs more than the sum
     else:
         share = levels.astype(np.float32) / 255
         share = opacity * (np.abs(2 * share - 1) if signed else share)
@@ -117,19 +121,19 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
 
 
 def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Picture:  # noqa: ANN401
-    """The colors of a heatmap alone, black where the model did not see; see `overlay`."""
+    """Draw only the colors of a heatmap, with black outside the model's input; see `overlay`."""
     values = heat.values if isinstance(heat, Heatmap) else heat
     shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
     return painted(Image.new("RGB", shape[:-3:-1]), heat, Style(normalize=normalize, opacity=1, colormap=colormap))
 
 
 def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, float]] | None = None) -> Picture:  # noqa: ANN401
-    """Three components as red, green and blue.
+    """Draw three components as red, green and blue.
 
     Args:
-        photo: The photo; it shows where the model did not see.
-        heat: A heatmap with the one axis `component`, of length 3.
-        ranges: Raw values that become 0 and 255, for each component; the 1st and 99th percentile of its grid by default. Give the
+        photo: The photo; it stays visible outside the model's input.
+        heat: A heatmap whose only axis is `component`, of length 3.
+        ranges: For each component the raw values that become 0 and 255; by default the 1st and 99th percentile of its grid. Pass the
             ranges of a whole batch to make its pictures comparable.
 
     Returns:
@@ -157,13 +161,13 @@ def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, floa
 
 
 def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[np.float32], Box]:  # noqa: ANN401
-    """Values in pixels, the values that decide the scale, and the seen box."""
+    """Return the values per pixel, the values that determine the color scale, and the box of the model's input."""
     whole = Box(0, 0, photo.height, photo.width)
     if isinstance(heat, Heatmap):
         values, grid, seen = heat.values, heat.grid, heat.seen
         if heat.axes:
             raise ShapeError(
-                f"overlay draws one panel, the heatmap has the axes {heat.axes}. Choose with .at() or use contact_sheet."
+                f"overlay draws one panel, but the heatmap has the axes {heat.axes}. Select one with .at(), or use contact_sheet."
             )
     else:
         if hasattr(heat, "detach"):
@@ -176,13 +180,13 @@ def _panel(photo: Image.Image, heat: Any) -> tuple[NDArray[np.float32], NDArray[
     if values.shape != (photo.height, photo.width):
         raise ShapeError(
             f"a heatmap must be (height, width) = ({photo.height}, {photo.width}) like the photo, got {values.shape}. "
-            "Bring a map to pixels with map.to_heatmap(geometry)."
+            "Convert a map to pixels with map.to_heatmap(geometry)."
         )
     return values, grid, seen
 
 
 def _hatch(photo: NDArray[np.uint8], holes: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """The pixels of a photo in holes, `(pixels, channels)`: dark, under diagonal lines."""
+    """Return the photo's pixels in holes, `(pixels, channels)`, darkened and with diagonal hatch lines."""
     step = max(6, max(holes.shape) // 60)
     y, x = np.nonzero(holes)
     line = ((x + y) % step < max(1, step // 5))[:, None]
@@ -190,11 +194,11 @@ def _hatch(photo: NDArray[np.uint8], holes: NDArray[np.bool_]) -> NDArray[np.uin
 
 
 def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
-    """`(height, width, 4)`, the last channel without meaning: Pillow keeps RGB so, and unpacking it costs more than it saves."""
+    """Return the pixels as `(height, width, 4)`. The last channel is padding of Pillow's memory layout; removing it would be slower."""
     return np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
 
 
 @cache
 def _packed(name: str) -> NDArray[np.int32]:
-    """A color table as one number a color: OpenCV then looks up a pixel at once, not channel by channel."""
+    """Pack each color of a table into one integer: OpenCV then needs one lookup per pixel instead of one per channel."""
     return np.ascontiguousarray(np.pad(colormaps.table(name), ((0, 0), (0, 1)))).view(np.int32).reshape(1, 256)

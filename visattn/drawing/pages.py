@@ -1,4 +1,4 @@
-"""Pages of many panels: labels, captions, one color bar with numbers. Drawn by Pillow, no figure library."""
+"""Figures of many panels with labels, captions and one color bar. Pillow draws them; no plotting library is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GAP, MARGIN = 8, 18
 
 @dataclass(frozen=True)
 class Cell:
-    """One panel of a sheet, its heading above and its caption, of one line or more, below."""
+    """One panel of a figure, with a heading above and a caption of one or more lines below."""
 
     picture: Image.Image
     caption: str = ""
@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Bar:
-    """A color bar: the map's name and what is written at its two ends, or numbers in between."""
+    """Color bar: the color map's name, the ticks from left to right, and a label."""
 
     colormap: str
     ticks: tuple[str, ...]
@@ -43,19 +43,19 @@ def sheet(
     column_labels: Sequence[str] = (),
     bar: Bar | None = None,
 ) -> Image.Image:
-    """Panels in rows and columns on white.
+    """Draw panels in rows and columns on a white background.
 
     Args:
-        rows: Cells; None leaves a place empty. Rows may differ in length.
+        rows: Rows of panels; None leaves a cell empty. Rows may differ in length.
         panel: Width of a panel in pixels; pictures are scaled to it.
-        title: One line above.
-        notes: Lines below, wrapped to the page.
-        row_labels: A text left of each row.
-        column_labels: A text above each column.
-        bar: A color bar below the panels.
+        title: Title above the panels.
+        notes: Notes below the panels, wrapped to the width of the figure.
+        row_labels: Text to the left of each row.
+        column_labels: Text above each column.
+        bar: Color bar below the panels.
 
     Returns:
-        The page.
+        The figure.
     """
     size = min(panel, 320)
     title_font, label_font, caption_font = (
@@ -113,12 +113,12 @@ def sheet(
 def side_by_side(
     pictures: Sequence[Image.Image], labels: Sequence[str] = (), *, panel: int = 320, title: str = ""
 ) -> Image.Image:
-    """Pictures in one row with a label above each."""
+    """Draw pictures in one row, with a label above each."""
     return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
 
 
 def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """The picture with lines of text on a white band below it; its own pixels stay as they are."""
+    """Add lines of text on a white band below a picture; the picture's own pixels stay unchanged."""
     font = font_of(max(12, min(picture.size) // 28))
     wrapped = [part for line in lines for part in wrap_text(line, font, picture.width - 2 * GAP)]
     step = line_height(font) + 4
@@ -131,7 +131,7 @@ def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
 
 
 def draw_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, x: int, y: int, font: Font) -> None:
-    """Draw a color bar with its numbers and its label at a place of a page."""
+    """Draw a color bar with its ticks and label at pixel (x, y) of a figure."""
     width = min(page.width - x - MARGIN, 420)
     colors = colormaps.table(bar.colormap)
     ramp = np.repeat(colors[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)

@@ -1,4 +1,4 @@
-"""Pictures that know how they were made, and tell it in every PNG they are saved to."""
+"""Pictures with provenance, which their PNG files store."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from visattn.provenance import Provenance
 
 
 class Picture(Image.Image):
-    """A Pillow image whose PNG files carry its provenance as JSON in the text chunk `visattn`.
+    """Pillow image whose PNG files store its provenance as JSON in the text chunk `visattn`.
 
-    Pillow itself writes no text that it is not handed while saving. Copies keep the provenance; what is cropped, resized or converted
-    is another picture and has none, and neither have files of other formats.
+    Copies keep the provenance. Crops, resized or converted images are other pictures and have none; files of other formats do not
+    store it. `save` is overridden because Pillow writes only the text that is passed to it.
 
     Attributes:
-        provenance: How the picture was made.
+        provenance: Record of how the picture was made.
     """
 
     provenance: Provenance
 
     def save(self, fp: Any, format: str | None = None, **params: Any) -> None:  # noqa: ANN401 - as Pillow names it
         """Save as Pillow does; see `PIL.Image.Image.save`."""
-        if known := getattr(self, "provenance", None):  # what was pickled has lost it
-            params.setdefault("pnginfo", _chunk(known))  # read by the writer of PNG alone
+        if known := getattr(self, "provenance", None):  # pickling loses it
+            params.setdefault("pnginfo", _chunk(known))  # only Pillow's PNG writer reads it
         super().save(fp, format, **params)
 
     def copy(self) -> Image.Image:
@@ -36,7 +36,7 @@ class Picture(Image.Image):
 
 
 def carrying(picture: Image.Image, provenance: Provenance) -> Picture:
-    """Return the same pixels as a picture that knows how it was made."""
+    """Return a picture with the same pixels and the given provenance."""
     made = Picture()
     vars(made).update(vars(picture))
     made.provenance = provenance
@@ -44,13 +44,13 @@ def carrying(picture: Image.Image, provenance: Provenance) -> Picture:
 
 
 def carried(picture: Image.Image, source: Image.Image) -> Image.Image:
-    """Return `picture` with the provenance of the one that it was drawn on, where that has one."""
+    """Return `picture` with the provenance of `source`, the picture that it was drawn on, if `source` has one."""
     known = getattr(source, "provenance", None)
     return picture if known is None else carrying(picture, known)
 
 
 def to_png(picture: Image.Image, provenance: Provenance | None = None) -> bytes:
-    """Return the picture as PNG with its provenance, or this one, as JSON in the text chunk `visattn`."""
+    """Encode the picture as PNG, with the given provenance (by default its own) as JSON in the text chunk `visattn`."""
     stream = io.BytesIO()
     options: dict[str, Any] = {} if provenance is None else {"pnginfo": _chunk(provenance)}
     picture.save(stream, "PNG", compress_level=3, **options)

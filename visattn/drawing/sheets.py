@@ -1,4 +1,4 @@
-"""Contact sheets: many panels of one map, with the range of each and one color bar."""
+"""Contact sheets: figures with all panels of one map, the value range of each, and one color bar."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from visattn.images import as_photo
 from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.provenance import Provenance
 
-_TALLEST = 10  # panel heights in panel widths
-_ROUNDING = 1e-6  # of a softmax in float32, relative
+_TALLEST = 10  # largest panel height relative to its width
+_ROUNDING = 1e-6  # relative rounding error of a softmax in float32
 
 
 class Panels:
-    """The panels of a map over its photo, all of one size, and the color bar that explains them."""
+    """Panels of a map over its photo, all of the same size, with their color bar."""
 
     def __init__(
         self,
@@ -36,29 +36,32 @@ class Panels:
         geometry: Geometry,
         *,
         panel: int,
-        shared: Sequence[str],
+        shared_axes: Sequence[str],
         style: Style,
     ) -> None:
-        """Bring the map to the panels' pixels; see `contact_sheet`."""
+        """Resize photo and map to the panel size; see `contact_sheet`."""
         whole = as_photo(photo)
         if geometry.photo != (whole.height, whole.width):
             size = " x ".join(map(str, geometry.photo))
             raise ShapeError(
-                f"the photo must have the geometry's {size} pixels, got {whole.height} x {whole.width}. Use its own."
+                f"the photo must have the geometry's {size} pixels, got {whole.height} x {whole.width}. "
+                "Pass the photo that the geometry was made for."
             )
         height = max(1, round(whole.height * panel / whole.width))
         if height > _TALLEST * panel:
-            raise OptionError(f"a photo of {whole.width} x {whole.height} pixels is too narrow for a sheet. Use visattn overlay.")
+            raise OptionError(
+                f"a photo of {whole.width} x {whole.height} pixels is too narrow for a figure of panels. Use visattn overlay."
+            )
         self.geometry = geometry.resized((height, panel))
         self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
         self.heat = attention_map.to_heatmap(self.geometry, style.interpolation)
-        self._asked, self._shared, self._whole = style, tuple(shared), geometry
-        self._scales = _scales(self.heat, style.normalize, shared)
+        self._asked, self._shared, self._whole = style, tuple(shared_axes), geometry
+        self._scales = _scales(self.heat, style.normalize, shared_axes)
         self._painted = replace(style, normalize="none", colormap=style.colors(self.heat.signed))
         self._one_scale = len(set(self._scales.values())) == 1
 
     def cell(self, **index: int) -> Cell:
-        """One panel, with its own range below; the untouched photo where there is nothing to color."""
+        """Draw one panel, with its own range below; if its map is constant, the photo is unchanged."""
         one = self.heat.at(**index)
         low, high = self._scales[tuple(index[name] for name in self.heat.axes)]
         picture = self.photo if _flat(low, high) else painted(self.photo, _scaled(one, low, high), self._painted)
@@ -68,7 +71,7 @@ class Panels:
         return Cell(picture, "" if self._one_scale else f"{low:.2g} to {high:.2g}")
 
     def provenance(self, **drawing: object) -> Provenance:
-        """Return how a page of these panels was made, with what else was asked for."""
+        """Return the provenance of a figure of these panels, with additional facts about the drawing."""
         scope = f"one scale over {' and '.join(self._shared)}" if self._shared else "each panel on its own scale"
         scales = self._scales.values()
         known = self._asked.facts(self.heat.signed) | {
@@ -76,18 +79,18 @@ class Panels:
             "panel": self.photo.width,
         }
         return self.heat.provenance.but(
-            geometry=self._whole,  # of the photo, not of its panel
+            geometry=self._whole,  # refers to the photo, not to the resized panel
             normalization=f"{self._asked.scale(self.heat.signed)}, {scope}",
             value_range=(min(low for low, _ in scales), max(high for _, high in scales)),
             drawing=known | drawing,
         )
 
     def bar(self) -> Bar:
-        """The colors, with numbers where all panels have one scale."""
+        """Return the color bar; it has numbers if all panels share one scale."""
         what, colors = self.heat.meaning, str(self._painted.colormap)
         if not self._one_scale:
-            ends = "panel's lowest", "panel's highest"
-            return Bar(colors, ends, f"{what}, each panel on its own scale (written under it)")
+            ends = "panel minimum", "panel maximum"
+            return Bar(colors, ends, f"{what}, each panel on its own scale (range below it)")
         low, high = next(iter(self._scales.values()))
         ticks = tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5))
         return Bar(colors, ticks, f"{what}, one scale for all panels")
@@ -101,48 +104,48 @@ def contact_sheet(
     rows: str | None = None,
     columns: str | None = None,
     panel: int = 224,
-    shared: Sequence[str] = (),
+    shared_axes: Sequence[str] = (),
     mass: float | None = None,
     points: Sequence[tuple[float, float]] = (),
     title: str = "",
     notes: Sequence[str] = (),
     **style: Unpack[StyleOptions],
 ) -> Picture:
-    """All panels of a map over its photo, by its axes, each with its range, and one color bar.
+    """Draw all panels of a map over its photo, arranged by the map's axes, with the range of each panel and one color bar.
 
     Args:
         photo: The photo.
-        attention_map: Map of one image with one or two axes left.
-        geometry: Where the model's input lies on the photo.
-        rows: Axis that goes down. With one axis left and neither named, panels are wrapped.
-        columns: Axis that goes across.
-        panel: Width of a panel in pixels; panels are drawn at this size.
-        shared: Axes whose panels share one scale; each panel has its own by default, and says so.
-        mass: Draw the outline of the mass mask of this share.
-        points: Points `(y, x)` of the photo to mark in white on every panel, for example the query.
-        title: One line above.
-        notes: Lines below.
-        style: See `visattn.drawing.Style`; by default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the patches as
-            they are.
+        attention_map: Map of one image with one or two axes.
+        geometry: Position of the model's input on the photo.
+        rows: Axis to arrange in rows. A map with one axis is wrapped into several rows if neither `rows` nor `columns` is given.
+        columns: Axis to arrange in columns.
+        panel: Width of a panel in pixels.
+        shared_axes: Axes whose panels share one color scale. By default each panel has its own, with its range written under it.
+        mass: Share of a panel's map, from 0 to 1; the outline of the smallest region that holds it is drawn.
+        points: Points `(y, x)` of the photo to mark with white rings on every panel, for example the query.
+        title: Title above the panels.
+        notes: Lines below the panels.
+        style: See `visattn.drawing.Style`. By default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the patches
+            unchanged.
 
     Returns:
-        The page; a PNG that it is saved to carries how it was made.
+        The figure; PNG files of it store its provenance.
 
     Raises:
-        OptionError: If the axes are not those of the map.
-        ShapeError: If the geometry is of a photo of another size.
+        OptionError: If the axes differ from those of the map.
+        ShapeError: If the geometry belongs to a photo of another size.
     """
     if mass is not None:
         between(mass, 0, 1, "mass")
     named = [name for name in (rows, columns) if name]
-    for name in (*named, *shared):
+    for name in (*named, *shared_axes):
         one_of(name, attention_map.axes, "axis")
     wrapped = not named and len(attention_map.axes) == 1
     if not attention_map.axes or not (wrapped or sorted(named) == sorted(attention_map.axes)):
         raise OptionError(
-            f"a contact sheet shows every axis: {attention_map.axes} must be named as rows and columns, got {named}."
+            f"a contact sheet needs one or two axes, all named as rows or columns: the map has {attention_map.axes}, got {named}."
         )
-    panels = Panels(photo, attention_map, geometry, panel=panel, shared=shared, style=Style(**PAGE | style))
+    panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=shared_axes, style=Style(**PAGE | style))
     heat, place = panels.heat, panels.geometry
     masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
     ringed = [(y * place.photo[0] / geometry.photo[0], x * place.photo[1] / geometry.photo[1]) for y, x in points]
@@ -170,21 +173,21 @@ def contact_sheet(
         row_labels = labels[rows] if rows else []
         column_labels = labels[columns] if columns else []
     if masks is not None:
-        notes = (f"outline: the fewest patches that hold {mass:.0%} of the panel's mass", *notes)
+        notes = (f"outline: the smallest region that holds {mass:.0%} of the panel's sum", *notes)
     page = sheet(
         grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=panels.bar()
     )
     return carrying(page, panels.provenance(mass=mass, points=[list(point) for point in points]))
 
 
-def _scales(heat: Heatmap, how: Normalization, shared: Sequence[str]) -> dict[tuple[int, ...], tuple[float, float]]:
-    """The raw range of each panel."""
+def _scales(heat: Heatmap, mode: Normalization, shared_axes: Sequence[str]) -> dict[tuple[int, ...], tuple[float, float]]:
+    """Return the raw value range of each panel."""
     sizes = heat.grid.shape[: len(heat.axes)]
-    own = [i for i, name in enumerate(heat.axes) if name not in shared]
+    own = [i for i, name in enumerate(heat.axes) if name not in shared_axes]
     scales = {}
     for index in np.ndindex(*sizes):
         where = tuple(index[i] if i in own else slice(None) for i in range(len(sizes)))
-        scales[index] = value_range(heat.grid[where], how, heat.signed, holes=True)
+        scales[index] = value_range(heat.grid[where], mode, heat.signed, holes=True)
     return scales
 
 
@@ -194,7 +197,7 @@ def _scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
 
 
 def _flat(low: float, high: float) -> bool:
-    """Whether nothing but rounding lies between the two."""
+    """Check whether the difference of two values is only rounding error."""
     return high - low <= _ROUNDING * max(abs(low), abs(high))
 
 
@@ -204,7 +207,7 @@ def _labels(heat: Heatmap, name: str) -> Sequence[str]:
 
 
 def _wrap(count: int) -> int:
-    """Columns for `count` wrapped panels: all in a row up to four, else about square and without a nearly empty last row."""
+    """Return the number of columns for `count` panels: one row for up to four, else a roughly square grid with a full last row."""
     if count <= 4:
         return count
     return min(range(3, 9), key=lambda across: (-count % across, abs(across - count**0.5)))

@@ -1,6 +1,6 @@
-"""How values become colors: one record that every drawing function takes and every picture's provenance names.
+"""Options that turn values into colors. All drawing functions take them, and every picture's provenance stores them.
 
-An option is a field of `Style`, a key of `ColorOptions` and its use in `overlays`; commands and pages then have it too.
+To add an option, add a field to `Style` and a key to `ColorOptions`, and use it in `overlays`; commands and figures then have it too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from visattn.drawing import colormaps
 
 
 class ColorOptions(TypedDict, total=False):
-    """Options of what has pixels already; see `Style`."""
+    """Options for maps that are already in pixels; see `Style`."""
 
     normalize: Normalization
     opacity: float
@@ -29,56 +29,60 @@ class ColorOptions(TypedDict, total=False):
 
 
 class StyleOptions(ColorOptions, total=False):
-    """Options of what is brought to pixels first; see `Style`."""
+    """Options for maps that are interpolated to pixels first; see `Style`."""
 
     interpolation: Interpolation
 
 
 class PageOptions(StyleOptions, total=False):
-    """Options of a page of panels."""
+    """Options of a figure of panels."""
 
     panel: int
 
 
-PAGE: StyleOptions = {"opacity": 0.6, "interpolation": "nearest"}  # of panels, where a patch should be seen as it is
+PAGE: StyleOptions = {"opacity": 0.6, "interpolation": "nearest"}  # panels show each patch unchanged
 
 
 @dataclass(frozen=True)
 class Style:
-    """How values become colors.
+    """Options that turn values into colors.
 
     Attributes:
-        normalize: How values become 0 to 1, see `visattn.maps.value_range`. `auto` leaves a heatmap that `normalize` has scaled; it is
-            symmetric for signed values and minmax for others.
-        opacity: 0 gives the photo's bytes, 1 the color map.
-        blend: `constant` mixes every pixel alike; `value` lets high values cover and low ones show the photo.
-        colormap: A name of `colormaps.NAMES`; inferno, or blue-white-red where values are signed or normalized symmetrically, by
-            default.
-        contours: Levels in [0, 1] at which lines are drawn, or one.
-        marks: Whether to ring the sinks of a heatmap (never at opacity 0 or 1, whose pixels are exact).
-        interpolation: Between cells, see `AttentionMap.to_heatmap`.
+        normalize: Scaling of values to [0, 1], see `visattn.maps.value_range`. `auto` is symmetric for signed values and minmax for
+            others; a heatmap that `visattn.normalize` has scaled stays unchanged.
+        opacity: Weight of the colors: 0 returns the photo's own pixels, 1 only the colors.
+        blend: `constant` uses the same opacity for every pixel; `value` makes low values more transparent.
+        colormap: Name from `colormaps.NAMES`. The default is inferno, or blue-white-red if values are signed or normalized
+            symmetrically.
+        contours: Level in [0, 1] at which a contour line is drawn, or several levels.
+        marks: Whether to draw rings around attention sinks. At opacity 0 or 1 they are never drawn, so that pixels are exact.
+        interpolation: Interpolation between cells, see `AttentionMap.to_heatmap`.
 
     Raises:
         OptionError: If an option is unknown or out of range.
     """
 
-    normalize: Normalization = option("auto", "How values become 0 to 1.")
-    opacity: float = option(0.5, "0: the photo, 1: the colors.")
-    blend: Blend = option("constant", "value: high values cover, low ones show the photo.")
+    normalize: Normalization = option("auto", "Scaling of the map's values to the range 0 to 1.")
+    opacity: float = option(0.5, "Weight of the colors: 0 shows only the photo, 1 only the colors.")
+    blend: Blend = option(
+        "constant", "Mixing of photo and colors: constant (same opacity everywhere) or value (low values are more transparent)."
+    )
     colormap: str | None = option(
-        None, "A name that visattn list (--colormaps) prints; inferno, or blue-white-red for signed values.", metavar="NAME"
+        None,
+        "Name of the color map (`visattn list --colormaps` prints them). Default: inferno, or blue-white-red for signed values.",
+        metavar="NAME",
     )
     contours: Sequence[float] | float = option(
-        (), "Draw a line at this level from 0 to 1; may be given several times.", metavar="LEVEL"
+        (), "Draw a contour line at this level, from 0 to 1. Can be given several times.", metavar="LEVEL"
     )
-    marks: bool = option(True, "Whether sinks are ringed.")
-    interpolation: Interpolation = option("bilinear", "Between cells.")
+    marks: bool = option(True, "Draw rings around attention sinks.")
+    interpolation: Interpolation = option("bilinear", "Interpolation between the cells of the map.")
 
     def __post_init__(self) -> None:
         """Check every option.
 
         Raises:
-            OptionError: If one is unknown or out of range.
+            OptionError: If an option is unknown or out of range.
         """
         one_of(self.normalize, get_args(Normalization), "normalization")
         object.__setattr__(self, "opacity", between(self.opacity, 0, 1, "opacity"))
@@ -91,19 +95,19 @@ class Style:
 
     @property
     def lines(self) -> list[float]:
-        """The levels of the contours."""
-        levels: list[float] = np.ravel(self.contours).tolist()  # arrays of any type, and a number alone
+        """Levels of the contour lines."""
+        levels: list[float] = np.ravel(self.contours).tolist()  # accepts arrays of any dtype and single numbers
         return levels
 
     def scale(self, signed: bool) -> Normalization:
-        """The normalization that `auto` stands for."""
+        """Return the normalization; `auto` is replaced by the one that it stands for."""
         return self.normalize if self.normalize != "auto" else "symmetric" if signed else "minmax"
 
     def colors(self, signed: bool) -> str:
-        """The name of the color map for values of which zero is one of their own, or is not."""
+        """Return the name of the color map for signed or unsigned values."""
         return self.colormap or ("blue-white-red" if signed or self.normalize == "symmetric" else "inferno")
 
     def facts(self, signed: bool) -> dict[str, Any]:
-        """Plain values for provenance; normalization and interpolation stand there by themselves."""
+        """Return the options as plain values for provenance, which stores normalization and interpolation separately."""
         made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines}
         return {name: value for name, value in made.items() if name not in ("normalize", "interpolation")}

@@ -1,4 +1,4 @@
-"""Lines of text on pages: the font, its sizes, breaking and cutting."""
+"""Text in figures: font, text size, line wrapping and clipping."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @cache
 def font_of(size: int) -> Font:
-    """The font of all pages, in a size in pixels."""
+    """Load the font of all figures in a size in pixels."""
     return ImageFont.load_default(size)
 
 
 def text_width(text: str, font: Font) -> int:
-    """Width of a line in pixels."""
+    """Return the width of a line in pixels."""
     return int(font.getlength(text)) + 1
 
 
 def line_height(font: Font) -> int:
-    """Height of a line in pixels."""
+    """Return the height of a line in pixels."""
     box = font.getbbox("Ag|")
     return int(box[3] - box[1]) + 2
 
 
 def wrap_text(text: str, font: Font, width: int) -> list[str]:
-    """A text in lines of at most `width` pixels, broken between words."""
+    """Wrap a text between words into lines of at most `width` pixels."""
     lines, line = [], ""
     for word in text.split():
         if line and text_width(f"{line} {word}", font) > width:
@@ -39,13 +39,13 @@ def wrap_text(text: str, font: Font, width: int) -> list[str]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text; an empty one has none."""
+    """Split a text into lines; an empty text has none."""
     return text.split("\n") if text else []
 
 
 def clip_text(text: str, font: Font, width: int) -> str:
-    """A line cut to `width` pixels, with an ellipsis where it was longer."""
-    text = text if len(text) <= width else text[:width] + "…"  # hardly a character is narrower than a pixel
+    """Cut a line to `width` pixels; a longer one ends in an ellipsis."""
+    text = text if len(text) <= width else text[:width] + "…"  # characters are at least about a pixel wide
     while len(text) > 1 and text_width(text, font) > width:
         text = text[:-2].rstrip() + "…"
     return text

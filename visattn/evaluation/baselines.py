@@ -1,4 +1,4 @@
-"""Maps that know nothing of the photo: what a map must be better than."""
+"""Baseline maps that do not depend on the image, for comparison with real maps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from visattn.maps import AttentionMap
 
 
 def center_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
-    """A Gaussian about the middle, whatever the photo shows: photographers center their objects.
+    """Return a Gaussian around the image center, a baseline for center bias, as photographers center their objects.
 
     Args:
-        like: A map whose layout is taken.
+        like: Map whose layout is used.
         spread: Standard deviation as a share of each side.
 
     Returns:
-        A map without further axes; its sum is 1.
+        A map without leading axes, with sum 1.
     """
     refuse_holes(like)
     rows, columns = (np.exp(-0.5 * (((np.arange(side) + 0.5) / side - 0.5) / spread) ** 2) for side in like.layout.grid)
@@ -29,29 +29,30 @@ def center_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
 
 
 def smooth_random(like: AttentionMap, count: int = 20, seed: int = 0, spread: float = 0.1) -> AttentionMap:
-    """White noise through a Gaussian: blobs as smooth as a map, at places that mean nothing.
+    """Return white noise smoothed by a Gaussian: blobs as smooth as a map, at random locations.
 
-    Opposite edges of the grid meet, so that every place is as likely to be the largest; noise that ends at the edges is largest there.
+    The noise wraps around the edges, so that its maximum is equally likely in every cell. Without wrapping, it would be largest at
+    the edges.
 
     Args:
-        like: A map whose layout is taken.
-        count: How many.
-        seed: Of the noise.
-        spread: Standard deviation of the Gaussian as a share of each side. At 0.1 blobs are about as large as an object that covers a
-            twentieth of the picture.
+        like: Map whose layout is used.
+        count: Number of maps.
+        seed: Seed of the noise.
+        spread: Standard deviation of the Gaussian as a share of each side. At 0.1, a blob is about as large as an object that covers a
+            twentieth of the image.
 
     Returns:
-        A map with the axis `copy`; the least value of each is 0, its sum 1.
+        A map with the axis `copy`. Each copy has minimum 0 and sum 1.
 
     Raises:
-        MapError: If the grid has one cell only.
-        OptionError: If `count` is below 1 or `spread` is not from 0 to 1.
+        MapError: If the grid has only one cell.
+        OptionError: If `count` is less than 1 or `spread` is not in [0, 1].
     """
     _check(like, count)
     between(spread, 0, 1, "spread")
     rows, columns = like.layout.grid
     noise = np.random.default_rng(seed).standard_normal((count, rows, columns))
-    # the transform of a Gaussian whose tails go round
+    # Fourier transform of a Gaussian that wraps around
     down, across = (np.exp(-2 * (np.pi * spread * side * np.fft.fftfreq(side)) ** 2) for side in (rows, columns))
     fields = torch.from_numpy(np.fft.ifft2(np.fft.fft2(noise) * np.outer(down, across)).real)
     values = fields - fields.amin((-1, -2), keepdim=True)
@@ -61,25 +62,25 @@ def smooth_random(like: AttentionMap, count: int = 20, seed: int = 0, spread: fl
 
 
 def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) -> AttentionMap:
-    """The same map moved round the grid by random steps: what its values reach where their place means nothing.
+    """Return randomly shifted (circular) copies of a map, which preserve its values and smoothness but destroy location.
 
     Args:
-        attention_map: A map.
-        count: How many copies.
-        seed: Of the steps; no copy stays where it was.
+        attention_map: Map to shift.
+        count: Number of copies.
+        seed: Seed of the shifts; no shift is zero.
 
     Returns:
-        The map with one more axis in front, `copy`.
+        A map with `copy` as additional first axis.
 
     Raises:
-        MapError: If the grid has one cell only.
-        OptionError: If `count` is below 1.
+        MapError: If the grid has only one cell.
+        OptionError: If `count` is less than 1.
     """
     _check(attention_map, count)
     rows, columns = attention_map.layout.grid
     steps = np.random.default_rng(seed).choice(np.arange(1, rows * columns), size=count, replace=count >= rows * columns)
     moved = [attention_map.values.roll((int(step) // columns, int(step) % columns), (-2, -1)) for step in steps]
-    provenance = attention_map.provenance.but(notes=(f"{count} copies, moved at random (seed {seed})",))
+    provenance = attention_map.provenance.but(notes=(f"{count} copies, randomly shifted (seed {seed})",))
     return AttentionMap(
         torch.stack(moved),
         ("copy", *attention_map.axes),
@@ -94,6 +95,6 @@ def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) 
 def _check(like: AttentionMap, count: int) -> None:
     refuse_holes(like)
     if like.layout.cells < 2:
-        raise MapError(f"a map must have two cells or more to be compared with others, got {like.layout.grid}.")
+        raise MapError(f"a map to compare must have at least two cells, got the grid {like.layout.grid}.")
     if count < 1:
         raise OptionError(f"count must be at least 1, got {count}.")

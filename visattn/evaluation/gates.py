@@ -1,4 +1,4 @@
-"""What gates do, in numbers."""
+"""Statistics of gates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from visattn.records import Recording
 
 @dataclass(frozen=True, eq=False)
 class GateStatistics:
-    """One gate of one module, in numbers.
+    """Statistics of one gate of one module.
 
     Attributes:
         layer: Dotted name of the module.
         role: `channel_gate`, `spatial_gate`, `gate` or `branch_gate`.
-        values: `(B, count)`, flattened.
+        values: `(B, count)` gate values, flattened.
     """
 
     layer: str
@@ -28,7 +28,7 @@ class GateStatistics:
     values: Tensor
 
     def numbers(self) -> dict[str, Tensor]:
-        """By name, each `(B,)`: mean, least and largest value, deviation, and the shares below 0.05 and above 0.95."""
+        """Return mean, standard deviation, least and largest value, and the shares below 0.05 and above 0.95; each is `(B,)`."""
         x = self.values
         return {
             "mean": x.mean(1),
@@ -41,10 +41,10 @@ class GateStatistics:
 
 
 def gate_statistics(recording: Recording) -> list[GateStatistics]:
-    """Every gate of a recording in numbers, in the order of the calls: whether it chooses at all.
+    """Return statistics of every gate in a recording, in call order.
 
-    A module whose gates hardly deviate scales all alike, and its picture shows little; one that is closed or open everywhere no longer
-    learns.
+    They show whether a gate is selective. A gate with hardly any deviation scales all features equally, and its map shows little. A
+    gate that is closed or open everywhere is saturated and hardly learns.
     """
     return [
         GateStatistics(feature.layer, feature.role, feature.value.to(torch.float32).flatten(1))

@@ -1,4 +1,4 @@
-"""What each head does, in numbers: how wide it looks, how far, and at which kind of token."""
+"""Head statistics: the spread and distance of each head's attention, and the kinds of tokens it attends to."""
 
 from __future__ import annotations
 
@@ -13,39 +13,43 @@ from visattn.methods.selection import one_forward
 from visattn.operators import Operator, SoftmaxOperator
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
-PADDING, SELF, PATCHES = "padding", "self", "patches"  # kinds of keys beside the prefix tokens by name
-COLLAPSED, UNIFORM = 0.99, 0.98  # least weight of a row that looks at one key; least entropy of an even row, in `ln K`
-MASKED = 1e-30  # weights of masked keys lie below in all heads: Swin adds -100 to their scores, which leaves 1e-44
+PADDING, SELF, PATCHES = "padding", "self", "patches"  # kinds of keys besides the named prefix tokens
+COLLAPSED, UNIFORM = 0.99, 0.98  # largest weight of a collapsed row; entropy of a near-uniform row over `ln K`
+MASKED = 1e-30  # keys below this in all heads count as masked: Swin adds -100 to their scores, which leaves 1e-44
 
 
 @dataclass(frozen=True, eq=False)
 class HeadStatistics:
-    """Of one attention call; every tensor is `(B, heads)`, a mean over queries; `keys` and the distances to compare with are numbers.
+    """Statistics of the heads of one attention call.
+
+    Every tensor is `(B, heads)`, a mean over queries. `keys`, `uniform_distance` and `nearest_distance` are numbers.
 
     Attributes:
         layer: Dotted name of the module that made the call.
-        call: Which call of that module.
-        entropy: `-sum_j A_ij ln A_ij` in nats.
-        effective_keys: `exp(entropy)` of each query: as many keys as would share its attention evenly.
-        saturation: The largest weight of each query, in [0, 1].
-        collapsed: Share of queries that give one key more than 0.99.
-        uniform: Share of queries whose entropy exceeds `0.98 ln K`, of the K keys that they see: they hardly choose.
-        keys: How many keys a query sees: all, or those of its window, without padding and masked ones (where a bias is added or
-            weights are written out, those that no head gives more than 1e-30); the ceiling of `effective_keys`.
-        mass: Share of attention by where it goes: prefix tokens by name, `self` (the query's own token), `patches` (all other
-            grid tokens) and `padding`. They sum to 1.
-        distance: How far patches look, in pixels of the model's input: `sum_j A_ij |p_i - p_j|` over patches, rows divided by what
-            goes to patches; None where queries or keys are on no grid.
-        uniform_distance: The same for a head that gives every patch that it sees the same weight: nothing but the shape of the grid
-            or window. A distance means something only beside it.
-        nearest_distance: The same for a head that looks at the nearest other patch; None also where some patch sees no other.
+        call: Index of the call among this module's calls.
+        entropy: Entropy of a query's attention, `-sum_j A_ij ln A_ij`, in nats.
+        effective_keys: `exp(entropy)` of each query, the number of keys that would share its attention evenly.
+        max_weight: Largest weight of each query, in [0, 1].
+        collapsed: Share of queries that give more than 0.99 to a single key.
+        uniform: Share of near-uniform queries, whose entropy exceeds `0.98 ln K` for K visible keys.
+        keys: Number of keys that a query can attend to: all keys, or those of its window, without padding and masked keys. It is the
+            upper bound of `effective_keys`. With a bias or explicit weights, a key counts as masked if no head gives it more than
+            1e-30.
+        mass: Share of attention by kind of key: prefix tokens by name, `self` (the query's own token), `patches` (all other grid
+            tokens) and `padding`. The shares sum to 1.
+        distance: Mean attention distance between patches in pixels of the model's input, `sum_j A_ij |p_i - p_j|`. Each row is
+            divided by its attention to patches. None if queries or keys are not on a grid.
+        uniform_distance: Distance of a head with equal weights on all visible patches, which depends only on the shape of the grid or
+            window. Compare `distance` with it.
+        nearest_distance: Distance of a head that attends only to the nearest other patch. None also if a patch can attend to no
+            other patch.
     """
 
     layer: str
     call: int
     entropy: Tensor
     effective_keys: Tensor
-    saturation: Tensor
+    max_weight: Tensor
     collapsed: Tensor
     uniform: Tensor
     keys: float
@@ -56,16 +60,16 @@ class HeadStatistics:
 
     @property
     def name(self) -> str:
-        """The layer, with the number of the call where it is not the first."""
+        """Name of the layer, with the index of the call unless it is the first."""
         return self.layer + (f" #{self.call}" if self.call else "")
 
     def numbers(self) -> dict[str, Tensor]:
-        """Every `(B, heads)` tensor by its name in tables, registers summed; no `distance_px` where there is none."""
+        """Return every `(B, heads)` tensor by its name in tables. Register tokens are summed; `distance_px` may be missing."""
         registers = [value for name, value in self.mass.items() if name.startswith("register")]
         return {
             "entropy": self.entropy,
             "effective_keys": self.effective_keys,
-            "largest": self.saturation,
+            "max_weight": self.max_weight,
             "collapsed": self.collapsed,
             "uniform": self.uniform,
             **({} if self.distance is None else {"distance_px": self.distance}),
@@ -75,45 +79,46 @@ class HeadStatistics:
 
 
 def statistics(recording: Recording, *, dtype: torch.dtype = torch.float32) -> list[HeadStatistics]:
-    """Statistics of every head of a recording, by tiles: no matrix is built.
+    """Compute statistics of every head in a recording, tile by tile, without building attention matrices.
 
     Args:
         recording: Attention of one forward pass.
-        dtype: float64 computes in double precision.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        An entry for each record, in the order of the calls.
+        One entry per record, in call order.
 
     Raises:
-        OptionError: If there are several forwards, or the rows of a layer are no distributions, as behind talking heads.
+        OptionError: If there are several forward passes, or the rows of a layer are not distributions, as with talking heads.
 
     Reference:
         Distance: Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, figure 7, here without prefix tokens.
-        Entropy and its collapse: Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse",
+        Entropy and entropy collapse: Zhai et al., "Stabilizing Transformer Training by Preventing Attention Entropy Collapse",
         arXiv:2303.06296; the two thresholds are ours.
     """
     return [_of(record, dtype) for record in one_forward(recording)]
 
 
 def head_divergence(recording: Recording, *, layer: int | str = -1, call: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """How differently the heads of one call attend: the Jensen-Shannon divergence of their rows, mean over queries, by tiles.
+    """Compute the Jensen-Shannon divergence between the heads of one call, averaged over queries.
 
-    `JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2` with the entropy `H` in nats; what goes to padding counts as one more key.
+    `JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2` with the entropy `H` in nats. Attention to padding counts as one more key.
 
     Args:
         recording: Attention of one forward pass.
-        layer: Position among the layers (negative from the end) or dotted name.
-        call: Which call, of a layer that calls its attention several times.
-        dtype: float64 computes in double precision.
+        layer: Index of the layer (negative counts from the end) or dotted name.
+        call: Index of the call, for layers that call their attention several times.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        `(B, heads, heads)`, symmetric, in nats: 0 for heads that attend alike (the diagonal), `ln 2` for heads that share no key.
+        `(B, heads, heads)`, symmetric, in nats. It is 0 for heads with the same attention, as on the diagonal, and `ln 2` for heads
+        that share no key.
 
     Raises:
-        OptionError: If there are several forwards, no such layer or call, or its rows are no distributions.
+        OptionError: If there are several forward passes, the layer or call does not exist, or its rows are not distributions.
 
     Reference:
-        Clark et al., "What Does BERT Look At?", arXiv:1906.04341, section 6, sums over tokens where this takes their mean.
+        Clark et al., "What Does BERT Look At?", arXiv:1906.04341, section 6. Differs: the mean over tokens, not their sum.
     """
     calls = {record.call: record for record in one_forward(recording).select(layer=layer)}
     if call not in calls:
@@ -141,7 +146,7 @@ def _distributions(record: AttentionRecord, dtype: torch.dtype) -> Operator:
 
 
 def _entropy(weights: Tensor) -> Tensor:
-    """Of each row in nats; several times as fast as `torch.xlogy`."""
+    """Compute the entropy of each row in nats, several times as fast as with `torch.xlogy`."""
     return -weights.clamp_min(torch.finfo(weights.dtype).tiny).log_().mul_(weights).sum(-1)
 
 
@@ -152,7 +157,7 @@ def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
     places = [_centers(layout).to(operator.device, dtype) for layout in (record.queries, record.keys)]
     placed = all(len(layout.grid) == 2 for layout in (record.queries, record.keys))
     leaked = operator.leaked().mean(-1)
-    names = ("entropy", "effective", "largest", "collapsed", "uniform", "distance")
+    names = ("entropy", "effective", "max_weight", "collapsed", "uniform", "distance")
     sums = {name: torch.zeros_like(leaked) for name in names}
     mass = {name: torch.zeros_like(leaked) for name in (*record.keys.prefix, SELF, PATCHES)}
     maskable = not isinstance(operator, SoftmaxOperator) or operator.bias is not None
@@ -165,7 +170,7 @@ def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
         count += int(keys.sum())
         sums["entropy"] += entropy.sum(-1)
         sums["effective"] += entropy.exp().sum(-1)
-        sums["largest"] += largest.sum(-1)
+        sums["max_weight"] += largest.sum(-1)
         sums["collapsed"] += (largest > COLLAPSED).sum(-1)
         sums["uniform"] += (entropy > UNIFORM * keys.clamp_min(1).log()).sum(-1)
         mass[SELF] += (tile.weights * own).sum((-1, -2))
@@ -189,7 +194,7 @@ def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
         record.call,
         sums["entropy"] / queries,
         sums["effective"] / queries,
-        sums["largest"] / queries,
+        sums["max_weight"] / queries,
         sums["collapsed"] / queries,
         sums["uniform"] / queries,
         count / queries,
@@ -201,7 +206,7 @@ def _of(record: AttentionRecord, dtype: torch.dtype) -> HeadStatistics:
 
 
 def _centers(layout: TokenLayout) -> Tensor:
-    """`(tokens, 2)` centers of the grid's cells in pixels of the model's input; 0 for tokens on no grid."""
+    """Return `(tokens, 2)` centers of the grid cells in pixels of the model's input; 0 for tokens that are not on a grid."""
     y, x = torch.zeros(2, len(layout), dtype=torch.float64)
     if len(layout.grid) == 2:
         (rows, columns), box, first = layout.grid, layout.box, len(layout.prefix)

@@ -1,4 +1,4 @@
-"""How much each head matters for a score: to first order by its gradient, or by leaving it out."""
+"""Importance of each head for a score, by its gradient (first order) or by ablation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from visattn.records import Recording
 
 
 def head_importance(recording: Recording, *, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """`|sum_ij A_ij dA_ij|` of each head: how fast the score moves when the head's output is turned down.
+    """Compute the importance `|sum_ij A_ij dA_ij|` of each head.
+
+    This is the magnitude of the score's gradient with respect to a gate on the head's output. Head rankings depend on the image:
+    average over many images before ranking heads. To compare layers, divide by each layer's Euclidean norm.
 
     Args:
-        recording: Attention of one forward with the gradient of a score: `recording.gradients(score)`.
-        dtype: float64 computes in double precision.
+        recording: Attention of one forward pass with the gradient of a score: `recording.gradients(score)`.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        `(B, heads)` for each record, in the order of the calls, in units of the score. Take the mean over many images before heads
-        are ranked; to compare layers, divide by the layer's Euclidean norm.
+        `(B, heads)` for each record, in call order, in units of the score.
 
     Raises:
-        OptionError: If there is no gradient, or there are several forwards.
+        OptionError: If there is no gradient, or there are several forward passes.
 
     Reference:
         Michel, Levy & Neubig, "Are Sixteen Heads Really Better than One?", NeurIPS 2019, arXiv:1905.10650 (equation 2, with a score
-        in the place of the loss).
+        instead of the loss).
     """
     found = []
     for record in graded(one_forward(recording)):
@@ -41,19 +43,19 @@ def head_importance(recording: Recording, *, dtype: torch.dtype = torch.float32)
 
 
 def head_ablation(recording: Recording, score: Tensor, without: Callable[[str, int], Tensor]) -> list[Tensor]:
-    """How much the score falls when a head's weights are set to 0, a forward for each head.
+    """Compute how much the score drops when a head's weights are set to 0, with one forward pass per head.
 
     Args:
-        recording: Attention of one forward; only its layers and heads are read.
-        score: `(B,)` of the whole model.
-        without: `(layer, head) -> (B,)`, the score without that head, for example inside `visattn.intervene(model, layer,
-            head=head, scale=0)`.
+        recording: Attention of one forward pass; only its layers and numbers of heads are read.
+        score: `(B,)` score of the whole model.
+        without: Function `(layer, head) -> (B,)` that returns the score without that head, for example computed inside
+            `visattn.intervene(model, layer, head=head, scale=0)`.
 
     Returns:
-        `(B, heads)` for each record, in the order of the calls; negative where the score rises.
+        `(B, heads)` for each record, in call order; negative if the score rises without the head.
 
     Raises:
-        OptionError: If there are several forwards.
+        OptionError: If there are several forward passes.
     """
     return [
         torch.stack([score - without(record.layer, head) for head in range(record.operator.shape[1])], dim=1)

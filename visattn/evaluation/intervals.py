@@ -1,4 +1,4 @@
-"""How far a mean over photos can be trusted."""
+"""Confidence intervals for means over images."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 
 def mean_interval(values: NDArray[Any], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[Array, Array]:
-    """Percentile bootstrap interval of a mean over photos.
+    """Compute the percentile bootstrap interval of a mean over images.
 
-    Photos are what is drawn again, with replacement, each as a whole: the interval is that of another sample of photos, not of
-    other queries or heads. Where all photos are of one kind, it speaks of that kind.
+    Whole images are resampled with replacement. The interval thus covers variation between images, not between queries or heads. If
+    all images are of one kind, it holds only for that kind.
 
     Args:
-        values: `(photos, ...)`, at least two photos; NaN stays NaN.
-        confidence: Share of resampled means inside, from 0 to 1.
-        resamples: How many samples are drawn.
-        seed: Of the draw; the same seed and number of photos draw the same photos.
+        values: `(images, ...)` values of at least two images; NaN stays NaN.
+        confidence: Share of the resampled means inside the interval, from 0 to 1.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the resampling. The same seed and number of images draw the same samples.
 
     Returns:
-        Lower and upper end, each `(...)`. From few photos they are too narrow: of normal values, ends at 95 % hold the true mean in
-        84 of 100 cases for 5 photos, 90 for 10, 94 for 30.
+        Lower and upper bound, each `(...)`. Intervals from few images are too narrow: for normally distributed values, a 95 % interval
+        contains the true mean in 84 % of cases with 5 images, 90 % with 10 and 94 % with 30.
 
     Raises:
-        ShapeError: If there are fewer than two photos.
+        ShapeError: If there are fewer than two images.
 
     Reference:
         Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13.
     """
     count = len(values)
     if count < 2:
-        raise ShapeError(f"values must be (photos, ...) of at least two photos, got {values.shape}. One photo has no interval.")
+        raise ShapeError(f"values must be (images, ...) with at least two images, got {values.shape}. One image has no interval.")
     flat = values.reshape(count, -1).astype(np.float64)
     random = np.random.default_rng(seed)
     drawn = (np.bincount(random.integers(count, size=count), minlength=count) for _ in range(resamples))

@@ -1,4 +1,4 @@
-"""How much of a map lies on the object."""
+"""Share of a map that lies on an object."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from visattn.maps import AttentionMap
 
 
 def lift(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> NDArray[np.float64]:
-    """How much denser a map lies on an object than over all that the model saw: 1 is chance, 1 / share of area the most there is.
+    """Compute the lift of a map on an object: the object's share of the map's sum, divided by its share of the area.
 
-    The share of the map's sum that lies on the object, over the object's share of the area; a cell that the outline cuts counts by
-    the share of its pixels.
+    A lift of 1 is chance level. The maximum is 1 / share of the area. A cell on the object's outline counts by its share of object
+    pixels.
 
     Args:
-        attention_map: Of one photo; not negative.
-        mask: `(height, width)` of the photo, true on the object.
-        geometry: Where the model's input lies on the photo.
+        attention_map: Non-negative map of one photo.
+        mask: `(height, width)` boolean mask of the photo, true on the object.
+        geometry: Position of the model's input on the photo.
 
     Returns:
-        A number for each entry of the map's axes, `(*axes,)`.
+        Lifts, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is no boolean mask of the photo's size.
-        MapError: If the map is of several photos, values are negative or all zero, or nothing of the object or everything that the
-            model saw is object.
+        ShapeError: If the mask is not a boolean mask of the photo's size.
+        MapError: If the map has a batch axis or holes, values are negative or all zero, or the object covers none or all of what the
+            model received.
     """
     cells = partly(attention_map, mask, geometry)
     found: NDArray[np.float64] = np.asarray(_mass(attention_map, cells, "a lift") / cells.covered)
     return found
 
 
-def mass_on(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> NDArray[np.float64]:
-    """The share of a map's sum that lies on a mask, such as that of a mark that tells the class.
+def energy_inside(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> NDArray[np.float64]:
+    """Compute the share of a map's sum that lies inside a mask.
 
-    To be read beside the mask's share of the area, which a map that knows nothing reaches; `lift` is the one over the other.
+    Compare it with the mask's share of the area, which is the chance level. `lift` is the ratio of the two.
 
     Args:
-        attention_map: Of one photo; not negative.
-        mask: `(height, width)` of the photo; it may be empty.
-        geometry: Where the model's input lies on the photo.
+        attention_map: Non-negative map of one photo.
+        mask: `(height, width)` boolean mask of the photo; it may be empty.
+        geometry: Position of the model's input on the photo.
 
     Returns:
-        A number from 0 to 1 for each entry of the map's axes, `(*axes,)`. What lies on padding is on no mask.
+        Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`. Padding belongs to no mask.
 
     Raises:
-        ShapeError: If the mask is no boolean mask of the photo's size.
-        MapError: If the map is of several photos, or values are negative or all zero.
+        ShapeError: If the mask is not a boolean mask of the photo's size.
+        MapError: If the map has a batch axis or holes, or values are negative or all zero.
     """
     return _mass(attention_map, cells_of(attention_map, mask, geometry), "a share of the sum")
 
@@ -58,6 +58,6 @@ def mass_on(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geom
 def _mass(attention_map: AttentionMap, cells: Cells, what: str) -> NDArray[np.float64]:
     total = cells.values.sum((-1, -2))
     if cells.values.min() < 0 or not (total > 0).all():
-        raise MapError(f"{what} needs non-negative values with a positive sum; {attention_map.meaning} has none.")
+        raise MapError(f"{what} needs non-negative values with a positive sum; {attention_map.meaning} has no such values.")
     found: NDArray[np.float64] = np.asarray((cells.values * cells.share).sum((-1, -2)) / total)
     return found

@@ -1,4 +1,4 @@
-"""The pointing game: whether the maximum of a map lies on the object."""
+"""Pointing game: does the maximum of a map lie on the object?"""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from visattn.maps import AttentionMap
 def pointing_game(
     attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry, *, tolerance: float = 0
 ) -> NDArray[np.float64]:
-    """Whether the largest value lies on the object: 1 if it does, 0 if not.
+    """Play the pointing game: return 1 if the map's maximum lies on the object, else 0.
 
-    The place of a cell is the pixel of the photo that its center lies in. Where several cells share the largest value, the result is
-    the share of them that hit: an even map reaches what a point at random does.
+    The location of a cell is the photo pixel that contains its center. If several cells share the largest value, the result is the
+    share of them that hit, so a constant map scores like a random point.
 
     Args:
-        attention_map: Of one photo; signed or not.
-        mask: `(height, width)` of the photo, true on the object.
-        geometry: Where the model's input lies on the photo.
-        tolerance: In photo pixels. A place that is no farther from a pixel of the object hits too, from center to center.
+        attention_map: Map of one photo, signed or not.
+        mask: `(height, width)` boolean mask of the photo, true on the object.
+        geometry: Position of the model's input on the photo.
+        tolerance: Distance in photo pixels, measured between pixel centers, up to which a point beside the object also hits.
 
     Returns:
-        A number from 0 to 1 for each entry of the map's axes, `(*axes,)`.
+        Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is no boolean mask of the photo's size.
-        MapError: If the map is of several photos, or nothing of the object or everything that the model saw is object.
+        ShapeError: If the mask is not a boolean mask of the photo's size.
+        MapError: If the map has a batch axis or holes, or the object covers none or all of what the model received.
         OptionError: If the tolerance is negative.
 
     Reference:
-        Zhang et al., "Top-down Neural Attention by Excitation Backprop", ECCV 2016, arXiv:1608.00507, who allow 15 pixels on photos of
-        PASCAL VOC and COCO. Differs: the tolerance is 0 unless told, as masks are exact, and values are not enlarged to pixels before
-        the largest is sought.
+        Zhang et al., "Top-down Neural Attention by Excitation Backprop", ECCV 2016, arXiv:1608.00507, with a tolerance of 15
+        pixels on PASCAL VOC and COCO. Differs: the default tolerance is 0, as masks are exact, and the maximum is taken on the grid
+        instead of in the upsampled map.
     """
     between(tolerance, 0, math.inf, "tolerance")
     values = partly(attention_map, mask, geometry).values
@@ -49,9 +49,9 @@ def pointing_game(
 
 
 def _near(mask: NDArray[np.bool_], rows: NDArray[np.int64], columns: NDArray[np.int64], reach: float) -> NDArray[np.bool_]:
-    """`(rows, columns)`: whether a true pixel lies within `reach` of each of these, which must lie in the mask themselves."""
+    """Return `(rows, columns)`: true for points inside the mask's bounds that have a true pixel within `reach`."""
     height, width = mask.shape
-    before = np.pad(mask.cumsum(1), ((0, 0), (1, 0)))  # how many are true in a row to the left of a column
+    before = np.pad(mask.cumsum(1), ((0, 0), (1, 0)))  # number of true pixels to the left of each column
     found = np.zeros((len(rows), len(columns)), bool)
     farthest = math.floor(min(reach, height))
     for step in range(-farthest, farthest + 1):

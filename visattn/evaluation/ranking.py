@@ -1,7 +1,7 @@
-"""How well a map's values tell the object's pixels from all others, whatever the values' scale and sign.
+"""Ranking scores: how well a map's values separate object pixels from all others, independent of their scale and sign.
 
-Every pixel that the model saw has the value of its cell. A cell counts `area * share` pixels on the object and `area * (1 - share)` off
-it, so nothing is enlarged, and the numbers are those of the enlarged map.
+Every pixel that the model received has the value of its cell. A cell counts as `area * share` pixels on the object and
+`area * (1 - share)` pixels off it. The scores thus equal those of the upsampled map, without upsampling it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Array = NDArray[np.float64]
 
 
 def auroc(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Array:
-    """The chance that a pixel of the object has a larger value than one beside it: 0.5 is chance, 1 the best.
+    """Compute the area under the ROC curve: the probability that an object pixel has a larger value than another pixel.
 
-    The area under the ROC curve, `P(on > off) + P(on = off) / 2`.
+    It is `P(on > off) + P(on = off) / 2`. Chance level is 0.5, a perfect map has 1.
 
     Args:
-        attention_map: Of one photo; signed or not.
-        mask: `(height, width)` of the photo, true on the object.
-        geometry: Where the model's input lies on the photo.
+        attention_map: Map of one photo, signed or not.
+        mask: `(height, width)` boolean mask of the photo, true on the object.
+        geometry: Position of the model's input on the photo.
 
     Returns:
-        A number from 0 to 1 for each entry of the map's axes, `(*axes,)`.
+        Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is no boolean mask of the photo's size.
-        MapError: If the map is of several photos, or nothing of the object or everything that the model saw is object.
+        ShapeError: If the mask is not a boolean mask of the photo's size.
+        MapError: If the map has a batch axis or holes, or the object covers none or all of what the model received.
     """
     on, off = _by_value(attention_map, mask, geometry)
     below = off.cumsum(-1) - off / 2
@@ -40,21 +40,22 @@ def auroc(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geomet
 
 
 def average_precision(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Array:
-    """The mean over the object's pixels of how much of all that has no smaller value is object; the object's share is chance.
+    """Compute the average precision of object pixels: the area under the precision-recall curve.
 
-    `sum_n (R_n - R_n-1) P_n` over falling thresholds, with recall R and precision P: the step-wise area under the curve of both.
+    It is `sum_n (R_n - R_n-1) P_n` over falling thresholds, with recall R and precision P. Chance level is the object's share of the
+    area.
 
     Args:
-        attention_map: Of one photo; signed or not.
-        mask: `(height, width)` of the photo, true on the object.
-        geometry: Where the model's input lies on the photo.
+        attention_map: Map of one photo, signed or not.
+        mask: `(height, width)` boolean mask of the photo, true on the object.
+        geometry: Position of the model's input on the photo.
 
     Returns:
-        A number from 0 to 1 for each entry of the map's axes, `(*axes,)`.
+        Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is no boolean mask of the photo's size.
-        MapError: If the map is of several photos, or nothing of the object or everything that the model saw is object.
+        ShapeError: If the mask is not a boolean mask of the photo's size.
+        MapError: If the map has a batch axis or holes, or the object covers none or all of what the model received.
     """
     on, off = (counts[..., ::-1] for counts in _by_value(attention_map, mask, geometry))
     kept = on.cumsum(-1)
@@ -65,12 +66,12 @@ def average_precision(attention_map: AttentionMap, mask: NDArray[np.bool_], geom
 
 
 def _by_value(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> tuple[Array, Array]:
-    """Pixels on and off the object at each value, the smallest first: each `(*axes, cells)`, with zeros where values are fewer."""
+    """Count pixels on and off the object at each distinct value, in ascending order: `(*axes, cells)` each, padded with zeros."""
     values, share, area, _ = partly(attention_map, mask, geometry)
     flat = values.reshape(-1, area.size)
     order = flat.argsort(-1)
     ascending = np.take_along_axis(flat, order, -1)
-    rank = np.cumsum(np.diff(ascending, axis=-1, prepend=ascending[:, :1]) > 0, axis=-1)  # equal values have one
+    rank = np.cumsum(np.diff(ascending, axis=-1, prepend=ascending[:, :1]) > 0, axis=-1)  # equal values share one
     place = rank + area.size * np.arange(len(flat))[:, None]
 
     def summed(pixels: Array) -> Array:

@@ -1,6 +1,6 @@
-"""What the heads of a model do over many photos: means over photos with their intervals, as rows of tables.
+"""Survey of a model's heads over many photos: means over photos and their confidence intervals, as table rows.
 
-In: photos, one by one. Out: rows for heads, layers and photos. Of a photo only a few numbers a head are kept.
+Photos are added one by one, and only a few numbers per head are kept. The results are rows for heads, layers and photos.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from visattn._support.types import Resize
 from visattn.errors import UnsupportedModel
 from visattn.evaluation.heads import head_divergence, statistics
 from visattn.evaluation.intervals import mean_interval
-from visattn.images import facts
+from visattn.images import image_facts
 from visattn.methods.selection import chain, chain_refusal
-from visattn.methods.sinks import column_scores, sink_mass, sinks_of_scores
+from visattn.methods.sinks import attention_received, sink_mass, sinks_of_scores
 from visattn.pipeline.inputs import prepare
 from visattn.pipeline.run import look
 from visattn.provenance import Provenance, Sink
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-FEW = 10  # photos, below which an interval is visibly too narrow
-_BESIDE = {  # names in tables of what layers have to be compared with
+FEW = 10  # with fewer photos an interval is clearly too narrow
+_BESIDE = {  # table names of the reference values of each layer
     "keys": "keys",
     "distance_if_uniform_px": "uniform_distance",
     "distance_nearest_px": "nearest_distance",
@@ -40,30 +40,30 @@ _BESIDE = {  # names in tables of what layers have to be compared with
 
 
 class _Layer:
-    """One attention call, photo by photo."""
+    """Values of one attention call, one entry per photo."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self.heads: list[Array] = []  # (heads, names) of each photo
-        self.whole: list[Array] = []  # head_divergence and to_sinks
+        self.whole: list[Array] = []  # head_divergence and to_sinks of each photo
         self.beside: list[Array] = []  # see _BESIDE
 
 
 class Survey:
-    """Statistics of the heads of one model, over photos that are added one by one.
+    """Statistics of the heads of one model over many photos, which are added one by one.
 
     Attributes:
-        photos: A row for each photo: its name, digest and size, the model's input, sinks, means over all heads.
+        photos: One row per photo: its name, digest and size, the size of the model's input, sinks, and means over all heads.
     """
 
     def __init__(self, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None, seed: int = 0) -> None:
-        """Nothing is run yet.
+        """Create an empty survey.
 
         Args:
             model: The model.
             resize: See `prepare`.
             img_size: See `prepare`.
-            seed: Of the bootstrap.
+            seed: Seed of the bootstrap.
         """
         self.photos: list[Row] = []
         self._model, self._resize, self._img_size, self._seed = model, resize, img_size, seed
@@ -72,11 +72,11 @@ class Survey:
         self._provenance = Provenance()
 
     def add(self, photo: Image.Image, name: str) -> None:
-        """Run the model on a photo and keep its numbers; nothing is kept of one that is refused.
+        """Run the model on a photo and add its statistics. If this raises, the survey is unchanged.
 
         Args:
-            photo: An upright picture, as `load_image` gives it.
-            name: What it is called in the table.
+            photo: Upright photo, as returned by `load_image`.
+            name: Name of the photo in the table.
 
         Raises:
             ImageError: If the photo is too narrow for the model.
@@ -102,7 +102,7 @@ class Survey:
             layer.heads.append(np.stack([heads.get(key, missing) for key in layer.names], axis=1))
             layer.whole.append(whole)
             layer.beside.append(np.array([getattr(one, key) for key in _BESIDE.values()], dtype=np.float64))  # None is NaN
-        source, seen = facts(photo), prepared.geometry.input
+        source, seen = image_facts(photo), prepared.geometry.input
         ratios = [heads["distance_of_uniform"].mean() for _, heads, _ in numbers if "distance_of_uniform" in heads]
         self.photos.append(
             {
@@ -122,7 +122,7 @@ class Survey:
         self._provenance = prepared.noted(recording.provenance.but(notes=self._provenance.notes))
 
     def heads(self) -> list[Row]:
-        """A row for each layer and head: means over photos, and the ends of their 95 % intervals where there are two photos."""
+        """Return one row per layer and head: means over photos, and bounds of 95 % intervals if there are at least two photos."""
         rows = []
         for name, layer in self._complete().items():
             tables = _columns(np.stack(layer.heads), layer.names, self._seed)
@@ -130,7 +130,7 @@ class Survey:
         return _aligned(rows)
 
     def layers(self) -> list[Row]:
-        """A row for each layer: the same of the mean over its heads, how its heads differ, and what sinks draw."""
+        """Return one row per layer: means over heads and photos, the divergence of its heads, and attention to sinks."""
         rows = []
         for name, layer in self._complete().items():
             values = np.concatenate([np.stack(layer.heads).mean(1), np.stack(layer.whole)], axis=1)[:, None]
@@ -139,19 +139,19 @@ class Survey:
         return _aligned(rows)
 
     def provenance(self, image: str) -> Provenance:
-        """The model and its weights, how photos were prepared, what was left out, and why the numbers may mislead.
+        """Return the provenance: model, weights, preprocessing, layers left out, and reasons why the numbers may mislead.
 
         Args:
-            image: What the photos are called together.
+            image: Name for all photos together.
         """
         count = len(self.photos)
         notes = [f"left out, as {why}: {', '.join(layers)}" for why, layers in self._left_out.items()]
         changing = [name for name in self._layers if name not in self._complete()]
         if changing:
-            notes.append(f"left out, as they do not attend in this way on every photo: {', '.join(changing)}")
+            notes.append(f"left out, as not every photo has these attention calls: {', '.join(changing)}")
         if all(row["sinks"] is None for row in self.photos):
-            notes.append("sinks are not counted, which takes layers that follow each other over one set of tokens")
-        few = {1: "one photo says little of these heads, and has no interval"}
+            notes.append("sinks are not counted: that needs consecutive layers over one set of tokens")
+        few = {1: "one photo says little about these heads and has no interval"}
         warning = few.get(count, f"intervals of {count} photos are too narrow; take {FEW} or more")
         return self._provenance.but(
             image=image,
@@ -162,7 +162,7 @@ class Survey:
         )
 
     def _with_distributions(self, recording: Recording) -> Recording:
-        """The records whose rows are distributions over tokens; the others are noted."""
+        """Keep the records whose rows are distributions over tokens, and note the others."""
         kept = []
         for record in recording:
             why = None if record.probability else "rows do not sum to 1"
@@ -179,10 +179,10 @@ class Survey:
         return replace(recording, records=kept)
 
     def _sinks(self, recording: Recording) -> tuple[tuple[Sink, ...] | None, dict[str, float]]:
-        """The photo's sinks, and the share of each layer's attention that other tokens give to them; None where there is no chain."""
+        """Return the photo's sinks, None if layers do not compose, and the share of each layer's attention that goes to them."""
         if chain_refusal(recording) is not None:
             return None, {}
-        scores = column_scores(recording)
+        scores = attention_received(recording)
         records = chain(recording)
         found = sinks_of_scores(scores, records)
         shares = sink_mass(recording, found, scores)[0]
@@ -193,7 +193,7 @@ class Survey:
 
 
 def _columns(values: Array, names: list[str], seed: int) -> list[dict[str, Any]]:
-    """A row for each of `(photos, rows, names)` values: means, and the ends of their intervals."""
+    """Return one row for each of `(photos, rows, names)` values, with means and the bounds of their intervals."""
     mean = values.mean(0)
     low, high = mean_interval(values, seed=seed) if len(values) > 1 else (np.full_like(mean, math.nan),) * 2
     return [
@@ -211,7 +211,7 @@ def _beside(layer: _Layer) -> dict[str, float | None]:
 
 
 def _aligned(rows: list[dict[str, Any]]) -> list[Row]:
-    """Rows with the same columns, in the order in which they first come."""
+    """Give all rows the same columns, in order of first appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
 

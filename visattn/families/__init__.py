@@ -1,6 +1,6 @@
-"""What is known of a model that cannot be seen: how it wants its pixels, its classes, what stands for the whole image.
+"""Facts about a model that cannot be traced: preprocessing of its input, names of its classes, and the token that represents the image.
 
-One file for each library. `register` tells it of a class of your own.
+There is one file per model library. `register` adds a model class of your own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from visattn._support.checks import first_line
-from visattn.capturing import Anatomy, Attended
+from visattn.capturing import AttentionCall, ModelDescription
 from visattn.errors import ModelError, OptionError, VisattnError
 from visattn.families import custom, timm, torchvision, trained
 from visattn.families.spec import InputSpec
@@ -22,11 +22,11 @@ from visattn.provenance import Provenance
 
 __all__ = [
     "FAMILIES",
-    "Anatomy",
-    "Attended",
+    "AttentionCall",
     "InputSpec",
-    "anatomy",
+    "ModelDescription",
     "cam_layer",
+    "describe",
     "head",
     "input_spec",
     "labels",
@@ -35,28 +35,28 @@ __all__ = [
     "remember",
 ]
 
-# the first that owns a model answers for it
+# the first family that owns a model describes it
 FAMILIES: dict[str, ModuleType] = {"trained": trained, "timm": timm, "torchvision": torchvision, "custom": custom}
 
-Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], Anatomy])
-_registered: dict[type[nn.Module], Callable[[Any, Provenance], Anatomy]] = {}
+Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], ModelDescription])
+_registered: dict[type[nn.Module], Callable[[Any, Provenance], ModelDescription]] = {}
 
 _sources: WeakKeyDictionary[nn.Module, Provenance] = WeakKeyDictionary()
 
 
 def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
-    """Tell what cannot be seen of a model class of your own: which modules give its tokens, and what stands for the whole image.
+    """Register a function that describes a model class of your own: modules that output tokens, and the token that represents the image.
 
     >>> @register(MyViT)
     ... def describe(model, provenance):
-    ...     return Anatomy({"blocks": model.blocks, "norm": model.norm}, "cls", provenance)
+    ...     return ModelDescription({"blocks": model.blocks, "norm": model.norm}, "cls", provenance)
 
     Args:
-        kind: The class; its subclasses count too. The last that was registered answers.
+        kind: The class; subclasses are included. The last registered match is used.
 
     Returns:
-        A decorator for a function of a model and the provenance of its weights that gives an `Anatomy`; with `place=` it also says
-        where tokens lie, which are then not followed.
+        A decorator for a function that takes a model and the provenance of its weights, and returns a `ModelDescription`. If that has a
+        `place`, it gives the positions of tokens, which are then not traced.
     """
 
     def decorate(describe: Describe) -> Describe:
@@ -67,67 +67,67 @@ def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """How `model` wants its pixels.
+    """Return the input size and preprocessing that `model` expects.
 
     Raises:
-        OptionError: If it does not take `img_size`.
-        ModelError: If what the model states of its input makes no sense.
-    """  # noqa: DOC501 - errors of ours pass
+        OptionError: If the model does not take `img_size`.
+        ModelError: If the input settings declared by the model are invalid.
+    """  # noqa: DOC501 - our own errors are passed on
     try:
         spec: InputSpec = _family_of(model).input_spec(_uncompiled(model), img_size)
         return spec.checked()
     except VisattnError:
         raise
     except Exception as error:  # attributes of a foreign model may be anything
-        what = f"what it states of its input cannot be used ({type(error).__name__}: {first_line(error)})"
-        raise ModelError(f"{type(model).__name__}: {what}. Give it a size, mean and std that can be.") from error
+        what = f"its declared input settings cannot be used ({type(error).__name__}: {first_line(error)})"
+        raise ModelError(f"{type(model).__name__}: {what}. Give the model a valid size, mean and std.") from error
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Names of the classes, where they are known."""
+    """Return the names of the classes, or None if they are unknown."""
     known: tuple[str, ...] | None = _family_of(model).labels(_uncompiled(model))
     return known
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """From what any block gives to the model's output, where that is known."""
+    """Return a function from the output of any block to the output of the model, or None if it is unknown."""
     known: Callable[[Tensor], Tensor] | None = _family_of(model).head(_uncompiled(model))
     return known
 
 
 def cam_layer(model: nn.Module) -> str | None:
-    """The module whose tokens or feature map Grad-CAM reads, where that is known."""
+    """Return the name of the module whose tokens or feature map Grad-CAM reads, or None if it is unknown."""
     known: str | None = _family_of(model).cam_layer(_uncompiled(model))
     return known
 
 
-def anatomy(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> Anatomy:
-    """Facts about a model for `capture`; `grid` and `prefix` tell where tokens lie.
+def describe(model: nn.Module, grid: Sequence[int] | None, prefix: int | Sequence[str]) -> ModelDescription:
+    """Describe a model for `capture`; `grid` and `prefix` give the positions of tokens, otherwise tokens are traced.
 
     Raises:
-        OptionError: If they make no sense.
+        OptionError: If `grid` or `prefix` is invalid.
     """
     provenance = provenance_of(model)
     if grid is not None:
         return custom.told(model, grid, prefix, provenance)
     if prefix:
-        raise OptionError("prefix tells where tokens lie together with grid. Pass grid=(rows, columns) too.")
-    for kind, describe in reversed(_registered.items()):
+        raise OptionError("prefix needs grid to give the positions of tokens, got no grid. Pass grid=(rows, columns) too.")
+    for kind, registered in reversed(_registered.items()):
         if isinstance(model, kind):
-            return replace(describe(model, provenance), stated=True)
-    found: Anatomy = _family_of(model).anatomy(model, provenance)
+            return replace(registered(model, provenance), stated=True)
+    found: ModelDescription = _family_of(model).describe(model, provenance)
     return found
 
 
 def provenance_of(model: nn.Module) -> Provenance:
-    """Where a model's weights came from."""
+    """Return the provenance of a model's weights."""
     if model not in _sources:
         _sources[model] = Provenance(model=type(model).__name__, weights="given with the model")
     return _sources[model]
 
 
 def remember(model: nn.Module, provenance: Provenance) -> None:
-    """Keep where a model's weights came from, for every picture that is made with it."""
+    """Record the provenance of a model's weights; it is attached to every map made with the model."""
     _sources[model] = provenance
 
 
@@ -136,6 +136,6 @@ def _family_of(model: nn.Module) -> ModuleType:
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    """The module that `torch.compile` was given; any other model itself."""
+    """Return the module inside a compiled model; any other model is returned as it is."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model

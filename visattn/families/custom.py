@@ -1,4 +1,4 @@
-"""Models of your own: any module that attends over an image."""
+"""Your own models: any module that attends over an image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import timm.data
 from torch import nn
 
-from visattn.capturing import Anatomy, Placement
+from visattn.capturing import ModelDescription, Placement
 from visattn.errors import LayoutError, OptionError
 from visattn.families.feature_maps import last_feature_map
 from visattn.families.spec import InputSpec, per_channel, sources
@@ -16,41 +16,41 @@ from visattn.geometry import Box
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
 
-SIZE = 224  # pixels, where a model does not say
+SIZE = 224  # pixels; default if a model declares no size
 
 
 def owns(_model: nn.Module) -> bool:
-    """Any model: this family stands last."""
+    """Accept any model; this family comes last."""
     return True
 
 
-def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
-    """Facts for `capture` about any module; where its tokens lie is followed from the pixels."""
-    return Anatomy({}, "", provenance)
+def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
+    """Describe any module for `capture`; the positions of its tokens are traced from the pixels."""
+    return ModelDescription({}, "", provenance)
 
 
 def labels(_model: nn.Module) -> None:
-    """Not known."""
+    """Return None: the names of the classes are unknown."""
 
 
 def head(_model: nn.Module) -> None:
-    """Not known."""
+    """Return None: the layers behind the blocks are unknown."""
 
 
 def cam_layer(model: nn.Module) -> str | None:
-    """Return the last feature map before pooling, seen on a copy without values; None where tokens follow it or the copy cannot run."""
+    """Return the module of the last feature map before pooling, found by a dry run on the meta device; None if it cannot be found."""
     spec = input_spec(model)
     return last_feature_map(model, spec.channels, spec.size)
 
 
-def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], provenance: Provenance) -> Anatomy:
-    """Facts about a module whose tokens are, as the caller says, a prefix and then a grid over the whole input.
+def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], provenance: Provenance) -> ModelDescription:
+    """Describe a module by the token layout that the caller gives: prefix tokens, then a grid over the whole input.
 
     Args:
         model: The module that receives the pixels.
         grid: `(rows, columns)` of patches.
-        prefix: Names of the tokens before the patches, or their number: `cls`, then `register0` and so on.
-        provenance: Facts about the weights.
+        prefix: Names of the tokens before the patches, or their number; they are then named `cls`, `register0`, and so on.
+        provenance: Provenance of the weights.
 
     Raises:
         OptionError: If the grid is not two positive numbers, or the prefix is negative or names a token twice.
@@ -70,7 +70,7 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
         height, width = input_size
         if height * columns != width * rows and height * rows == width * columns:
             raise LayoutError(
-                f"a grid of {rows} x {columns} over an input of {height} x {width} pixels: rows and columns seem exchanged. "
+                f"a grid of {rows} x {columns} over an input of {height} x {width} pixels: rows and columns seem swapped. "
                 f"Pass grid=({columns}, {rows})."
             )
         tokens = TokenLayout("tokens", names, (rows, columns), Box(0, 0, height, width))
@@ -79,21 +79,21 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
         if found is None:
             raise LayoutError(
                 f"{type(owner).__name__} attends to {keys} tokens, but prefix and grid give {len(names)} + {rows} x {columns}. "
-                "Pass the grid= and prefix= of this layer, leave it out with layers=, or leave grid out: then tokens are followed."
+                "Pass the grid= and prefix= of this layer, leave it out with layers=, or leave grid out to trace the tokens."
             )
         if queries == keys:
             return "self", found, found
         learned = names if queries == len(names) else tuple(f"query{i}" for i in range(queries))
         return "pool", TokenLayout("pool", learned, (), tokens.box), found
 
-    return Anatomy({}, "cls" if "cls" in names else "mean", provenance, place=place)
+    return ModelDescription({}, "cls" if "cls" in names else "mean", provenance, place=place)
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """How pixels are prepared: as the model states it, where it does; else ImageNet's mean and deviation, and 224 pixels.
+    """Return the preprocessing that a model declares; the defaults are ImageNet's mean and standard deviation, and 224 pixels.
 
-    A model states it by `img_size` or `image_size`, and by `preprocess_cfg`, as those of open_clip have it: a mapping with `mean`,
-    `std` and `interpolation`.
+    A model declares its size by the attribute `img_size` or `image_size`, and the rest by `preprocess_cfg`, as in open_clip: a mapping with
+    `mean`, `std` and `interpolation`.
     """
     stated = _stated(model)
     own: Any = next((value for name in ("img_size", "image_size") if (value := getattr(model, name, None)) is not None), None)
@@ -117,7 +117,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
 
 def _stated(model: nn.Module) -> dict[str, Any]:
-    """What a model states of its pixels, under timm's names."""
+    """Return the preprocessing that a model declares, under timm's names."""
     for part in (model, getattr(model, "visual", None)):
         if isinstance(found := getattr(part, "preprocess_cfg", None), Mapping):
             return {key: found[key] for key in ("mean", "std", "interpolation") if found.get(key) is not None}

@@ -1,7 +1,7 @@
-"""Which module gives the last feature map before a CNN pools it: seen, not looked up.
+"""Find the module that outputs the last feature map before a CNN pools it, by a dry run.
 
-A copy of the model without values runs once on the `meta` device, where nothing is computed. Libraries name the module differently,
-some pool by a function and some register modules in another order than they run, so names tell less.
+A copy of the model runs once on the `meta` device, where nothing is computed. Names would be less reliable: libraries name the module
+differently, some pool with a function, and some register modules in another order than they run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 _seen: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], str | None]] = WeakKeyDictionary()
 
-_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)  # of VGG: to 7 x 7, whatever the size
+_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)  # VGG pools to 7 x 7 at any input size
 
 
 def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
-    """Name of the module whose result is the last with several positions, if no tokens follow it.
+    """Return the name of the module that outputs the last feature map with more than one position, unless tokens follow it.
 
     Args:
-        model: A model of images; it is left alone.
-        channels: Of its input.
+        model: Image model; it is not modified.
+        channels: Channels of its input.
         size: Height and width of its input.
 
     Returns:
-        The outermost such module; None where tokens follow, or the model cannot run without values.
+        Name of the outermost such module; None if tokens follow, or the model cannot run on the meta device.
     """
     key = tuple((name, type(module)) for name, module in model.named_modules())
     if _seen.get(model, ((), None))[0] != key:
@@ -36,30 +36,30 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
 
 
 def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
-    """Return whether a model can be given images of so many channels; False where it cannot run without values.
+    """Check by a dry run whether a model accepts images with this number of channels; False if it cannot run on the meta device.
 
     Args:
-        model: A model of images; it is left alone.
-        channels: Of the images.
+        model: Image model; it is not modified.
+        channels: Channels of the images.
         size: Height and width of the images.
     """
     try:
         with torch.no_grad():
             _without_values(model)(torch.empty(1, channels, *size, device="meta"))
-    except Exception:  # the model's own
+    except Exception:  # the model may raise anything
         return False
     return True
 
 
 def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | None:
     last: str | None = None
-    version = -1  # of its result, which operations in place raise
+    version = -1  # version of its output, which in-place operations increase
 
     def watch(name: str) -> Any:  # noqa: ANN401
         def hook(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
             nonlocal last, version
             if not isinstance(output, Tensor) or (args and output is args[0] and output._version == version):
-                return  # nothing was done
+                return  # the module was a no-op
             if output.ndim == 3 and output.shape[1] > 1:
                 last = None
             elif output.ndim == 4 and _spatial(output) and not isinstance(module, _POOLS):
@@ -67,7 +67,9 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
 
         return hook
 
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):  # written out step by step there: minutes
+    if any(
+        isinstance(module, nn.RNNBase) for module in model.modules()
+    ):  # on the meta device every step of an RNN is unrolled, which takes minutes
         return None
     try:
         bare = _without_values(model)
@@ -76,18 +78,18 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
                 module.register_forward_hook(watch(name))
         with torch.no_grad():
             bare(torch.empty(1, channels, *size, device="meta"))
-    except Exception:  # the model's own: what cannot run here is not known
+    except Exception:  # the model may raise anything; without a dry run the module stays unknown
         return None
     return last
 
 
 def _spatial(output: Tensor) -> bool:
-    """Whether a map, channels first or last, has more than one position."""
+    """Check whether a feature map, channels first or last, has more than one position."""
     return tuple(output.shape[2:]) != (1, 1) and tuple(output.shape[1:3]) != (1, 1)
 
 
 def _without_values(model: nn.Module) -> nn.Module:
-    """A copy on the `meta` device in evaluation mode, without the hooks of the model; no values are copied on the way."""
+    """Copy a model to the `meta` device in evaluation mode, without its hooks and without ever copying its values."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         bare = torch.empty_like(tensor, device="meta", requires_grad=False)

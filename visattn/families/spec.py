@@ -1,4 +1,4 @@
-"""How a model wants its pixels; a family fills it in, `prepare` reads it."""
+"""Input size and preprocessing of a model: written by its family, read by `prepare`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Source = Literal["model", "given", "assumed"]  # stated by the model, by the caller, by nobody
+Source = Literal["model", "given", "assumed"]  # declared by the model, given by the caller, a default
 STATED = ("size", "mean", "std")
-LARGEST = 2**14  # side of an input in pixels
-_MOST = 1e6  # a mean or a deviation
+LARGEST = 2**14  # largest side of an input in pixels
+_MOST = 1e6  # largest mean or standard deviation
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Facts about a model's input.
+    """Input size and preprocessing of a model.
 
     Attributes:
         size: `(height, width)` the model was built for.
-        dynamic: Whether it takes any size whose sides are multiples of `stride`.
+        dynamic: Whether the model takes any size whose sides are multiples of `stride`.
         stride: Input pixels per token, `(vertical, horizontal)`.
-        mean: Mean of each of its channels, of pixels in [0, 1].
-        std: Standard deviation of each of its channels.
+        mean: Mean of each channel, for pixels in [0, 1].
+        std: Standard deviation of each channel, for pixels in [0, 1].
         interpolation: Name of the resampling filter.
-        classifier: Whether it has a classification head.
+        classifier: Whether the model has a classification head.
         channels: Number of input channels.
-        transform: The steps of its own evaluation transform.
-        sources: Where `size`, `mean` and `std` come from.
+        transform: Steps of the model's own evaluation transform.
+        sources: Source of each of `size`, `mean` and `std`.
     """
 
     size: tuple[int, int]
@@ -41,10 +41,10 @@ class InputSpec:
     sources: Mapping[str, Source] = field(default_factory=lambda: dict.fromkeys(STATED, "model"))
 
     def checked(self) -> InputSpec:
-        """Return the spec itself.
+        """Validate the values and return the spec itself.
 
         Raises:
-            ValueError: If a size is not that of an image, or means and deviations are not numbers to divide by.
+            ValueError: If the size is not a valid image size, or a mean or standard deviation is out of range.
         """
         if len(self.size) != 2 or not all(type(side) is int and 1 <= side <= LARGEST for side in self.size):
             raise ValueError(f"its size must be two whole numbers from 1 to {LARGEST}, got {self.size}")
@@ -53,16 +53,16 @@ class InputSpec:
         return self
 
     def stated(self) -> dict[str, dict[str, Any]]:
-        """Return each of `STATED` as plain values: what it is, and where it comes from."""
+        """Return value and source of each field in `STATED`, as plain values."""
         return {name: {"value": list(getattr(self, name)), "source": self.sources[name]} for name in STATED}
 
     def assumed(self) -> list[str]:
-        """Return the names of those that nobody stated."""
+        """Return the names of the fields in `STATED` that are assumed defaults."""
         return [name for name in STATED if self.sources[name] == "assumed"]
 
 
 def sources(known: Mapping[str, Any], size: Source, channels: int) -> dict[str, Source]:
-    """Return where a spec comes from: what a configuration holds for its channels is the model's own, what it lacks is assumed."""
+    """Return the sources of a spec: `model` for values in the configuration that fit the channels, `assumed` for missing ones."""
     own: dict[str, Source] = {}
     for name in ("mean", "std"):
         values = known.get(name)
@@ -71,5 +71,5 @@ def sources(known: Mapping[str, Any], size: Source, channels: int) -> dict[str, 
 
 
 def per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
-    """One value for each channel; their mean where the values are for another number of channels."""
+    """Return one value per channel; if the number of values differs, repeat their mean."""
     return tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels

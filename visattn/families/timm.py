@@ -1,4 +1,4 @@
-"""timm: how pixels are prepared, and what stands for the whole image."""
+"""timm models: preprocessing, class names, and the token that represents the image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import timm.data
 from timm.models import PretrainedCfg
 from torch import Tensor, nn
 
-from visattn.capturing import Anatomy, module_names
+from visattn.capturing import ModelDescription, module_names
 from visattn.errors import OptionError
 from visattn.families.feature_maps import last_feature_map, takes
 from visattn.families.spec import InputSpec, per_channel, sources
@@ -20,13 +20,13 @@ _stems: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def owns(model: nn.Module) -> bool:
-    """Whether `model` is one of timm's, or was built by it."""
+    """Check whether `model` is a timm model, or was built by timm."""
     built = isinstance(getattr(model, "pretrained_cfg", None), (Mapping, PretrainedCfg))
     return built or any(kind.__module__.startswith("timm.") for kind in type(model).__mro__)
 
 
-def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
-    """Facts for `capture` about a model of timm; where its tokens lie is followed from the pixels."""
+def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
+    """Describe a timm model for `capture`; the positions of its tokens are traced from the pixels."""
     named = dict(model.named_children())
     parts = next((named[name] for name in ("blocks", "stages", "layers", "levels") if name in named), None)
     tokens: dict[str, nn.Module] = {}
@@ -43,7 +43,7 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
         scale = _layer_scale(blocks[owner][1]) if owner in blocks else None
         return weight if weight is None or scale is None else weight * scale[:, None]
 
-    return Anatomy(
+    return ModelDescription(
         tokens,
         _readout(model),
         provenance,
@@ -54,15 +54,15 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
 
 
 def _answers_at_keys(owner: nn.Module) -> bool:
-    """GCViT asks one set of global queries in every window; the answers go to the window's own tokens."""
+    """Check for GCViT's global attention: all windows share one set of queries, but each output row belongs to a token of the window."""
     return type(owner).__name__ == "WindowAttentionGlobal"
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """How pixels are prepared for a model of timm; `img_size` is another side for one that takes any.
+    """Return the preprocessing of a timm model; `img_size` sets another side if the model takes any size.
 
     Raises:
-        OptionError: If the model takes one size only and it is another.
+        OptionError: If the model takes only one size, and `img_size` differs from it.
     """
     config = timm.data.resolve_model_data_config(model)
     stem: Any = getattr(model, "patch_embed", None)
@@ -76,7 +76,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         size = tuple(max(1, round(img_size / side)) * side for side in stride)
     elif img_size is not None and size != (img_size, img_size):
         raise OptionError(
-            f"{type(model).__name__} takes {size[0]} x {size[1]} pixels only, got {img_size}. Load it with load_model(img_size={img_size})."
+            f"{type(model).__name__} takes only {size[0]} x {size[1]} pixels, got {img_size}. Load it with load_model(img_size={img_size})."
         )
     config["input_size"] = (3, *size)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
@@ -97,7 +97,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
 
 def _rearranges(model: nn.Module, size: tuple[int, int]) -> bool:
-    """Whether a stem makes more channels of three before its first convolution, as in TResNet."""
+    """Check whether a model takes three channels and rearranges them into more before its first convolution, as TResNet does."""
     if model not in _stems:
         _stems[model] = takes(model, 3, size)
     return _stems[model]
@@ -108,7 +108,7 @@ def _readout(model: Any) -> str:  # noqa: ANN401 - attributes differ by class
         return "pool"
     if getattr(model, "dist_token", None) is not None:
         return "cls+distillation"
-    headless = not getattr(model, "num_classes", 0)  # then how it would pool says nothing: the class token stands for the image
+    headless = not getattr(model, "num_classes", 0)  # without a head, its pooling is unused: the class token represents the image
     pooled = getattr(model, "global_pool", "token")
     return "cls" if headless or pooled in ("token", "") else "mean"
 
@@ -125,7 +125,7 @@ _PRE_NORM = frozenset(
 
 
 def _adds_attention(block: nn.Module) -> bool:
-    """Whether this is a block `x + scale * attn(norm1(x))`, of a class that was read."""
+    """Check whether this is a block `x + scale * attn(norm1(x))` of a class whose source we have verified."""
     kind = type(block)
     return (kind.__module__, kind.__name__) in _PRE_NORM
 
@@ -138,14 +138,17 @@ def _layer_scale(block: Any) -> Tensor | None:  # noqa: ANN401
 
 
 def _projection(owner: Any, read: bool) -> Tensor | None:  # noqa: ANN401
-    """The weight behind the heads; an attention without a norm of its own only where its class was `read`."""
+    """Return the weight of the output projection if it directly follows the heads, else None.
+
+    An attention module without a `norm` attribute qualifies only if its class was `read`, that is, verified in timm's source.
+    """
     norm = getattr(owner, "norm", None)
     direct = (isinstance(norm, nn.Identity) or (norm is None and read)) and getattr(owner, "gate", None) is None
     return owner.proj.weight.detach() if direct and isinstance(getattr(owner, "proj", None), nn.Linear) else None
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Names of the classes, of a model with one of the ImageNet heads."""
+    """Return the names of the classes if the model has an ImageNet head, else None."""
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None
@@ -154,7 +157,7 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
 
 
 def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401
-    """From what a block gives to the model's output, where one norm and the head are all that follow."""
+    """Return a function from the output of a block to the model's output, if only one norm and the head follow; else None."""
     blocks, norm = getattr(model, "blocks", None), getattr(model, "norm", None)
     if blocks is None or norm is None or not hasattr(model, "forward_head"):
         return None
@@ -162,9 +165,10 @@ def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401
 
 
 def cam_layer(model: Any) -> str | None:  # noqa: ANN401
-    """What the last attention reads: the last place where every patch has a gradient, whatever is read out.
+    """Return the module that Grad-CAM reads.
 
-    Of a model whose last features are maps, the last before they are pooled.
+    For transformers, this is the input of the last attention: the last layer in which every patch has a gradient, whichever token the head
+    uses. For other models, it is the last feature map before pooling.
     """
     blocks = getattr(model, "blocks", None)
     if isinstance(blocks, (nn.Sequential, nn.ModuleList)) and hasattr(blocks[-1], "norm1"):

@@ -1,4 +1,4 @@
-"""torchvision's classifiers: how pixels are prepared, and what stands for the whole image."""
+"""torchvision classifiers: preprocessing, class names, and the token that represents the image."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torchvision.models.swin_transformer import SwinTransformerBlock
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 from torchvision.transforms._presets import ImageClassification
 
-from visattn.capturing import Anatomy
+from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
 from visattn.families.feature_maps import last_feature_map
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.provenance import Provenance
 
-_IMAGENET = 1000  # classes; then their names are known
+_IMAGENET = 1000  # number of classes for which the names are known
 _HEADS = ("fc", "classifier", "head", "heads")
-_presets: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # how the weights of loaded models want their pixels
+_presets: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # preprocessing of loaded weights
 
 
 def owns(model: nn.Module) -> bool:
-    """Whether `model` is one of torchvision's classifiers; those of detection, segmentation and video lie deeper."""
+    """Check whether `model` is a torchvision classifier; models in subpackages (detection, segmentation, video) are not."""
     return any(kind.__module__.rpartition(".")[0] == "torchvision.models" for kind in type(model).__mro__)
 
 
 def remember(model: nn.Module, preset: Any) -> None:  # noqa: ANN401 - torchvision's ImageClassification
-    """Keep how the weights of a loaded model want their pixels."""
+    """Store the preprocessing that belongs to the weights of a loaded model."""
     _presets[model] = preset
 
 
-def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
-    """Facts for `capture` about a model of torchvision; where its tokens lie is followed from the pixels."""
+def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
+    """Describe a torchvision model for `capture`; the positions of its tokens are traced from the pixels."""
     blocks = {name: part for name, part in model.named_modules() if isinstance(part, EncoderBlock)}
     tokens: dict[str, nn.Module] = dict(blocks)
     tokens |= {"encoder.ln": model.get_submodule("encoder.ln")} if blocks else _stages(model)
@@ -45,11 +45,11 @@ def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
         weight: Tensor | None = owner.out_proj.weight.detach() if owner in adds else None
         return weight
 
-    return Anatomy(tokens, "cls" if blocks else "mean", provenance, output_weight, adds.get)
+    return ModelDescription(tokens, "cls" if blocks else "mean", provenance, output_weight, adds.get)
 
 
 def _stages(model: nn.Module) -> dict[str, nn.Module]:
-    """The stages of Swin, each with all of its blocks, and the norm behind them."""
+    """Return the stages of a Swin transformer, each with all of its blocks, and the norm after them."""
     found = {
         name: part
         for name, part in model.named_modules()
@@ -59,7 +59,7 @@ def _stages(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """How pixels are prepared for a model of torchvision: as its published weights were evaluated.
+    """Return the preprocessing of a torchvision model: the one with which its published weights were evaluated.
 
     Raises:
         OptionError: If the model was loaded for another size.
@@ -95,13 +95,13 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
 
 def _usual(model: nn.Module) -> Any:  # noqa: ANN401
-    """For a model that was not loaded here: the size it is fixed to, else torchvision's usual one."""
+    """Return the preprocessing of a model that was not loaded here: its fixed size, else torchvision's usual size."""
     size = getattr(model, "image_size", 299 if isinstance(model, models.Inception3) else 224)
     return ImageClassification(crop_size=size, resize_size=math.ceil(size * 256 / 224))
 
 
 def head_of(model: nn.Module) -> tuple[str, int]:
-    """Name of the layer that gives the logits, and their number; 0 of a model without one."""
+    """Return the name of the layer that outputs the logits, and their number; the number is 0 if there is no such layer."""
     for name in _HEADS:
         part = getattr(model, name, None)
         layers = [] if part is None else [item for item in part.named_modules(prefix=name) if _classifies(item[1])]
@@ -116,21 +116,21 @@ def _classifies(module: nn.Module) -> bool:
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Names of the classes, of a model with the ImageNet head."""
+    """Return the names of the classes if the model has an ImageNet head, else None."""
     if head_of(model)[1] != _IMAGENET:
         return None
     return tuple(models.ResNet18_Weights.DEFAULT.meta["categories"])
 
 
 def head(model: Any) -> Callable[[Tensor], Tensor] | None:  # noqa: ANN401 - attributes differ by class
-    """From what a block gives to the model's output, of a vision transformer."""
+    """Return a function from the output of a block to the model's output for a vision transformer, else None."""
     if not isinstance(model, VisionTransformer):
         return None
     return lambda tokens: model.heads(model.encoder.ln(tokens)[:, 0])
 
 
 def cam_layer(model: nn.Module) -> str | None:
-    """What the last attention of a vision transformer reads; of other models the last feature map before pooling."""
+    """Return the input of the last attention of a vision transformer; for other models, the last feature map before pooling."""
     blocks = [name for name, part in model.named_modules() if isinstance(part, EncoderBlock)]
     if blocks:
         return f"{blocks[-1]}.ln_1"

@@ -1,6 +1,6 @@
-"""Networks that visattn trained: how their pixels are prepared and what their classes are called.
+"""Networks trained with visattn: preprocessing and class names.
 
-For the rest a network is a model of the library that it came from.
+Everything else is taken from the library that the model came from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import timm.data
 from torch import Tensor, nn
 
-from visattn.capturing import Anatomy
+from visattn.capturing import ModelDescription
 from visattn.errors import OptionError
 from visattn.families import custom, timm as of_timm, torchvision as of_torchvision
 from visattn.families.feature_maps import last_feature_map
@@ -22,31 +22,31 @@ from visattn.provenance import Provenance
 
 
 class InputFacts(Protocol):
-    """How a network sees pictures; see `Blueprint`."""
+    """Preprocessing of a network; see `Blueprint`."""
 
     @property
     def channels(self) -> int:
-        """1 or 3."""
+        """Number of input channels, 1 or 3."""
         ...
 
     @property
     def size(self) -> tuple[int, int]:
-        """In pixels."""
+        """Input size `(height, width)` in pixels."""
         ...
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Of each channel."""
+        """Mean of each channel."""
         ...
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Likewise."""
+        """Standard deviation of each channel."""
         ...
 
 
 class NetworkFacts(InputFacts, Protocol):
-    """How a network sees pictures, and what its classes are called."""
+    """Preprocessing of a network, and the names of its classes."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -58,21 +58,21 @@ _known: WeakKeyDictionary[nn.Module, NetworkFacts] = WeakKeyDictionary()
 
 
 def owns(model: nn.Module) -> bool:
-    """Whether the model was built from a blueprint that is remembered."""
+    """Check whether the blueprint of the model was stored by `remember`."""
     return model in _known
 
 
 def remember(model: nn.Module, blueprint: NetworkFacts) -> nn.Module:
-    """Let `prepare` and `labels` know what a model was built from."""
+    """Store the blueprint of a model for `prepare` and `labels`."""
     _known[model] = blueprint
     return model
 
 
 def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """How pixels are prepared: as in training, without augmentation.
+    """Return the preprocessing of a trained network: that of training, without augmentation.
 
     Raises:
-        OptionError: If another size is asked for.
+        OptionError: If `img_size` differs from the size in training.
     """
     blueprint = _known[model]
     if img_size is not None and blueprint.size != (img_size, img_size):
@@ -91,7 +91,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
 
 def evaluation_transform(blueprint: InputFacts) -> Any:  # noqa: ANN401 - torchvision's Compose
-    """From a picture to pixels: the shorter side scaled to the input's, the middle cut out."""
+    """Return the evaluation transform from an image to a tensor: resize to cover the input size, then center crop."""
     return timm.data.create_transform(
         (blueprint.channels, *blueprint.size),
         is_training=False,
@@ -103,24 +103,24 @@ def evaluation_transform(blueprint: InputFacts) -> Any:  # noqa: ANN401 - torchv
 
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
-    """Names of the classes."""
+    """Return the names of the classes."""
     return _known[model].classes
 
 
-def anatomy(model: nn.Module, provenance: Provenance) -> Anatomy:
-    """As the model's own library says."""
-    found: Anatomy = _library(model).anatomy(model, provenance)
+def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
+    """Describe the model with the adapter of its own library."""
+    found: ModelDescription = _library(model).describe(model, provenance)
     return found
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """As the model's own library says."""
+    """Return the head according to the adapter of the model's own library."""
     known: Callable[[Tensor], Tensor] | None = _library(model).head(model)
     return known
 
 
 def cam_layer(model: nn.Module) -> str | None:
-    """As the model's own library says, else the last feature map before it is pooled."""
+    """Return the layer chosen by the adapter of the model's own library, else the last feature map before pooling."""
     blueprint = _known[model]
     known: str | None = _library(model).cam_layer(model)
     return known or last_feature_map(model, blueprint.channels, blueprint.size)

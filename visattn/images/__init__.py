@@ -1,8 +1,8 @@
-"""Photos and arrays as upright pictures, whatever file they come from."""
+"""Image loading: photo files and arrays become upright RGB images."""
 
 from visattn._support.types import MAX_PIXELS
 from visattn.images.bands import Bands, bands_of
-from visattn.images.loading import BACKGROUND, FORMATS, ImageFacts, as_array, as_photo, facts, load_image
+from visattn.images.loading import BACKGROUND, FORMATS, ImageFacts, as_array, as_photo, image_facts, load_image
 
 __all__ = [
     "BACKGROUND",
@@ -13,6 +13,6 @@ __all__ = [
     "as_array",
     "as_photo",
     "bands_of",
-    "facts",
+    "image_facts",
     "load_image",
 ]

@@ -1,4 +1,4 @@
-"""Images of more than three channels (multispectral, color and depth): what the model sees, and a picture to draw on."""
+"""Images of more than three channels (multispectral, RGB-D): the channels for the model, and an RGB image to draw on."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Bands:
     """An image of any number of channels.
 
     Attributes:
-        channels: Each channel as a picture of mode `F`, 0 to 255.
-        photo: Three of them as red, green and blue, to draw on.
+        channels: Each channel as an image of mode `F`, 0 to 255.
+        photo: RGB image of three of the channels, to draw on.
     """
 
     channels: tuple[Image.Image, ...]
@@ -42,15 +42,15 @@ def bands_of(image: Any, count: int, rgb: Sequence[int] | None = None) -> Bands:
     Args:
         image: `(H, W, C)` or `(C, H, W)`; its dtype decides the range, as in `as_photo`.
         count: The number of channels C.
-        rgb: Which of them are shown as red, green and blue; the first three by default.
+        rgb: Indices of the channels shown as red, green and blue; the first three by default.
 
     Returns:
-        The channels and the picture.
+        The channels and the RGB image.
 
     Raises:
-        ImageError: If it has another number of channels, or other values than its dtype allows.
-        UnsupportedModel: If it is a photo, which has three channels.
-        OptionError: If `rgb` are not three of the channels.
+        ImageError: If the array has another number of channels, or values outside the range of its dtype.
+        UnsupportedModel: If `image` is a PIL image, which has three channels.
+        OptionError: If `rgb` is not three valid channel indices.
     """
     if isinstance(image, Image.Image):
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""What a file is that is no photo we read: formats by name, with the way out."""
+"""Messages for unsupported image formats: the name of the format, and how to convert the file."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ _COLORS = {0: "gray, white is zero", 1: "gray", 2: "RGB", 3: "palette", 5: "CMYK
 
 
 def foreign(data: bytes) -> str | None:
-    """Return one sentence on a file of an image format, or of a kind of TIFF, that is not read; None for all others."""
+    """Return a message about a file in an unsupported image format or variant of TIFF; None for all other files."""
     for (start, mark), name in _SIGNATURES.items():
         if data.startswith(mark, start):
-            return f"{name} is not read; convert it to PNG or JPEG"
+            return f"{name} is not supported; convert it to PNG or JPEG"
     if data[-18:-2] == b"TRUEVISION-XFILE":
-        return "TGA is not read; convert it to PNG or JPEG"
+        return "TGA is not supported; convert it to PNG or JPEG"
     text = data[:4096].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith(b"<svg") or (text.startswith((b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text):
-        return "SVG is a drawing without pixels; render it to PNG"
+        return "SVG is a vector format without pixels; render it to PNG"
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and 0 in struct.unpack(">II", data[16:24].ljust(8, b"\1")):
         return "its width or height is 0; export it again"
     return _tiff(data) if data.startswith(_TIFF) else None
 
 
 def _tiff(data: bytes) -> str | None:
-    """Return what samples a TIFF has, if they are of a kind that Pillow does not open."""
+    """Return a message about the samples of a TIFF, if Pillow cannot open their type."""
     try:
         tags, stream = ImageFileDirectory_v2(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8]), io.BytesIO(data)
         stream.seek(tags.next)
         tags.load(stream)
         bits, photometric, kind = tags[BITSPERSAMPLE], tags[PHOTOMETRIC_INTERPRETATION], tags.get(SAMPLEFORMAT, (1,))
-    except Exception:  # damaged: any error of a parser
+    except Exception:  # a damaged file can raise any error in the parser
         return None
     if any(key[:3] + key[4:5] == (data[:2], photometric, kind[:1], bits) for key in OPEN_INFO):
         return None
     size = f"{bits[0]}-bit" if len(bits) == 1 else f"{len(bits)} x {bits[0]}-bit"
     color = _COLORS.get(photometric, f"photometric {photometric}")
     order = {b"II": "little-endian", b"MM": "big-endian"}[data[:2]]
-    return f"TIFF of {size} {_FORMATS.get(kind[0], 'other')} {color}, {order}, is not read; convert it to 8- or 16-bit PNG"
+    return f"TIFF of {size} {_FORMATS.get(kind[0], 'other')} {color}, {order}, is not supported; convert it to 8- or 16-bit PNG"

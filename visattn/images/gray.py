@@ -1,4 +1,4 @@
-"""Gray of more than 8 bits, or of signed or real numbers, whose black and white its file states."""
+"""Gray images with more than 8 bits per sample, or with signed or floating-point samples, scaled to 16 bits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 
 @dataclass(frozen=True)
 class Samples:
-    """What a file states of its gray.
+    """Sample format of a gray image, as declared in its file.
 
     Attributes:
-        bits: Of a sample.
-        format: 1 unsigned, 2 signed, 3 real, as in TIFF.
+        bits: Bits per sample.
+        format: 1 unsigned, 2 signed, 3 floating-point, as in TIFF.
         white_is_zero: Whether small values are bright.
     """
 
@@ -34,7 +34,7 @@ class Samples:
 
 
 def stated(image: Image.Image) -> Samples | None:
-    """Return what the tags of a TIFF state of its samples; None for other formats."""
+    """Return the sample format declared in the tags of a TIFF; None for other formats."""
     tags = getattr(image, "tag_v2", None)
     if tags is None:
         return None
@@ -42,29 +42,29 @@ def stated(image: Image.Image) -> Samples | None:
 
 
 def is_wide(image: Image.Image, samples: Samples | None) -> bool:
-    """Return whether Pillow's own conversion to 8 bits would misread the gray of a picture."""
+    """Check whether Pillow's own conversion of a gray image to 8 bits would misread its values."""
     return image.mode in _WIDE or (image.mode == "L" and samples is not None and samples.format == _SIGNED)
 
 
 def spread(image: Image.Image, samples: Samples | None, notes: list[str]) -> Image.Image:
-    """Return wide gray as `I;16` from black, 0, to white, 65535.
+    """Scale wide gray to `I;16`, with black at 0 and white at 65535.
 
-    Unsigned samples of up to 16 bits keep the range of their bits. Others have no black and no white of their own: their smallest
-    value becomes one, their largest the other.
+    Unsigned samples of up to 16 bits are scaled by the range of their bits. All others have no defined black and white, so they are scaled
+    by their own minimum and maximum.
 
     Args:
-        image: A picture for which `is_wide` holds.
-        samples: What its file states of it.
-        notes: The rule is added.
+        image: Image for which `is_wide` is true.
+        samples: Sample format declared in the file.
+        notes: List to which a note about the scaling is appended.
 
     Raises:
         ImageError: If samples are NaN or infinite.
     """
     values = np.asarray(image)
     if samples is not None and samples.format == _SIGNED and samples.bits == 8:
-        values = values.view(np.int8)  # Pillow reads them as unsigned
+        values = values.view(np.int8)  # Pillow reads signed 8-bit samples as unsigned
     elif samples is not None and samples.format == 1 and samples.bits == 32:
-        values = values.view(np.uint32)  # and these as signed
+        values = values.view(np.uint32)  # and unsigned 32-bit samples as signed
     if bad := int((~np.isfinite(values)).sum()):
         raise ImageError(f"the image has {bad} NaN or infinite pixels; replace them")
     low, high = values.min().item(), values.max().item()
@@ -78,11 +78,11 @@ def spread(image: Image.Image, samples: Samples | None, notes: list[str]) -> Ima
         notes.append(f"gray values {low:g} to {high:g} shown as 0 to 255")
     if samples is not None and samples.white_is_zero:
         black, white = white, black
-        notes.append("white is zero in it")
+        notes.append("gray inverted: in this file white is zero")
     scaled: NDArray[Any] = (values.astype(np.float64) - black) * (65535 / ((white - black) or 1))
     return Image.fromarray(scaled.round().clip(0, 65535).astype(np.uint16))
 
 
 def narrow(image: Image.Image) -> Image.Image:
-    """Return `I;16` that uses its whole range as `L`."""
+    """Convert `I;16` that uses its full range to `L`."""
     return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))

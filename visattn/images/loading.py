@@ -1,7 +1,7 @@
-"""The one door for photos: bytes in, an upright RGB picture out.
+"""Image loading: read a file, an array or a tensor as an upright RGB image. No other module decodes images.
 
-A file is checked (regular, not empty), read by us, and decoded by Pillow from those bytes with a list of allowed formats; its
-size is checked in the header, before anything is decoded. No other module decodes.
+A file must be regular and not empty. It is read first, and Pillow then decodes the bytes, in allowed formats only. The size is checked
+in the header, before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
-LARGEST = 178_956_970  # above this Pillow refuses by itself
-BACKGROUND = (255, 255, 255)  # what shows through transparent pixels
+LARGEST = 178_956_970  # Pillow itself refuses larger images
+BACKGROUND = (255, 255, 255)  # color behind transparent pixels
 _FACTS = "visattn"
 _SIGNATURES = (
     b"\x89PNG",
@@ -43,17 +43,17 @@ _SIGNATURES = (
     b"II+\0",
     b"MM\0+",
     b"BM",
-)  # a known format that does not open is damaged
+)  # first bytes of supported formats: if such a file does not open, it is damaged
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """Where a photo came from.
+    """Origin of an image.
 
     Attributes:
         name: File name, safe to print.
-        sha256: Digest of the file, or of the pixels where there was no file.
-        notes: What was done to read it.
+        sha256: Digest of the file, or of the pixels if there was no file.
+        notes: Conversions made while reading it.
     """
 
     name: str
@@ -65,24 +65,24 @@ class ImageFacts:
 def load_image(
     source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
 ) -> Image.Image:
-    """Read a photo as an upright RGB picture.
+    """Load a photo as an upright RGB image.
 
-    EXIF orientation is applied; colors are converted to sRGB by the file's ICC profile; transparency is put on white; unsigned gray
-    of up to 16 bits is scaled by the range of its bits, other wide gray by its own minimum and maximum; of an animation the first
-    frame is taken. Each of these but the first is noted in `facts(photo).notes`.
+    EXIF orientation is applied. Colors are converted to sRGB with the file's ICC profile. Transparent images are placed on white. Unsigned
+    gray of up to 16 bits is scaled by the range of its bits, other wide gray by its own minimum and maximum. Of an animation, the first
+    frame is used. All of these except the orientation are noted in `image_facts(photo).notes`.
 
     Args:
         source: A path, or the content of a file.
         max_pixels: Largest allowed width x height, checked before decoding; at most `LARGEST`.
-        color_profile: `ignore` takes the numbers in the file as they are, as timm's and torchvision's loaders do.
+        color_profile: `convert` to sRGB, or `ignore` the profile, as timm's and torchvision's loaders do.
 
     Returns:
-        An RGB image; its `facts` travel with it and with its copies.
+        An RGB image. Its facts (see `image_facts`) are stored in its `info` and kept by copies.
 
     Raises:
         OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
-        ImageError: If it is no file, no image, damaged, too large or of a kind that is not supported; the message names the file,
-            the cause and what to do.
+        ImageError: If the source is not a file or not an image, or is damaged, too large or unsupported. The message names the file, the
+            cause and what to do.
     """
     between(max_pixels, 1, LARGEST, "max_pixels")
     one_of(color_profile, get_args(ColorProfile), "color_profile")
@@ -102,8 +102,8 @@ def load_image(
     return photo
 
 
-def facts(photo: Image.Image) -> ImageFacts:
-    """Where a photo came from; for one that `load_image` did not read, the digest of its pixels."""
+def image_facts(photo: Image.Image) -> ImageFacts:
+    """Return the origin of an image; if it was not loaded by `load_image`, a digest of its pixels."""
     known = photo.info.get(_FACTS)
     if isinstance(known, ImageFacts):
         return known
@@ -111,14 +111,14 @@ def facts(photo: Image.Image) -> ImageFacts:
 
 
 def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of any library
-    """An RGB picture from a picture, an array or a tensor; the argument is not modified.
+    """Convert a PIL image, an array or a tensor to an RGB image; the argument is not modified.
 
-    A picture that carries an ICC profile is converted to sRGB; delete `image.info["icc_profile"]` to have its numbers as they are.
-    The dtype decides the range: unsigned and signed integers are 0 to 255, floats 0 to 1, booleans black and white. `(H, W)`,
-    `(H, W, 1|3|4)` and `(1|3|4, H, W)` are understood.
+    An image with an ICC profile is converted to sRGB; delete `image.info["icc_profile"]` to keep its values. The dtype of an array decides
+    its range: signed and unsigned integers are 0 to 255, floats 0 to 1, booleans black and white. Allowed shapes are `(H, W)`,
+    `(H, W, 1|3|4)` and `(1|3|4, H, W)`.
 
     Raises:
-        ImageError: If the shape or the range is another.
+        ImageError: If the shape is not allowed, or values are out of range.
     """
     if isinstance(image, Image.Image):
         return _noted(image, gray.stated(image))
@@ -133,10 +133,10 @@ def as_photo(image: Any) -> Image.Image:  # noqa: ANN401 - arrays and tensors of
 
 
 def as_array(image: Any) -> NDArray[Any]:  # noqa: ANN401 - arrays and tensors of any library
-    """Return the values of an array or a tensor of any shape as 0 to 255; its dtype decides the range, as in `as_photo`.
+    """Return the values of an array or a tensor of any shape, scaled to 0 to 255; the dtype decides the range, as in `as_photo`.
 
     Raises:
-        ImageError: If values lie outside that range.
+        ImageError: If values are out of range.
     """
     array = _plain(image)
     return _scaled(array) * 1.0 if array.size else array
@@ -162,7 +162,7 @@ def _to_uint8(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _scaled(array: NDArray[Any]) -> NDArray[Any]:
-    """Values as 0 to 255."""
+    """Scale values to 0 to 255."""
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * 255
     if array.dtype == np.uint8:
@@ -174,7 +174,7 @@ def _scaled(array: NDArray[Any]) -> NDArray[Any]:
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ImageError(f"a photo must be finite, got {int((~np.isfinite(array)).sum())} NaN or infinite values.")
     if low < 0 or high > top:
-        hint = "It looks normalized; pass the original photo." if low < 0 else f"Divide it to the range of {array.dtype}."
+        hint = "It looks normalized; pass the original photo." if low < 0 else f"Scale the {array.dtype} values to that range."
         raise ImageError(f"a photo of {array.dtype} must lie in [0, {top}], got {low:g} to {high:g}. {hint}")
     return array * (255 // top)
 
@@ -192,20 +192,20 @@ def _read(path: Path) -> bytes:
         cause = "link to a missing file" if path.is_symlink() else "no such file"
         raise ImageError(f"{name}: {cause}; check the path") from error
     except PermissionError as error:
-        raise ImageError(f"{name}: permission denied; check the file's mode") from error
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        raise ImageError(f"{name}: permission denied; check the file's permissions") from error
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         cause = (getattr(error, "strerror", None) or str(error)).lower()
         raise ImageError(f"{name}: cannot be read ({cause}); check the path") from error
 
 
 def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[Image.Image, list[str]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # broken metadata; sizes are checked here, not by Pillow's own warning
+        warnings.simplefilter("ignore")  # about broken metadata, or about size, which is checked here
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         width, height = image.size
         if width * height > max_pixels:
             raise ImageError(
-                f"{width} x {height} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down, or raise "
+                f"{width} x {height} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down, or raise "
                 "the limit (--max-pixels, load_image(max_pixels=))"
             )
         notes = []
@@ -214,7 +214,7 @@ def _decode(data: bytes, max_pixels: int, color_profile: ColorProfile) -> tuple[
         image.load()
         try:
             upright = ImageOps.exif_transpose(image)
-        except Exception:  # whatever its text is; the pixels are whole
+        except Exception:  # broken EXIF data can raise anything; the pixels are intact
             upright = image
             notes.append("its EXIF data cannot be read; taken as upright")
         if color_profile == "ignore" and upright.info.pop("icc_profile", None):
@@ -232,7 +232,7 @@ def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) 
     if color.mode == "I;16":
         color = gray.narrow(color)
     photo = color.convert("RGB")
-    photo.info.pop("icc_profile", None)  # what it described is done
+    photo.info.pop("icc_profile", None)  # it has been applied
     if alpha is None:
         return photo
     notes.append("transparent pixels shown on white")
@@ -241,7 +241,7 @@ def _to_rgb(image: Image.Image, samples: gray.Samples | None, notes: list[str]) 
 
 
 def _split(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -> tuple[Image.Image, Image.Image | None]:
-    """The colors of a picture, wide gray as `I;16`, and its alpha if it has one."""
+    """Split an image into its colors, with wide gray as `I;16`, and its alpha channel or None."""
     clear = image.info.get("transparency")
     if gray.is_wide(image, samples):
         alpha = None if clear is None else Image.fromarray((np.asarray(image) != clear).astype(np.uint8) * 255)
@@ -256,23 +256,25 @@ def _split(image: Image.Image, samples: gray.Samples | None, notes: list[str]) -
 def _cause(error: BaseException, data: bytes, max_pixels: int) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError):
-        return "out of memory while decoding; scale it down"
-    if isinstance(error, Image.DecompressionBombError):  # Pillow has a limit of its own, and tells the size only in words
+        return "out of memory while decoding; scale the image down"
+    if isinstance(error, Image.DecompressionBombError):  # Pillow's own limit; the size is only in the message
         pixels = next((word.strip("(") for word in str(error).split() if word.strip("(").isdigit()), "too many")
-        return f"{pixels} pixels are more than the limit of {max_pixels / 1e6:g} million; scale it down"
+        return f"{pixels} pixels exceed the limit of {max_pixels / 1e6:g} million; scale the image down"
     if isinstance(error, UnidentifiedImageError) and (cause := foreign(data)):
         return cause
     if isinstance(error, UnidentifiedImageError) and data.startswith(_SIGNATURES):
-        return "truncated (image data ends early) or damaged; fetch or copy it again"
+        return "truncated (image data ends early) or damaged; download or copy it again"
     if isinstance(error, UnidentifiedImageError):
         words = data[:64].decode("utf-8", "ignore").split()
         text_like = bool(words) and "".join(words).isprintable()
         start = " ".join(words)[:24]
-        found = f"starts with '{start}'" if text_like else "no known format"
-        return f"not an image ({found}); allowed are {', '.join(FORMATS)}"
-    short = data[:4] == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(data)  # WebP says how long it should be
+        found = f"starts with '{start}'" if text_like else "unknown format"
+        return f"not an image ({found}); supported formats are {', '.join(FORMATS)}"
+    short = data[:4] == b"RIFF" and int.from_bytes(data[4:8], "little") + 8 > len(
+        data
+    )  # the header of WebP states the length of the file
     if short or "truncated" in text or "broken data stream" in text or "incomplete" in text or "eof" in text:
-        return "truncated (image data ends early); fetch or copy it again"
+        return "truncated (image data ends early); download or copy it again"
     if "conversion" in text and "not supported" in text:
         return f"unsupported color mode ({error}); convert it to RGB"
     return (

@@ -1,4 +1,4 @@
-"""Colors of a picture in sRGB, by the ICC profile that its file holds."""
+"""Conversion of colors to sRGB with the ICC profile of a file."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from PIL import Image, ImageCms
 from visattn._support.checks import printable
 from visattn.images.gray import narrow
 
-_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}  # space of a profile -> mode of the pixels that it describes
-_KINDS = {"1": "GRAY", "L": "GRAY", "I;16": "GRAY", "CMYK": "CMYK"}  # mode of pixels -> space; of other modes RGB
-_STEPS = 9  # of each channel, on which a profile is compared with sRGB
+_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}  # color space of a profile -> Pillow mode
+_KINDS = {"1": "GRAY", "L": "GRAY", "I;16": "GRAY", "CMYK": "CMYK"}  # Pillow mode -> color space; RGB for all other modes
+_STEPS = 9  # values per channel at which a profile is compared with sRGB
 
 
 def to_srgb(image: Image.Image, profile: bytes, notes: list[str]) -> Image.Image:
-    """Convert the colors of a picture to sRGB: littleCMS, relative colorimetric, no black point compensation.
+    """Convert an image to sRGB with littleCMS: relative colorimetric, without black point compensation.
 
     Args:
-        image: Pixels without alpha; wide gray is `I;16` that uses its whole range.
-        profile: The content of an ICC profile.
-        notes: What is done is added.
+        image: Image without alpha; wide gray must be `I;16` that uses its full range.
+        profile: Content of an ICC profile.
+        notes: List to which a note about the conversion is appended.
 
     Returns:
-        A picture of mode RGB; `image` itself if the profile is sRGB's own, describes other pixels, or cannot be read.
+        An image of mode RGB; `image` itself if the profile is sRGB, is for another color space, or cannot be read.
     """
     pixels, space = _KINDS.get(image.mode, "RGB "), profile[16:20].decode("latin-1")
     if space != pixels and not (space == "RGB " and pixels == "GRAY"):
@@ -34,7 +34,7 @@ def to_srgb(image: Image.Image, profile: bytes, notes: list[str]) -> Image.Image
         return image
     try:
         name, convert = _conversion(profile, "I;16" if image.mode == "I;16" and space == "GRAY" else _MODES[space])
-    except Exception:  # whatever littleCMS finds in it; the pixels are whole
+    except Exception:  # a broken profile can raise anything; the pixels are intact
         notes.append("its color profile cannot be read; taken as sRGB")
         return image
     if convert is None:
@@ -45,7 +45,7 @@ def to_srgb(image: Image.Image, profile: bytes, notes: list[str]) -> Image.Image
 
 @lru_cache(maxsize=8)
 def _conversion(profile: bytes, mode: str) -> tuple[str, Callable[[Image.Image], Image.Image] | None]:
-    """Return the profile's name and its way to sRGB; None if no color moves by more than a level."""
+    """Return the profile's name and its conversion to sRGB; None instead of the conversion if no color changes by more than one level."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     name = printable(" ".join(ImageCms.getProfileDescription(source).split()))[:60] or "an unnamed profile"
     transform = ImageCms.buildTransform(
@@ -63,7 +63,7 @@ def _conversion(profile: bytes, mode: str) -> tuple[str, Callable[[Image.Image],
         return name, None if np.abs(moved).max() <= 1 else partial(_transformed, transform)
     if mode == "CMYK":
         return name, partial(_transformed, transform)
-    kind = np.dtype(np.uint16 if mode == "I;16" else np.uint8)  # of gray a table is as exact, and faster
+    kind = np.dtype(np.uint16 if mode == "I;16" else np.uint8)  # for gray, a lookup table is exact and faster
     table = np.asarray(transform.apply(Image.fromarray(np.arange(2 ** (8 * kind.itemsize), dtype=kind)[None])))[0]
     return name, lambda image: Image.fromarray(table[np.asarray(image.convert(mode) if image.mode != mode else image)])
 

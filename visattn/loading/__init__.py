@@ -1,4 +1,4 @@
-"""Models and their weights: by name, from files, from folders. Weights are checked before a network is given them."""
+"""Models and their weights: by name, from files, or from folders. Weights are validated before a network is filled with them."""
 
 from visattn.loading.models import check_device, list_models, load_model
 

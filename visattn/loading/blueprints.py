@@ -1,4 +1,4 @@
-"""What a network is built from: a model of any library, its classes and input, and the attention that is attached to it."""
+"""Settings to rebuild a network: a model of any library, its classes and input, and an attention module to insert."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from visattn.nn import ATTENTION, attach
 
 
 def _ram(*, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
-    """The recurrent attention model; it has no place for another attention."""
+    """Build the recurrent attention model, which takes no other attention module."""
     if attention:
-        raise OptionError(f"visattn_ram attends by its glimpses and takes no other attention, got {attention}. Leave it at none.")
+        raise OptionError(f"visattn_ram has its own attention (glimpses) and takes no other, got {attention}. Leave it at none.")
     return models.RAM(**options)
 
 
@@ -28,7 +28,7 @@ REFERENCES: dict[str, Callable[..., nn.Module]] = {
     f"visattn_{make.__name__}": make
     for make in (models.resnet14, models.resnet18, models.resnet20, models.resnet50, models.resnet56)
 } | {"visattn_ram": _ram}
-_ELSEWHERE = {  # options of timm and torchvision that read files or the network
+_ELSEWHERE = {  # options with which timm and torchvision would read files or access the network
     "pretrained",
     "pretrained_cfg",
     "pretrained_cfg_overlay",
@@ -42,18 +42,18 @@ _ELSEWHERE = {  # options of timm and torchvision that read files or the network
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a network is built from, and how its pixels are prepared.
+    """Settings that a network is built from, and the preprocessing of its input.
 
     Attributes:
-        model: A name of timm, `tv:` and a name of torchvision, `file.py:factory` (called with `num_classes` and
-            `in_channels`), or one of ours, `visattn_resnet20`.
+        model: A timm name, `tv:` and a torchvision name, `file.py:factory` (called with `num_classes` and `in_channels`), or one of our
+            networks, for example `visattn_resnet20`.
         classes: Names of the classes.
-        channels: 1 for gray pictures, 3 for color.
+        channels: Input channels: 1 for gray images, 3 for color.
         size: `(height, width)` of the input in pixels.
-        mean: Of each channel, of pixels in [0, 1].
-        std: Likewise the standard deviation.
-        attention: `none` or a name of `visattn.nn.ATTENTION`. Our own networks have a place for it; it is attached to others at the end
-            of their residual branches, where it starts as the identity.
+        mean: Mean of each channel, for pixels in [0, 1].
+        std: Standard deviation of each channel, for pixels in [0, 1].
+        attention: `none` or a name in `visattn.nn.ATTENTION`. Our own networks have a slot for it. In others, the module is inserted at the
+            end of each residual branch, where it starts as the identity.
         options: Keyword arguments for the function that builds the network.
     """
 
@@ -67,17 +67,15 @@ class Blueprint:
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
-        """The network with PyTorch's random weights, as the random state is.
+        """Build the network with random weights from the current random state.
 
         Raises:
-            UnsupportedModel: If there is no such model, or it refuses its options.
-            OptionError: If the attention is unknown or no place for it is found.
+            UnsupportedModel: If there is no such model, or it rejects the options.
+            OptionError: If the attention is unknown or cannot be inserted.
         """
         foreign = sorted(_ELSEWHERE & set(self.options))
         if foreign:
-            raise OptionError(
-                f"{printable(self.model)}: takes no option {', '.join(foreign)}: weights are given, never fetched. Leave it out."
-            )
+            raise OptionError(f"{printable(self.model)}: options must not load weights, got {', '.join(foreign)}. Remove them.")
         classes, inside = len(self.classes), self.model in REFERENCES
         attention = None if self.attention == "none" else self.attention
         if self.model.rpartition(":")[0].endswith(".py"):
@@ -105,21 +103,21 @@ class Blueprint:
 
 
 def shared(blueprint: Blueprint) -> Blueprint:
-    """Return a blueprint as others may see it: of a model's file its name alone."""
+    """Return a copy of a blueprint to publish: the model's Python file is named without its folder."""
     return replace(blueprint, model=shared_model(blueprint.model))
 
 
 def shared_model(model: str) -> str:
-    """Return the name of a model, without where its file lies."""
+    """Return the name of a model; a Python file is named without its folder."""
     file, colon, factory = model.rpartition(":")
     return f"{base_name(file)}{colon}{factory}" if file.endswith(".py") else model
 
 
 def check_attention(name: str) -> str:
-    """`name` if it is `none` or that of an attention.
+    """Return `name` if it is `none` or names an attention module.
 
     Raises:
-        OptionError: If it is neither; the message lists all.
+        OptionError: If it is unknown; the message lists all names.
     """
     if name not in ("none", *ATTENTION):
         raise OptionError(f"unknown attention '{printable(name)}'. Known: none, {', '.join(ATTENTION)}.")

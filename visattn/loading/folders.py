@@ -1,7 +1,6 @@
-"""Networks that visattn trained as folders: `model.safetensors`, and `model.json` that says how the network is built.
+"""Model folders of networks trained with visattn: `model.safetensors`, and `model.json` with the settings to rebuild the network.
 
-`save` writes the folder, `load` reads it, and nothing in it runs code. A model that was loaded so knows its classes and how its pixels
-are prepared.
+`save` writes a folder and `load` reads it; no code in it is executed. Classes and preprocessing are restored with the model.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ LARGEST = 2048  # side of an input in pixels
 
 
 def save(model: nn.Module, blueprint: Blueprint, folder: Path, facts: dict[str, Any] | None = None) -> Path:
-    """Write a folder that `load` reads; it is there as a whole or not at all.
+    """Save a model folder for `load`; the folder appears only when it is complete.
 
     Args:
-        model: Built from the blueprint; not wrapped.
-        blueprint: What it was built from.
-        folder: A new folder.
-        facts: More that should stand in `model.json`, JSON values.
+        model: Model built from the blueprint, without wrappers such as `DistributedDataParallel`.
+        blueprint: Settings that the model was built from.
+        folder: Folder to create.
+        facts: Further entries for `model.json`, JSON values.
 
     Returns:
         `folder`.
@@ -51,7 +50,7 @@ def save(model: nn.Module, blueprint: Blueprint, folder: Path, facts: dict[str, 
 
 
 def write_folder(model: nn.Module, folder: Path, told: dict[str, Any]) -> Path:
-    """Write weights, and `told` of them, as a whole; see `save`."""
+    """Write the weights, and `told` as `model.json`, into a new folder; see `save`."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     content = safetensors.torch.save(tensors, metadata={"made_by": f"visattn {version('visattn')}"})
     made = {"format": FORMAT, "made_by": version("visattn"), "sha256": hashlib.sha256(content).hexdigest()}
@@ -62,24 +61,24 @@ def write_folder(model: nn.Module, folder: Path, told: dict[str, Any]) -> Path:
 
 
 def load(folder: Path) -> tuple[nn.Module, Provenance]:
-    """Build the network of a folder and give it its weights, in evaluation mode.
+    """Load the network of a folder in evaluation mode.
 
     Returns:
-        The model, and where its weights came from.
+        The model, and the origin of its weights.
 
     Raises:
-        WeightsError: If the folder holds no such network, or one that is damaged, of a newer version or built by a Python file.
-        UnsupportedModel: If there is no such model here.
+        WeightsError: If the folder does not hold a classifier, is damaged, was written by a newer version, or needs a Python file.
+        UnsupportedModel: If the installed libraries have no such model.
     """
     name = printable(str(folder))
     told = read_facts(folder)
     if kind := told.get("kind"):
-        raise WeightsError(f"{name}: holds a {brief(kind)}, which has no classes; use visattn caption.")
+        raise WeightsError(f"{name}: holds a {brief(kind)}, not a classifier; use visattn caption.")
     blueprint = read_blueprint(told, printable(str(folder / FACTS)))
     if blueprint.model.rpartition(":")[0].endswith(".py"):
         raise WeightsError(
-            f"{name}: was built by {printable(blueprint.model)}, which loading would run. Build it yourself, with num_classes="
-            f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and give it safetensors.torch.load_file('{name}/{WEIGHTS}')."
+            f"{name}: was built by {printable(blueprint.model)}; loading does not run Python files. Build it yourself, with num_classes="
+            f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and load safetensors.torch.load_file('{name}/{WEIGHTS}')."
         )
     tensors = read_weights(folder, told)
     with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
@@ -94,33 +93,33 @@ def read_weights(folder: Path, told: dict[str, Any]) -> dict[str, Tensor]:
     """Load the weights of a folder.
 
     Raises:
-        WeightsError: If they are not those that `told` tells of, or not finite.
+        WeightsError: If the file is not the one described in `told` (the sha256 differs), or its values are not finite.
     """
     name, file = printable(str(folder)), folder / WEIGHTS
     tensors: dict[str, Tensor] = read_checkpoint(file)
     if digest(file) != told.get("sha256"):
         raise WeightsError(
-            f"{name}/{WEIGHTS}: is not the file that {FACTS} tells of (its sha256 differs); copy the folder again."
+            f"{name}/{WEIGHTS}: is not the file that {FACTS} describes (its sha256 differs); copy the folder again."
         )
     check_finite(tensors, name)
     return tensors
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What a folder tells of its weights.
+    """Read `model.json` of a folder.
 
     Raises:
-        WeightsError: If it cannot be read, or was made by a newer version.
+        WeightsError: If it cannot be read, or was written by a newer version.
     """
     shown = printable(str(folder / FACTS))
     try:
         told = json.loads(regular(folder / FACTS).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(
-            f"{shown}: cannot be read ({printable(str(error))}); pass a folder that visattn train wrote."
+            f"{shown}: cannot be read ({printable(str(error))}); pass a folder written by visattn train."
         ) from error
     if not isinstance(told, dict) or type(told.get("format")) is not int or told["format"] < 1:
-        raise WeightsError(f"{shown}: tells of no network of visattn; pass a folder that visattn train wrote.")
+        raise WeightsError(f"{shown}: does not describe a network of visattn; pass a folder written by visattn train.")
     if told["format"] > FORMAT:
         made = brief(told.get("made_by"))
         raise WeightsError(f"{shown}: made by visattn {made}, needs >= {made}; upgrade visattn.")
@@ -128,7 +127,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:  # noqa: ANN401 - of JSON
-    """A blueprint from the values of a file called `shown`; an encoder has no `classes`.
+    """Build a blueprint from the values of a file named `shown`; set `classes=False` for an encoder.
 
     Raises:
         WeightsError: If a value is missing or wrong.
@@ -144,7 +143,7 @@ def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:
 
 
 def _wrong(made: Blueprint, classes: bool) -> str | None:
-    """The first value that no blueprint has: those of a file may be anything."""
+    """Return the name of the first invalid value, or None; values read from a file may be anything."""
 
     def numbers(values: Any, low: float, high: float) -> bool:  # noqa: ANN401
         return isinstance(values, tuple) and all(type(value) in (int, float) and low <= value <= high for value in values)

@@ -1,4 +1,4 @@
-"""A network that is built from what a file says must not be larger than the weights that come with it."""
+"""Size limit for networks built from the settings in a file, relative to the weights that come with it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from visattn.errors import UnsupportedModel
 
-_TIMES, _MORE = 10, 100_000_000  # a captioner's encoder loses its classifier, which in VGG is nine tenths of all
+_TIMES, _MORE = 10, 100_000_000  # slack: a captioner saves its encoder without the classifier, nine tenths of VGG's parameters
 
 
 @contextmanager
 def no_larger_than(weights: Mapping[str, Tensor], name: str) -> Iterator[None]:
-    """Stop the building of a network in this thread once it has far more parameters than its weights.
+    """Stop building a network in this thread once it has far more parameters than its weights.
 
     Args:
         weights: Tensors by name.
-        name: What is built, for the message.
+        name: Name of the network, for the message.
 
     Yields:
         Nothing.
 
     Raises:
-        UnsupportedModel: In the body, if it is too large.
+        UnsupportedModel: Inside the `with` block, if the network is too large.
     """
     room = _TIMES * sum(tensor.numel() for tensor in weights.values()) + _MORE
     mine = threading.get_ident()

@@ -1,4 +1,4 @@
-"""Models by name: of timm, of torchvision, of a file of yours, of a folder that visattn trained."""
+"""Load models by name: from timm, torchvision, your own Python file, or a folder written by `visattn train`."""
 
 from __future__ import annotations
 
@@ -27,38 +27,39 @@ def load_model(
     img_size: int | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """Build a model by its timm name, as `tv:` and its torchvision name, by `file.py:factory` or a folder, in evaluation mode.
+    """Load a model by name, in evaluation mode.
 
     Args:
-        name: For example `vit_small_patch14_dinov2.lvd142m`, `tv:resnet50`, `tv:resnet50.IMAGENET1K_V1`, a file of yours and the
-            function in it that makes the model, or a folder with a network that visattn trained.
-        weights: `auto`: the local cache, then the hub; `none`: random weights; else a safetensors file, or a checkpoint that loads
-            without running code. It must have every tensor of the model; the number of classes and of input channels is its own.
-            A file's function and a folder have their own: only `auto` then.
+        name: A timm name (`vit_small_patch14_dinov2.lvd142m`), `tv:` and a torchvision name (`tv:resnet50`,
+            `tv:resnet50.IMAGENET1K_V1`), your own Python file with a function that returns the model (`file.py:factory`), or a folder
+            with a network trained by visattn.
+        weights: `auto`: the local cache, then the hub. `none`: random weights. Otherwise a safetensors file, or a checkpoint that loads
+            without running code. A file must hold every tensor of the model, and decides the number of classes and input channels.
+            A Python file or a folder brings its own weights and allows only `auto`.
         seed: Seed of random weights.
-        img_size: Input side in pixels to build for, where the model takes one size only.
-        device: Where the model lives: `cpu`, `cuda`, `cuda:1`, ...
+        img_size: Input side in pixels to build for, if the model takes only one size.
+        device: Device of the model: `cpu`, `cuda`, `cuda:1`, ...
 
     Returns:
-        The model; where its weights came from is remembered for the provenance.
+        The model. The origin of its weights is recorded for the provenance.
 
     Raises:
-        OptionError: If no device goes by such a name, or weights are given to a model that has its own.
-        ModelError: If there is no such device on this machine.
+        OptionError: If the name of the device is unknown, or weights are given for a model that brings its own.
+        ModelError: If this machine does not have the device.
         UnsupportedModel: If there is no such model.
-        WeightsError: If weights are unreachable, damaged or of another model.
+        WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
     place = check_device(device)
     from_file, folder = name.rpartition(":")[0].endswith(".py"), Path(name)
     if weights != "auto" and (from_file or is_file(folder / FACTS)):
-        what = "the function of a file loads its own weights" if from_file else "a folder holds its own weights"
-        raise OptionError(f"{printable(name)}: {what}, got {printable(str(weights))}. Leave weights out.")
+        what = "a Python file loads its own weights" if from_file else "a folder has its own weights"
+        raise OptionError(f"{printable(name)}: {what}, got weights {printable(str(weights))}. Leave weights out.")
     if from_file:
         model, provenance = own_files.load(name)
     elif is_file(folder / FACTS):
         model, provenance = import_module("visattn.loading.folders").load(
             folder
-        )  # knows our own networks, which others do without
+        )  # imported late: it imports our own networks, which other models do not need
     else:
         library = torchvision_models if name.startswith(torchvision_models.PREFIX) else timm_models
         model, provenance = library.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
@@ -72,7 +73,7 @@ def _moved(model: nn.Module, place: torch.device) -> nn.Module:
         model.to(place)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ResourceError(f"out of memory on {place}; choose a smaller model or another device.") from error
-    except Exception as error:  # a model on the meta device, one with a `to` of its own
+    except Exception as error:  # for example a model on the meta device, or one that overrides `to`
         raise ModelError(
             f"{type(model).__name__}: cannot be moved to {place} ({first_line(error)}). Return a model whose parameters have values."
         ) from error
@@ -80,20 +81,20 @@ def _moved(model: nn.Module, place: torch.device) -> nn.Module:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Models with published weights whose maps are known, by name pattern."""
+    """Return the names of supported models with published weights that match a pattern."""
     return timm_models.names(pattern) + torchvision_models.names(pattern)
 
 
 def check_device(name: str | torch.device) -> torch.device:
-    """A device that works, tried before weights are fetched."""
+    """Return a device after checking that it works, so that failure comes before any download."""
     try:
         place = torch.device(name)
     except RuntimeError as error:
         raise OptionError(f"unknown device '{printable(str(name))}'. Choose cpu, or cuda or cuda:N for a GPU.") from error
     try:
         torch.zeros(1, device=place).cpu()
-    except (RuntimeError, AssertionError, ImportError) as error:  # which of them depends on how torch was built
+    except (RuntimeError, AssertionError, ImportError) as error:  # the type depends on the build of torch
         count = torch.cuda.device_count()
         there = f"cpu, {', '.join(f'cuda:{i}' for i in range(count))}" if count else "cpu"
-        raise ModelError(f"device '{place}' must be one that works on this machine. Choose from: {there}.") from error
+        raise ModelError(f"device '{place}' does not work on this machine. Choose one of: {there}.") from error
     return place

@@ -1,4 +1,4 @@
-"""Models that a function of a Python file makes."""
+"""Models built by a function in the user's Python file."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from visattn.provenance import Provenance
 
 
 def load(name: str) -> tuple[nn.Module, Provenance]:
-    """Build a model by `file.py:factory`, a function of that file that takes no arguments.
+    """Build a model with `file.py:factory`, where `factory` is a function without arguments.
 
     Returns:
-        The model in evaluation mode, and its name.
+        The model in evaluation mode, and its provenance.
 
     Raises:
-        UnsupportedModel: If the file cannot be run, or the factory is missing or gives no module.
+        UnsupportedModel: If the file fails to run, or the function is missing or does not return a module.
     """
     file, _, function = name.rpartition(":")
     model = built(name)
-    with _running(Path(file).parent, f"{printable(name)}: model.eval()", "call it by itself; no module may hold itself"):
+    with _running(
+        Path(file).parent, f"{printable(name)}: model.eval()", "call it yourself to debug it; no module may contain itself"
+    ):
         model.eval()
     return model, Provenance(model=f"{Path(file).name}:{function}", weights="given by the file")
 
 
 def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
-    """What the function of a file makes of these arguments.
+    """Build a model with `file.py:factory` and these arguments.
 
     Raises:
-        UnsupportedModel: If the file cannot be run, or the factory is missing or gives no module.
+        UnsupportedModel: If the file fails to run, or the function is missing or does not return a module.
     """
     file, _, factory = name.rpartition(":")
     path, shown = Path(file), printable(name)
@@ -47,8 +49,8 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
     assert spec is not None  # noqa: S101 - it ends in .py
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look
-    with _running(path.parent, f"{shown}: the file", "run it by itself"):
+    sys.modules[spec.name] = module  # dataclasses look the module up there
+    with _running(path.parent, f"{shown}: the file", "run it yourself to debug it"):
         spec.loader.exec_module(module)
     make = getattr(module, factory, None)
     if not callable(make):
@@ -59,25 +61,35 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
     with _running(path.parent, f"{shown}: {factory}()", f"it is called {f'with {given}' if given else 'without arguments'}"):
         model = make(**arguments)
     if not isinstance(model, nn.Module):
-        raise UnsupportedModel(f"{shown}: {factory}() gives a {type(model).__name__}; return a torch.nn.Module.")
+        raise UnsupportedModel(f"{shown}: {factory}() returns a {type(model).__name__}; return a torch.nn.Module.")
     return model
 
 
 @contextmanager
 def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
-    """Run somebody's code: modules beside it can be imported, what it prints is no result, and only Ctrl-C ends more than itself."""
+    """Run the user's code and turn its errors into `UnsupportedModel`.
+
+    Modules beside the file can be imported. Output goes to stderr, since stdout holds results. Only Ctrl-C is passed on.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        UnsupportedModel: If the code fails or exits.
+        KeyboardInterrupt: If the user presses Ctrl-C.
+    """
     beside = str(folder.resolve())
     sys.path.insert(0, beside)
     try:
-        with redirect_stdout(sys.stderr), chdir("."):  # outputs are named from the folder that is the current one now
+        with redirect_stdout(sys.stderr), chdir("."):  # restore the working directory, which relative output paths depend on
             yield
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
-        raise UnsupportedModel(f'{what} ends the program; put what it runs under if __name__ == "__main__".') from error
+        raise UnsupportedModel(f'{what} exits the program; put the code that runs it under if __name__ == "__main__".') from error
     except BaseException as error:
         failed = UnsupportedModel(f"{what} fails: {type(error).__name__}: {first_line(error)}; {fix}.")
-        # contextlib takes a RuntimeError from a StopIteration for one that Python made of it, and raises the StopIteration
+        # contextlib would unwrap an error caused by StopIteration and raise that StopIteration
         raise failed from (None if isinstance(error, StopIteration) else error)
     finally:
         if beside in sys.path:

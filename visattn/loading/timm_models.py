@@ -1,4 +1,4 @@
-"""Models of timm: built by name, with weights of the hub or of a file."""
+"""timm models: built by name, with weights from the hub or from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from visattn.loading.translation import Translate, as_float32, channels_in, clas
 from visattn.loading.weights import check_finite, digest, hub_file, read_checkpoint
 from visattn.provenance import Provenance
 
-# the files of timm whose models put attention over the image (docs/coverage.md)
+# timm's modules with models whose attention covers the image (docs/coverage.md)
 _MODULES = """
     beit byoanet cait convit cpubone crossvit csatv2 davit deepseek_vit deit efficientformer efficientformer_v2 efficientvit_msra eva
     fastvit gcvit gemma4_vit hiera hieradet_sam2 iformer levit lowformer maxxvit metaformer mobilenetv5 mobilevit mvitv2 naflexvit nest
@@ -30,27 +30,27 @@ _MODULES = """
 
 
 def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
-    """Build a model of timm in evaluation mode.
+    """Build a timm model in evaluation mode.
 
     Args:
         name: Name with or without a tag.
         weights: `auto`, `none` or a checkpoint file.
         seed: Seed of random weights.
-        img_size: Input side to build for, where the model does not take any size.
+        img_size: Input side to build for, if the model has a fixed input size.
 
     Returns:
-        The model, and where its weights came from.
+        The model, and the origin of its weights.
 
     Raises:
         UnsupportedModel: If timm has no such model.
-        WeightsError: If weights are unreachable, damaged or of another model.
+        WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
     _check_name(name)
     if weights == "none":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _build(name, img_size)
-        warning = "the weights are random; the picture shows nothing about a trained model"
+        warning = "the weights are random; the map shows nothing about a trained model"
         return model.eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
     config = timm.get_pretrained_cfg(name)
     tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
@@ -70,7 +70,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
 
 
 def built(name: str, size: tuple[int, int], **options: Any) -> nn.Module:  # noqa: ANN401
-    """A model of timm with random weights for one input size, to be trained.
+    """Build a timm model with random weights for one input size, to be trained.
 
     Raises:
         UnsupportedModel: If timm has no such model.
@@ -84,16 +84,16 @@ def built(name: str, size: tuple[int, int], **options: Any) -> nn.Module:  # noq
 
 def _check_name(name: str) -> None:
     if not timm.is_model(name):
-        import_module("visattn.models")  # tells timm the names of ours, which others do without
+        import_module("visattn.models")  # registers our models with timm; imported only if needed
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_models(pretrained=True)
-        near = ", ".join(suggest(name, known)) or "none is near; see visattn list"
-        raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
+        near = ", ".join(suggest(name, known)) or "none; run `visattn list`"
+        raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
 
 
 def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any) -> tuple[dict[str, int], tuple[str, ...]]:  # noqa: ANN401
-    """How a model is built for the head and the stem of a checkpoint, and notes where that is not as published."""
-    if config is None or not any(key in shapes for key in tensors):  # another library's names: timm translates them for its own
+    """Return the options to build a model for the head and stem of a checkpoint, and notes on differences from the published model."""
+    if config is None or not any(key in shapes for key in tensors):  # names of another library: timm translates them later
         return {}, ()
     classes, channels = classes_in(tensors, config.classifier), channels_in(tensors, config.first_conv)
     options, notes = {"num_classes": classes}, []
@@ -101,12 +101,12 @@ def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any
         notes.append("the checkpoint has no classification head; the model is built without one")
     if channels != 3:
         options["in_chans"] = channels
-        notes.append(f"the model takes {channels} channel{'s' * (channels > 1)}, as the checkpoint's first layer does")
+        notes.append(f"the model takes {channels} channel{'s' * (channels > 1)}, like the first layer of the checkpoint")
     return options, tuple(notes)
 
 
 def _build(name: str, img_size: int | None, **options: int) -> Any:  # noqa: ANN401 - its attributes differ
-    """A model that takes any input size where its class can, else one built for `img_size`."""
+    """Build a model that takes any input size if its class supports that, else one for `img_size`."""
     try:
         return timm.create_model(name, dynamic_img_size=True, **options)
     except TypeError:
@@ -120,10 +120,10 @@ _taking = threading.Lock()
 
 
 def _outline(name: str) -> tuple[nn.Module, Translate | None, bool]:
-    """A model without values, timm's translation of older checkpoints for it, and whether timm allows tensors too many.
+    """Return a model on the meta device, timm's checkpoint filter for it, and whether timm allows unexpected tensors.
 
-    The translation is known only to the function that builds the model, which hands it to `load_pretrained`; there it is taken, and
-    nothing is loaded. What other threads load meanwhile is loaded.
+    The filter is available only in the function that builds the model, which passes it to `load_pretrained`. To read the filter,
+    `load_pretrained` is replaced temporarily by a function that loads nothing. Loading in other threads is not affected.
     """
     taken: dict[str, Any] = {}
     mine = threading.get_ident()
@@ -142,7 +142,7 @@ def _outline(name: str) -> tuple[nn.Module, Translate | None, bool]:
         finally:
             _builder.load_pretrained = original
     translate = taken.get("filter_fn")
-    if translate is not None and len(inspect.signature(translate).parameters) == 1:  # some do without the model
+    if translate is not None and len(inspect.signature(translate).parameters) == 1:  # some filters take no model
         return model, lambda tensors, _: translate(tensors), not taken.get("strict", True)
     return model, translate, not taken.get("strict", True)
 
@@ -151,17 +151,17 @@ def _without_values(name: str) -> Any:  # noqa: ANN401
     try:
         with torch.device("meta"):
             return timm.create_model(name, pretrained=True)
-    except RuntimeError:  # older versions of timm compute with values while they build
+    except RuntimeError:  # models of older timm versions compute with values while they are built
         return timm.create_model(name, pretrained=True)
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Models with published weights whose tokens can be put back on the image, by name pattern."""
+    """Return the names of models with published weights whose tokens map to image positions, by name pattern."""
     return [name for module in _MODULES.split() for name in timm.list_models(pattern, module=module, pretrained=True)]
 
 
 def reach_hub(name: str) -> str:
-    """Where the weights of a model come from today.
+    """Return the name of a model and the address or cached file of its weights, without a download.
 
     Raises:
         WeightsError: If they are not cached and the hub cannot be reached.

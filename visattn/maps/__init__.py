@@ -1,7 +1,7 @@
-"""Values on the token grid, and the same values in the photo's own pixels.
+"""Maps on the token grid, and heatmaps in the photo's own pixels.
 
-In: what a method computed, raw. Out: `AttentionMap` (on the grid) and `Heatmap` (in pixels). Nothing is scaled to [0, 1] here
-except by `normalize`, which writes down how it did it.
+An `AttentionMap` holds the raw values of a method on the grid; a `Heatmap` holds them in pixels. Only `normalize` scales values to
+[0, 1], and records the scaling in the provenance.
 """
 
 from visattn.maps.attention_maps import AttentionMap

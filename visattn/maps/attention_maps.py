@@ -1,4 +1,4 @@
-"""Values on the token grid, raw: what a method computed."""
+"""Raw values of a method on the token grid."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ class AttentionMap:
     """Raw values on the token grid.
 
     Attributes:
-        values: `(*axes, rows, columns)`; never min-max scaled. NaN in the holes of the layout, and nowhere else.
-        axes: Names of the leading dimensions, of `batch layer head component object word frame`.
-        layout: Where the grid lies in the model's input.
-        labels: Names of the entries of an axis, where they have any.
-        meaning: What a value is: `attention`, `rollout`, `cosine similarity`, `principal component`, `glimpses`, `mask`.
-        provenance: How the map was made.
-        signed: Whether zero is a value of its own, from which colors diverge. The method says so; a map with a value below zero is
-            signed whatever was said, so that zero never has a color from the middle of a sequential scale.
-        facts: What else is known of it: the layer, the token that looked, sinks, glimpses.
+        values: `(*axes, rows, columns)` raw values, never min-max scaled. NaN in the holes of the layout, and nowhere else.
+        axes: Names of the leading dimensions: some of `batch`, `layer`, `head`, `component`, `object`, `word` and `frame`.
+        layout: Position of the grid in the model's input.
+        labels: Names of the entries of an axis, if they have names.
+        meaning: Quantity of the values, such as `attention`, `rollout`, `cosine similarity`, `principal component`, `glimpses` or
+            `mask`.
+        provenance: Origin of the map.
+        signed: Whether the map needs a diverging color scale centered on zero. The method decides; a map with negative values is
+            always signed.
+        facts: Further facts about the map: its layer, query token, sinks and glimpses.
     """
 
     values: Tensor
@@ -57,7 +58,7 @@ class AttentionMap:
         if self.values.ndim != expected or tuple(self.values.shape[len(self.axes) :]) != self.layout.grid:
             raise ShapeError(f"values must be {self.axes} + grid {self.layout.grid}, got {tuple(self.values.shape)}.")
         if 0 in self.layout.grid:
-            raise ShapeError(f"a map must have a cell at least, got the grid {self.layout.grid}.")
+            raise ShapeError(f"a map must have at least one cell, got the grid {self.layout.grid}.")
         holes = list(self.layout.holes)
         if holes:
             flat = self.values.flatten(len(self.axes)).index_fill(-1, torch.tensor(holes, device=self.values.device), math.nan)
@@ -67,10 +68,10 @@ class AttentionMap:
         object.__setattr__(self, "signed", self.signed or bool((self.values < 0).any()))
 
     def at(self, **index: int) -> AttentionMap:
-        """One entry of each named axis: `map.at(batch=0, head=3)`.
+        """Select one entry of each named axis, as in `map.at(batch=0, head=3)`.
 
         Raises:
-            OptionError: If there is no such axis or entry.
+            OptionError: If an axis or entry does not exist.
         """
         result = self
         for name, i in index.items():
@@ -83,7 +84,7 @@ class AttentionMap:
         return result
 
     def _of_image(self, image: int) -> AttentionMap:
-        """What is known of one image; its values are still those of all."""
+        """Restrict facts and provenance to one image of the batch, but not the values."""
         facts, made = self.facts.of_image(image), self.provenance
         warned = sink_warning(facts.sinks[0]) if facts.sinks and facts.sinks_kept else ()
         targets = (made.target[image],) if len(made.target) > 1 else made.target
@@ -91,30 +92,32 @@ class AttentionMap:
         return replace(self, facts=facts, provenance=made)
 
     def mean(self, name: str) -> AttentionMap:
-        """The mean over one axis.
+        """Return the mean over one axis.
 
         Raises:
-            OptionError: If there is no such axis.
+            OptionError: If the axis does not exist.
         """
         axis = self._axis(name)
         parameters = self.provenance.parameters | {f"mean over {name}": int(self.values.shape[axis])}
         return self._without(axis, self.values.mean(axis), replace(self.provenance, parameters=parameters))
 
     def mass(self, share: float = 0.6) -> AttentionMap:
-        """The smallest set of cells that holds `share` of each grid's sum, as 0 and 1.
+        """Return a 0/1 mask of the smallest set of cells that holds `share` of each grid's sum.
 
-        The mask of DINO: values are divided by their sum over the patches, sorted, and the largest are kept until they hold
-        `share`. Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021, arXiv:2104.14294.
+        This is the mask of DINO: values are divided by their sum over the patches and sorted, and the largest are kept until they
+        hold `share`. Caron et al., "Emerging Properties in Self-Supervised Vision Transformers", ICCV 2021, arXiv:2104.14294.
 
         Raises:
             OptionError: If `share` is not in [0, 1].
-            MapError: If values are negative, or a grid is all zero: it has no mass to share.
+            MapError: If values are negative or a grid is all zero.
         """
         between(share, 0, 1, "mass")
-        flat = self.values.flatten(len(self.axes)).double().nan_to_num()  # holes have no mass
+        flat = self.values.flatten(len(self.axes)).double().nan_to_num()  # holes count as 0
         total = flat.sum(-1, keepdim=True)
         if bool((flat < 0).any()) or not bool((total > 0).all()):
-            raise MapError(f"a mass mask needs non-negative values with a positive sum; {self.meaning} has none. Use contours.")
+            raise MapError(
+                f"a mass mask needs non-negative values with a positive sum; {self.meaning} has no such values. Use contours."
+            )
         ascending, order = (flat / total).sort(-1)
         kept = ascending.cumsum(-1) > 1 - share + 1e-12
         mask = torch.zeros_like(flat).scatter_(-1, order, kept.double())
@@ -128,26 +131,26 @@ class AttentionMap:
         )
 
     def to_heatmap(self, geometry: Geometry, interpolation: Interpolation = "bilinear") -> Heatmap:
-        """The map in the photo's own pixels.
+        """Interpolate the map to the photo's own pixels.
 
-        Each photo pixel's center is carried to the grid and the cells around it are mixed (half-pixel centers, edges
-        extended). Pixels that the model did not see are 0 and lie outside `seen`. Pixels under a cell whose token the model dropped
-        are NaN; others mix the cells that there are.
+        The center of each photo pixel is mapped to the grid, and the cells around it are interpolated (half-pixel centers, edges
+        extended). Pixels that the model did not receive are 0 and lie outside `seen`. Pixels under a cell whose token the model
+        dropped are NaN; pixels beside such a cell are interpolated from the remaining cells.
 
         Args:
-            geometry: Where the model's input lies on the photo.
-            interpolation: `bilinear`; `nearest` shows the cells; `bicubic` is clipped to the grid's own range.
+            geometry: Position of the model's input on the photo.
+            interpolation: `bilinear`, `nearest` (shows the cells) or `bicubic` (clipped to the range of the grid's values).
 
         Returns:
             A heatmap of shape `(*axes, height, width)`.
 
         Raises:
             OptionError: If the interpolation is unknown.
-            MapError: If the map is not of one image, or made for an input of another size.
+            MapError: If the map has a batch axis, has no 2D grid, or was made for an input of another size.
         """
         one_of(interpolation, tuple(KERNELS), "interpolation")
         if "batch" in self.axes:
-            raise MapError("a heatmap is of one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
+            raise MapError("a heatmap shows one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
         if len(self.layout.grid) != 2:
             raise MapError(f"a heatmap needs a grid of rows and columns, got {self.layout.grid}.")
         box = self.layout.box
@@ -155,7 +158,7 @@ class AttentionMap:
         if abs(box.bottom - geometry.input[0]) >= patch[0] or abs(box.right - geometry.input[1]) >= patch[1]:
             size = " x ".join(map(str, geometry.input))
             raise MapError(
-                f"the map covers {box.bottom:g} x {box.right:g} input pixels, the geometry {size}. Use the photo's own."
+                f"the map covers {box.bottom:g} x {box.right:g} input pixels, but the geometry {size}. Pass the geometry of this photo."
             )
         grid = self.values.detach().float().cpu().numpy()
         seen = geometry.seen(box)

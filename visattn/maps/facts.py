@@ -1,4 +1,4 @@
-"""What is known of a map beside its values: what looked, and the places that its picture marks."""
+"""Facts about a map besides its values: its layer and query, and the sinks and glimpses that pictures mark."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from visattn.geometry import Box
 from visattn.provenance import Sink
 
-Glimpse = tuple[Box, ...]  # its patches in input pixels, the finest first
-_DIGITS = 3  # of a glimpse in JSON, in pixels
+Glimpse = tuple[Box, ...]  # patches of one glimpse in input pixels, finest scale first
+_DIGITS = 3  # decimal places of glimpse coordinates in JSON
 
 
 @dataclass(frozen=True)
 class MapFacts:
-    """What is known of a map beside its values.
+    """Facts about a map besides its values.
 
     Attributes:
-        layer: Name of the layer that it was read from; empty where it is of several.
-        query: The token that looked, such as `cls` or `patch:3,7`; empty where there is none.
-        sinks: Tokens that draw most of the attention, an entry for each image.
-        sinks_kept: Whether they draw it in the values too; else the method has taken it from them.
-        glimpses: The glimpses of each image, in order.
-        pixelwise: Whether each value is that of a single pixel, of which a few stand out from all others.
+        layer: Name of the layer that the map was read from; empty for several layers.
+        query: Query token, such as `cls` or `patch:3,7`; empty if there is none.
+        sinks: Attention sinks, one entry per image.
+        sinks_kept: Whether the values include the attention of the sinks; False if the method removed it.
+        glimpses: Glimpses of each image, in order.
+        pixelwise: Whether each value belongs to a single pixel, so that a few outliers may dominate the color scale.
     """
 
     layer: str = ""
@@ -34,7 +34,7 @@ class MapFacts:
     pixelwise: bool = False
 
     def of_image(self, image: int) -> MapFacts:
-        """Return what is known of one image of the batch."""
+        """Return the facts about one image of the batch."""
         return replace(
             self,
             sinks=(self.sinks[image],) if self.sinks else (),
@@ -42,9 +42,10 @@ class MapFacts:
         )
 
     def path(self) -> dict[str, Any]:
-        """Return the glimpses as plain values: centers `(x, y)` in input pixels, and height and width of the patches of each.
+        """Return the glimpses as plain values for JSON.
 
-        Of one image a list of centers, of several a list for each.
+        `path` is the list of glimpse centers `(x, y)` in input pixels; for several images, it is a list of such lists. `patches`
+        gives height and width of the patch at each scale.
         """
         if not self.glimpses:
             return {}
@@ -53,12 +54,12 @@ class MapFacts:
         return {"path": paths[0] if len(paths) == 1 else paths, "patches": sizes}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return the facts as plain values for JSON."""
         return {name: getattr(self, name) for name in ("layer", "query", "sinks", "sinks_kept", "glimpses", "pixelwise")}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> MapFacts:
-        """The inverse of `to_dict`, after a trip through JSON."""
+        """Build the facts from the result of `to_dict`, which may have been stored as JSON."""
         sinks = tuple(tuple(Sink(*sink) for sink in found) for found in data["sinks"])
         glimpses = tuple(tuple(tuple(Box(*box) for box in boxes) for boxes in seen) for seen in data["glimpses"])
         return cls(**data | {"sinks": sinks, "glimpses": glimpses})

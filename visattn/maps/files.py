@@ -1,4 +1,4 @@
-"""Maps as files: `save_map` writes one, `load_map` reads it back."""
+"""Map files: `save_map` writes a map, `load_map` reads it back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
-    """A map and its geometry as the content of an `.npz` file, for `load_map`."""
+    """Serialize a map and its geometry as the content of an `.npz` file, which `load_map` reads."""
     layout = attention_map.layout
     facts = {
         "axes": attention_map.axes,
@@ -43,16 +43,18 @@ def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
 
 
 def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
-    """A map saved by `save_map`, or a plain `.npy` array `(height, width)`.
+    """Load a map saved by `save_map`, or a plain `.npy` array `(height, width)`.
+
+    Loading never executes code from the file, so files from untrusted sources are safe to read.
 
     Args:
-        path: An `.npz` or `.npy` file; nothing in it is ever run.
+        path: Path of an `.npz` or `.npy` file.
 
     Returns:
         The map with its geometry, or the array.
 
     Raises:
-        MapError: If the file is neither, or holds what no map has.
+        MapError: If the file is neither a map nor an array, or its content is invalid.
     """
     name = printable(os.fspath(path))
     try:
@@ -66,7 +68,7 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
             parts["space"], tuple(parts["prefix"]), tuple(parts["grid"]), Box(*parts["box"]), tuple(parts.get("holes", ()))
         )
         labels = {key: tuple(value) for key, value in facts["labels"].items()}
-        signed = bool(facts.get("signed", False))  # files of older versions do not say; values below zero do
+        signed = bool(facts.get("signed", False))  # missing in older files; negative values imply it
         geometry = provenance.geometry
         if geometry is None:
             raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
@@ -75,7 +77,7 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         return AttentionMap(grid, axes, layout, labels, facts["meaning"], provenance, signed, known), geometry
     except MapError:
         raise
-    except Exception as error:  # numpy, zip and JSON raise many kinds on damaged files
+    except Exception as error:  # numpy, zipfile and json raise many types for damaged files
         raise MapError(
             f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
         ) from error

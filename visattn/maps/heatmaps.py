@@ -1,4 +1,4 @@
-"""Values in the photo's own pixels."""
+"""Heatmaps in the photo's own pixels."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Heatmap:
-    """Values in the photo's own pixels, finite but for holes: NaN where the model dropped the token.
+    """Heatmap in the photo's own pixels. All values are finite, except NaN where the model dropped a token.
 
     Attributes:
-        values: `(*axes, height, width)` float32.
+        values: `(*axes, height, width)` float32 values.
         axes: Names of the leading dimensions.
-        seen: The whole pixels that the model saw; outside it values are 0 and mean nothing.
-        meaning: What a value is.
-        provenance: How it was made.
-        grid: The values before they were brought to pixels; scales are taken from it.
-        labels: Names of the entries of an axis, where they have any.
-        marks: Points `(y, x)` of the photo where sinks lie.
-        signed: Whether zero is a value of its own, so that colors must diverge from it.
-        normalized: Whether `normalize` has scaled the values to [0, 1] already.
+        seen: Whole pixels that the model received. Values outside are 0 and have no meaning.
+        meaning: Quantity of the values.
+        provenance: Origin of the map.
+        grid: Values on the grid before interpolation, from which the color scale is computed.
+        labels: Names of the entries of an axis, if they have names.
+        marks: Photo points `(y, x)` of the sinks.
+        signed: Whether the heatmap needs a diverging color scale centered on zero.
+        normalized: Whether `normalize` has already scaled the values to [0, 1].
     """
 
     values: NDArray[np.float32]
@@ -46,10 +46,10 @@ class Heatmap:
     normalized: bool = False
 
     def at(self, **index: int) -> Heatmap:
-        """One entry of each named axis.
+        """Select one entry of each named axis.
 
         Raises:
-            OptionError: If there is no such axis or entry.
+            OptionError: If an axis or entry does not exist.
         """
         result = self
         for name, i in index.items():

@@ -1,4 +1,4 @@
-"""From the cells of a grid to the pixels of a photo."""
+"""Interpolation from grid cells to photo pixels."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from visattn.geometry import Box, Geometry
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_LEAST = 1e-3  # share of a pixel that the cells around it must have, beside a hole
+_LEAST = 1e-3  # least total weight of the cells around a pixel beside a hole
 
 
 def resampled(
     grid: NDArray[np.float32], geometry: Geometry, box: Box, seen: Box, interpolation: Interpolation
 ) -> NDArray[np.float32]:
-    """Values at the centers of the pixels that were seen.
+    """Interpolate grid values at the centers of photo pixels.
 
     Args:
-        grid: `(..., rows, columns)`, NaN in holes, which are the same for all.
-        geometry: Where the model's input lies on the photo.
-        box: The input pixels that the grid covers.
-        seen: Whole pixels of the photo.
+        grid: `(..., rows, columns)` values. NaN marks holes, which are the same in all grids.
+        geometry: Position of the model's input on the photo.
+        box: Input pixels that the grid covers.
+        seen: Whole photo pixels to compute.
         interpolation: See `AttentionMap.to_heatmap`.
 
     Returns:
-        `(..., height, width)`: NaN under holes, elsewhere a mean of the cells that there are.
+        `(..., height, width)` values; NaN under holes, elsewhere a weighted mean of the cells that are not holes.
     """
     top, left, bottom, right = (int(side) for side in seen)
     sides = range(top, bottom), range(left, right)
@@ -52,7 +52,7 @@ def resampled(
 def _weights(
     geometry: Geometry, box: Box, cells: int, pixels: range, axis: int, interpolation: Interpolation
 ) -> NDArray[np.float32]:
-    """How much each cell of the grid gives to each pixel along one axis: `(pixels, cells)`, rows sum to 1."""
+    """Compute the interpolation weight of each cell for each pixel along one axis: `(pixels, cells)`, rows sum to 1."""
     center = np.arange(pixels.start, pixels.stop, dtype=np.float64) + 0.5
     start, extent = (box.top, box.height) if axis == 0 else (box.left, box.width)
     offset = geometry.window.top if axis == 0 else geometry.window.left
@@ -78,7 +78,7 @@ def _bilinear(position: NDArray[np.float64]) -> _Taps:
 
 
 def _bicubic(position: NDArray[np.float64]) -> _Taps:
-    """Keys' cubic convolution with a = -0.75, as OpenCV and PyTorch have it."""
+    """Compute Keys' cubic convolution with a = -0.75, as in OpenCV and PyTorch."""
     a = -0.75
     first = np.floor(position - 0.5).astype(int)
     taps = []

@@ -1,4 +1,4 @@
-"""How raw values become 0 to 1. `normalize` writes down how it did it."""
+"""Normalization of raw values to [0, 1]."""
 
 from __future__ import annotations
 
@@ -21,67 +21,68 @@ _PERCENTILE = (1.0, 99.0)
 
 
 def value_range(
-    grid: NDArray[np.float32], how: Normalization, signed: bool = False, *, holes: bool = False
+    grid: NDArray[np.float32], mode: Normalization, signed: bool = False, *, holes: bool = False
 ) -> tuple[float, float]:
-    """The raw values that become 0 and 1.
+    """Return the raw values that are mapped to 0 and 1.
 
     Args:
         grid: Raw values, all finite.
-        how: `minmax`; `percentile` (1st to 99th; of signed values the 99th of their magnitudes on either side of zero); `symmetric`
-            about zero; `none` (values are in [0, 1] already); `auto`: symmetric for signed values, minmax otherwise.
-        signed: Whether zero is a value of its own.
-        holes: Whether NaN stands for a hole, and is left out.
+        mode: `minmax`; `percentile`, from the 1st to the 99th, or for signed values the 99th of the magnitudes on both sides of zero;
+            `symmetric` around zero; `none` for values already in [0, 1]; or `auto`, symmetric for signed values and min-max
+            otherwise.
+        signed: Whether the scale is centered on zero in modes `auto` and `percentile`.
+        holes: Whether NaN marks holes, which are ignored.
 
     Returns:
-        `(low, high)`; equal where the values are constant.
+        `(low, high)`, which are equal if the values are constant.
 
     Raises:
-        OptionError: If `how` is unknown.
-        MapError: If values are not finite, or lie outside [0, 1] under `none`.
+        OptionError: If `mode` is unknown.
+        MapError: If values are not finite, or lie outside [0, 1] in mode `none`.
     """
-    one_of(how, get_args(Normalization), "normalization")
+    one_of(mode, get_args(Normalization), "normalization")
     grid = grid[~np.isnan(grid)] if holes else grid
     low, high = float(grid.min()), float(grid.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")
-    if how == "none":
+    if mode == "none":
         if low < 0 or high > 1:
             raise MapError(
                 f"normalize='none' takes values in [0, 1], got {low:.4g} to {high:.4g}. Choose 'minmax' or 'symmetric'."
             )
         return 0.0, 1.0
-    if how == "symmetric" or (how == "auto" and signed):
+    if mode == "symmetric" or (mode == "auto" and signed):
         bound = max(abs(low), abs(high))
         return -bound, bound
-    if how == "percentile" and signed:
+    if mode == "percentile" and signed:
         bound = float(np.percentile(np.abs(grid), _PERCENTILE[1])) or max(abs(low), abs(high))
         return -bound, bound
-    if how == "percentile":
+    if mode == "percentile":
         inner = tuple(float(edge) for edge in np.percentile(grid, _PERCENTILE))
-        low, high = inner if inner[0] < inner[1] else (low, high)  # one peak on a flat ground is no constant map
+        low, high = inner if inner[0] < inner[1] else (low, high)  # a single peak on a flat background: use the full range
     return low, high
 
 
-def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] = ()) -> Heatmap:
-    """Values scaled to [0, 1]; what was done is written into the provenance.
+def normalize(heat: Heatmap, mode: Normalization = "auto", shared_axes: Sequence[str] = ()) -> Heatmap:
+    """Scale values to [0, 1] and record the scaling in the provenance.
 
     Args:
         heat: Raw heatmap.
-        how: See `value_range`.
-        shared: Axes whose entries share one scale; the others are scaled one by one.
+        mode: See `value_range`.
+        shared_axes: Axes whose entries share one scale. Entries of other axes are scaled separately.
 
     Returns:
-        A heatmap whose values lie in [0, 1] (0 where a map is constant).
+        A heatmap with values in [0, 1]; a constant map becomes 0.
 
     Raises:
-        OptionError: If `how` or an axis is unknown.
-        MapError: If values lie outside [0, 1] under `none`, or there are none.
+        OptionError: If `mode` or an axis is unknown.
+        MapError: If the heatmap is empty, or values lie outside [0, 1] in mode `none`.
     """
-    for name in shared:
+    for name in shared_axes:
         one_of(name, heat.axes, "axis")
     if not heat.values.size:
-        raise MapError(f"a heatmap without values has no scale, got {heat.axes} {heat.values.shape}.")
-    own = tuple(i for i, name in enumerate(heat.axes) if name not in shared)
+        raise MapError(f"a heatmap to normalize must have values, got the shape {heat.values.shape} with axes {heat.axes}.")
+    own = tuple(i for i, name in enumerate(heat.axes) if name not in shared_axes)
     values, grid = np.zeros_like(heat.values), np.zeros_like(heat.grid)
     ranges = []
     for index in np.ndindex(*(heat.values.shape[i] for i in own)):
@@ -89,10 +90,10 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
         for axis, i in zip(own, index, strict=True):
             where[axis] = i
         place = tuple(where)
-        low, high = value_range(heat.grid[place], how, heat.signed, holes=True)
+        low, high = value_range(heat.grid[place], mode, heat.signed, holes=True)
         ranges.append((low, high))
         if high > low:
-            wide = np.float64 if high - low > float(np.finfo(np.float32).max) else np.float32  # where float32 would overflow
+            wide = np.float64 if high - low > float(np.finfo(np.float32).max) else np.float32  # float32 would overflow
             for made, raw in ((values, heat.values), (grid, heat.grid)):
                 made[place] = ((raw[place].astype(wide, copy=False) - low) / (high - low)).clip(0, 1)
     values[np.isnan(heat.values)], grid[np.isnan(heat.grid)] = np.nan, np.nan
@@ -100,10 +101,10 @@ def normalize(heat: Heatmap, how: Normalization = "auto", shared: Sequence[str] 
     unseen = np.ones(heat.values.shape[-2:], bool)
     unseen[top:bottom, left:right] = False
     values[..., unseen] = 0
-    scope = f"{how}, one scale over {' and '.join(shared)}" if shared else how
+    scope = f"{mode}, one scale over {' and '.join(shared_axes)}" if shared_axes else mode
     provenance = heat.provenance.but(
         normalization=scope,
         value_range=(min(low for low, _ in ranges), max(high for _, high in ranges)),
     )
-    signed = heat.signed or how == "symmetric"
+    signed = heat.signed or mode == "symmetric"
     return replace(heat, values=values, grid=grid, provenance=provenance, signed=signed, normalized=True)

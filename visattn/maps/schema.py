@@ -1,4 +1,4 @@
-"""Files of maps: what they hold is bounded and typed before anything is made of it, since they may come from anywhere."""
+"""Validation of map files. Sizes and types are checked before use, since files may come from untrusted sources."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from visattn._support.files import regular
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_VALUES = 2**25  # of a map: 128 MiB of float32
-_MOST_TEXT = 2**24  # bytes of its facts
-_DEEPEST = 20  # objects and lists inside each other, in a free field
+MOST_VALUES = 2**25  # of a map: 128 MiB as float32
+_MOST_TEXT = 2**24  # bytes of the JSON facts
+_DEEPEST = 20  # nesting of objects and lists in a field of any content
 _SIDE = 2**20  # pixels, cells and tokens along one axis
-_LEAST = 1e-3  # of a pixel, as a side of a box
-_LARGEST = 1e30  # of any number
+_LEAST = 1e-3  # pixels: shortest side of a box
+_LARGEST = 1e30  # magnitude of any number
 
 
 @dataclass(frozen=True)
 class _Maybe:
-    """A shape of JSON that may be null."""
+    """A JSON shape that may be null."""
 
     shape: Any
 
 
-# what JSON must be: a type; {name: shape} of an object, `name?` where it may be missing, {str: shape} of any names; [shape] of a list of
-# any length, (shape, ...) of a list of this length; `_Maybe` of a value that may be null; `dict` of an object of anything
+# JSON shapes: a type; {name: shape} for an object, with `name?` for an optional name, or {str: shape} for any names; [shape] for a list
+# of any length; (shape, ...) for a list of this length; `_Maybe` for a value that may be null; `dict` for an object with any content
 _TEXT = _Maybe(str)
 _GEOMETRY = {"photo": (int, int), "input": (int, int), "window": (float,) * 4, "rule": str}
 _PROVENANCE = {
@@ -77,11 +77,11 @@ _FACTS = {
 
 
 def read(path: Path) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.float32]:
-    """Read the facts and the values of an `.npz` file, or the array of an `.npy` file; nothing in it is ever run.
+    """Read the facts and values of an `.npz` file, or the array of an `.npy` file, without executing anything from it.
 
     Raises:
-        ValueError: If it is neither, is too large, or holds facts of other types; other errors of numpy, zipfile, json and the
-            system are raised as they are.
+        ValueError: If the file is neither, is too large, or holds facts of wrong types. Other errors of numpy, zipfile, json and the
+            operating system are not caught.
     """
     with regular(path).open("rb") as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:
@@ -98,7 +98,7 @@ def read(path: Path) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.
 
 
 def _array(stream: IO[bytes], dimensions: int | None = None) -> NDArray[np.float32]:
-    """Read numbers as float32, if the header announces few enough of them, and no objects."""
+    """Read an array as float32, after checking its header for size and numeric type."""
     stream.seek(0)
     version = np.lib.format.read_magic(stream)
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
@@ -115,7 +115,7 @@ def _array(stream: IO[bytes], dimensions: int | None = None) -> NDArray[np.float
 
 
 def _check(value: Any, shape: Any, name: str) -> None:  # noqa: ANN401 - JSON
-    """Check what JSON is; names that nobody knows are refused where they are used."""
+    """Check JSON against a shape. Unknown names pass here and fail where they are used."""
     if shape is dict:
         _check(value, {}, name)
         _check_plain(value, name, _DEEPEST)
@@ -144,9 +144,9 @@ def _check(value: Any, shape: Any, name: str) -> None:  # noqa: ANN401 - JSON
 
 
 def _check_plain(value: Any, name: str, depth: int) -> None:  # noqa: ANN401 - JSON
-    """Check that numbers are finite, and that nothing is too deep to be written again."""
+    """Check that numbers are finite, and that nesting is not too deep to be saved again."""
     if depth == 0:
-        raise ValueError(f"{name} is nested too deep")
+        raise ValueError(f"{name} is nested too deeply")
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             _check_plain(item, name, depth - 1)
@@ -155,7 +155,7 @@ def _check_plain(value: Any, name: str, depth: int) -> None:  # noqa: ANN401 - J
 
 
 def _check_places(facts: dict[str, Any]) -> None:
-    """Check that boxes have an extent and that holes are cells."""
+    """Check that boxes are not empty and that holes are cells of the grid."""
     layout, provenance = facts["layout"], facts["provenance"]
     boxes = {"its box": layout["box"]} | ({"its window": place["window"]} if (place := provenance.get("geometry")) else {})
     glimpses = [box for seen in facts.get("facts", {}).get("glimpses", ()) for scales in seen for box in scales]
@@ -164,7 +164,7 @@ def _check_places(facts: dict[str, Any]) -> None:
             raise ValueError(f"{name} must have sides of {_LEAST:g} to {_SIDE:,} pixels")
     cells = math.prod(layout["grid"])
     if len(layout["grid"]) != 2 or min(layout["grid"]) < 1:
-        raise ValueError("its grid must be of rows and columns")
+        raise ValueError("its grid must have rows and columns")
     holes = layout.get("holes", [])
     if holes != sorted({hole for hole in holes if 0 <= hole < cells}):
-        raise ValueError("its holes must be cells of the grid, in order")
+        raise ValueError("its holes must be cells of the grid, in ascending order")

@@ -1,9 +1,9 @@
-"""Methods: functions from a recording to a map on the token grid. No model in them, and no picture.
+"""Methods: functions that turn a recording into a map on the token grid. They hold neither the model nor a picture.
 
-`METHODS` is the one table that explain, the command line, `inspect` and the messages of refusal read. Methods that run the model again
-take one more argument. `replay(edit)` runs it on the same pixels after `edit` and gives the recording with the gradient of the target's
-score. `scored` is a `Scored`: the pixels, and the target's score of any others; these methods need no attention, two of them features of
-a layer.
+`METHODS` is the table that `explain`, the command line, `inspect` and error messages read. Methods that run the model again take one
+more argument. `replay(edit)` runs the model on the edited pixels and returns a recording with the gradient of the target's score.
+`scored` is a `ScoredImages`, which holds the pixels and computes the target's score for any other pixels. Methods with `scored` need no
+attention; two of them need the features of a layer.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from visattn.methods import compat as compat
 from visattn.methods.method import Method as Method
 from visattn.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
-from visattn.methods.scored import Scored as Scored
+from visattn.methods.scored import ScoredImages as ScoredImages
 from visattn.methods.table import METHODS as METHODS, method_of as method_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = {method.function.__name__: method.function for method in METHODS.values()}
 
-__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "Scored", "compat", "method_of"])
+__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "ScoredImages", "compat", "method_of"])
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - the function of a method

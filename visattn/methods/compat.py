@@ -1,4 +1,4 @@
-"""Other tools' numbers, with their errors: to compare with published pictures, never to explain a model."""
+"""Reproductions of other tools, including their errors. Use them to compare with published pictures, not to explain a model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def vit_explain(
     published: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """What vit-explain draws (commit 15a81d3). It builds whole matrices.
+    """Reproduce the maps of vit-explain (commit 15a81d3). This builds whole attention matrices.
 
-    Known errors that are kept: columns, not rows, are divided by the row sums; the smallest entries are discarded in the first
-    image of a batch only, those of the class token with them; the result is divided by its maximum.
+    These known errors are reproduced. Columns, instead of rows, are divided by the row sums. The smallest entries, including those of
+    the class token, are discarded in the first image of a batch only. The result is divided by its maximum.
 
     Args:
-        recording: Self-attention of every layer whose first token is the class token.
-        discard: Share of the smallest entries that become 0.
-        fusion: How heads are merged; of no use with `gradients`.
-        gradients: Its gradient rollout, of a recording with the gradient of a score.
-        published: With `gradients`: attention of layer `l` is multiplied with the gradient of the *scores* before the softmax of
-            layer `L - 1 - l`, which is what the published hooks collect; else with its own gradient.
-        dtype: float64 computes in double precision.
+        recording: Self-attention of every layer, with the class token as first token.
+        discard: Share of the smallest entries that are set to 0.
+        fusion: Fusion of heads: `mean`, `max` or `min`; ignored with `gradients`.
+        gradients: Compute the gradient rollout, which needs a recording with the gradient of a score.
+        published: With `gradients`, multiply the attention of layer `l` by the gradient of the *scores* before the softmax of layer
+            `L - 1 - l`, which is what the published hooks collect. If False, use the attention's own gradient.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; the class token's row, over its maximum.
+        Map with the axis `batch`: the class token's row, divided by its maximum.
     """
     records = chain(graded(recording) if gradients else recording)
     layout = records[0].keys
@@ -69,7 +69,7 @@ def vit_explain(
         values / values.amax(1, keepdim=True),
         layout,
         {"discard": discard, "fusion": fusion, "gradients": gradients, "published": published},
-        warnings=("made with the known errors of vit-explain, to compare with its pictures",),
+        warnings=("reproduces known errors of vit-explain, for comparison with its pictures",),
     )
 
 

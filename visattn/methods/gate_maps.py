@@ -1,4 +1,4 @@
-"""Gates of attention modules in CNNs as maps."""
+"""Maps of the gates of attention modules in CNNs."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from visattn.records import FeatureRecord, Recording
 
 PLACES: tuple[Role, ...] = "spatial_gate", "gate"
 GATES: tuple[Role, ...] = *PLACES, "channel_gate", "branch_gate"
-NO_GATES = "the network has no gates: no module of visattn.nn, timm, torchvision or the authors' code was met that has some."
-CLOSED, OPEN = 0.05, 0.95  # beyond which a gate counts as saturated
+NO_GATES = "the network has no gates: it uses no gated attention module of visattn.nn, timm, torchvision or the authors' code."
+CLOSED, OPEN = 0.05, 0.95  # a gate beyond these counts as saturated
 
 
 def gates(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
-    """The gate of a module of spatial attention: what it multiplies the features of each place by.
+    """Return the gate of a spatial attention module: the factor that multiplies the features at each location.
 
-    Of a gate for places and channels, such as coordinate attention's, the mean over channels.
+    If the gate has channels too, as in coordinate attention, the map is the mean over channels.
 
     Args:
-        recording: A forward of a network with such modules; they are recorded without being asked for.
-        layer: Position or dotted name among the modules with spatial gates.
+        recording: Forward pass of a network with such modules. Gates are always recorded.
+        layer: Index or dotted name among the modules with spatial gates.
 
     Returns:
-        Map with the axis `batch`, on the grid of the module; as the module computed it, for the most part in `(0, 1)`.
+        Map with the axis `batch`, on the module's grid. Values are as the module computed them, usually in `(0, 1)`.
 
     Raises:
-        OptionError: If there is no such gate, or where it lies on the image is not known.
+        OptionError: If there is no such gate, or its position on the image is not known.
 
     Reference:
-        The modules' own papers. A gate scales features; what follows may scale them back, so a low gate alone does not say that a
-        place does not matter.
+        The modules' own papers. A low gate does not mean that a location is unimportant, since later layers may scale the features
+        up again.
     """
     chosen = select(recording, layer, PLACES)
     if chosen.layout is None:
-        raise OptionError(f"{chosen.layer}: where its gate lies on the image could not be followed. Choose another layer.")
+        raise OptionError(f"{chosen.layer}: the position of its gate on the image could not be traced. Choose another layer.")
     share = mixed(recording, chosen.layer)
-    notes = () if share is None else (f"{chosen.layer} acts by a share of {share:.3g}: y = x + {share:.3g} (A(x) - x)",)
+    notes = () if share is None else (f"{chosen.layer} acts with the weight {share:.3g}: y = x + {share:.3g} (A(x) - x)",)
     return to_map(recording, "gates", "gate", chosen.value.float().mean(1), chosen.layout, {"layer": chosen.layer}, notes=notes)
 
 
 def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> FeatureRecord:
-    """The gate of one module, by position or name among those with one of these roles.
+    """Return the gate of one module, by index or name among those with one of these roles.
 
     Raises:
-        OptionError: If there is none.
+        OptionError: If there is no such gate.
     """
     found = [feature for feature in one_forward(recording).features if feature.role in roles]
     if not found:
@@ -59,10 +59,10 @@ def select(recording: Recording, layer: int | str, roles: tuple[Role, ...]) -> F
 
 
 def layer_of(layer: int | str, names: Iterable[str], *, also: str = "", what: str = "such gates") -> str:
-    """A name among `names`, by itself or by position; a name that is a number goes before a position.
+    """Return a name among `names`, given by the name itself or by index. A name that is a number is preferred to an index.
 
     Raises:
-        OptionError: If there is none.
+        OptionError: If there is no such name or index.
     """
     known = list(dict.fromkeys(names))
     if str(layer) in known:
@@ -73,19 +73,19 @@ def layer_of(layer: int | str, names: Iterable[str], *, also: str = "", what: st
 
 
 def mixed(recording: Recording, layer: str) -> float | None:
-    """The share by which attached attention acts, where it stands behind a learned number; at 0 its gates do nothing."""
+    """Return the learned weight of an attached attention module, or None if it has none. At 0 the module is the identity."""
     shares = {feature.layer: float(feature.value) for feature in recording.features if feature.role == "mix"}
     return next((share for name, share in shares.items() if layer.startswith(f"{name}.")), None)
 
 
 def refusal(recording: Recording) -> str | None:
-    """Why no gate can be drawn on the image, or None."""
+    """Return why no gate can be drawn on the image, or None if one can."""
     roles = {feature.role for feature in recording.features}
     if roles & {*PLACES}:
         return None
     if roles & {*GATES}:
         return (
-            "its modules weigh channels only, which have no place on the image. Use evaluation.gate_statistics "
+            "its modules gate only channels, which cannot be drawn on the image. Use evaluation.gate_statistics "
             "(visattn heads --method gates)."
         )
     return NO_GATES

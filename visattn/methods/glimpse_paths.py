@@ -1,4 +1,4 @@
-"""Where a recurrent model looked, glimpse by glimpse."""
+"""Glimpses of recurrent attention models."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ NO_GLIMPSES = (
 
 
 def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
-    """Where a recurrent attention model looked: the share of its glimpses whose finest patch covers a pixel.
+    """Compute where a recurrent attention model looked: the share of its glimpses whose finest patch covers each pixel.
 
     A patch covers a pixel if the pixel's center lies in `[top, bottom) x [left, right)`.
 
     Args:
-        recording: A forward of a network with a `visattn.nn.Retina`; its calls are recorded without being asked for.
-        layer: Position or dotted name among the modules with glimpses.
+        recording: Forward pass of a network with a `visattn.nn.Retina`. Its calls are always recorded.
+        layer: Index or dotted name among the modules with glimpses.
 
     Returns:
-        Map with the axis `batch`, on a grid of the input's pixels; in `[0, 1]`. Its `facts.glimpses` are the patches of each glimpse, in
-        order, of each image.
+        Map with the axis `batch`, on the grid of the input's pixels; values in `[0, 1]`. `facts.glimpses` holds the patches of each
+        glimpse, in order, for each image.
 
     Raises:
-        OptionError: If there is no glimpse, or where it lies on the image is not known.
+        OptionError: If there is no glimpse, or its position on the image is not known.
 
     Reference:
-        Mnih et al., "Recurrent Models of Visual Attention", NeurIPS 2014, arXiv:1406.6247. Each glimpse counts alike, though the
-        class may rest on one of them.
+        Mnih et al., "Recurrent Models of Visual Attention", NeurIPS 2014, arXiv:1406.6247. Every glimpse counts equally, although the
+        prediction may depend on only one of them.
     """
     looks = [feature for feature in one_forward(recording).features if feature.role == "glimpse"]
     if not looks:
@@ -55,16 +55,16 @@ def glimpses(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
 
 
 def refusal(recording: Recording) -> str | None:
-    """Why no path can be drawn on the image, or None."""
+    """Return why no glimpses can be drawn on the image, or None if they can."""
     return None if any(feature.role == "glimpse" for feature in recording.features) else NO_GLIMPSES
 
 
 def _on_input(look: FeatureRecord) -> Tensor:
-    """The patches of one call in pixels of the model's input, `(B, scales, 4)`."""
+    """Return the patches of one call in pixels of the model's input, `(B, scales, 4)`."""
     layout = look.layout
     if layout is None:
         raise OptionError(
-            f"{look.layer}: where its glimpses lie on the image could not be followed. Give the retina the image, or maps of it."
+            f"{look.layer}: the position of its glimpses on the image could not be traced. Pass the retina the image or feature maps."
         )
     box, (rows, columns) = layout.box, layout.grid
     value = look.value.to("cpu", torch.float64)
@@ -73,7 +73,7 @@ def _on_input(look: FeatureRecord) -> Tensor:
 
 
 def _within(ends: Tensor, side: int) -> Tensor:
-    """Of pixels in a row, which centers lie between two ends `(..., 2)`: `(..., side)`."""
+    """Return `(..., side)`: true for pixels of a row whose center lies between two ends `(..., 2)`."""
     centers = torch.arange(side, dtype=ends.dtype) + 0.5
     return (centers >= ends[..., :1]) & (centers < ends[..., 1:])
 

@@ -1,4 +1,4 @@
-"""What is known of a method: how it is called, what it needs, and when it applies. Each method's file says it of its own."""
+"""Description of a method: its function, its needs, and when it applies. Each method's file describes its own methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Refusal = Callable[[Recording], str | None]
 Need = Literal[
     "attention", "gradients", "layer gradients", "values", "features", "cam layer", "gates", "glimpses", "replay", "score"
 ]
-_RUN_AGAIN = "replay", "scored"  # arguments that the pipeline gives
+_RUN_AGAIN = "replay", "scored"  # arguments that the pipeline passes
 
 
 def _nothing_more(_parameters: Mapping[str, Any]) -> frozenset[Need]:
@@ -23,18 +23,18 @@ def _nothing_more(_parameters: Mapping[str, Any]) -> frozenset[Need]:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One method: how to call it, and when it applies.
+    """Description of a method: its function, its needs, and when it applies.
 
     Attributes:
-        function: From a recording and its own parameters to a map.
-        needs: What the recording must hold, whatever the parameters; `cam layer`: features of one layer, by default of that which
-            `families.cam_layer` names; `replay` and `score` are arguments of their own, see `visattn.methods`.
-        accepts: Why it does not apply to a recording, or None.
-        targeted: Whether it explains a class.
-        sinks: Whether sinks can show in its map as bright spots.
-        more: What the recording must hold beside that, given the parameters.
-        lacking: What is said where a model has nothing of what is needed.
-        aliases: Other names it is known by.
+        function: Function from a recording and the method's own parameters to a map.
+        needs: Contents that the recording must have for any parameters. `cam layer` is the features of one layer, by default the one
+            that `families.cam_layer` names. `replay` and `score` are arguments of their own, see `visattn.methods`.
+        accepts: Function that returns why the method does not apply to a recording, or None if it does.
+        targeted: Whether the method explains a class.
+        sinks: Whether sinks can appear in the map as bright spots.
+        more: Function from the parameters to further contents that the recording must have.
+        lacking: Error message for models that have nothing the method can use.
+        aliases: Other names of the method.
     """
 
     function: Callable[..., AttentionMap]
@@ -47,36 +47,36 @@ class Method:
     aliases: tuple[str, ...] = ()
 
     def wants(self, parameters: Mapping[str, Any]) -> frozenset[Need]:
-        """What the recording must hold, given the parameters."""
+        """Return what the recording must contain for these parameters."""
         return self.needs | self.more(parameters)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of its own parameters."""
+        """Names of the method's own parameters."""
         return tuple(name for name in list(signature(self.function).parameters)[1:] if name not in _RUN_AGAIN)
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Those of them that have no default."""
+        """Names of the method's own parameters that have no default."""
         own = signature(self.function).parameters
         return tuple(name for name in self.parameters if own[name].default is Parameter.empty)
 
 
 def needs(*names: Need) -> frozenset[Need]:
-    """What a recording must hold, by name."""
+    """Build the set of contents that a recording must have."""
     return frozenset(names)
 
 
 def attention_method(function: Callable[..., AttentionMap], accepts: Refusal, **facts: Any) -> Method:  # noqa: ANN401 - of `Method`
-    """A method that reads attention alone."""
+    """Describe a method that reads only attention."""
     return Method(function=function, needs=needs("attention"), accepts=accepts, **facts)
 
 
 def gradient_method(function: Callable[..., AttentionMap], accepts: Refusal, **facts: Any) -> Method:  # noqa: ANN401
-    """A method that reads attention and the gradient of a score."""
+    """Describe a method that reads attention and the gradient of a score."""
     return Method(function=function, needs=needs("attention", "gradients"), accepts=accepts, targeted=True, sinks=True, **facts)
 
 
 def attribution_method(function: Callable[..., AttentionMap], *aliases: str) -> Method:
-    """A method for which pixels and a score are all that it needs."""
+    """Describe a method that needs only pixels and a score."""
     return Method(function=function, needs=needs("score"), accepts=lambda _: None, targeted=True, aliases=aliases)

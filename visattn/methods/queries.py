@@ -1,4 +1,4 @@
-"""Which query a map is for: any weighting of the query tokens, spelled as text or given as a vector."""
+"""Queries of maps: weights of the query tokens, given as text or as a vector."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ QUERY_SPELLINGS = "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, d
 
 
 def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
-    """The weight of each query token.
+    """Compute the weight of each query token.
 
     Args:
-        query: `auto` (what the model itself reads out), `cls`, `mean` (of the patches), `all` (the mean of all tokens),
-            `patch:ROW,COL`, `input:Y,X` (a pixel of the model's input), `register:N`, `distillation`, `query:N` (of learned queries),
-            several joined by `+`, which count alike, or a vector of weights.
+        query: `auto` (the token that the classifier head uses), `cls`, `mean` (mean of the patches), `all` (mean of all tokens),
+            `patch:ROW,COL`, `input:Y,X` (a pixel of the model's input), `register:N`, `distillation` or `query:N` (a learned query).
+            Several may be joined by `+`, with equal weights. A tensor gives the weights directly.
         layout: Layout of the query tokens.
-        readout: The model's own readout, for `auto`; empty where that is not known.
-        device: Where the result lives.
+        readout: Readout query of the model, for `auto`; empty if not known.
+        device: Device of the result.
 
     Returns:
-        `(1, 1, 1, Q)` float64 weights (`(B, 1, 1, Q)` for a vector per image), and the query in words.
+        `(1, 1, 1, Q)` float64 weights (`(B, 1, 1, Q)` for one vector per image), and the query as text.
 
     Raises:
-        OptionError: If the query is unknown, the model has no such token, or `auto` is asked for where the readout is not known.
-        ShapeError: If a vector has another length.
+        OptionError: If the query is unknown, the model has no such token, or the query is `auto` and the readout is not known.
+        ShapeError: If a vector has the wrong length.
     """
     if isinstance(query, Tensor):
         if query.shape[-1] != len(layout) or query.ndim > 2:
@@ -48,10 +48,10 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
 
 
 def named(query: str, layout: TokenLayout) -> str:
-    """A query with `input:Y,X` told as the patch that covers this pixel.
+    """Replace `input:Y,X` by the patch that covers this pixel; return other queries unchanged.
 
     Raises:
-        OptionError: If no patch does.
+        OptionError: If no patch covers the pixel, or its coordinates are not numbers.
     """
     if not query.startswith("input:"):
         return query
@@ -60,15 +60,15 @@ def named(query: str, layout: TokenLayout) -> str:
     except ValueError as error:
         raise OptionError(f"an input query must be input:Y,X with numbers, got '{query}'.") from error
     cell = layout.cell(layout.token_at(y, x))
-    assert cell is not None  # noqa: S101 - token_at gives patches
+    assert cell is not None  # noqa: S101 - token_at returns patches
     return f"patch:{cell[0]},{cell[1]}"
 
 
 def token_of(query: str, layout: TokenLayout) -> int:
-    """The one token that a query names.
+    """Return the index of the token that a query names.
 
     Raises:
-        OptionError: If it names none or the model has no such token.
+        OptionError: If the query is unknown or the model has no such token.
     """
     name, _, argument = query.partition(":")
     numbers = [whole_number(part) for part in argument.split(",")]
@@ -92,5 +92,5 @@ def _automatic(layout: TokenLayout, readout: str) -> str:
         return "+".join(layout.prefix)
     if not readout:
         choices = ", ".join(dict.fromkeys([*layout.prefix[:3], "mean", "patch:ROW,COL"]))
-        raise OptionError(f"what this model reads its output from could not be told. Choose the query: {choices}.")
+        raise OptionError(f"the token that this model's output is computed from is not known. Choose the query: {choices}.")
     return readout if all(name in (*layout.prefix, "mean", "all") for name in readout.split("+")) else "mean"

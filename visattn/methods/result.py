@@ -1,4 +1,4 @@
-"""The end of every method: values become a map that knows how it was made."""
+"""Construction of maps with their provenance, the last step of every method."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def to_map(
     warnings: tuple[str, ...] = (),
     package: str = "",
 ) -> AttentionMap:
-    """Make the map of a method's values, with its parameters and what was not recorded in the provenance.
+    """Build a map from a method's values; record the parameters and attention that was not recorded in the provenance.
 
     Args:
-        recording: What the method read.
-        method: Its name.
-        meaning: What a value is.
-        values: `(B, *axes, tokens)` with those of the prefix or without, or `(B, *axes, rows, columns)`.
-        layout: Where the tokens lie.
-        parameters: Of the method, after every automatic choice.
-        axes: Names of the axes behind the batch.
-        labels: Names of their entries.
-        signed: Whether zero is a value of its own.
-        facts: What else is known of it; layer and query are taken from the parameters.
-        notes: Choices made on the way.
+        recording: Recording that the method read.
+        method: Name of the method.
+        meaning: Quantity of the values.
+        values: `(B, *axes, tokens)`, with or without prefix tokens, or `(B, *axes, rows, columns)`.
+        layout: Layout of the tokens.
+        parameters: Parameters of the method, with all automatic choices resolved.
+        axes: Names of the axes after the batch.
+        labels: Names of the entries of each axis.
+        signed: Whether the map needs a diverging color scale centered on zero.
+        facts: Further facts about the map; its layer and query are taken from the parameters.
+        notes: Choices made while computing the map.
         warnings: Reasons why the map may mislead.
-        package: A library that computed it, whose version is kept.
+        package: Library that computed the values, whose version is recorded.
 
     Returns:
         The map.
     """
     if tuple(values.shape[1 + len(axes) :]) != layout.grid:
         values = layout.on_grid(values[..., len(layout.prefix) :] if values.shape[-1] == len(layout) else values)
-    warnings += tuple(f"{named(unseen.layer)} {unseen.how}, which was not recorded" for unseen in recording.unseen)
+    warnings += tuple(f"{named(unseen.layer)} {unseen.reason}, which was not recorded" for unseen in recording.unseen)
     layer, query = (str(parameters.get(name, "")) for name in ("layer", "query"))
     facts = replace(facts or MapFacts(), layer="" if layer == "all" else layer, query=query)
     used = {**parameters, **facts.path()}

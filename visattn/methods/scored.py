@@ -1,7 +1,7 @@
-"""A model as a function from pixels to a number, and what is said of values that explain this number.
+"""Attribution of a model's score to parts of an image.
 
-In: prepared pixels, a score and a kernel, which gives each part of an image a value. Out: a map whose notes tell what the values sum
-to, what the score is with and without the image, and how often the model was run.
+The model is treated as a function from pixels to a score, and a kernel assigns each part of the image a value. The resulting map has
+notes on the sum of the values, the score of the image and of the baseline, and the number of model evaluations.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from visattn.records import Recording, TokenLayout
 Baseline = Literal["mean", "black", "blur"]
 Score = Callable[[Tensor], Tensor]
 
-_BLUR = 16  # the shorter side of the input over the standard deviation of the blur: 14 pixels of 224
-_RESIDUAL = 0.05  # share of the score's rise that a residual may reach without a warning
-_ROUNDING = 1e-4  # of all values without their signs, likewise
-_NOISE = 0.5  # standard error over the standard deviation of the values: from there on most differences are chance
+_BLUR = 16  # shorter side of the input over the standard deviation of the blur: 14 pixels for 224
+_RESIDUAL = 0.05  # largest residual without a warning, as a share of the score's rise
+_ROUNDING = 1e-4  # additional tolerance, as a share of the sum of absolute values
+_NOISE = 0.5  # warn above this standard error over the standard deviation of values: most differences are then chance
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
-    """What is asked: a number of each image.
+class ScoredImages:
+    """Images to explain, and the score function that is explained.
 
     Attributes:
-        pixels: `(B, C, H, W)`, as the model takes them; each image is explained by itself.
-        score: From pixels `(N, C, H, W)`, any number of edited images, to `(N,)`.
-        mean: What was subtracted from each channel of pixels in [0, 1].
-        std: What they were divided by then.
-        patch: Input pixels of one token, `(vertical, horizontal)`.
-        model: The model behind the score, for methods that change what a layer gives.
+        pixels: `(B, C, H, W)` normalized input of the model; each image is explained separately.
+        score: Function from any number of edited images, `(N, C, H, W)`, to their scores, `(N,)`.
+        mean: Mean that normalization subtracted from each channel of pixels in [0, 1].
+        std: Standard deviation by which normalization divided each channel.
+        patch: Size of one token in input pixels, `(vertical, horizontal)`.
+        model: Model that computes the score, for methods that edit a layer's output.
     """
 
     pixels: Tensor
@@ -55,14 +55,14 @@ class Scored:
 
     @contextmanager
     def editing(self, layer: str, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Inside the `with`, a layer of the model gives `edit(what it gave)`.
+        """Replace the output of a layer by `edit(output)` inside the `with` block.
 
         Raises:
             OptionError: If the model is not known or has no such layer.
         """
         module = dict(self.model.named_modules()).get(layer) if self.model is not None else None
         if module is None:
-            raise OptionError(f"the model behind the score is not known, or has no layer {layer}. Use visattn.explain.")
+            raise OptionError(f"the model that computes the score is not known or has no layer {layer}. Use visattn.explain.")
 
         def hook(_module: nn.Module, _args: object, output: object) -> object:
             return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(cast(Tensor, output))
@@ -74,7 +74,7 @@ class Scored:
             handle.remove()
 
     def baseline(self, kind: Baseline) -> Tensor:
-        """Pixels `(B, C, H, W)` without content: `mean` (the color that was subtracted), `black`, or `blur` (each image, blurred).
+        """Return baseline images `(B, C, H, W)`: the `mean` color of the normalization, `black`, or a `blur` of each image.
 
         Raises:
             OptionError: If the kind is unknown.
@@ -88,47 +88,47 @@ class Scored:
         black = [-mean / std if kind == "black" else 0.0 for mean, std in zip(self.mean, self.std, strict=True)]
         return self.pixels.new_tensor(black)[:, None, None].expand_as(self.pixels)
 
-    def parts(self, kind: Parts, cells: tuple[int, int] | None = None, count: int = 196) -> list[Segments]:
-        """How each image is divided.
+    def parts(self, kind: Parts, grid_size: tuple[int, int] | None = None, num_segments: int = 196) -> list[Segments]:
+        """Divide each image into parts.
 
         Args:
-            kind: `pixels`; `grid`, cells of whole patches where they can be; or `slic`, regions of like color.
-            cells: Rows and columns of `grid`.
-            count: About how many parts, where `cells` does not say.
+            kind: `pixels`, `grid` (cells of whole patches if possible) or `slic` (regions of similar color).
+            grid_size: Rows and columns of the `grid`.
+            num_segments: Approximate number of parts, unless `grid_size` is given.
 
         Returns:
-            A division of each image.
+            The parts of each image.
 
         Raises:
-            OptionError: If the kind is unknown or a number out of range.
-            MissingExtra: If `slic` lacks scikit-image.
+            OptionError: If the kind is unknown or a number is out of range.
+            MissingExtra: If `slic` is chosen and scikit-image is not installed.
         """
         one_of(kind, get_args(Parts), "segments")
         size = self.pixels.shape[-2], self.pixels.shape[-1]
-        if count < 2:
-            raise OptionError(f"count must be at least 2 segments, got {count}.")
-        if cells is not None and kind != "grid":
+        if num_segments < 2:
+            raise OptionError(f"num_segments must be at least 2, got {num_segments}.")
+        if grid_size is not None and kind != "grid":
             raise OptionError(
-                f"cells are rows and columns of segments='grid', got segments='{kind}'. Use count, or leave them out."
+                f"grid_size applies only to segments='grid', got segments='{kind}'. Use num_segments, or leave both out."
             )
         if kind == "slic":
             mean, std = (self.pixels.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
-            found = [segments.slic((image * std + mean).clamp(0, 1), count) for image in self.pixels.detach()]
+            found = [segments.slic((image * std + mean).clamp(0, 1), num_segments) for image in self.pixels.detach()]
         else:
-            rows, columns = size if kind == "pixels" else cells or segments.about(size, self.patch, count)
+            rows, columns = size if kind == "pixels" else grid_size or segments.about(size, self.patch, num_segments)
             found = [segments.grid(size, rows, columns)] * len(self.pixels)
         return [Segments(each.labels.to(self.pixels.device), each.grid, each.text) for each in found]
 
 
-class Asked(NamedTuple):
-    """What a kernel is asked: how much each part of one image does for the score.
+class KernelInput(NamedTuple):
+    """Input of a kernel, which computes the contribution of each part of one image to the score.
 
     Attributes:
-        score: The score; it counts how often it is asked.
-        image: `(1, C, H, W)`.
-        ground: The baseline of this image, likewise; the image itself where a method has none.
-        parts: Which part each pixel belongs to.
-        rise: By how much the score of the image is above that of the baseline.
+        score: Score function, which counts its evaluations.
+        image: `(1, C, H, W)` image.
+        ground: `(1, C, H, W)` baseline of the image; the image itself for methods without a baseline.
+        parts: Assignment of pixels to parts.
+        rise: Score of the image minus score of the baseline.
     """
 
     score: Score
@@ -138,12 +138,12 @@ class Asked(NamedTuple):
     rise: float
 
 
-class Found(NamedTuple):
-    """What a kernel gives.
+class KernelOutput(NamedTuple):
+    """Output of a kernel.
 
     Attributes:
-        values: `(parts,)`.
-        error: The standard error of a value, where values are estimated from samples.
+        values: `(parts,)` contributions.
+        error: Standard error of a value, if values are estimated from samples.
     """
 
     values: Tensor
@@ -154,8 +154,8 @@ def attributed(
     method: str,
     meaning: str,
     recording: Recording,
-    scored: Scored,
-    kernel: Callable[[Asked], Found],
+    scored: ScoredImages,
+    kernel: Callable[[KernelInput], KernelOutput],
     parts: list[Segments],
     *,
     baseline: Baseline | None,
@@ -163,19 +163,19 @@ def attributed(
     diverging: bool = True,
     **parameters: object,
 ) -> AttentionMap:
-    """The map of every image.
+    """Apply a kernel to every image and build the map, with notes on the scores and warnings about large errors.
 
     Args:
-        method: Its name.
-        meaning: What a value is.
-        recording: For its provenance.
-        scored: Pixels and their score.
-        kernel: What gives the parts of an image their values.
-        parts: The division of each image.
-        baseline: What stands in the place of parts that are taken away; None where nothing is.
-        additive: Whether values should sum to the score's rise from the baseline.
+        method: Name of the method.
+        meaning: Quantity of the values.
+        recording: Recording that gives the provenance.
+        scored: Images and their score function.
+        kernel: Function that computes the values of the parts of one image.
+        parts: Parts of each image.
+        baseline: Image that replaces removed parts; None if nothing is removed.
+        additive: Whether the values should sum to the score's rise from the baseline.
         diverging: Whether values have both signs.
-        parameters: Of the method, for the provenance.
+        parameters: Parameters of the method, for the provenance.
 
     Returns:
         A map with the axis `batch`.
@@ -189,16 +189,16 @@ def attributed(
         known["baseline"] = baseline
         notes.append(_described(baseline, grounds))
     for i, part in enumerate(parts):
-        image, score = scored.pixels[i : i + 1], Counted(scored.score)
+        image, score = scored.pixels[i : i + 1], CountingScore(scored.score)
         ground = image if grounds is None else grounds[i : i + 1]
         with torch.no_grad():
             top, bottom = (0.0, 0.0) if grounds is None else (float(score(image)), float(score(ground)))
-        found = kernel(Asked(score, image, ground, part, top - bottom))
+        found = kernel(KernelInput(score, image, ground, part, top - bottom))
         said, warned = ([], []) if grounds is None else _balance(found.values, top, bottom, additive)
         if found.error is not None:
             spread = float(found.values.std())
-            said.append(f"values spread by {spread:.2g}, each is uncertain by {found.error:.2g} (standard error)")
-            warned += [f"{said[-1]}; raise evaluations, or take fewer segments"] if found.error > _NOISE * spread else []
+            said.append(f"values have a standard deviation of {spread:.2g} and a standard error of {found.error:.2g}")
+            warned += [f"{said[-1]}; increase samples, or use fewer segments"] if found.error > _NOISE * spread else []
         said.append(f"{score.count} evaluation{'s' * (score.count > 1)} of the model")
         where = f"image {i}: " if len(parts) > 1 else ""
         notes += [where + text for text in said]
@@ -221,28 +221,28 @@ def attributed(
 
 
 def _balance(values: Tensor, top: float, bottom: float, additive: bool) -> tuple[list[str], list[str]]:
-    """Notes: the score of the image and of the baseline, and how far the sum is from its rise; a warning where it should be there."""
+    """Return notes on both scores and on the residual of the sum of values, and a warning if an additive method misses the rise."""
     notes = [f"the score is {top:.4g}, {bottom:.4g} on the baseline"]
     total, rise = float(values.double().sum()), top - bottom
     residual = abs(total - rise)
     notes.append(f"values sum to {total:.4g}, the score rises by {rise:.4g} from the baseline: residual {residual:.2g}")
     missed = additive and residual > _RESIDUAL * abs(rise) + _ROUNDING * float(values.abs().sum())
-    return notes, [f"{notes[-1]}; raise evaluations"] if missed else []
+    return notes, [f"{notes[-1]}; increase steps or samples"] if missed else []
 
 
-class Counted:
-    """A score whose numbers are checked, and that counts the images it was asked of."""
+class CountingScore:
+    """Score function that checks its results and counts the images it has evaluated."""
 
     def __init__(self, score: Score) -> None:
-        """Nothing is counted yet."""
+        """Wrap a score function, with a count of 0."""
         self._score, self.count = score, 0
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """The score of `(B, C, H, W)` pixels, `(B,)`.
+        """Compute the scores of `(B, C, H, W)` pixels, `(B,)`.
 
         Raises:
-            ShapeError: If the score is not one number for each image.
-            ModelError: If a number is NaN or infinite.
+            ShapeError: If the score does not return one number per image.
+            ModelError: If a score is NaN or infinite.
         """
         self.count += len(pixels)
         found = self._score(pixels)
@@ -256,6 +256,4 @@ class Counted:
 def _described(baseline: Baseline | None, grounds: Tensor) -> str:
     values = ", ".join(f"{value:.3g}" for value in grounds[0, :, 0, 0].tolist())
     colors = {"mean": "the mean color of the training images", "black": "black"}
-    return (
-        f"baseline: {colors[baseline]}, {values} after normalization" if baseline in colors else "baseline: the photo, blurred"
-    )
+    return f"baseline: {colors[baseline]}, {values} after normalization" if baseline in colors else "baseline: the blurred photo"

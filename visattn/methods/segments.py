@@ -1,4 +1,4 @@
-"""The parts of an image: which part each pixel of the input belongs to, and how values of parts become a map."""
+"""Segments of an image: assignment of input pixels to parts, and conversion between values of parts and maps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Parts = Literal["pixels", "grid", "slic"]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Which part each pixel of the input belongs to.
+    """Assignment of the input's pixels to parts.
 
     Attributes:
-        labels: `(H, W)`, int64, from 0 and without gaps.
-        grid: Of the map: the rows and columns of the parts, or `(H, W)` where parts have any shape.
-        text: Their kind and number.
+        labels: `(H, W)` int64 part of each pixel, numbered from 0 without gaps.
+        grid: Grid of the map: rows and columns of the parts, or `(H, W)` for parts of any shape.
+        text: Kind and number of the parts.
     """
 
     labels: Tensor
@@ -31,55 +31,57 @@ class Segments:
     text: str
 
     def __len__(self) -> int:
-        """Number of parts."""
+        """Return the number of parts."""
         return int(self.labels.max()) + 1
 
     def spread(self, values: Tensor) -> Tensor:
-        """`(parts,)` on the map's grid."""
+        """Arrange `(parts,)` values on the map's grid."""
         return values[self.labels] if self.grid == tuple(self.labels.shape) else values.reshape(self.grid)
 
     def picked(self, pixels: Tensor) -> Tensor:
-        """`(parts,)` of pixels `(H, W)` that are alike within each part."""
+        """Reduce pixels `(H, W)`, which must be constant within each part, to `(parts,)`."""
         return pixels.new_zeros(len(self)).scatter_(0, self.labels.flatten(), pixels.flatten())
 
     def summed(self, pixels: Tensor) -> Tensor:
-        """`(parts,)` of pixels `(H, W)`: the sum of each part."""
+        """Sum pixels `(H, W)` over each part, giving `(parts,)`."""
         return pixels.new_zeros(len(self)).index_add_(0, self.labels.flatten(), pixels.flatten())
 
 
 def grid(size: tuple[int, int], rows: int, columns: int) -> Segments:
-    """Equal cells, to the nearest pixel.
+    """Divide an image into equal cells, rounded to whole pixels.
 
     Raises:
-        OptionError: If there is one cell only, or one would be smaller than a pixel.
+        OptionError: If there is only one cell, or cells would be smaller than a pixel.
     """
     height, width = size
     if not (1 <= rows <= height and 1 <= columns <= width and rows * columns > 1):
-        raise OptionError(f"cells must be two or more and no smaller than a pixel of {height} x {width}, got {rows} x {columns}.")
+        raise OptionError(
+            f"grid_size must give at least two cells, at most {height} x {width} (one per pixel), got {rows} x {columns}."
+        )
     down, across = torch.arange(height) * rows // height, torch.arange(width) * columns // width
     text = "pixels" if (rows, columns) == size else f"grid {rows} x {columns}"
     return Segments(down[:, None] * columns + across, (rows, columns), text)
 
 
 def about(size: tuple[int, int], patch: tuple[int, int], count: int) -> tuple[int, int]:
-    """Rows and columns of about `count` about-square cells: whole patches where a number nearby divides them, never smaller ones."""
+    """Return rows and columns of about `count` nearly square cells, no smaller than a patch, of whole patches if possible."""
     height, width = size
     wanted = math.sqrt(count * height / width), math.sqrt(count * width / height)
     return _cells(height, patch[0], wanted[0]), _cells(width, patch[1], wanted[1])
 
 
 def slic(photo: Tensor, count: int) -> Segments:
-    """About `count` regions of like color.
+    """Divide an image into about `count` regions of similar color.
 
     Args:
-        photo: `(3, H, W)` in [0, 1], or `(1, H, W)`, which is taken for gray.
-        count: How many are asked for; SLIC makes a few more or less.
+        photo: `(3, H, W)` image in [0, 1], or `(1, H, W)` for gray.
+        count: Requested number of regions; SLIC may return a few more or fewer.
 
     Returns:
         The regions.
 
     Raises:
-        OptionError: If SLIC makes only one.
+        OptionError: If SLIC finds only one region.
         MissingExtra: If scikit-image is not installed.
 
     Reference:
@@ -92,7 +94,7 @@ def slic(photo: Tensor, count: int) -> Segments:
     found = skimage.segmentation.slic(array, n_segments=count, channel_axis=-1)
     labels = torch.from_numpy(np.unique(found, return_inverse=True)[1].reshape(found.shape))
     if not labels.any():
-        raise OptionError(f"SLIC makes one segment of this image, asked for {count}. Use segments='grid'.")
+        raise OptionError(f"SLIC found only one segment in this image instead of {count}. Use segments='grid'.")
     return Segments(labels, (labels.shape[0], labels.shape[1]), f"slic {int(labels.max()) + 1}")
 
 

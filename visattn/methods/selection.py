@@ -1,4 +1,4 @@
-"""What several methods ask of a recording."""
+"""Selection of records, and checks of recordings that several methods share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import pairwise
 from visattn.errors import OptionError
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout
 
-NOTHING = "no layer multiplied a softmax with values. Use method 'gradcam', or 'eigencam' where there is no class."
+NOTHING = "no layer multiplied a softmax by values. Use method 'gradcam', or 'eigencam' if there is no class."
 
 
 def one_forward(recording: Recording) -> Recording:
-    """`recording` itself, if it holds one forward pass.
+    """Return `recording` after checking that it holds one forward pass.
 
     Raises:
-        OptionError: If it holds several; their maps must not be mixed.
+        OptionError: If it holds several forward passes, whose maps must not be mixed.
     """
     if len(recording.forwards) > 1:
         raise OptionError(
@@ -24,10 +24,10 @@ def one_forward(recording: Recording) -> Recording:
 
 
 def chain(recording: Recording, *, probability: bool = True) -> list[AttentionRecord]:
-    """The self-attention records, which must compose: the keys of each are the queries of the next.
+    """Return the self-attention records after checking that they compose: consecutive layers share one token set.
 
     Raises:
-        OptionError: If there are none, they live in different token sets, or rows are asked to be distributions and are not.
+        OptionError: If there are none, they are over different token sets, or rows must be distributions and are not.
     """
     reason = chain_refusal(one_forward(recording), probability=probability)
     if reason:
@@ -36,10 +36,10 @@ def chain(recording: Recording, *, probability: bool = True) -> list[AttentionRe
 
 
 def graded(recording: Recording) -> Recording:
-    """`recording` itself, if it holds the gradient of a score.
+    """Return `recording` after checking that it holds the gradient of a score.
 
     Raises:
-        OptionError: If it does not.
+        OptionError: If it has no gradient.
     """
     if any(record.operator.gradient is None for record in recording):
         raise OptionError(
@@ -49,7 +49,7 @@ def graded(recording: Recording) -> Recording:
 
 
 def chain_refusal(recording: Recording, *, probability: bool = True) -> str | None:
-    """Why the self-attention of a recording does not compose, or None."""
+    """Return why the self-attention of a recording does not compose, or None if it does."""
     instead = "so layers cannot be multiplied. Use method 'attention'."
     if recording.captured != "*":
         return f"only the layers {recording.captured} were captured, so layers cannot be multiplied. Capture without layers=."
@@ -73,18 +73,21 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
             return f"{named(after.layer)} does not follow {named(before.layer)} but {after.follows[0] or 'the pixels'}, {instead}"
     outside = next((record for record in recording if record.kind == "pool" and _reads_elsewhere(record, records[0].keys)), None)
     if outside is not None:
-        return f"{named(outside.layer)} reads the image out by tokens that these layers do not have, {instead}"
+        return f"{named(outside.layer)} pools tokens that these layers do not have, {instead}"
     if probability and not all(record.probability for record in records):
         return f"attention rows do not sum to 1 in this model, {instead}"
     return None
 
 
 def set_refusal(recording: Recording) -> str | None:
-    """Why layers must not be combined, whatever their order: one was not seen, or works on tokens that are not the image's."""
+    """Return why layers must not be combined in any order, or None.
+
+    Either attention was not recorded, or a layer attends to another input of the model or across branches.
+    """
     instead = "so layers cannot be combined. Use method 'attention'."
     if recording.unseen:
         unseen = recording.unseen[0]
-        return f"{named(unseen.layer)} {unseen.how}, which was not recorded, {instead}"
+        return f"{named(unseen.layer)} {unseen.reason}, which was not recorded, {instead}"
     foreign = next((record for record in recording if any(map(_foreign, record.keys.prefix))), None)
     if foreign is not None:
         return f"{named(foreign.layer)} also attends to tokens of another input of the model, {instead}"
@@ -93,7 +96,7 @@ def set_refusal(recording: Recording) -> str | None:
 
 
 def named(layer: str) -> str:
-    """A layer by its name; the model itself has none."""
+    """Return the name of a layer for messages; the model itself has an empty name."""
     return layer or "the model itself"
 
 
@@ -106,19 +109,19 @@ def _why_cross(record: AttentionRecord) -> str:
     if (queries.grid, queries.box, queries.holes) == (keys.grid, keys.box, keys.holes):
         more = [token for token in keys.prefix if token not in queries.prefix]
         if more:
-            return f"its keys have tokens that ask nothing ({', '.join(more)})"
+            return f"some of its keys are never queries ({', '.join(more)})"
         if queries == keys:
             return "its queries and its keys come from different branches"
     return f"its keys are other tokens ({_size(keys)}) than its queries ({_size(queries)})"
 
 
 def _reads_elsewhere(pool: AttentionRecord, tokens: TokenLayout) -> bool:
-    """Whether a pooling head also attends to tokens outside of the set, as class attention does to its own."""
+    """Check whether a pooling head also attends to tokens outside of the set, as class attention does to its class token."""
     return (pool.keys.grid, pool.keys.holes) == (tokens.grid, tokens.holes) and not set(pool.keys.prefix) <= set(tokens.prefix)
 
 
 def chain_refusal_of_any_rows(recording: Recording) -> str | None:
-    """The same for methods that do not ask rows to be distributions."""
+    """Return `chain_refusal` without requiring that rows sum to 1."""
     return chain_refusal(recording, probability=False)
 
 
@@ -128,7 +131,7 @@ def _size(layout: TokenLayout) -> str:
 
 
 def spatial_refusal(recording: Recording) -> str | None:
-    """Why no attention of a recording can be drawn on the image, or None."""
+    """Return why no attention of a recording can be drawn on the image, or None if some can."""
     if not len(recording):
         return NOTHING
     if any(record.keys.grid for record in recording):
@@ -137,12 +140,12 @@ def spatial_refusal(recording: Recording) -> str | None:
         if record.reason:
             return f"{named(record.layer)}: {record.reason}."
     if any(record.kind == "channel" for record in recording):
-        return "channels attend to channels in this model; that has no place on the image. Use method 'similarity' or 'pca'."
+        return "channels attend to channels in this model, which cannot be drawn on the image. Use method 'similarity' or 'pca'."
     return "no attention over tokens on a grid was recorded."
 
 
 def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
-    """The token features of one layer.
+    """Return the token features of one layer.
 
     Raises:
         OptionError: If they were not recorded.
@@ -163,5 +166,5 @@ def tokens_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
 
 
 def features_refusal(recording: Recording) -> str | None:
-    """Why there are no features of tokens, or None."""
+    """Return why there are no token features, or None if there are."""
     return None if any(feature.role == "tokens" for feature in recording.features) else "no token features were recorded."

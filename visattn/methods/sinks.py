@@ -1,4 +1,4 @@
-"""Sinks: the few tokens that draw attention from every query, and may make a map mislead."""
+"""Attention sinks: the few tokens that receive attention from every query and can make maps misleading."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from visattn.methods.selection import chain
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
 
-THRESHOLD = 20.0  # times the uniform share; DINOv2's lie at 23 to 225, its objects' patches below 19
+THRESHOLD = 20.0  # times the uniform share; DINOv2's sinks score 23 to 225, its patches on objects below 19
 
 
-def column_scores(recording: Recording) -> Tensor:
-    """How much each token draws from all queries, head mean, as a multiple of the uniform share: `K * mean_i A[i, j]`.
+def attention_received(recording: Recording) -> Tensor:
+    """Compute the attention that each token receives, relative to the uniform share: `K * mean_i A[i, j]`, averaged over heads.
 
     Args:
         recording: Self-attention over one token set.
 
     Returns:
-        `(B, layers, K)`; 1 everywhere for uniform attention.
+        `(B, layers, K)` scores, which are 1 under uniform attention.
 
     Raises:
         OptionError: If there is no self-attention over one token set.
@@ -30,32 +30,32 @@ def column_scores(recording: Recording) -> Tensor:
 
 
 def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tuple[Sink, ...], ...]:
-    """Patches whose column score exceeds `threshold` in some layer, highest first, for each image.
+    """Find patches whose `attention_received` exceeds `threshold` in some layer, highest first, for each image.
 
-    Prefix tokens are not counted: drawing attention is what class and register tokens are for.
+    Prefix tokens are not counted, since class and register tokens are meant to receive attention.
 
     Args:
         recording: Self-attention over one token set.
-        threshold: Least score, as a multiple of the uniform share.
+        threshold: Score above which a patch is a sink, as a multiple of the uniform share.
 
     Returns:
-        An entry for each image of the batch.
+        Sinks of each image of the batch.
 
     Raises:
         OptionError: If there is no self-attention over one token set.
 
     Reference:
-        Gu et al., "When Attention Sink Emerges in Language Models", arXiv:2410.10781, scores keys by their column mean; the
-        threshold relative to the uniform share is ours. Token norms (Darcet et al., arXiv:2309.16588) do not reveal these
+        Gu et al., "When Attention Sink Emerges in Language Models", arXiv:2410.10781, scores keys by their column mean.
+        Differs: the threshold is relative to the uniform share. Token norms (Darcet et al., arXiv:2309.16588) do not reveal these
         tokens in small models.
     """
-    return sinks_of_scores(column_scores(recording), chain(recording), threshold)
+    return sinks_of_scores(attention_received(recording), chain(recording), threshold)
 
 
 def sinks_of_scores(
     scores: Tensor, records: Sequence[AttentionRecord], threshold: float = THRESHOLD
 ) -> tuple[tuple[Sink, ...], ...]:
-    """Sinks from `(B, layers, K)` column scores of these records; see `find_sinks`."""
+    """Find sinks from the `(B, layers, K)` scores that `attention_received` computed for these records; see `find_sinks`."""
     layout = records[0].keys
     best, where = scores.max(dim=1)  # (B, K)
     found = []
@@ -70,12 +70,12 @@ def sinks_of_scores(
 
 
 def sink_mass(recording: Recording, found: Sequence[Sequence[Sink]], scores: Tensor | None = None) -> Tensor:
-    """Share of each layer's attention that other tokens give to sinks, mean over heads and queries.
+    """Compute the share of each layer's attention that other tokens give to sinks, averaged over heads and queries.
 
     Args:
         recording: Self-attention over one token set.
-        found: The sinks of each image, as `find_sinks` gives them.
-        scores: `column_scores(recording)`, where it is at hand.
+        found: Sinks of each image, as returned by `find_sinks`.
+        scores: `attention_received(recording)`, if already computed.
 
     Returns:
         `(B, layers)` in [0, 1]; 0 for an image without sinks.
@@ -84,7 +84,7 @@ def sink_mass(recording: Recording, found: Sequence[Sequence[Sink]], scores: Ten
         OptionError: If there is no self-attention over one token set.
     """
     records = chain(recording)
-    scores = column_scores(recording) if scores is None else scores
+    scores = attention_received(recording) if scores is None else scores
     layout, mass = records[0].keys, scores.new_zeros(scores.shape[:2])
     for image, sinks_ in enumerate(found):
         tokens = torch.tensor([layout.patch(sink.row, sink.column) for sink in sinks_], device=scores.device)

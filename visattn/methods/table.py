@@ -1,6 +1,6 @@
-"""The table of methods, read by explain, the command line, `inspect` and the messages of refusal.
+"""Table of methods, read by `explain`, the command line, `inspect` and error messages.
 
-A method's file says of its own how it is called, what it needs and when it applies; its line here puts it into the table.
+Each method's file describes its own methods; its entry in `MODULES` adds them to the table.
 """
 
 from importlib import import_module
@@ -35,10 +35,10 @@ METHODS: dict[str, Method] = {
 
 
 def method_of(name: str) -> Method:
-    """A method by name or alias.
+    """Return a method by name or alias.
 
     Raises:
-        OptionError: If there is none; the message names the nearest.
+        OptionError: If the name is unknown; the message suggests the closest one.
     """
     aliases = {alias: known for known, method in METHODS.items() for alias in method.aliases}
     return METHODS[one_of(aliases.get(name, name), tuple(METHODS), "method")]

@@ -1,4 +1,4 @@
-"""One layer's features and their gradient: all that class activation maps are made of."""
+"""Features of one layer and their gradient, from which class activation maps are computed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ROLES = ("tokens", "activation")
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """What flows past one layer, prefix tokens left out.
+    """Features of one layer and their gradient, without prefix tokens.
 
     Attributes:
-        recording: Where it is from.
-        layer: Dotted name.
-        layout: Where its positions lie; the prefix still counts.
-        features: `(B, C, positions)`.
-        gradient: Likewise.
+        recording: Recording that holds them.
+        layer: Dotted name of the layer.
+        layout: Layout of the layer's tokens, including prefix tokens.
+        features: `(B, C, positions)` features.
+        gradient: `(B, C, positions)` gradient.
     """
 
     recording: Recording
@@ -46,15 +46,15 @@ class Tap:
         signed: bool = False,
         **parameters: Any,  # noqa: ANN401
     ) -> AttentionMap:
-        """Values `(B, positions)` as a map with the axis `batch`."""
+        """Build a map with the axis `batch` from `(B, positions)` values."""
         return to_map(self.recording, method, meaning, values, self.layout, {"layer": self.layer, **parameters}, signed=signed)
 
 
 def tap(recording: Recording, layer: int | str, dtype: torch.dtype) -> Tap:
-    """The features of one layer with their gradient.
+    """Return the features of one layer with their gradient.
 
     Raises:
-        OptionError: If they were not recorded, have no gradient, or where they lie is not known.
+        OptionError: If they were not recorded, have no gradient, or their positions on the image are not known.
     """
     feature = feature_of(recording, layer)
     if feature.gradient is None:
@@ -67,7 +67,7 @@ def tap(recording: Recording, layer: int | str, dtype: torch.dtype) -> Tap:
 
 
 def feature_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
-    """The tokens or feature maps of one layer, by dotted name or by position among those that were recorded.
+    """Return the tokens or feature maps of one layer, by dotted name or by index among the recorded layers.
 
     Raises:
         OptionError: If they were not recorded.
@@ -84,33 +84,35 @@ def feature_of(recording: Recording, layer: int | str = -1) -> FeatureRecord:
 
 
 def placed(feature: FeatureRecord) -> TokenLayout:
-    """Where features lie.
+    """Return the layout of features after checking that they form a map.
 
     Raises:
-        OptionError: If that is not known, or is one position only.
+        OptionError: If their positions on the image are not known, or there is only one position.
     """
     layout, shape = feature.layout, tuple(feature.value.shape)
     if layout is None or not layout.grid:
-        raise OptionError(f"{feature.layer}: where its values {shape} lie on the image is not known. Name another layer.")
+        raise OptionError(
+            f"{feature.layer}: the positions of its values {shape} on the image are not known. Choose another layer."
+        )
     if layout.cells < 2:
-        raise OptionError(f"{feature.layer}: its features have one position, which is no map. Name an earlier layer.")
+        raise OptionError(f"{feature.layer}: its features have only one position, which gives no map. Choose an earlier layer.")
     return layout
 
 
 def over_positions(values: Tensor, layout: TokenLayout) -> Tensor:
-    """`(B, C, positions)` of tokens `(B, N, C)` or maps `(B, C, H, W)`."""
+    """Convert tokens `(B, N, C)` or feature maps `(B, C, H, W)` to `(B, C, positions)`, without prefix tokens."""
     return values[:, len(layout.prefix) :].mT if values.ndim == 3 else values.flatten(2)
 
 
 def refusal(recording: Recording) -> str | None:
-    """Why no class activation map can be made of a recording, or None."""
+    """Return why no class activation map can be computed from a recording, or None if one can."""
     return None if any(feature.role in _ROLES for feature in recording.features) else "no features of a layer were recorded."
 
 
 def cam_method(
     function: Callable[..., AttentionMap], *aliases: str, weights: Literal["gradients", "score"] = "gradients"
 ) -> Method:
-    """A class activation map: features of one layer, weighted by their gradient or by what is measured of the score."""
+    """Describe a class activation map, which weights the features of one layer by their gradient or by measured scores."""
     return Method(
         function=function, needs=needs("features", "cam layer", weights), accepts=refusal, targeted=True, aliases=aliases
     )

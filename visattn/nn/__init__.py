@@ -1,14 +1,14 @@
-"""Attention as modules, one readable page each, for any network of your own.
+"""Attention modules for your own networks, one short file each.
 
-Those for CNNs take and give `(B, C, H, W)`, channels first. `ATTENTION` holds, by the name that `attach` knows, those that are built
-from the number of channels alone and keep the shape.
+Modules for CNNs map `(B, C, H, W)` to `(B, C, H, W)`, channels first. `ATTENTION` maps the names that `attach` accepts to
+classes. These need only the number of channels, and keep the shape.
 """
 
 from visattn._support.publish import publish
-from visattn.nn.attaching.attached import Attached, Site
+from visattn.nn.attaching.attached import Attachment, Site
 from visattn.nn.attaching.checkpoints import load_checkpoint, translate
 from visattn.nn.attaching.insertion import attach
-from visattn.nn.attaching.plugged import Plugged
+from visattn.nn.attaching.with_attention import WithAttention
 from visattn.nn.channel.eca import ECA
 from visattn.nn.channel.ge import GatherExcite
 from visattn.nn.channel.global_context import GlobalContext
@@ -47,7 +47,7 @@ __all__ = [
     "ECA",
     "SCSE",
     "AdditiveScore",
-    "Attached",
+    "Attachment",
     "AttentionAugmentedConv2d",
     "AttentionGate",
     "ClassAttention",
@@ -68,7 +68,6 @@ __all__ = [
     "LocationScore",
     "MultiHeadAttention",
     "NonLocal",
-    "Plugged",
     "Retina",
     "ScaledDotScore",
     "SelectiveKernel",
@@ -83,6 +82,7 @@ __all__ = [
     "TalkingHeadsAttention",
     "TripletAttention",
     "WindowAttention",
+    "WithAttention",
     "attach",
     "attend",
     "doubly_stochastic",

@@ -1,4 +1,4 @@
-"""What attention over the places of feature maps shares: maps as tokens, weights by either path, sampling between pixels."""
+"""Helpers for attention over the positions of feature maps: conversion to tokens, attention with or without weights, sampling."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from visattn.nn.shapes import is_traced
 
 
 def tokens(x: Tensor, heads: int = 1) -> Tensor:
-    """`(B, heads * d, H, W)` as `(B, heads, H * W, d)`, places in raster order."""
+    """Reshape `(B, heads * d, H, W)` to `(B, heads, H * W, d)`, positions in raster order."""
     return torch.unflatten(x, 1, (heads, -1)).flatten(3).transpose(2, 3)
 
 
 def grid(x: Tensor, maps: Tensor) -> Tensor:
-    """`(B, heads, H * W, d)` as `(B, heads * d, H, W)`: `tokens` undone, with the size and the memory format of `maps`."""
+    """Reshape `(B, heads, H * W, d)` to `(B, heads * d, H, W)`, with the size and memory format of `maps`: the inverse of `tokens`."""
     return laid_out_as(torch.unflatten(x.transpose(1, 2).flatten(2).transpose(1, 2), 2, maps.shape[2:]), maps)
 
 
 def laid_out_as(x: Tensor, maps: Tensor) -> Tensor:
-    """`x` with its channels last in memory if those of `maps` are, else in PyTorch's order."""
+    """Return `x` in channels-last memory format if `maps` has it, else contiguous."""
     if is_traced(maps):
         return x
     last = maps.is_contiguous(memory_format=torch.channels_last) and not maps.is_contiguous()
@@ -33,24 +33,24 @@ def laid_out_as(x: Tensor, maps: Tensor) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, bias: Tensor | None = None, need_weights: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Softmax attention, and its weights if they are asked for: `softmax(scale query key^T + bias) value`.
+    """Compute `softmax(scale query key^T + bias) value`, and the attention weights on request.
 
-    Without the weights it is PyTorch's fused kernel, which `visattn.capture` sees. With them, scores are in float32 at least, also
-    under autocast: unscaled scores exceed what float16 holds.
+    Without the weights, PyTorch's fused kernel runs, which `visattn.capture` can record. With the weights, scores are computed in at least
+    float32, also under autocast: unscaled scores overflow float16.
 
     Args:
         query: `(..., Q, d)`.
         key: `(..., K, d)`.
         value: `(..., K, e)`.
-        scale: What scores are multiplied by.
-        bias: What is added to the scores, `(..., Q, K)`.
-        need_weights: Whether to write the weights out.
+        scale: Factor on the scores.
+        bias: Tensor to add to the scores, `(..., Q, K)`.
+        need_weights: Whether to return the weights too.
 
     Returns:
-        `(..., Q, e)`, and the weights `(..., Q, K)` or None.
+        The output `(..., Q, e)`, and the weights `(..., Q, K)` or None.
     """
     if not need_weights:
-        # as they are, the kernel that writes out all scores would run
+        # for strided inputs PyTorch falls back to the kernel that materializes all scores
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale), None
     with exact(query):
@@ -63,23 +63,23 @@ def attend(
 
 
 def halved(module: object, x: Tensor) -> Tensor:
-    """The largest of each 2 x 2 places; an odd last row or column is left out, as in the published code.
+    """Apply 2 x 2 max pooling. It drops an odd last row or column, as the published code does.
 
     Raises:
-        ShapeError: If a side has a single place.
+        ShapeError: If a side has length 1.
     """
     if not is_traced(x) and min(x.shape[-2:]) < 2:
         raise ShapeError(
-            f"{type(module).__name__} must be given 2 x 2 places or more to pool its keys, got {x.shape[-2]} x {x.shape[-1]}. "
+            f"{type(module).__name__} must be given 2 x 2 positions or more to pool its keys, got {x.shape[-2]} x {x.shape[-1]}. "
             "Build it without pooling."
         )
     return F.max_pool2d(x, 2)
 
 
 def sample(x: Tensor, positions: Tensor) -> Tensor:
-    """`x` between its pixels, and 0 outside, at positions `(B, h, w, 2)` as (x, y), -1 and 1 being the outer edges.
+    """Sample `x` bilinearly at `positions`, `(B, h, w, 2)` as (x, y), where -1 and 1 are the outer edges; outside `x` is 0.
 
-    In float32 at least: half precision would move the positions by whole pixels.
+    Computes in at least float32: half precision would move the positions by whole pixels.
     """
     with exact(x):
         source = wide(x)
@@ -87,10 +87,10 @@ def sample(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def exact(x: Tensor) -> AbstractContextManager[object]:
-    """Autocast off on the device of `x`; under `fx` tracing, where nobody knows the device, as it is."""
+    """Return a context that disables autocast on the device of `x`; a no-op under `fx` tracing, where the device is unknown."""
     return nullcontext() if is_traced(x) else torch.autocast(x.device.type, enabled=False)
 
 
 def wide(x: Tensor) -> Tensor:
-    """`x` in float32 at least; under `fx` tracing, where nobody knows the type, as it is."""
+    """Convert `x` to at least float32; a no-op under `fx` tracing, where the dtype is unknown."""
     return x if is_traced(x) else x.to(torch.promote_types(x.dtype, torch.float32))

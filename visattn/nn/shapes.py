@@ -1,4 +1,4 @@
-"""What modules of attention check: their widths when they are built, and their input's shape when they run."""
+"""Checks of attention modules: layer widths at construction, input shapes in the forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visattn.errors import OptionError, ShapeError
 
 
 def at_least(what: str, value: int, low: int = 1) -> int:
-    """`value`, if it is a whole number of at least `low`.
+    """Return `value` if it is a whole number of at least `low`.
 
     Raises:
         OptionError: If it is not.
@@ -23,23 +23,23 @@ def at_least(what: str, value: int, low: int = 1) -> int:
 
 
 def odd(what: str, value: int) -> int:
-    """`value`, if it is an odd number of at least 1, as the side of a kernel that has a center.
+    """Return `value` if it is an odd number of at least 1: only odd kernels have a center.
 
     Raises:
         OptionError: If it is not.
     """
     if at_least(what, value) % 2 == 0:
-        raise OptionError(f"{what} must be odd, got {value}: an even one shifts the gate by half a step.")
+        raise OptionError(f"{what} must be odd, got {value}. An even kernel shifts the gate by half a position.")
     return value
 
 
 def bottleneck(channels: int, reduction: int, width: int | None = None) -> int:
-    """How wide a bottleneck is: `width`, else `channels // reduction` and at least 1.
+    """Return the width of a bottleneck: `width` if given, else `channels // reduction`, at least 1.
 
-    With a width of 0, which `channels // reduction` alone would give, a gate is a constant and nothing fails.
+    `channels // reduction` alone can be 0. The gate would then be constant, and nothing would fail.
 
     Raises:
-        OptionError: If one of them is below 1.
+        OptionError: If an argument is below 1.
     """
     at_least("channels", channels)
     at_least("reduction", reduction)
@@ -47,7 +47,7 @@ def bottleneck(channels: int, reduction: int, width: int | None = None) -> int:
 
 
 def check_maps(module: object, x: Tensor, channels: int | None) -> None:
-    """Refuse what is not `(B, channels, H, W)`; with None any number of channels will do.
+    """Check that `x` is `(B, channels, H, W)`; None allows any number of channels.
 
     Raises:
         ShapeError: If it is not.
@@ -56,14 +56,14 @@ def check_maps(module: object, x: Tensor, channels: int | None) -> None:
         return
     if x.ndim != 4 or (channels is not None and x.shape[1] != channels):
         last = x.ndim == 4 and x.shape[-1] == channels
-        hint = "Channels come last here: pass x.permute(0, 3, 1, 2)." if last else "Build it for the channels that it is given."
+        hint = "Channels come last here: pass x.permute(0, 3, 1, 2)." if last else "Build it for this number of channels."
         hint = hint if x.ndim == 4 else "Pass a batch of feature maps, channels first."
         wanted = "C" if channels is None else channels
         raise ShapeError(f"{type(module).__name__} must be given (B, {wanted}, H, W), got {shape_text(x)}. {hint}")
 
 
 def check_tokens(module: object, x: Tensor, width: int) -> None:
-    """Refuse what is not `(B, N, width)`.
+    """Check that `x` is `(B, N, width)`.
 
     Raises:
         ShapeError: If it is not.
@@ -71,17 +71,15 @@ def check_tokens(module: object, x: Tensor, width: int) -> None:
     if is_traced(x):
         return
     if x.ndim != 3 or x.shape[-1] != width:
-        hint = (
-            "Pass x.flatten(2).transpose(1, 2) of a feature map." if x.ndim == 4 else "Build it for the width that it is given."
-        )
+        hint = "Pass x.flatten(2).transpose(1, 2) of a feature map." if x.ndim == 4 else "Build it for this width."
         raise ShapeError(f"{type(module).__name__} must be given (B, N, {width}), got {shape_text(x)}. {hint}")
 
 
 def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
-    """Refuse to normalize over a batch in which each channel has one value: its variance would be 0.
+    """Check that a batch norm in training mode gets more than one value per channel: the variance of one value is 0.
 
     Raises:
-        ShapeError: If the norm trains on such a batch.
+        ShapeError: If it gets one value per channel.
     """
     if is_traced(values) or not norm.training:
         return
@@ -93,30 +91,29 @@ def check_norm(norm: torch.nn.Module, values: Tensor) -> None:
 
 
 def normed(norm: torch.nn.Module, values: Tensor) -> Tensor:
-    """`norm(values)`, after `check_norm`."""
+    """Run `check_norm`, then return `norm(values)`."""
     check_norm(norm, values)
     result: Tensor = norm(values)
     return result
 
 
 def check_size(module: object, x: Tensor, size: tuple[int, int]) -> None:
-    """Refuse maps of another height or width.
+    """Check the height and width of feature maps.
 
     Raises:
-        ShapeError: If they have one.
+        ShapeError: If they are not `size`.
     """
     if not is_traced(x) and tuple(x.shape[2:]) != size:
         raise ShapeError(
-            f"{type(module).__name__} must be given (B, C, {size[0]}, {size[1]}), got {shape_text(x)}. "
-            "Build it for the size that it is given."
+            f"{type(module).__name__} must be given (B, C, {size[0]}, {size[1]}), got {shape_text(x)}. Build it for this size."
         )
 
 
 def is_traced(x: object) -> bool:
-    """Whether a graph is traced: there is no shape yet."""
+    """Check whether `x` is an `fx` proxy, which has no shape."""
     return isinstance(x, fx.Proxy)
 
 
 def shape_text(x: Tensor) -> str:
-    """A shape as messages show it."""
+    """Format a shape for messages."""
     return f"({', '.join(map(str, x.shape))})"

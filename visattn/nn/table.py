@@ -1,4 +1,4 @@
-"""Attention for feature maps by the name that `attach` knows: what is built from the number of channels alone and keeps the shape."""
+"""Table of attention modules by the name that `attach` accepts: those that need only the number of channels and keep the shape."""
 
 from torch import nn
 

@@ -1,9 +1,9 @@
-"""Attention as a linear operator `A`, never as a matrix unless asked.
+"""Attention as a linear operator `A`, computed block by block without building the whole matrix.
 
-In: what the model itself used (query, key, bias, scale, and the log-sum-exp of its fused kernel where that was read), or the
-explicit weights where that is all there is. Out: blocks of rows of `A`, and the products `A @ x` and `r @ A`. An operator is
-made of *blocks* (one for global attention, one per window otherwise); the indices of its rows and columns say which token of
-the canonical order each one is, and -1 marks padding.
+An operator is made from the model's own query, key, bias and scale, with the log-sum-exp of its fused kernel if that was read. If a
+model exposes only explicit weights, the operator holds those. It yields blocks of rows of `A` and the products `A @ x` and `r @ A`.
+Global attention has one *block*, window attention has one per window. Index tensors map the rows and columns of a block to tokens in
+canonical order; -1 marks padding.
 """
 
 from visattn.operators.explicit import MatrixOperator, SumOperator

@@ -1,4 +1,4 @@
-"""Attention whose weights are given, or composed of others."""
+"""Operators with explicit weights, and linear combinations of operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from visattn.operators.operator import Operator, computing, token_counts
 
 
 class MatrixOperator(Operator):
-    """Explicit weights, where a model gives nothing else. Rows need not sum to 1."""
+    """Operator with explicit weights, for models that expose no query and key. Rows need not sum to 1."""
 
     def __init__(
         self,
@@ -24,12 +24,12 @@ class MatrixOperator(Operator):
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Keep the weights.
+        """Store the weights.
 
         Args:
             weights: `(B, heads, q, k)`, or `(B, heads, blocks, q, k)` with indices.
-            query_index: `(blocks, q)` token of each row; -1 is padding.
-            key_index: `(blocks, k)` token of each column; -1 is padding.
+            query_index: `(blocks, q)` token index of each row; -1 is padding.
+            key_index: `(blocks, k)` token index of each column; -1 is padding.
             dtype: Type in which products are computed, float32 or float64.
 
         Raises:
@@ -46,18 +46,18 @@ class MatrixOperator(Operator):
 
     @property
     def device(self) -> torch.device:
-        """Where the operator computes."""
+        """Device on which the operator computes."""
         return self.weights.device
 
     @cached_property
     def probability(self) -> bool:
-        """Whether rows are distributions; talking heads and gates give signed mixtures."""
+        """True if rows are distributions, which they are not for talking heads or gated attention."""
         slack = max(1e-4, 4 * torch.finfo(self.weights.dtype).eps)
         sums = self.weights.sum(-1, dtype=torch.float32)
         return bool((self.weights >= 0).all()) and bool((((sums - 1).abs() < slack) | (sums == 0)).all())
 
     def to(self, dtype: torch.dtype) -> MatrixOperator:
-        """The same operator computing in `dtype`."""
+        """Return the operator with another compute type."""
         changed = copy.copy(self)
         changed.dtype = computing(dtype)
         return changed
@@ -67,16 +67,16 @@ class MatrixOperator(Operator):
 
 
 class SumOperator(Operator):
-    """`A = sum_i c_i A_i`: differential attention is `A_1 - lambda A_2`."""
+    """Linear combination of operators, `A = sum_i c_i A_i`; differential attention is `A_1 - lambda A_2`."""
 
     def __init__(self, terms: Sequence[tuple[float | Tensor, Operator]]) -> None:
-        """Keep the terms.
+        """Store the terms.
 
         Args:
-            terms: Pairs of a coefficient (a number, or a tensor that broadcasts to `(B, heads, q, k)`) and an operator.
+            terms: Pairs of a coefficient and an operator. A coefficient is a number or a tensor that broadcasts to `(B, heads, q, k)`.
 
         Raises:
-            ShapeError: If there are none, or they differ in shape or in the order of their tokens.
+            ShapeError: If there are no terms, or they differ in shape or token order.
         """
         if not terms:
             raise ShapeError("a SumOperator must have at least one term, got none.")
@@ -94,16 +94,16 @@ class SumOperator(Operator):
 
     @property
     def device(self) -> torch.device:
-        """Where the operator computes."""
+        """Device on which the operator computes."""
         return self.terms[0][1].device
 
     @property
     def probability(self) -> bool:
-        """Never assumed: terms may be subtracted."""
+        """False, as terms may be subtracted."""
         return False
 
     def to(self, dtype: torch.dtype) -> SumOperator:
-        """The same operator computing in `dtype`."""
+        """Return the operator with another compute type."""
         return SumOperator([(coefficient, operator.to(dtype)) for coefficient, operator in self.terms])
 
     def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:

@@ -1,7 +1,7 @@
-"""Fused attention kernels that also give the log-sum-exp of each row, and the reading of it while a model runs.
+"""Access to the log-sum-exp that fused attention kernels compute for each row.
 
-PyTorch's public `scaled_dot_product_attention` keeps the log-sum-exp to itself; the kernel under it returns it as its second
-result. Only the CPU kernel is read here: elsewhere weights are rebuilt with a softmax of their own.
+PyTorch's public `scaled_dot_product_attention` does not return the log-sum-exp, but the underlying kernel returns it as its second
+result. Only the CPU kernel is supported here. On other devices the softmax is computed again to rebuild the weights.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention and the log-sum-exp of its rows, in one pass without the matrix.
+    """Compute attention and the log-sum-exp of its rows in one fused call, without building the matrix.
 
     Args:
         query: `(B, heads, q, d)`.
         key: `(B, heads, k, d)`.
-        value: `(B, heads, k, d)`; the kernel wants the same head dimension.
+        value: `(B, heads, k, d)`; the kernel requires the head dimension of query and key.
         bias: `(B, heads, q, k)` or None.
-        scale: Factor of the scores.
+        scale: Scale of the scores.
 
     Returns:
-        `(B, heads, q, d)` and `(B, heads, q)`.
+        The attention output, `(B, heads, q, d)`, and the log-sum-exp, `(B, heads, q)`.
 
     Raises:
-        OptionError: On a device other than the CPU.
+        OptionError: If the device is not the CPU.
     """
     if query.device.type != "cpu":
-        raise OptionError(f"the reversed implementation runs on the CPU only, got {query.device}. Use implementation='tiles'.")
+        raise OptionError(f"the reversed implementation runs only on the CPU, got {query.device}. Use implementation='tiles'.")
     out, lse = _FLASH_CPU(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
     return out, lse
 
 
 class LogSumExpReader(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps the log-sum-exp that a fused call computes anyway; the call's result is untouched, bit for bit."""
+    """Dispatch mode that reads the log-sum-exp from fused attention calls, without changing their results."""
 
     lse: Tensor | None = None
 
@@ -53,7 +53,7 @@ class LogSumExpReader(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        if func is _SDPA:  # under inference mode only the composite shows: run its parts under this mode
+        if func is _SDPA:  # inference mode dispatches only the composite operation: decompose it under this mode
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""The gradient of a score with respect to attention weights, block by block."""
+"""Gradients of a score with respect to attention weights, block by block."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 class Gradient(ABC):
-    """`dA`, of the shape of the weights of an operator's blocks."""
+    """Gradient `dA` of a score with respect to the weights of an operator's blocks."""
 
     @abstractmethod
     def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
-        """`(B, heads, rows, columns)` of one block in this type, padding included."""
+        """Return `(B, heads, rows, columns)` gradients of one block in the given type, padding included."""
 
 
 class OuterGradient(Gradient):
-    """`dA = dO V^T`: what the weights of a fused call would have had, from the gradient of its result."""
+    """Gradient `dA = dO V^T`, rebuilt from the gradient of the output of a fused call, which never forms the weights."""
 
     def __init__(self, out: Tensor, value: Tensor) -> None:
-        """Keep `dO` `(B, heads, [blocks,] q, d)` and `V` `(B, heads, [blocks,] k, d)`."""
+        """Store `dO`, `(B, heads, [blocks,] q, d)`, and `V`, `(B, heads, [blocks,] k, d)`."""
         self.out, self.value = (x[:, :, None] if x.ndim == 4 else x for x in (out, value))
 
     def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
@@ -29,10 +29,10 @@ class OuterGradient(Gradient):
 
 
 class MatrixGradient(Gradient):
-    """A gradient that is there in full."""
+    """Gradient stored as a whole matrix."""
 
     def __init__(self, gradient: Tensor) -> None:
-        """Keep it, `(B, heads, [blocks,] q, k)`."""
+        """Store the gradient, `(B, heads, [blocks,] q, k)`."""
         self._gradient = gradient[:, :, None] if gradient.ndim == 4 else gradient
 
     def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:

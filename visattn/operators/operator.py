@@ -1,4 +1,4 @@
-"""The operator itself: one primitive, a block of rows, and everything that follows from it."""
+"""Base class of attention operators. Subclasses implement one primitive, blocks of rows; all products follow from it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from visattn._support.types import Implementation
 from visattn.errors import OptionError, ShapeError
 from visattn.operators.gradients import Gradient
 
-_SMALL = 1_000_000  # weights that one tile may hold in any case: a short sequence is one tile
-PIECE = 192, 768  # queries x keys of a piece: of 6 heads 3.5 MB
-ROWS = 128  # query rows of a tile: the softmax of 6 heads x 128 x 5477 keys is 17 MB
+_SMALL = 1_000_000  # a tile may always hold this many weights, so a short sequence is one tile
+PIECE = 192, 768  # queries x keys of a piece: 3.5 MB for 6 heads
+ROWS = 128  # query rows of a tile: 17 MB for 6 heads x 128 x 5477 keys
 
 
 class Tile(NamedTuple):
-    """A block of rows of `A`, in canonical token order; `weights` and `grad` are `(B, heads, queries, keys)`."""
+    """Block of rows of `A`: canonical token indices of its rows and columns, and `(B, heads, queries, keys)` weights and gradients."""
 
     queries: Tensor
     keys: Tensor
@@ -31,14 +31,14 @@ class Tile(NamedTuple):
 
 
 class Operator(ABC):
-    """A batch of attention matrices `A` of shape `(B, heads, Q, K)`, given row block by row block.
+    """Batch of attention matrices `A`, computed in blocks of rows.
 
     Attributes:
         shape: `(B, heads, Q, K)` in canonical token order.
-        query_index: `(blocks, q)` token of each row, or None for one block in canonical order; -1 is padding.
-        key_index: `(blocks, k)` token of each column, likewise.
-        dtype: Type in which weights are computed; float32 or float64.
-        gradient: The gradient of a score with respect to `A`, where it was asked for.
+        query_index: `(blocks, q)` token index of each row; -1 is padding. None for one block in canonical order.
+        key_index: `(blocks, k)` token index of each column, in the same form.
+        dtype: Type in which weights are computed, float32 or float64.
+        gradient: Gradient of a score with respect to `A`, if there is one.
     """
 
     gradient: Gradient | None = None
@@ -49,44 +49,46 @@ class Operator(ABC):
 
     @abstractmethod
     def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
-        """A function from rows of one block to their weights `(B, heads, rows, k)`, padding included.
+        """Return a function from rows of one block to their `(B, heads, rows, k)` weights, padding included.
 
-        With `scratch` the result may share memory with the one before: fresh pages cost more than the arithmetic.
+        With `scratch`, each result may reuse the memory of the one before, because fresh pages cost more than the arithmetic.
         """
 
     def block(self, number: int) -> Tensor:
-        """All weights of one block, `(B, heads, q, k)`, in the block's own order and with its padding."""
+        """Return all weights of one block, `(B, heads, q, k)`, in the block's own order and with padding."""
         return self._block(number)(slice(None))
 
     @abstractmethod
     def to(self, dtype: torch.dtype) -> Operator:
-        """The same operator computing in `dtype` (float32 or float64)."""
+        """Return the operator with another compute type, float32 or float64."""
 
     def with_gradient(self, gradient: Gradient) -> Self:
-        """The same operator, whose tiles also give the gradient."""
+        """Return the operator with a gradient, which its tiles then include."""
         changed = copy.copy(self)
         changed.gradient = gradient
         return changed
 
     def pieces(self) -> Iterator[Tile]:
-        """All of `A` in blocks that need not be whole rows; where the log-sum-exp of rows is known they are small enough for caches.
+        """Yield all of `A` in blocks that may cover only parts of rows.
+
+        If the log-sum-exp of the rows is known, the blocks are small enough for the CPU cache.
 
         Yields:
-            Tiles, to be used before the next is taken: it may overwrite their weights.
+            Tiles. Use each before requesting the next, which may overwrite its weights.
         """
         yield from self._tiles()
 
     def gradient_pieces(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The gradient alone, in blocks that need not be whole rows; no weight is computed.
+        """Yield the gradient alone, in blocks that may cover only parts of rows. No weights are computed.
 
         Yields:
-            Queries, keys and `dA`, `(B, heads, queries, keys)`.
+            Query indices, key indices and `dA`, `(B, heads, queries, keys)`.
 
         Raises:
-            OptionError: If there is no gradient.
+            OptionError: If the operator has no gradient.
         """
         if self.gradient is None:
-            raise OptionError("no gradient was asked for. Use recording.gradients(score).")
+            raise OptionError("the operator has no gradient. Use recording.gradients(score).")
         for block in range(1 if self.query_index is None else len(self.query_index)):
             queries, keys = (
                 torch.arange(count, device=self.device) if index is None else index[block]
@@ -97,23 +99,23 @@ class Operator(ABC):
 
     @property
     def probability(self) -> bool:
-        """Whether rows are distributions: not negative, with sum 1 (0 where a row is masked whole)."""
+        """True if rows are distributions: non-negative with sum 1, or 0 for rows that are masked entirely."""
         return True
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the operator computes."""
+        """Device on which the operator computes."""
 
     def tiles(self, rows: int = ROWS, *, scratch: bool = False) -> Iterator[Tile]:
-        """All of `A`, `rows` queries of a block at a time. Padded rows and columns are left out.
+        """Return all of `A` as tiles of up to `rows` queries. Padded rows and columns are left out.
 
         Args:
-            rows: Query rows in a tile; memory is `B * heads * rows * K` numbers.
-            scratch: Whether weights are wanted only until the next tile: it may then overwrite them, which is faster.
+            rows: Query rows per tile. A tile holds `B * heads * rows * K` numbers.
+            scratch: Let each tile overwrite the weights of the one before, which is faster.
 
         Returns:
-            Tiles whose rows cover every query once.
+            Iterator over tiles, whose rows cover every query once.
 
         Raises:
             OptionError: If `rows` is not positive.
@@ -132,7 +134,7 @@ class Operator(ABC):
     def _raw_tiles(
         self, rows: int, scratch: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, slice | Tensor]]]:
-        """Tiles with padded columns still in `weights`; behind it which are real (None: all), and the block and its rows."""
+        """Yield queries, keys, weights with padded columns, a mask of real columns (None: all), and the block with its rows."""
         if self.query_index is None or self.key_index is None:
             chosen: slice | Tensor
             weights = self._block(0, scratch)
@@ -155,7 +157,7 @@ class Operator(ABC):
                     yield part, keys[real] if padded else keys, weights(chosen), real if padded else None, (block, chosen)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        """`A @ x`: what each query gathers.
+        """Compute `A @ x`, the mean of `x` over the keys, weighted by each query's attention.
 
         Args:
             x: `(B, 1|heads, K, C)`.
@@ -172,7 +174,7 @@ class Operator(ABC):
         return out
 
     def __rmatmul__(self, r: Tensor) -> Tensor:
-        """`r @ A`: how much weighted queries draw from each key.
+        """Compute `r @ A`, the attention that each key receives from the weighted queries.
 
         Args:
             r: `(B, 1|heads, C, Q)`.
@@ -183,21 +185,22 @@ class Operator(ABC):
         return self.pull(r)
 
     def pull(self, r: Tensor, implementation: Implementation = "tiles") -> Tensor:
-        """`r @ A` by a chosen implementation; both give the same numbers.
+        """Compute `r @ A` with a choice of implementations, which give the same result.
 
         Args:
             r: `(B, 1|heads, C, Q)` weights of the queries.
-            implementation: `tiles`: row blocks of `A`, any device, any bias. `reversed`: one fused attention call with keys in
-                the place of queries; up to head-dim channels for one price, softmax operators only.
+            implementation: `tiles` works through row blocks of `A`, on any device and with any bias. `reversed` makes one fused
+                attention call with queries and keys exchanged. Its cost is the same for any number of channels up to the head
+                dimension; it supports softmax operators only.
 
         Returns:
             `(B, heads, C, K)`.
 
         Raises:
-            OptionError: If the implementation is unknown or does not fit this operator.
+            OptionError: If the implementation is unknown or not supported by this operator.
         """
         if implementation != "tiles":
-            raise OptionError(f"r @ A of a {type(self).__name__} has one implementation, 'tiles', got {implementation!r}.")
+            raise OptionError(f"a {type(self).__name__} computes r @ A only with implementation='tiles', got {implementation!r}.")
         batch, heads, queries, keys = self.shape
         r = self._checked(r, queries, axis=3, name="r").to(self.dtype)
         out = torch.zeros(batch, heads, r.shape[2], keys, dtype=self.dtype, device=self.device)
@@ -212,10 +215,10 @@ class Operator(ABC):
         return out
 
     def rows(self, queries: Tensor) -> Tensor:
-        """Whole rows of `A`.
+        """Return whole rows of `A`.
 
         Args:
-            queries: `(len,)` tokens in canonical order.
+            queries: `(len,)` token indices in canonical order.
 
         Returns:
             `(B, heads, len, K)`.
@@ -230,11 +233,11 @@ class Operator(ABC):
         return out
 
     def dense(self) -> Tensor:
-        """All of `A`: `(B, heads, Q, K)`; memory grows with the square of the tokens."""
+        """Return all of `A`, `(B, heads, Q, K)`. Memory grows with the square of the number of tokens."""
         return self.rows(torch.arange(self.shape[2], device=self.device))
 
     def leaked(self) -> Tensor:
-        """The part of each query's attention that went to padding: `(B, heads, Q)`, zero without padding."""
+        """Return the attention that each query gives to padding, `(B, heads, Q)`; zero without padding."""
         out = torch.zeros(self.shape[:3], dtype=self.dtype, device=self.device)
         if self.key_index is not None and bool((self.key_index < 0).any()):
             for queries, _, weights, real, _ in self._raw_tiles(ROWS, scratch=True):
@@ -251,7 +254,7 @@ class Operator(ABC):
 
 
 def _runs(tokens: Tensor, length: int) -> Sequence[slice | Tensor]:
-    """The positions of real tokens in runs of this length; slices where none is padding."""
+    """Split the positions of real tokens into runs of this length; they are slices if there is no padding."""
     real = (tokens >= 0).nonzero().flatten()
     if len(real) < len(tokens):
         return torch.split(real, length)
@@ -259,7 +262,7 @@ def _runs(tokens: Tensor, length: int) -> Sequence[slice | Tensor]:
 
 
 def exact(device: torch.device) -> contextlib.ExitStack:
-    """No autograd, and no autocast: weights rebuilt in bfloat16 move by 3e-3."""
+    """Disable autograd and autocast, since weights rebuilt in bfloat16 are off by 3e-3."""
     stack = contextlib.ExitStack()
     if torch.is_grad_enabled():
         stack.enter_context(torch.no_grad())
@@ -269,7 +272,7 @@ def exact(device: torch.device) -> contextlib.ExitStack:
 
 
 def computing(dtype: torch.dtype) -> torch.dtype:
-    """`dtype`, if weights can be computed in it.
+    """Return `dtype` after checking that weights can be computed in it.
 
     Raises:
         OptionError: If it is neither float32 nor float64.
@@ -282,7 +285,7 @@ def computing(dtype: torch.dtype) -> torch.dtype:
 def token_counts(
     query_index: Tensor | None, key_index: Tensor | None, rows: tuple[int, int], columns: tuple[int, int]
 ) -> tuple[int, int]:
-    """Number of query and key tokens; checks the indices against the blocks `(blocks, tokens)`."""
+    """Return the numbers of query and key tokens, after checking the indices against the blocks `(blocks, tokens)`."""
     if (query_index is None) != (key_index is None):
         raise ShapeError("query_index and key_index must be given together. Pass both.")
     if query_index is None or key_index is None:

@@ -1,4 +1,4 @@
-"""Attention from the query and key that the model used."""
+"""Softmax attention, rebuilt from the model's query and key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG2_E = math.log2(math.e)
 
 
 class SoftmaxOperator(Operator):
-    """`A = softmax(scale * Q K^T + bias)` over the keys of a block."""
+    """Softmax attention `A = softmax(scale * Q K^T + bias)` over the keys of a block."""
 
     def __init__(
         self,
@@ -33,17 +33,17 @@ class SoftmaxOperator(Operator):
         lse: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Keep the operands; nothing is computed yet.
+        """Store the operands; nothing is computed yet.
 
         Args:
             query: `(B, heads, q, d)`, or `(B, heads, blocks, q, d)` with indices.
             key: `(B, heads, k, d)` or `(B, heads, blocks, k, d)`.
-            bias: Added to the scaled scores; broadcasts to `(B, heads, q, k)` or `(B, heads, blocks, q, k)`. `-inf` masks; a row
-                that is masked whole has no weights (all 0).
-            scale: Factor of the scores; `d ** -0.5` by default.
-            query_index: `(blocks, q)` token of each row; -1 is padding. Given with `key_index` or not at all.
-            key_index: `(blocks, k)` token of each column; -1 is padding.
-            lse: `(B, heads, blocks, q)` or `(B, heads, q)` float32 log-sum-exp of the rows, where the model's own kernel gave it.
+            bias: Bias added to the scaled scores; broadcasts to `(B, heads, q, k)` or `(B, heads, blocks, q, k)`. `-inf` masks a key;
+                a row that is masked entirely has zero weights.
+            scale: Scale of the scores; `d ** -0.5` by default.
+            query_index: `(blocks, q)` token index of each row; -1 is padding. Pass it together with `key_index`.
+            key_index: `(blocks, k)` token index of each column; -1 is padding.
+            lse: Log-sum-exp of the rows in float32, `(B, heads, blocks, q)` or `(B, heads, q)`, if the model's own kernel returned it.
             dtype: Type in which weights are computed, float32 or float64.
 
         Raises:
@@ -56,7 +56,7 @@ class SoftmaxOperator(Operator):
                 f"query and key must be (B, heads, q, d) and (B, heads, k, d), got {tuple(query.shape)} and {tuple(key.shape)}."
             )
         if len(lead) == 3 and query_index is None:
-            raise ShapeError("blocks (5 axes) need query_index and key_index, which say where each token belongs. Pass both.")
+            raise ShapeError("blocks (5 axes) need query_index and key_index, the token index of each row and column. Pass both.")
         if bias is not None:
             bias = bias.reshape(*(1,) * (query.ndim - bias.ndim), *bias.shape)
             if any(have not in (1, want) for have, want in zip(bias.shape, (*lead, queries, keys), strict=True)):
@@ -72,11 +72,11 @@ class SoftmaxOperator(Operator):
 
     @property
     def device(self) -> torch.device:
-        """Where the operator computes."""
+        """Device on which the operator computes."""
         return self.query.device
 
     def to(self, dtype: torch.dtype) -> SoftmaxOperator:
-        """The same operator computing in `dtype`; float64 recomputes the log-sum-exp from query and key."""
+        """Return the operator with another compute type; float64 recomputes the log-sum-exp from query and key."""
         if dtype == self.dtype:
             return self
         changed = copy.copy(self)
@@ -104,17 +104,17 @@ class SoftmaxOperator(Operator):
                 if known is not None:
                     return _exp(out.sub_(known[:, :, block, rows, None]))
                 limits = torch.finfo(self.dtype)
-                _exp(out.sub_(out.amax(-1, keepdim=True).clamp_min_(limits.min)))  # a row masked whole is -inf throughout
+                _exp(out.sub_(out.amax(-1, keepdim=True).clamp_min_(limits.min)))  # a row that is masked entirely is all -inf
                 return out.div_(out.sum(-1, keepdim=True).clamp_min_(limits.tiny))
 
         return weights
 
     def _trusted_lse(self) -> Tensor | None:
-        """The kernel's own log-sum-exp where it is as exact as ours: float32 throughout."""
+        """Return the kernel's log-sum-exp if query and weights are float32, so that it is as exact as recomputing it."""
         return self.lse if self.dtype == self.query.dtype == torch.float32 else None
 
     def pull(self, r: Tensor, implementation: Implementation = "tiles") -> Tensor:
-        """`r @ A`; see `Operator.pull`."""
+        """Compute `r @ A`; see `Operator.pull`."""
         if implementation == "tiles":
             lse = self._trusted_lse()
             if lse is not None and self.bias is None and self.query_index is None:
@@ -130,9 +130,9 @@ class SoftmaxOperator(Operator):
             return torch.cat([self._pull_reversed(part) for part in torch.split(r, dim, dim=2)], dim=2)
 
     def _pull_known(self, r: Tensor, lse: Tensor) -> Tensor:
-        """With the log-sum-exp known no row must be whole: tiles stay in the cache, and it is one more term of the product.
+        """Compute `r @ A` from a known log-sum-exp, `A = exp([scale * Q, -lse] [K, 1]^T)`.
 
-        `A = exp([scale * Q, -lse] [K, 1]^T)`
+        The log-sum-exp becomes one more dimension of the product. Tiles then need not hold whole rows and stay in the CPU cache.
         """
         batch, heads, rows, columns = self.shape
         r = self._checked(r, rows, axis=3, name="r").to(self.dtype).expand(batch, heads, -1, -1).flatten(0, 1)
@@ -154,7 +154,7 @@ class SoftmaxOperator(Operator):
             yield Tile(queries[rows], keys[columns], weights.view(*self.shape[:2], *weights.shape[1:]), grad)
 
     def _known_pieces(self, lse: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Rows, columns and weights `(B * heads, rows, columns)`, each of which the next overwrites."""
+        """Yield rows, columns and weights `(B * heads, rows, columns)`. Each piece overwrites the weights of the one before."""
         batch, heads, rows, columns = self.shape
         with exact(self.device):
             query = torch.cat([self.query[:, :, 0] * self.scale, -lse[..., None]], -1).flatten(0, 1)
@@ -170,7 +170,7 @@ class SoftmaxOperator(Operator):
             yield some, across, tile
 
     def _pull_reversed(self, r: Tensor) -> Tensor:
-        """`(r @ A)[j] = exp(m_j) * sum_i softmax_i(scale k_j.q_i - lse_i) r_i`, with `m_j` the log-sum-exp over the queries `i`."""
+        """Compute `(r @ A)[j] = exp(m_j) * sum_i softmax_i(scale k_j.q_i - lse_i) r_i`; `m_j` is the log-sum-exp over queries `i`."""
         batch, heads, blocks, rows, dim = self.query.shape
         columns, channels = self.key.shape[3], r.shape[2]
         query = self.query.to(self.dtype).reshape(batch, heads * blocks, rows, dim)
@@ -181,7 +181,7 @@ class SoftmaxOperator(Operator):
         known = self._trusted_lse()
         lse = fused_attention(query, key, key, bias, self.scale)[1] if known is None else known.reshape(batch, -1, rows)
         masked = lse == -math.inf
-        width = -(-(dim + 1) // 8) * 8  # one more dimension carries the log-sum-exp; kernels want multiples of 8
+        width = -(-(dim + 1) // 8) * 8  # one more dimension for the log-sum-exp; kernels need multiples of 8
         as_queries = _widen(key, width, torch.ones_like(key[..., :1]))
         as_keys = _widen(query, width, lse.masked_fill(masked, 0)[..., None] / -self.scale)
         index = torch.arange(rows, device=self.device)[None] if self.query_index is None else self.query_index
@@ -199,15 +199,15 @@ class SoftmaxOperator(Operator):
 
 
 def _exp(x: Tensor) -> Tensor:
-    """`exp(x)` in place, as a power of 2: PyTorch's exp2 is faster than its exp on a CPU.
+    """Compute `exp(x)` in place as a power of 2, since PyTorch's exp2 is faster than its exp on a CPU.
 
-    The exponent is scaled here and not in the query: the scores of sharp heads lie in the hundreds, where that rounds.
+    The exponent is scaled here instead of in the query: scores of sharp heads are in the hundreds, where scaling would add rounding.
     """
     return x.mul_(_LOG2_E).exp2_()
 
 
 def _widen(x: Tensor, width: int, extra: Tensor | None = None) -> Tensor:
-    """`x` with `extra` and then zeros appended to its last axis, up to `width`."""
+    """Append `extra` and then zeros to the last axis of `x`, up to `width`."""
     parts = [x] if extra is None else [x, extra.to(x.dtype)]
     missing = width - sum(part.shape[-1] for part in parts)
     return torch.cat([*parts, x.new_zeros(*x.shape[:-1], missing)], dim=-1)

@@ -1,1 +1,1 @@
-"""From a photo and a model to an explanation: inputs, a run of the model, a method, a map on the photo."""
+"""Steps from a photo and a model to an explanation: preprocessing, forward pass, method, map on the photo."""

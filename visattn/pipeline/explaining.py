@@ -1,6 +1,6 @@
-"""The sentence that is the architecture.
+"""Explanation of a photo by a model, from start to end.
 
-A photo is prepared, the model runs under a capture, a method turns the recording into a map, and the map is brought onto the photo.
+A photo is preprocessed, the model runs under a capture, a method turns the recording into a map, and the map is placed on the photo.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from visattn._support.typed import typed
 from visattn.errors import OptionError
 from visattn.families import labels as labels_of
 from visattn.geometry import Geometry
-from visattn.images import facts
+from visattn.images import image_facts
 from visattn.loading import load_model
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
@@ -46,33 +46,36 @@ def explain(
     device: str | torch.device = "cpu",
     **options: Any,  # noqa: ANN401 - fields of `Target` and `Preprocessing`, and the method's parameters
 ) -> Explanation:
-    """Where does this model look in this photo?
+    """Show where a model looks in an image.
 
     Args:
-        model: A timm name, or a model.
-        image: A path, a picture or an array; for a model of other than one or three channels an array `(H, W, C)` or `(C, H, W)`.
-        method: A name of `visattn.methods.METHODS`; `auto` is relevance for the top class of a classifier whose layers compose,
-            Grad-CAM for one without self-attention, else last-layer attention; of a class that was asked for, Grad-CAM.
-        target: The class that is explained, by index or name; None: the top class; or a function from the model's output to a
-            number for each image, which a model without a classification head needs. For class-specific methods only.
-        weights: See `load_model`; for a name only.
-        seed: Of random weights, for a name only, and of methods that draw samples.
-        device: Where a named model runs.
-        options: Of the target: `versus`, another class, whose score is subtracted; `target_space`, whose gradient is taken: `logit`,
-            `prob` (after softmax) or `logprob`; `labels`, names of the classes (ImageNet's are known). Of the photo, see
-            `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `color_profile`, `max_pixels`, `rgb`. All others are
-            parameters of the method; a query `pixel:X,Y` of the upright photo becomes the patch that covers it.
+        model: Name of a timm model, or a model.
+        image: Path, PIL image or array. A model with other than one or three input channels needs an array `(H, W, C)` or
+            `(C, H, W)`.
+        method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
+            can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
+            Grad-CAM if a target is given.
+        target: Class to explain, by index or name; None: the top class. A model without a classification head needs a function from
+            the model's output to one number per image. For class-specific methods only.
+        weights: See `load_model`; only if `model` is a name.
+        seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
+        device: Device of a model that is given by name.
+        options: Options of the target: `versus`, another class, whose score is subtracted; `target_space`, the score whose gradient
+            is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in).
+            Options of the preprocessing, see `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `color_profile`,
+            `max_pixels`, `rgb`. All others are parameters of the method. A query `pixel:X,Y` of the upright photo selects the patch
+            that covers this pixel.
 
     Returns:
-        The explanation; `.overlay()` is the picture.
+        The explanation; `.overlay()` draws it.
 
     Raises:
-        OptionError: If the method, a parameter or the target is unknown or out of range, or does not go with the model.
-        VisattnError: As `load_image`, `load_model`, `prepare`, `capture` and the method raise.
+        OptionError: If the method, a parameter or the target is unknown, out of range, or does not fit the model.
+        VisattnError: Any error of `load_image`, `load_model`, `prepare`, `capture` and the method.
     """
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
-    photo = read(image, how)  # before a model is loaded
+    photo = read(image, how)  # a bad file fails before a model is loaded
     question = ask(method, options, Target(target, **told))
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
@@ -80,19 +83,19 @@ def explain(
 
 
 def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *, seed: int = 0) -> Explanation:
-    """Answer a question about one photo that is prepared.
+    """Explain one preprocessed photo.
 
     Args:
         model: The model.
-        prepared: The photo.
-        question: What `ask` made.
-        seed: Of methods that draw samples.
+        prepared: The preprocessed photo.
+        question: Method, parameters and target, from `ask`.
+        seed: Seed of methods that draw samples.
 
     Returns:
         The explanation.
 
     Raises:
-        VisattnError: As `explain` raises, once the photo is prepared.
+        VisattnError: The errors of `explain` after preprocessing.
     """
     if question.target.labels is None:
         question = replace(question, target=replace(question.target, labels=labels_of(model)))
@@ -118,31 +121,31 @@ def answer(
     given: Mapping[str, Any] = MappingProxyType({}),
     auto: bool = False,
 ) -> Explanation:
-    """One method's map of one image of the batch, with the photo's facts and the sinks written into its provenance.
+    """Compute one method's map of one image of the batch, and add the photo's facts and the attention sinks to its provenance.
 
     Args:
-        recording: What the method wants.
-        prepared: The photos.
-        question: What `ask` made; `auto` is settled by the recording.
-        image: Which image of the batch.
-        given: The arguments of methods that run the model again: `replay`, `scored`.
-        auto: Whether the method was chosen, which a note says.
+        recording: Recording with everything that the method needs.
+        prepared: The preprocessed photos.
+        question: Method, parameters and target, from `ask`; the recording decides which method `auto` stands for.
+        image: Index of the image in the batch.
+        given: Arguments of methods that run the model again: `replay`, `scored`.
+        auto: Whether the method was chosen automatically; a note then states it.
 
     Returns:
         The explanation.
 
     Raises:
-        OptionError: If the method does not apply.
+        OptionError: If the method does not apply to the model.
     """
     question = question.settled(recording)
     name, chosen = question.name, question.method
-    assert chosen is not None  # noqa: S101 - it is settled
+    assert chosen is not None  # noqa: S101 - `settled` chose it
     if reason := chosen.accepts(recording):
         raise OptionError(f"{recording.provenance.model}: method '{name}' does not apply: {reason}")
     geometry, photo = prepared.geometries[image], prepared.photos[image]
     parameters = dict(question.parameters)
     how = "it explains a class" if chosen.targeted else "it does not depend on a class"
-    notes: tuple[str, ...] = (f"method {name} was chosen; {how}",) if auto else ()
+    notes: tuple[str, ...] = (f"method {name} was chosen automatically; {how}",) if auto else ()
     query = parameters.get("query")
     if isinstance(query, str) and query.startswith("pixel:"):
         parameters["query"] = pixel_to_input(query, recording, geometry)
@@ -151,7 +154,7 @@ def answer(
         notes += (f"query {query} is {result.facts.query}",)
     if chosen.sinks and chain_refusal(recording) is None and not result.facts.sinks:
         result = replace(result, facts=replace(result.facts, sinks=find_sinks(recording)))
-    source = facts(photo)
+    source = image_facts(photo)
     provenance = result.provenance.but(image=source.name, image_sha256=source.sha256, geometry=geometry, notes=source.notes)
     found = replace(result, provenance=prepared.noted(provenance).but(notes=notes)).at(batch=image)
     if found.layout.holes:
@@ -160,16 +163,16 @@ def answer(
         )
         found = replace(found, provenance=found.provenance.but(notes=(dropped,)))
     if chosen.targeted and not bool(found.values.nan_to_num().any()):
-        empty = "nothing in the image speaks for the target: no positive evidence, so the photo is left as it is"
+        empty = "the map is zero everywhere: no positive evidence for the target, so the image is left unchanged"
         found = replace(found, provenance=found.provenance.but(warnings=(empty,)))
     return Explanation(photo, geometry, found)
 
 
 def pixel_to_input(query: str, recording: Recording, geometry: Geometry) -> str:
-    """`pixel:X,Y` of the upright photo as `input:Y,X` of the model's input.
+    """Convert a query `pixel:X,Y` of the upright photo to `input:Y,X` in pixels of the model's input.
 
     Raises:
-        OptionError: If it is no pixel of the photo that the model saw.
+        OptionError: If the pixel is not in the part of the photo that the model received.
     """
     try:
         x, y = (float(part) for part in query.removeprefix("pixel:").split(","))
@@ -177,6 +180,6 @@ def pixel_to_input(query: str, recording: Recording, geometry: Geometry) -> str:
         raise OptionError(f"a pixel query must be pixel:X,Y with numbers, got '{query}'.") from error
     layouts = [record.keys for record in recording] + [feature.layout for feature in recording.features if feature.layout]
     layout = next(layout for layout in layouts if len(layout.grid) == 2)
-    geometry.patch_at(y, x, (layout.grid[0], layout.grid[1]), layout.box)  # says what is wrong with a pixel outside
+    geometry.patch_at(y, x, (layout.grid[0], layout.grid[1]), layout.box)  # raises if the pixel is outside
     at = geometry.to_input(y, x)
     return f"input:{at[0]:g},{at[1]:g}"

@@ -1,4 +1,4 @@
-"""One method's answer for one photo: the map, where it lies on the photo, and its picture."""
+"""Explanation of one photo by one method: the map, its position on the photo, and its picture."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from visattn.provenance import Provenance
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """One method's answer for one photo.
+    """Map of one photo by one method.
 
     Attributes:
         photo: The upright photo.
-        geometry: Where the model's input lies on it.
-        map: Raw values on the token grid, of this photo alone.
+        geometry: Position of the model's input on the photo.
+        map: Raw values on the token grid, for this photo only.
     """
 
     photo: Image.Image
@@ -39,41 +39,41 @@ class Explanation:
 
     @property
     def provenance(self) -> Provenance:
-        """How it was made."""
+        """Record of how the map was made."""
         return self.map.provenance
 
     @property
     def panel(self) -> AttentionMap:
-        """The map as one panel: several heads or layers are averaged; components of a PCA stay apart."""
+        """Map reduced to one panel: the mean over heads and layers. Components of a PCA are kept."""
         one = self.map
         for name in one.axes:
             one = one if name == "component" else one.mean(name)
         return one
 
     def at(self, **index: int) -> Explanation:
-        """The explanation of one head, layer or component; see `AttentionMap.at`."""
+        """Return the explanation of one head, layer or component; see `AttentionMap.at`."""
         return replace(self, map=self.map.at(**index))
 
     def heatmap(self, interpolation: Interpolation = "bilinear") -> Heatmap:
-        """The panel in the photo's pixels."""
+        """Return the panel in pixels of the photo."""
         return self.panel.to_heatmap(self.geometry, interpolation)
 
     def draw(
         self, *, mass: float | None = None, caption: bool = False, **style: Unpack[StyleOptions]
     ) -> tuple[Picture, Provenance]:
-        """The photo under its heatmap, and how the picture was made.
+        """Draw the heatmap over the photo.
 
         Args:
-            mass: Also draw the outline of the patches that hold this share. The path of glimpses is drawn without being asked for.
-            caption: Write the predicted class with its probability, and what was explained, on a band below the picture.
-            style: See `visattn.drawing.Style`; here `normalize="auto"` is percentile for attributions of single pixels. Components of a
-                PCA become red, green and blue, and take no style.
+            mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
+            caption: Whether to write the predicted class, its probability and the target on a band below the picture.
+            style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions. Components of a
+                PCA become red, green and blue; no style applies to them.
 
         Returns:
-            The picture and its provenance, with the range of values behind the colors.
+            The picture and its provenance, which includes the value range of the color scale.
 
         Raises:
-            ShapeError: If there are components, and not three.
+            ShapeError: If the map has components, but not three.
         """
         if "component" in self.map.axes:
             if self.map.values.shape[: len(self.map.axes)] != (3,):
@@ -84,7 +84,7 @@ class Explanation:
             return parts, parts.provenance
         chosen = Style(**style)
         if chosen.normalize == "auto" and self.map.facts.pixelwise:
-            chosen = replace(chosen, normalize="percentile")  # of single pixels a few would leave all others white
+            chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         heat = self.heatmap(chosen.interpolation)
         colored = painted(self.photo, heat, replace(chosen, normalize=chosen.scale(heat.signed)))
         picture: Image.Image = colored
@@ -102,20 +102,20 @@ class Explanation:
 
     def _caption(self) -> list[str]:
         facts, layer = self.provenance, self.map.facts.layer
-        how = f"{self.map.meaning} of {facts.model}" + (f", layer {layer}" if layer else "")
+        how = f"{self.map.meaning}: {facts.title}" + (f", layer {layer}" if layer else "")
         return [*facts.target[:1], *(f"warning: {text}" for text in facts.warnings), how]
 
     def overlay(self, **options: Any) -> Picture:  # noqa: ANN401
-        """The photo under its heatmap; options of `draw`. A PNG that it is saved to carries how it was made."""
+        """Draw the heatmap over the photo, with the options of `draw`. PNG files of the picture store its provenance."""
         return self.draw(**options)[0]
 
     @typed()
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
-        """Write the picture as PNG with its provenance inside; options of `draw`.
+        """Save the picture as a PNG that stores its provenance; takes the options of `draw`.
 
         Raises:
             OptionError: If the name does not end in .png.
-            OutputError: If the file exists and `overwrite` is false, or cannot be written.
+            OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
         target = check_output(check_png(Path(path)), overwrite=overwrite)
         return write_whole(target, to_png(self.overlay(**options)))

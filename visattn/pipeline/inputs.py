@@ -1,11 +1,11 @@
-"""A photo as a model wants its pixels, with the geometry that leads back.
+"""Preprocessing of photos for a model, and the geometry that maps positions back to the photo.
 
-Three rules. `model`: the model's own evaluation transform, step by step. `fit`: the whole photo; where the model takes any size,
-the height x width nearest its own area with each side a whole number of patches, else squashed to its one size. `auto`: `model` for
-a classifier, `fit` for a headless model.
+There are three rules. `model` applies the model's own evaluation transform, step by step. `fit` uses the whole photo: a model with a
+fixed input size gets it squashed to that size; for others, height x width is close to the area of the default input, and each side
+is a whole number of patches. `auto` is `model` for a classifier and `fit` for a headless model.
 
-A model of one channel sees the photo's luminance, ITU-R 601. One of any other number but three takes arrays with as many channels,
-each of which goes through the same steps as a photo would.
+A model with one input channel receives the photo's luminance (ITU-R 601). A model with any number other than one or three takes
+arrays with that many channels; each channel is processed as a photo would be.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from visattn.images.bands import Bands, bands_of
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.provenance import Provenance
 
-_LUMINANCE = "the model takes one channel: it saw the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
+_LUMINANCE = "the model has one input channel: it received the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One photo or a batch, ready for the model.
+    """Preprocessed photo or batch of photos.
 
     Attributes:
-        pixels: `(B, C, H, W)` normalized, on the model's device; C is 3, or 1 for a model of one channel.
+        pixels: `(B, C, H, W)` normalized, on the model's device; C is the model's number of input channels.
         photos: The upright RGB photos.
-        geometries: Where each input lies on its photo.
-        notes: What was done to the photos beside that.
+        geometries: Position of each input on its photo.
+        notes: Other steps that were applied to the photos.
         preprocessing: Size, mean and standard deviation, each with its `value` and its `source`: stated by the `model`, `given` by
             the caller, or `assumed`.
-        warnings: What was assumed, in a sentence.
-        spec: What is known of the model's input.
+        warnings: Sentences that state assumptions.
+        spec: Known facts about the model's input.
     """
 
     pixels: Tensor
@@ -61,12 +61,12 @@ class Prepared:
     spec: InputSpec | None = None
 
     def spec_of(self, model: nn.Module) -> InputSpec:
-        """What is known of the model's input; asked of the model where the photos were prepared elsewhere."""
+        """Return the known facts about the model's input; read them from the model if the photos were prepared elsewhere."""
         return self.spec or input_spec(model)
 
     @property
     def photo(self) -> Image.Image:
-        """The photo, of a batch of one.
+        """Photo of a batch of one.
 
         Raises:
             ShapeError: If the batch has several.
@@ -75,7 +75,7 @@ class Prepared:
 
     @property
     def geometry(self) -> Geometry:
-        """The geometry, of a batch of one.
+        """Geometry of a batch of one.
 
         Raises:
             ShapeError: If the batch has several.
@@ -83,7 +83,7 @@ class Prepared:
         return self.geometries[self._only()]
 
     def noted(self, provenance: Provenance) -> Provenance:
-        """Return a provenance with what was done to the photos, and why, added."""
+        """Return a provenance with the preprocessing, its notes and its warnings added."""
         return provenance.but(preprocessing=dict(self.preprocessing), notes=self.notes, warnings=self.warnings)
 
     def _only(self) -> int:
@@ -94,21 +94,22 @@ class Prepared:
 
 @typed()
 def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
-    """One photo as the model wants it.
+    """Preprocess one photo for a model.
 
     Args:
-        photo: An upright picture, as `load_image` gives it; for a model of more channels, what `bands_of` gives.
-        model: The model that will see it.
-        resize: `auto`, `fit` or `model`; see above.
-        img_size: Another side in pixels for a model that takes any; it is rounded to whole patches.
+        photo: An upright image from `load_image`; for a model with more channels, the result of `bands_of`.
+        model: The model that the pixels are for.
+        resize: `model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for a classifier, else `fit`.
+        img_size: Side of the input in pixels, for a model that takes any size; it is rounded to whole patches.
 
     Returns:
         Pixels, photo and geometry.
 
     Raises:
         OptionError: If `resize` is unknown or the model does not take `img_size`.
-        ImageError: If the photo is too narrow to become one patch.
-        UnsupportedModel: If the model's transform has a step whose geometry is not known, or it takes more channels than a photo has.
+        ImageError: If the photo cannot be used as an image with the model's number of channels.
+        UnsupportedModel: If the geometry of a step of the model's transform is unknown, or the model takes more channels than a photo
+            has.
     """
     return prepare_batch([photo], model, resize=resize, img_size=img_size)
 
@@ -117,14 +118,14 @@ def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "a
 def prepare_batch(
     photos: Sequence[Image.Image | Bands], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
 ) -> Prepared:
-    """Several photos, of any sizes, as one batch.
+    """Preprocess several photos, of any sizes, as one batch.
 
-    Under `fit` a model that takes any size gets one size for all: of the geometric mean of the photos' shapes; each photo is scaled
-    to it whole, each axis on its own.
+    With `fit` and a model that takes any size, all photos are resized to one size, whose aspect ratio is the geometric mean of
+    theirs. Each photo is kept whole, and each axis is scaled by its own factor.
 
     Args:
-        photos: Upright pictures.
-        model: The model that will see them.
+        photos: Upright images.
+        model: The model that the pixels are for.
         resize: See `prepare`.
         img_size: See `prepare`.
 
@@ -133,21 +134,22 @@ def prepare_batch(
 
     Raises:
         OptionError: If `resize` is unknown or the model does not take `img_size`.
-        ImageError: If a photo is too narrow, or there is none.
-        UnsupportedModel: If the model's transform has a step whose geometry is not known, or it takes more channels than a photo has.
+        ImageError: If a photo cannot be used, or no photos are given.
+        UnsupportedModel: If the geometry of a step of the model's transform is unknown, or the model takes more channels than a photo
+            has.
     """
     return _prepared(photos, model, input_spec(model, img_size), resize)
 
 
 def read(image: Any, how: Preprocessing) -> Any:  # noqa: ANN401
-    """Read a file; a picture or an array stays as it is."""
+    """Load an image file; return an image or array unchanged."""
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image, max_pixels=how.max_pixels, color_profile=how.color_profile)
     return image
 
 
 def prepare_any(image: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
-    """A picture or an array as the model wants it."""
+    """Preprocess an image or array for a model."""
     spec = input_spec(model, how.img_size)
     picture = as_photo(image) if spec.channels in (1, 3) else bands_of(image, spec.channels, how.rgb)
     return _prepared([picture], model, spec, how.resize)
@@ -180,13 +182,13 @@ _Seen = tuple[Image.Image, Geometry]
 
 
 def _each_channel(photo: Image.Image | Bands, see: Callable[[Image.Image], _Seen]) -> tuple[tuple[Image.Image, ...], Geometry]:
-    """What the model sees of a picture, or of each channel of an image of several."""
+    """Apply `see` to an image, or to each channel of a multi-channel image."""
     seen = [see(image) for image in (photo.channels if isinstance(photo, Bands) else (photo,))]
     return tuple(image for image, _ in seen), seen[0][1]
 
 
 def _assumptions(spec: InputSpec) -> tuple[str, ...]:
-    """What nobody stated of the model's input, in one sentence."""
+    """Return one sentence that names the assumed settings of the model's input."""
     if not (names := spec.assumed()):
         return ()
     values = {
@@ -194,7 +196,7 @@ def _assumptions(spec: InputSpec) -> tuple[str, ...]:
         "mean": f"mean {', '.join(f'{value:g}' for value in spec.mean)}",
         "std": f"std {', '.join(f'{value:g}' for value in spec.std)}",
     }
-    return (f"assumed of the model's input, as it does not state it: {'; '.join(values[name] for name in names)}",)
+    return (f"the model does not state its preprocessing; assumed: {'; '.join(values[name] for name in names)}",)
 
 
 def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tuple[int, int]:
@@ -203,7 +205,10 @@ def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tup
     aspect = math.exp(sum(math.log(photo.height / photo.width) for photo in photos) / len(photos))
     area = spec.size[0] * spec.size[1]
     height, width = max(math.sqrt(area * aspect), spec.stride[0]), max(math.sqrt(area / aspect), spec.stride[1])
-    sides = min(height, area / width), min(width, area / height)  # a strip is squashed to one row of patches of the same area
+    sides = (
+        min(height, area / width),
+        min(width, area / height),
+    )  # a very narrow photo is squashed to one row of patches of the same area
     return tuple(max(1, round(side / step)) * step for side, step in zip(sides, spec.stride, strict=True))  # type: ignore[return-value]
 
 
@@ -214,9 +219,9 @@ def _whole(photo: Image.Image, size: tuple[int, int], spec: InputSpec) -> tuple[
 
 
 def _by_transform(photo: Image.Image, spec: InputSpec) -> tuple[Image.Image, Geometry]:
-    """Run the transform's own steps on the picture and follow where its corners go."""
+    """Apply the steps of the transform to the image and keep track of its window on the photo."""
     image = photo
-    window = Box(0, 0, photo.height, photo.width)  # the photo's part that `image` shows
+    window = Box(0, 0, photo.height, photo.width)  # part of the photo that `image` shows
     for step in spec.transform:
         if isinstance(step, (timm_transforms.MaybeToTensor, transforms.ToTensor)):
             break
@@ -224,15 +229,13 @@ def _by_transform(photo: Image.Image, spec: InputSpec) -> tuple[Image.Image, Geo
         if isinstance(step, (transforms.CenterCrop, timm_transforms.CenterCropOrPad)):
             window = _cropped(window, before, image)
         elif not isinstance(step, (transforms.Resize, timm_transforms.ResizeKeepRatio)):
-            raise UnsupportedModel(
-                f"the model's transform has the step {type(step).__name__}, whose geometry is not known. Use resize='fit'."
-            )
+            raise UnsupportedModel(f"the model's transform has the unsupported step {type(step).__name__}. Use resize='fit'.")
     geometry = Geometry((photo.height, photo.width), (image.height, image.width), window, "the model's own evaluation transform")
     return image, geometry
 
 
 def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
-    """The window after a centered crop, or a centered padding where `before` is smaller than `after`."""
+    """Return the window after a center crop, or after centered padding if `before` is smaller than `after`."""
     offsets = [
         round((old - new) / 2.0) if old >= new else -((new - old) // 2)
         for old, new in ((before.height, after.height), (before.width, after.width))
@@ -245,7 +248,7 @@ def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
 def _normalized(images: Sequence[Image.Image], spec: InputSpec) -> Tensor:
     one = len(images) == 1 and spec.channels == 1
     seen = np.dstack([np.asarray(image.convert("L") if one else image) for image in images])
-    array = torch.from_numpy(seen).permute(2, 0, 1).float().clamp(0, 255) / 255  # filters of real numbers overshoot
+    array = torch.from_numpy(seen).permute(2, 0, 1).float().clamp(0, 255) / 255  # resampling of float images may overshoot
     mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
     return (array - mean) / std
 

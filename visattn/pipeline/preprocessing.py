@@ -1,4 +1,4 @@
-"""How a photo is read and brought to a model: one record that functions take by keywords and commands make their options from."""
+"""Options of photo loading and preprocessing. Functions take them as keyword arguments, commands as command-line options."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ class PreprocessingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a photo is read and brought to a model.
+    """Options of photo loading and preprocessing.
 
     Attributes:
         resize: `model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for a classifier, else `fit`. See
             `visattn.prepare`.
-        img_size: Side in pixels for a model that takes any, rounded to whole patches; None: the model's own.
-        color_profile: `convert` a file's colors to sRGB, or `ignore` its profile; says nothing of a picture or an array.
-        max_pixels: Largest width x height of a file, checked before it is decoded.
-        rgb: Channels of an array that are drawn as red, green and blue, where a model takes more than three; by default the first.
+        img_size: Side of the input in pixels, for a model that takes any size; rounded to whole patches. None: the model's own.
+        color_profile: `convert` a file's colors to sRGB, or `ignore` its profile; has no effect on PIL images and arrays.
+        max_pixels: Largest allowed width x height of a file; checked before the file is decoded.
+        rgb: Channels of an array to draw as red, green and blue, if the model takes more than three; by default the first three.
 
     Raises:
-        OptionError: If one is unknown or of another type.
+        OptionError: If an option is unknown or has the wrong type.
     """
 
-    resize: Resize = option("auto", "fit: the whole photo; model: the model's own evaluation crop.")
-    img_size: int | None = option(None, "Side in pixels that the model works at.", least=1)
-    color_profile: ColorProfile = option("convert", "convert: the file's ICC profile to sRGB; ignore: its numbers as they are.")
-    max_pixels: int = option(MAX_PIXELS, "Largest photo that is decoded.", least=1)
-    rgb: Sequence[int] | None = None  # files have none to choose from
+    resize: Resize = option(
+        "auto", "model: the model's own evaluation transform; fit: the whole photo; auto: model for classifiers, else fit."
+    )
+    img_size: int | None = option(None, "Side of the model's input in pixels, for models that take any size.", least=1)
+    color_profile: ColorProfile = option("convert", "Treatment of the photo's ICC profile: convert (to sRGB) or ignore.")
+    max_pixels: int = option(MAX_PIXELS, "Refuse photos with more pixels than this.", least=1)
+    rgb: Sequence[int] | None = None  # no command-line option: files have only three channels
 
     def __post_init__(self) -> None:
-        """Check types and names; ranges are checked where they are used.
+        """Check types and names; ranges are checked where the values are used.
 
         Raises:
-            OptionError: If one is unknown or of another type.
+            OptionError: If an option is unknown or has the wrong type.
         """
         check_types(type(self), vars(self))
         one_of(self.resize, get_args(Resize), "resize")

@@ -1,4 +1,4 @@
-"""What is asked of a model: a method with its parameters, and what is explained. Bound once, answered for any number of photos."""
+"""Method, parameters and target of an explanation, validated once and then used for any number of photos."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _AUTO = ("relevance", "gradcam", "attention")
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What is asked; made by `ask`.
+    """Method, parameters and target of an explanation; made by `ask`.
 
     Attributes:
         name: Name of the method, or `auto`.
         method: The method; None for `auto`.
-        parameters: Its parameters.
-        target: What is explained, of methods that explain something.
-        among: The methods that `auto` may stand for.
+        parameters: Parameters of the method.
+        target: Target of class-specific methods.
+        among: Methods that `auto` may choose from.
     """
 
     name: str
@@ -37,13 +37,14 @@ class Question:
 
     @property
     def of_a_class(self) -> bool:
-        """Whether a target was asked for."""
+        """True if a target was given."""
         return self.target.of is not None or self.target.versus is not None or self.target.target_space != "logit"
 
     def settled(self, recording: Recording) -> Question:
-        """The question with the method that `auto` stands for, of a forward that was recorded.
+        """Replace `auto` by a method that applies to a recording.
 
-        It is the first that applies: relevance where layers compose; Grad-CAM for what has no self-attention; else attention.
+        It is the first of these that applies: relevance, if attention can be multiplied across layers; Grad-CAM, if a target was given
+        or the model has no self-attention; else attention.
         """
         if self.method is not None:
             return self
@@ -57,19 +58,19 @@ class Question:
 
 
 def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, target: Target | None = None) -> Question:
-    """Bind a method, its parameters and a target.
+    """Validate a method, its parameters and a target.
 
     Args:
-        method: A name of `visattn.methods.METHODS`, or `auto`.
-        parameters: The method's own; for `auto` those of one that it may stand for.
-        target: What is explained; by default the top class, of methods that explain one.
+        method: Name from `visattn.methods.METHODS`, or `auto`.
+        parameters: Parameters of the method; for `auto`, of a method that it may choose.
+        target: Target of a class-specific method; by default the top class.
 
     Returns:
         The question.
 
     Raises:
-        OptionError: If the method or a parameter is unknown, one is missing or of another type, or a target is asked of a method that
-            does not depend on one.
+        OptionError: If the method or a parameter is unknown, a parameter is missing or has the wrong type, or a target is given to a
+            method that does not depend on one.
     """
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in (parameters or {}).items()}
     target = target or Target()

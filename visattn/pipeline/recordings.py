@@ -1,4 +1,4 @@
-"""What a question wants to be recorded, recorded."""
+"""Recordings of everything that a method needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from visattn.records import Recording
 
 
 def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
-    """The question with its method settled, and a pass that recorded all that the method needs."""
+    """Choose the method if it is `auto`, and run a pass that records everything it needs."""
     if question.method is not None:
         return question, _wanted(model, prepared, question, question.method)
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
@@ -37,15 +37,15 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
 
 
 def replayed(model: nn.Module, prepared: Prepared, question: Question, edit: Callable[[Tensor], Tensor]) -> Recording:
-    """The recording of pixels that a method edits, with the gradient of the target's score."""
+    """Record a pass over pixels edited by a method, with the gradient of the target's score."""
     return look(model, prepared, target=question.target, edit=edit, features="none")
 
 
 def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, Any]) -> str:
-    """The layer that class activation maps read: the one that was named, else the family's, else the last map that the model makes.
+    """Return the layer for class activation maps: the given one, else the model family's, else that of the last feature map.
 
     Raises:
-        OptionError: If it is not known.
+        OptionError: If the layer is unknown.
     """
     layer = parameters.get("layer", -1)
     known = layer if isinstance(layer, str) else None
@@ -53,7 +53,7 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
         _, channels, height, width = prepared.pixels.shape
         known = cam_layer(model) or last_feature_map(model, channels, (height, width))
     if known is None:
-        raise OptionError(f"{type(model).__name__}: which layer Grad-CAM should read is not known. Name it: layer='...'.")
+        raise OptionError(f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: layer='...'.")
     return known
 
 
@@ -76,7 +76,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
     except NoAttentionCaptured as nothing:
         if "cam layer" in needs:
             raise OptionError(
-                f"layer {layer} counts layers of tokens, and the model has none. Name the layer: layer='...'."
+                f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: layer='...'."
             ) from nothing
         if method.lacking is None:
             raise

@@ -1,4 +1,4 @@
-"""One forward pass over prepared pixels, and of a target also the way back."""
+"""Forward pass over preprocessed pixels and, if a target is given, the backward pass."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from visattn._support.checks import first_line
 from visattn._support.modes import evaluating
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, head, provenance_of
-from visattn.methods.scored import Scored
+from visattn.methods.scored import ScoredImages
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
-from visattn.pipeline.targets import NoClasses, Resolved, Target
+from visattn.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.records import Recording
 
 
 class Pass(NamedTuple):
-    """One forward pass, and of a target the backward pass.
+    """Result of one forward pass and, if a target was given, the backward pass.
 
     Attributes:
-        recording: What was recorded.
-        resolved: What the target is of this output; None without one.
+        recording: The recording.
+        resolved: The target, resolved for this output; None without a target.
     """
 
     recording: Recording
-    resolved: Resolved | None
+    resolved: ResolvedTarget | None
 
 
 def look(model: nn.Module, prepared: Prepared, **options: Any) -> Recording:  # noqa: ANN401
-    """The recording of `one_pass`."""
+    """Return the recording of `one_pass`."""
     return one_pass(model, prepared, **options).recording
 
 
@@ -52,26 +52,27 @@ def one_pass(
     features: str | Sequence[str] = "last",
     edit: Callable[[Tensor], Tensor] | None = None,
 ) -> Pass:
-    """Run the model once on prepared pixels, in evaluation mode; its flags are put back.
+    """Run the model once on preprocessed pixels, in evaluation mode; restore its training flags afterward.
 
-    No inference mode is entered: what a model keeps of the forward, such as a table of positions, must still be of use to a training.
+    Inference mode is not used: tensors that a model caches in the forward pass, such as position tables, must remain usable for
+    training.
 
     Args:
         model: The model.
-        prepared: Pixels.
-        target: Record the gradient of this target's score as well; without one no graph is made.
-        each_layer: Give each layer the gradient of its own score: what the model's head makes of the tokens behind it.
+        prepared: The preprocessed photos.
+        target: If given, the gradient of this target's score is recorded too; otherwise no autograd graph is built.
+        each_layer: Whether to use one score per layer: the score that the model's head computes from the layer's tokens.
         values: See `capture`.
         features: See `capture`.
-        edit: What is done to the pixels before.
+        edit: Function that is applied to the pixels before the forward pass.
 
     Returns:
-        The recording, and the target as it was understood.
+        The recording and the resolved target.
 
     Raises:
         NoClasses: If the target is a class and the model has none.
-        OptionError: If the target, or a score of each layer, does not go with the model.
-        UnsupportedModel: If the model takes another size.
+        OptionError: If the target, or one score per layer, does not fit the model.
+        UnsupportedModel: If the model takes another input size.
     """
     spec = prepared.spec_of(model)
     pixels = _as_the_model(model, prepared.pixels)
@@ -92,7 +93,7 @@ def one_pass(
             graded = recording.gradients(score)
             recording = replace(
                 graded,
-                records=[replace(record, source=None) for record in graded.records],  # the graph goes
+                records=[replace(record, source=None) for record in graded.records],  # frees the graph
                 features=[replace(feature, source=None) for feature in graded.features],
                 provenance=graded.provenance.but(target=resolved.texts),
             )
@@ -103,27 +104,27 @@ def one_pass(
 @contextmanager
 def scoring(
     model: nn.Module, prepared: Prepared, target: Target, *, features: str | Sequence[str] = "none"
-) -> Iterator[tuple[Recording, Scored]]:
-    """The model as a function from pixels to the target's score, in evaluation mode; its flags are put back.
+) -> Iterator[tuple[Recording, ScoredImages]]:
+    """Yield the model as a function from pixels to the target's score, in evaluation mode; restore its training flags afterward.
 
     Args:
-        model: Any model, with attention or without.
-        prepared: Pixels of one photo. The class that is explained is chosen on them as they are, once.
-        target: What is explained.
+        model: Any model, with or without attention.
+        prepared: One preprocessed photo. The target is resolved once, on its unedited pixels.
+        target: Target to explain.
         features: See `capture`.
 
     Yields:
-        A recording that holds the model's and the target's names and the features, and what is asked.
+        A recording with the features and the names of model and target, and the score function.
 
     Raises:
         NoClasses: If the target is a class and the model has none.
-        OptionError: If the target does not go with the model.
+        OptionError: If the target does not fit the model.
         ShapeError: If there are several photos.
-        UnsupportedModel: If the model takes another size.
+        UnsupportedModel: If the model takes another input size.
     """
     spec, pixels = prepared.spec_of(model), _as_the_model(model, prepared.pixels)
     if len(pixels) != 1:
-        raise ShapeError(f"a score is asked of one photo, the batch has {len(pixels)}. Explain them one by one.")
+        raise ShapeError(f"a score needs a batch of one photo, got {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)
     _check_size(spec, pixels)
     with evaluating(model, frozen=True):
@@ -136,18 +137,18 @@ def scoring(
         seen = [] if features == "none" else look(model, prepared, features=features).features
         provenance = provenance_of(model).but(target=resolved.texts)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
-        yield recording, Scored(pixels, score, spec.mean, spec.std, spec.stride, model)
+        yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model)
 
 
 def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a model's own
-    """What a model gives for pixels.
+    """Return the model's output for pixels.
 
     Raises:
-        ResourceError: If the memory does not suffice.
-        ModelError: If its forward fails; the message names the module, the error and the shape of the pixels.
+        ResourceError: If there is not enough memory.
+        ModelError: If the forward pass fails; the message names the module, the error and the shape of the pixels.
     """
     try:
-        with redirect_stdout(sys.stderr):  # what a model prints is no result
+        with redirect_stdout(sys.stderr):  # stdout is for results, not for a model's own prints
             return model(pixels)
     except BaseException as error:
         if isinstance(error, (VisattnError, KeyboardInterrupt)) or _is_ours(error):
@@ -157,7 +158,8 @@ def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a mode
             raise ResourceError(f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller img_size.") from error
         where = _where(model, error) or type(model).__name__
         raise ModelError(
-            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. Run the model on such pixels by itself."
+            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. "
+            "Check that the model runs on such pixels without visattn."
         ) from error
 
 
@@ -165,14 +167,14 @@ _NO_MEMORY = "can't allocate memory", "out of memory"
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the capture failed, and not the model: `mode` alone calls what the model would have called."""
+    """Check whether the capture failed rather than the model: only the module `mode` calls the model's own operations."""
     *_, last = traceback.walk_tb(error.__traceback__)
     file = Path(last[0].f_code.co_filename)
     return file.is_relative_to(Path(capturing.__file__).parent) and file.stem != "mode"
 
 
 def _where(model: nn.Module, error: BaseException) -> str:
-    """The innermost module of the model whose code was running."""
+    """Return the name of the innermost module that was running."""
     names = {module: name for name, module in model.named_modules()}
     found, trace = "", error.__traceback__
     while trace is not None:
@@ -184,7 +186,7 @@ def _where(model: nn.Module, error: BaseException) -> str:
 
 
 def _as_the_model(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Pixels in the precision of the model's parameters."""
+    """Convert pixels to the dtype of the model's parameters."""
     kind = next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), pixels.dtype)
     return pixels.to(kind)
 
@@ -193,17 +195,17 @@ def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
     if not spec.classifier and not callable(target.of):
         raise NoClasses(
             f"{type(model).__name__} has no classification head, so there is no class to explain. "
-            "Use method 'attention' or 'rollout', of a CNN 'eigencam', or pass target=a function of its output."
+            "Use method 'attention' or 'rollout' ('eigencam' for a CNN), or pass a function of its output as target."
         )
 
 
 def _check_size(spec: InputSpec, pixels: Tensor) -> None:
     if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
-        raise UnsupportedModel(f"the model takes {spec.size}, got {tuple(pixels.shape[-2:])}.")
+        raise UnsupportedModel(f"the model takes pixels of size {spec.size}, got {tuple(pixels.shape[-2:])}.")
 
 
 def _layer_scores(model: nn.Module, recording: Recording, output: Tensor, score: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """The score of each layer with attention: what the model's head makes of the tokens behind its block."""
+    """Compute one score per attention layer by applying the model's head to the tokens after the layer's block."""
     read_out = head(model)
     behind = {feature.layer: feature.source.tensor for feature in recording.features if feature.source is not None}
     blocks = {layer: [name for name in behind if layer.startswith(f"{name}.")][-1:] for layer in recording.layers}
@@ -211,6 +213,6 @@ def _layer_scores(model: nn.Module, recording: Recording, output: Tensor, score:
     whole = read_out is not None and last is not None and all(blocks.values())
     if read_out is None or not whole or not torch.allclose(read_out(behind[str(last)]), output, atol=1e-4, rtol=1e-4):
         raise OptionError(
-            f"{type(model).__name__}: what its head makes of the tokens behind each layer is not known. Use method 'relevance'."
+            f"{type(model).__name__}: its head cannot be applied to the tokens of each layer. Use method 'relevance'."
         )
     return {layer: score(read_out(behind[names[0]])) for layer, names in blocks.items()}

@@ -1,4 +1,4 @@
-"""What a class-specific method explains: a class by index or name, or a function of the model's output."""
+"""Targets of class-specific methods: a class by index or name, or a function of the model's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Of = int | str | Sequence[int | str] | Callable[[Any], Tensor] | None
 
 
 class TargetOptions(TypedDict, total=False):
-    """Options of `Target` beside the class itself."""
+    """Options of `Target` other than the class."""
 
     versus: int | str | None
     target_space: Space
@@ -27,22 +27,22 @@ class TargetOptions(TypedDict, total=False):
 
 
 class NoClasses(OptionError):
-    """There are no logits that a class could be taken from."""
+    """The model's output has no class logits."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is explained.
+    """Target of a class-specific method: the score to explain.
 
     Attributes:
         of: A class by index or name, or one for each image; None: the top class of each image; or a function of the model's output
-            that gives a number for each image.
+            that returns one number per image.
         versus: Another class, whose score is subtracted.
-        target_space: Whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
-        labels: Names of the classes, where they are known.
+        target_space: Score whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
+        labels: Class names, if known.
 
     Raises:
-        OptionError: If one is of another type.
+        OptionError: If an attribute has the wrong type.
     """
 
     of: Of = None
@@ -51,39 +51,40 @@ class Target:
     labels: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        """Check types; classes and names are looked up in what the model gives.
+        """Check types; classes and names are checked later, against the model's output.
 
         Raises:
-            OptionError: If one is of another type.
+            OptionError: If an attribute has the wrong type.
         """
         check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
 
-    def resolve(self, output: Any) -> Resolved:  # noqa: ANN401 - whatever the model gives
-        """The classes that are meant, of what the model gave for a batch.
+    def resolve(self, output: Any) -> ResolvedTarget:  # noqa: ANN401 - whatever the model returns
+        """Resolve the target for the model's output on a batch.
 
         Raises:
             OptionError: If a class does not exist.
-            ShapeError: If classes are not as many as images.
-            NoClasses: If the output is no table of logits.
+            ShapeError: If the number of classes differs from the number of images.
+            NoClasses: If the output is not a tensor of logits `(B, classes)`.
         """
         one_of(self.target_space, get_args(Space), "target space")
         output = _logits(output) if not callable(self.of) else output
         if callable(self.of):
             if self.versus is not None or self.target_space != "logit":
-                raise OptionError(
-                    "target is a function of the output, so versus and the target space have no place. Leave them out."
-                )
-            return Resolved(self.of, (f"{getattr(self.of, '__name__', 'a function')} of the output",))
+                raise OptionError("target is a function of the output, so versus and target_space do not apply. Leave them out.")
+            return ResolvedTarget(self.of, (f"{getattr(self.of, '__name__', 'a function')} of the output",))
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise NoClasses(f"a class needs logits (B, classes), the model gave {shape}. Pass target=a function of its output.")
+            raise NoClasses(
+                f"a class target needs logits (B, classes), the model returned {shape}. Pass a function of its output as target."
+            )
         if not output.is_floating_point():
             raise NoClasses(
-                f"a class needs logits of floating point, the model gave {output.dtype}. Pass target=a function of its output."
+                f"a class target needs floating-point logits, the model returned {output.dtype}. "
+                "Pass a function of its output as target."
             )
         classes = output.shape[1]
         if self.labels is not None and len(self.labels) < classes:
-            raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name a line.")
+            raise OptionError(f"labels must name {classes} classes, got {len(self.labels)}. Give one name per line.")
         top = output.argmax(1)
         chosen = top if self.of is None else top.new_tensor(self._indices(self.of, len(top), classes))
         versus = None if self.versus is None else self._index(self.versus, classes)
@@ -101,10 +102,10 @@ class Target:
         for image, index in enumerate(chosen.tolist()):
             text = f"{self.target_space} of {self._name(index)}" + ("" if versus is None else f" versus {self._name(versus)}")
             best = int(top[image])
-            predicted = "which is the predicted class" if best == index else f"predicted is {self._name(best)}"
+            predicted = "this is the predicted class" if best == index else f"the predicted class is {self._name(best)}"
             texts.append(f"{text} = {float(found[image]):.3g}; {predicted}, with probability {float(shares[image, best]):.1%}")
         names = tuple(self._called(index) for index in chosen.tolist())
-        return Resolved(score, tuple(texts), names, tuple(shares.gather(1, chosen[:, None])[:, 0].tolist()))
+        return ResolvedTarget(score, tuple(texts), names, tuple(shares.gather(1, chosen[:, None])[:, 0].tolist()))
 
     def _name(self, index: int) -> str:
         return self._called(index) + (f" (class {index})" if self.labels is not None else "")
@@ -115,7 +116,7 @@ class Target:
     def _indices(self, of: int | str | Sequence[int | str], count: int, classes: int) -> list[int]:
         each = [of] * count if isinstance(of, (int, str)) else list(of)
         if len(each) != count:
-            raise ShapeError(f"target must be one class or {count}, one for each image, got {len(each)}.")
+            raise ShapeError(f"target must be one class, or {count} (one per image), got {len(each)}.")
         return [self._index(one, classes) for one in each]
 
     def _index(self, named: int | str, classes: int) -> int:
@@ -127,7 +128,7 @@ class Target:
             return named
         if self.labels is None:
             raise OptionError(
-                f"the names of the classes are not known, so '{printable(named)}' cannot be found. Pass an index or labels."
+                f"class names are unknown for this model, so '{printable(named)}' cannot be looked up. Pass an index or labels."
             )
         wanted = named.strip().lower()
         known = [{label.lower(), *(part.strip().lower() for part in label.split(","))} for label in self.labels[:classes]]
@@ -136,22 +137,23 @@ class Target:
             return found[0]
         if found:
             several = ", ".join(f"{index} ({printable(self.labels[index])})" for index in found)
-            raise OptionError(f"'{printable(named)}' names several classes: {several}. Pass an index.")
-        near = ", ".join(suggest(wanted, sorted(set().union(*known)))) or "none is near"
+            raise OptionError(f"'{printable(named)}' matches several classes: {several}. Pass an index.")
+        near = ", ".join(suggest(wanted, sorted(set().union(*known)))) or "none found"
         raise OptionError(
-            f"no class is called '{printable(named)}'; did you mean: {near}? Or pass an index from 0 to {classes - 1}."
+            f"unknown class '{printable(named)}'. Close matches: {near}. Pass one of them, or an index from 0 to {classes - 1}."
         )
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A target, of one output.
+class ResolvedTarget:
+    """Target, resolved for one output of a model.
 
     Attributes:
-        score: From an output to a number for each image; of a single image also from outputs of any number of its edited copies.
-        texts: What is explained, for each image; one for all where a function was given.
-        names: The class of each image; none where a function was given.
-        shares: Its probability.
+        score: Function from an output to one number per image. If it was resolved for a single image, it also takes outputs for any
+            number of edited copies of that image.
+        texts: Description of the target for each image; one for all images if the target is a function.
+        names: Class name of each image; empty if the target is a function.
+        shares: Probability of that class for each image.
     """
 
     score: Callable[[Any], Tensor]
@@ -161,12 +163,12 @@ class Resolved:
 
 
 def _logits(output: Any) -> Any:  # noqa: ANN401
-    """Class scores of an output that has more fields than these."""
+    """Return the field `logits` of an output that has several fields, else the output itself."""
     return getattr(output, "logits", output)
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Names of classes, one a line.
+    """Read class names from a text file with one name per line.
 
     Raises:
         OptionError: If the file cannot be read as text.
@@ -174,5 +176,5 @@ def read_labels(path: Path) -> tuple[str, ...]:
     try:
         lines = regular(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{printable(str(path))}: labels must be a text file with one name a line; {error}.") from error
+        raise OptionError(f"{printable(str(path))}: labels must be a text file with one name per line; {error}.") from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -1,4 +1,4 @@
-"""Images that are tensors already, as a training has them, with what is shown of them."""
+"""Preprocessed image tensors, for example batches of a training run, with the pictures to draw maps on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from visattn.geometry import Box, Geometry
 from visattn.images import as_photo
 from visattn.pipeline.inputs import Prepared
 
-_ROUNDING = 0.02  # of normalized images in half precision
+_ROUNDING = 0.02  # rounding error of normalized images in half precision
 
 
 @typed()
@@ -29,30 +29,30 @@ def prepare_tensor(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Prepared:
-    """Images that the model takes as they are, each of them whole.
+    """Wrap image tensors that are already preprocessed for a model.
 
     Args:
-        images: `(B, C, H, W)` as the model takes them; they are copied.
+        images: `(B, C, H, W)` in the model's input format; they are copied.
         model: The model.
-        photos: What is shown of them. By default the images, their normalization undone.
-        mean: Mean of each channel in that normalization, of pixels in [0, 1]; by default the model's own. Images that lie in [0, 1]
-            are shown as they are.
-        std: Deviation likewise.
+        photos: Pictures to draw the maps on, one per image. By default the images themselves, with their normalization undone.
+        mean: Mean per channel of that normalization, for pixels in [0, 1]; by default the model's own. If neither `mean` nor `std`
+            is given, images that lie in [0, 1] are shown unchanged.
+        std: Standard deviation per channel of that normalization; by default the model's own.
 
     Returns:
         Pixels, photos and geometries.
 
     Raises:
-        ShapeError: If images are no floats `(B, C, H, W)`, or photos are not as many.
+        ShapeError: If images are not floats `(B, C, H, W)`, or the number of photos differs.
         OptionError: If the images cannot be shown.
     """
     if images.ndim != 4 or not len(images) or not images.is_floating_point():
         raise ShapeError(
-            f"images must be floats (B, C, H, W), got {images.dtype} {tuple(images.shape)}. Pass them as the model takes them."
+            f"images must be floats (B, C, H, W), got {images.dtype} {tuple(images.shape)}. Pass them in the model's input format."
         )
     shown = tuple(map(as_photo, _shown(images, mean, std, model) if photos is None else photos))
     if len(shown) != len(images):
-        raise ShapeError(f"photos must be as many as images, {len(images)}, got {len(shown)}.")
+        raise ShapeError(f"photos must be one per image ({len(images)}), got {len(shown)}.")
     sizes, size = [(photo.height, photo.width) for photo in shown], (images.shape[2], images.shape[3])
     places = tuple(Geometry(whole, size, Box(0, 0, *whole), "the whole photo") for whole in sizes)
     spec = input_spec(model)
@@ -61,13 +61,13 @@ def prepare_tensor(
 
 
 def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:
-    """The images in [0, 1]."""
+    """Undo the normalization; return images in [0, 1]."""
     pixels, channels = pixels.detach().float().cpu(), pixels.shape[1]
     if channels not in (1, 3):
-        raise OptionError(f"images must have 1 or 3 channels to be shown, got {channels}. Pass photos=.")
+        raise OptionError(f"images must have 1 or 3 channels to be shown, got {channels}. Pass photos=, the pictures to draw on.")
     wrong = next((len(given) for given in (mean, std) if given is not None and len(given) not in (1, channels)), None)
     if wrong is not None:
-        raise OptionError(f"mean and std must have 1 value or {channels}, one for each channel, got {wrong}.")
+        raise OptionError(f"mean and std must have 1 value or {channels} (one per channel), got {wrong}.")
     low, high = pixels.aminmax()
     if mean is not None or std is not None or low < 0 or high > 1:
         spec = input_spec(model)
@@ -79,7 +79,7 @@ def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | 
         low, high = pixels.aminmax()
     if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):  # NaN is refused too
         raise OptionError(
-            f"images must lie in [0, 1] once their normalization is undone, got {low:.3g} to {high:.3g}. Pass the mean= and std= "
-            "that they were made with, or photos=, to visattn.prepare_tensor."
+            f"images must lie in [0, 1] after their normalization is undone, got {low:.3g} to {high:.3g}. Pass the mean= and std= "
+            "of their normalization, or photos=, to visattn.prepare_tensor."
         )
     return pixels.clamp(0, 1)

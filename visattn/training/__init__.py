@@ -1,4 +1,4 @@
-"""Training of classifiers, with and without attention, and of captioners: a plain loop, states that survive, fair comparisons, maps."""
+"""Training of classifiers and captioners: a plain loop, resumable checkpoints, fair comparisons, and attention maps during training."""
 
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.config import Config, checked, read_config

@@ -1,4 +1,4 @@
-"""Attention maps of the same few images while any loop trains, and no trace of it in the training."""
+"""Logging of attention maps from any training loop: the same few images each time, without any effect on the training."""
 
 from __future__ import annotations
 
@@ -40,46 +40,46 @@ from visattn.provenance import Provenance
 from visattn.records import Recording
 from visattn.training.wrappers import unwrapped
 
-_AUTO = ("relevance", "attention", "gates", "gradcam")  # the first that applies
+_AUTO = ("relevance", "attention", "gates", "gradcam")  # `auto` takes the first that applies
 
 
-_FROM_ONE_PASS = {"attention", "gradients", "gates", "glimpses", "features", "cam layer"}  # what methods drawn here may need
+_FROM_ONE_PASS = {"attention", "gradients", "gates", "glimpses", "features", "cam layer"}  # a method may need these and no others
 
 
 _PANEL = 160  # pixels
 
 
-_ACROSS = 8  # images in a row
+_ACROSS = 8  # images per row
 
 
-_FLAT = 1e-30  # a range below it is drawn as a constant map
+_FLAT = 1e-30  # a map with a smaller range counts as constant
 
 
 _Send = Callable[[int, Picture], object]
 
 
 class Board(Protocol):
-    """What takes pictures as TensorBoard's `SummaryWriter` does."""
+    """Object that accepts images as TensorBoard's `SummaryWriter` does."""
 
     def add_image(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Called as `add_image(tag, array, step, dataformats="HWC")`."""
+        """Add an image. It is called as `add_image(tag, array, step, dataformats="HWC")`."""
 
 
 Destination = str | os.PathLike[str] | Board | Callable[[int, Image.Image], object]
 
 
 class AttentionLogger:
-    """Draws where a model looks in the same images, every so many steps of its training.
+    """Callable that draws attention maps of the same images every few training steps.
 
     >>> logger = AttentionLogger(model, images, every=100, to="maps")
     >>> for step, batch in enumerate(loader):
     ...     train_on(batch)
     ...     logger(step)
 
-    The model is run in evaluation mode, in its parameters' precision, without its parallel, compiled or averaging wrapper. Flags,
-    gradients, buffers, random streams (of the CPU and CUDA), autocast and compiled code are afterward what they were, so a training
-    with a logger ends with the same bits as one without. Hooks of your own on the model do see the images. Of several processes only
-    the first draws, and it waits for no other.
+    The model runs in evaluation mode and in the precision of its parameters. Parallel, compiled and averaging wrappers are removed
+    first. Module flags, gradients, buffers, random number generators (CPU and CUDA), autocast and compiled code are restored
+    afterward. So training with a logger is bit-identical to training without one. Your own hooks on the model do run on the images.
+    In distributed training only the main process draws, and it does not wait for the others.
     """
 
     def __init__(
@@ -96,31 +96,31 @@ class AttentionLogger:
         style: PageOptions | None = None,
         **parameters: Any,  # noqa: ANN401 - the method's own
     ) -> None:
-        """Draw one page for trial, which goes nowhere, so that what does not apply is told before the training.
+        """Check the arguments by drawing one figure, which is discarded. Errors appear before the training starts.
 
         Args:
             model: The model, an average of it, or a wrapper of either.
-            images: `(B, C, H, W)` as the model takes them, or what `visattn.prepare_batch` or `prepare_tensor` gave, which also say how
-                the images are shown. Of a tensor the model's normalization is undone.
-            every: Steps from one page to the next.
-            to: A folder, which gets `step_00000100.png` and so on; a `SummaryWriter`, or what has its `add_image`; a function of the
-                step and the picture; or several of these.
-            method: A name of `visattn.methods.METHODS` that needs one pass. `auto` is the first that applies of relevance, attention
-                of the last layer, gates of places (of each grid size the last), and Grad-CAM; it stays the same for all steps.
-            target: The class that is explained, by index or name, for all images or each, such as their labels; None: the top class at
-                that step; or a function from the model's output to a number for each image.
+            images: `(B, C, H, W)`, preprocessed for the model, or the output of `visattn.prepare_batch` or `prepare_tensor`. To draw a
+                tensor, the model's normalization is undone. The prepared forms store the original images to draw on.
+            every: Number of steps between figures.
+            to: Destination, or a list of several: a folder, which receives `step_00000100.png` and so on; a `SummaryWriter` or any
+                object with its `add_image`; or a function of the step and the image.
+            method: A name in `visattn.methods.METHODS` that needs a single pass. `auto` takes the first that applies: relevance,
+                attention of the last layer, spatial gates (the last one of each grid size), Grad-CAM. The choice is kept for all steps.
+            target: Class to explain, as an index or a name; one for all images, or one for each, such as the labels. None: the top
+                class at that step. Or a function from the model's output to one number for each image.
             labels: Names of the classes.
-            tag: What a board calls the page.
-            style: Options of `visattn.drawing.Style`, as a dictionary, and `panel`, the width of a panel in pixels; by default `opacity`
-                is 0.6, `interpolation` is `nearest` and `panel` is 160.
+            tag: Name of the figure in TensorBoard.
+            style: Dictionary with options of `visattn.drawing.Style`, and `panel`, the width of a panel in pixels. Defaults: `opacity`
+                0.6, `interpolation` `nearest`, `panel` 160.
             parameters: Parameters of the method, such as `layer`.
 
         Raises:
             OptionError: If an option is unknown or out of range, or the method does not apply to the model.
-            ShapeError: If images, photos and targets are not as many, or images have another shape.
+            ShapeError: If the numbers of images, photos and targets differ, or images have another shape.
             OutputError: If the folder cannot be written.
-            UnsupportedModel: If the parameters are split among processes.
-            VisattnError: As `visattn.capture` and the method raise.
+            UnsupportedModel: If the parameters are sharded across processes.
+            VisattnError: If `visattn.capture` or the method raises one.
         """
         if not isinstance(every, int) or every < 1:
             raise OptionError(f"every must be a whole number of steps, 1 or more, got {every!r}.")
@@ -133,7 +133,7 @@ class AttentionLogger:
         self._question = ask(method, parameters, Target(_classes(target), labels=labels))
         if self._question.method is not None and not _drawable(self._question.method):
             known = ", ".join(name for name, each in METHODS.items() if _drawable(each))
-            raise OptionError(f"method '{method}' is not drawn during a training. Choose auto or one of: {known}.")
+            raise OptionError(f"method '{method}' is not available during training. Choose auto or one of: {known}.")
         several = [to] if isinstance(to, (str, os.PathLike)) or not isinstance(to, Sequence) else to
         self._destinations = [_destination(one, tag) for one in several]
         if self._question.method is None:
@@ -143,7 +143,7 @@ class AttentionLogger:
         self.draw(0)
 
     def __call__(self, step: int) -> None:
-        """Draw a page if it is due at this step; a page that fails costs a `VisattnWarning`, never the training."""
+        """Draw and send a figure if one is due at this step. If that fails, issue a `VisattnWarning` and let the training continue."""
         if step % self.every or not _first_process():
             return
         with _going_on(f"step {step}: attention maps were not drawn"):
@@ -153,15 +153,15 @@ class AttentionLogger:
                     send(step, page)
 
     def step(self) -> None:
-        """The same for loops that do not count: the first call is step 0."""
+        """Call the logger with its own step counter, for loops without one. The first call is step 0."""
         step, self._count = self._count, self._count + 1
         self(step)
 
     def draw(self, step: int) -> Picture:
-        """The page of now, which goes nowhere; `step` is its title.
+        """Draw and return the current figure without sending it. `step` appears in the title.
 
         Raises:
-            VisattnError: As `visattn.capture` and the method raise.
+            VisattnError: If `visattn.capture` or the method raises one.
         """
         with _untouched(self._model):
             recording, texts = self._recorded()
@@ -175,7 +175,9 @@ class AttentionLogger:
             labels += ["photo", *(label for label, _ in rows)]
             cells.append([Cell(self._small(image)[0], texts[image]) for image in images])
             cells += [[self._cell(found, image) for image in images] for _, found in rows]
-        notes = ["a map explains the class under its photo, whose probability at this step is beside it"] if any(texts) else []
+        notes = (
+            ["each map explains the class named under its image, given with its probability at this step"] if any(texts) else []
+        )
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
         signed = rows[0][1].signed
         page = sheet(
@@ -186,8 +188,8 @@ class AttentionLogger:
             row_labels=labels,
             bar=Bar(
                 self._style.colors(signed),
-                ("panel's lowest", "panel's highest"),
-                f"{meaning}, each panel on its own scale (written under it)",
+                ("panel minimum", "panel maximum"),
+                f"{meaning}, each panel on its own scale (range below it)",
             ),
         )
         drawing = self._style.facts(signed) | {"interpolation": self._style.interpolation}
@@ -196,24 +198,26 @@ class AttentionLogger:
         )
 
     def _small(self, image: int) -> tuple[Image.Image, Geometry]:
-        """A photo at the size of a panel, and where the model's input lies on it."""
+        """Resize an image to the panel size. Return it with the geometry of the model's input on it."""
         photo = self._seen.photos[image]
         size = max(1, round(photo.height * self._panel / photo.width)), self._panel
         how = Image.Resampling.BOX if photo.width > self._panel else Image.Resampling.BICUBIC
         return photo.resize(size[::-1], how), self._seen.geometries[image].resized(size)
 
     def _cell(self, found: AttentionMap, image: int) -> Cell:
-        """A map over its photo; the photo as it is under a constant one."""
+        """Draw a map over its image. A constant map leaves the image unchanged."""
         photo, place = self._small(image)
         heat = found.at(batch=image).to_heatmap(place, self._style.interpolation)
         low, high = value_range(heat.grid, self._style.normalize, heat.signed, holes=True)
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
-        digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)  # early maps are nearly constant
+        digits = next(
+            (few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7
+        )  # maps early in training are nearly constant
         return Cell(painted(photo, heat, self._style), f"{low:.{digits}g} to {high:.{digits}g}")
 
     def _chosen(self) -> str:
-        """The first method of `auto` that applies to the model and has the parameters."""
+        """Return the first method of `auto` that applies to the model and accepts the given parameters."""
         prepared = self._prepared()
         try:
             layer = layer_of_cam(self._model, prepared, self._question.parameters)
@@ -230,22 +234,22 @@ class AttentionLogger:
             if fits and (classes or not method.targeted) and method.accepts(recording) is None:
                 return name
         raise OptionError(
-            f"{type(self._model).__name__}: no method applies by itself. Pass target=a function of its output, or method='eigencam'."
+            f"{type(self._model).__name__}: no method applies automatically. Pass target=a function of its output, or method='eigencam'."
         )
 
     def _recorded(self) -> tuple[Recording, tuple[str, ...]]:
-        """One pass with all that the method needs, and the class of each image with its probability, where it explains one."""
+        """Run one recorded pass. Return the recording and, if a class is explained, each image's class with its probability."""
         question, found = recorded(self._model, self._prepared(), self._question)
-        assert question.method is not None  # noqa: S101 - it was chosen before the first page
+        assert question.method is not None  # noqa: S101 - chosen before the first figure
         if reason := question.method.accepts(found.recording):
             raise OptionError(f"{type(self._model).__name__}: the method does not apply: {reason}")
         told = () if found.resolved is None else zip(found.resolved.names, found.resolved.shares, strict=True)
         return found.recording, tuple(f"{name}, {share:.0%}" for name, share in told)
 
     def _maps(self, recording: Recording) -> list[tuple[str, AttentionMap]]:
-        """A map with the axis `batch` for each row, by what is written beside it; all are signed or none, for one bar explains them."""
+        """Return the label and the map (with axis `batch`) of each row. All are signed or none, because they share one color bar."""
         method = self._question.method
-        assert method is not None  # noqa: S101 - it was chosen before the first page
+        assert method is not None  # noqa: S101 - chosen before the first figure
         layers = [self._question.parameters]
         if method is METHODS["gates"] and "layer" not in layers[0]:
             placed = [each for each in recording.features if each.role in PLACES and each.layout is not None]
@@ -260,14 +264,14 @@ class AttentionLogger:
         return [(label, replace(found, signed=any(other.signed for _, other in rows))) for label, found in rows]
 
     def _prepared(self) -> Prepared:
-        """The images, copied to where and to what the model's parameters are."""
+        """Return the images, copied to the device and dtype of the model's parameters."""
         like = next((each for each in self._model.parameters() if each.is_floating_point()), self._seen.pixels)
         return replace(self._seen, pixels=self._seen.pixels.to(like, copy=True))
 
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode and full precision inside; its flags, buffers and all random streams are put back."""
+    """Switch the model to evaluation mode and full precision, then restore its flags, buffers and all random number generators."""
     devices = {torch.device("cpu"), *(tensor.device for tensor in (*model.parameters(), *model.buffers()))}
     buffers = [
         (module._buffers, name, buffer, buffer._version, buffer.clone())
@@ -297,16 +301,16 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 def _going_on(what: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # whatever fails here, the training is worth more
-        text = f"{what}, the training goes on: {type(error).__name__}: {error}"
+    except Exception as error:  # no failure of the logger may stop the training
+        text = f"{what}, training continues: {type(error).__name__}: {error}"
         warnings.warn(text, VisattnWarning, stacklevel=4)  # the loop's own line
 
 
 def _destination(to: Destination, tag: str) -> _Send:
-    """How a page is sent there.
+    """Return a function that sends a figure to a destination.
 
     Raises:
-        OptionError: If it is none of the known kinds.
+        OptionError: If the destination is of an unknown kind.
         OutputError: If it is a folder that cannot be written.
     """
     if isinstance(to, (str, os.PathLike)):
@@ -318,11 +322,11 @@ def _destination(to: Destination, tag: str) -> _Send:
         return lambda step, page: to.add_image(tag, np.array(page), step, dataformats="HWC")
     if callable(to):
         return to
-    raise OptionError(f"to must be a folder, a SummaryWriter or a function, got {type(to).__name__}. Or several in a list.")
+    raise OptionError(f"to must be a folder, a SummaryWriter or a function, or a list of these, got {type(to).__name__}.")
 
 
 def _classes(target: Of | Tensor) -> Of:
-    """A tensor of classes as a list."""
+    """Convert a tensor of class indices to a list."""
     if isinstance(target, Tensor):
         return [int(one) for one in target] if target.ndim else int(target)
     return target

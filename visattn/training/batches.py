@@ -1,8 +1,8 @@
-"""Pictures in batches: in which order, how augmented, and what happens to one that cannot be read.
+"""Batches of images: their order, their augmentation, and the handling of unreadable images.
 
-Training runs over one long stream: permutation after permutation of all pictures, cut into batches of `batch_size` without regard to
-where an epoch ends. So every picture is seen exactly once an epoch, every batch is full, and the number of pictures seen is all that
-has to be remembered to go on, with any number of processes or workers.
+Training reads one long stream: permutation after permutation of all images, cut into batches of `batch_size`. Batches may cross the
+end of an epoch. So every image occurs exactly once per epoch and every batch is full. To resume, only the number of images seen must
+be stored, whatever the number of processes or workers.
 """
 
 from __future__ import annotations
@@ -19,49 +19,51 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
-from visattn.data.pictures import Pictures
+from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError, ImageError, OptionError, ResourceError
 from visattn.families.trained import InputFacts, evaluation_transform
 from visattn.training.config import Recipe
 from visattn.training.run.randomness import seed_of, seeded
 
 Transform = Callable[[Image.Image], Tensor]
-_PATIENCE = 45  # seconds without a batch before a worker counts as hung: a death that torch tells inside a destructor is lost
+_PATIENCE = (
+    45  # seconds without a batch before a worker counts as hung; torch loses the death of a worker if a destructor is running
+)
 
 
 class Targets(Protocol):
-    """How what is known of pictures becomes tensors of a batch."""
+    """Conversion of annotations (labels, captions) to the target tensors of a batch."""
 
     def one(self, known: Any) -> Any:  # noqa: ANN401
-        """The target of one picture; it may be drawn at random, from streams that are seeded for picture and epoch."""
+        """Return the target of one image. It may be random: the generators are seeded per image and epoch."""
         ...
 
     def batch(self, targets: list[Any]) -> tuple[Tensor, ...]:
-        """Targets as tensors, whose first axis is the batch; there may be none."""
+        """Collate targets into tensors whose first axis is the batch. The list may be empty."""
         ...
 
 
 class Labels:
-    """The number of a class is its own target."""
+    """Targets for classification: class indices, unchanged."""
 
     def one(self, known: int) -> int:
-        """As it is."""
+        """Return the class index unchanged."""
         return known
 
     def batch(self, targets: list[int]) -> tuple[Tensor, ...]:
-        """`(B,)`."""
+        """Return the class indices as a tensor `(B,)`."""
         return (torch.tensor(targets, dtype=torch.long),)
 
 
 class Ticket(NamedTuple):
-    """Which picture, in which epoch: what its augmentation is made from."""
+    """Epoch and index of an image. Together with the seed they determine its augmentation."""
 
     epoch: int
     number: int
 
 
 class Sample(NamedTuple):
-    """A picture as the model takes it, its target (None where it could not be read), its number, and what could not be read."""
+    """Preprocessed image, its target (None if it could not be read), its index, and messages about unreadable images."""
 
     pixels: Tensor
     target: Any
@@ -70,7 +72,7 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """`pixels (B, C, H, W)`, targets, the numbers of the pictures, and messages about those that could not be read."""
+    """`pixels (B, C, H, W)`, targets, indices of the images, and messages about unreadable images."""
 
     pixels: Tensor
     targets: tuple[Tensor, ...]
@@ -79,11 +81,11 @@ class Batch(NamedTuple):
 
 
 class Samples(Dataset[Sample]):
-    """Pictures prepared one by one."""
+    """Dataset of images, each loaded, augmented and preprocessed on access."""
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: ImageDataset,
         transform: Transform,
         *,
         mode: str,
@@ -91,28 +93,28 @@ class Samples(Dataset[Sample]):
         replace: bool,
         targets: Targets | None = None,
     ) -> None:
-        """Nothing is read yet.
+        """Create the dataset without reading any image.
 
         Args:
-            pictures: The data.
-            transform: From a picture to pixels; what it draws at random is seeded for each picture and epoch.
-            mode: `L` or `RGB`: what pictures are converted to.
-            seed: Of the run.
-            replace: Whether the next picture that can be read takes the place of one that cannot; else it is left out.
-            targets: What is learned; labels by default.
+            pictures: Images with their annotations.
+            transform: Function from an image to pixels. Its random numbers are seeded per image and epoch.
+            mode: PIL mode to which images are converted, `L` or `RGB`.
+            seed: Seed of the run.
+            replace: Whether to replace an unreadable image by the next readable one. Otherwise it is left out.
+            targets: Conversion of annotations to targets; `Labels` by default.
         """
         self.pictures, self.transform, self.mode, self.seed, self.replace = pictures, transform, mode, seed, replace
         self.targets = targets or Labels()
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of images."""
         return len(self.pictures)
 
     def __getitem__(self, ticket: Ticket) -> Sample:
-        """The picture of a ticket.
+        """Load and preprocess the image of a ticket.
 
         Raises:
-            DataError: If no picture can be read.
+            DataError: If no image can be read.
         """
         bad: list[str] = []
         for ahead in range(len(self.pictures) if self.replace else 1):
@@ -126,12 +128,12 @@ class Samples(Dataset[Sample]):
                 pixels = self.transform(picture.convert(self.mode))
                 return Sample(pixels, self.targets.one(known), index, tuple(bad))
         if self.replace:
-            raise DataError(f"no picture can be read: {bad[0]}")
+            raise DataError(f"no image can be read: {bad[0]}")
         blank = self.transform(Image.new(self.mode, (64, 64)))
         return Sample(blank, None, ticket.number, tuple(bad))
 
     def collate(self, samples: list[Sample]) -> Batch:
-        """Samples as a batch; pictures that were left out are not in it."""
+        """Collate samples into a batch, without the images that were left out."""
         kept = [sample for sample in samples if sample.target is not None]
         pixels = torch.stack([sample.pixels for sample in kept or samples[:1]])[: len(kept)]
         targets = self.targets.batch([sample.target for sample in kept])
@@ -140,25 +142,26 @@ class Samples(Dataset[Sample]):
 
 
 class Stream(Sampler[list[Ticket]]):
-    """The tickets of this process, part by part, from some number of pictures seen to another.
+    """Batch sampler of one process: yields its tickets, one micro-batch at a time.
 
-    A batch of the whole run is `batch` tickets in a row. Process `rank` of `world` takes the `rank`-th piece of it, in `parts` parts.
+    A batch of the whole run is `batch` consecutive tickets. Process `rank` of `world` takes the `rank`-th share of each batch, split
+    into `parts` micro-batches.
     """
 
     def __init__(
         self, count: int, batch: int, seen: int, steps: int, *, seed: int, rank: int = 0, world: int = 1, parts: int = 1
     ) -> None:
-        """`steps` batches, beginning after `seen` pictures of a data set of `count`."""
+        """Create a sampler of `steps` batches over a dataset of `count` images, starting after `seen` images."""
         self.count, self.batch, self.seen, self.steps = count, batch, seen, steps
         self.seed, self.rank, self.world, self.parts = seed, rank, world, parts
         self._epoch, self._order = -1, torch.empty(0)
 
     def __len__(self) -> int:
-        """How many parts."""
+        """Return the number of micro-batches."""
         return self.steps * self.parts
 
     def __iter__(self) -> Iterator[list[Ticket]]:
-        """Parts in the order of the run."""
+        """Yield micro-batches in the order of the run."""
         piece = self.batch // self.world
         size = piece // self.parts
         for step in range(self.steps):
@@ -167,7 +170,7 @@ class Stream(Sampler[list[Ticket]]):
                 yield [self.ticket(first + part * size + i) for i in range(size)]
 
     def ticket(self, position: int) -> Ticket:
-        """The ticket at a place of the stream."""
+        """Return the ticket at a position of the stream."""
         epoch, place = divmod(position, self.count)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(seed_of(self.seed, epoch) % 2**63)
@@ -176,43 +179,43 @@ class Stream(Sampler[list[Ticket]]):
 
 
 class InOrder(Sampler[list[Ticket]]):
-    """Every picture once in its own order, in batches; process `rank` of `world` takes every `world`-th."""
+    """Batch sampler that yields every image once, in dataset order. Process `rank` of `world` takes every `world`-th image."""
 
     def __init__(self, count: int, batch: int, rank: int, world: int) -> None:
-        """Of `count` pictures."""
+        """Create a sampler of `count` images."""
         self.mine, self.batch = range(rank, count, world), batch
 
     def __len__(self) -> int:
-        """How many batches."""
+        """Return the number of batches of this process."""
         return -(-len(self.mine) // self.batch)
 
     def __iter__(self) -> Iterator[list[Ticket]]:
-        """Batches; the last may be smaller."""
+        """Yield batches. The last may be smaller."""
         for start in range(0, len(self.mine), self.batch):
             yield [Ticket(0, index) for index in self.mine[start : start + self.batch]]
 
 
 def check_batch(config: Recipe, count: int, world: int, *, in_pairs: bool) -> None:
-    """Refuse a batch that cannot be cut out of so many pictures, or into pieces for so many processes.
+    """Check that the batch size fits the number of images and can be divided among processes and micro-batches.
 
     Raises:
-        DataError: If it is more than the pictures.
-        OptionError: If its pieces are no whole numbers, or odd where pictures are mixed in pairs.
+        DataError: If a batch is larger than the dataset.
+        OptionError: If a micro-batch would not be a whole number of images, or an odd number where images are mixed in pairs.
     """
     batch, pieces = config.batch_size, world * config.accumulate
     if batch > count:
         raise DataError(
-            f"{config.data}: a batch of {batch} is more than the {count} pictures; choose a smaller batch_size (--batch-size)."
+            f"{config.data}: a batch of {batch} is more than the {count} images. Choose a smaller batch_size (--batch-size)."
         )
     if batch % pieces or (in_pairs and batch // pieces % 2):
         raise OptionError(
-            f"batch_size must be a multiple of processes x accumulate ({world} x {config.accumulate}), and each piece even for mixup, "
-            f"got {batch}."
+            f"batch_size must be a multiple of processes x accumulate ({world} x {config.accumulate}), "
+            f"and each micro-batch even for mixup and cutmix, got {batch}."
         )
 
 
 def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device: torch.device) -> DataLoader[Any]:
-    """A loader of torch, whose workers take one thread each."""
+    """Return a PyTorch `DataLoader` whose workers use one thread each."""
     return DataLoader(
         samples,
         batch_sampler=order,
@@ -221,21 +224,23 @@ def loader(samples: Samples, order: Sampler[list[Ticket]], workers: int, device:
         pin_memory=device.type == "cuda",
         timeout=_PATIENCE if workers else 0,
         worker_init_fn=_apart,
-        generator=torch.Generator(),  # else each loader draws from the global stream, and a run that goes on makes one more
+        generator=torch.Generator(),  # else each loader draws from the global generator, and a resumed run creates one more
     )
 
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """A worker that dies or hangs is one clear error, which torch raises wherever this process is at that moment.
+    """Turn the death or hang of a loader's worker into one clear error.
+
+    PyTorch reports a dead worker from a signal handler, so the error may appear anywhere in the body.
 
     Raises:
-        ResourceError: If one does.
-        RuntimeError: Any other, as it is.
+        ResourceError: If a worker dies or hangs.
+        RuntimeError: If the body raises one for another reason; it is passed on unchanged.
     """
     try:
         yield
-    except (ConnectionError, EOFError) as error:  # it died while it handed over a batch
+    except (ConnectionError, EOFError) as error:  # the worker died while it handed over a batch
         died = _died(error)
         raise died from error
     except RuntimeError as error:
@@ -248,13 +253,13 @@ def patient() -> Iterator[None]:
 def _died(error: Exception) -> ResourceError:
     cause = (str(error) or type(error).__name__).splitlines()[0]
     return ResourceError(
-        f"a process that reads pictures died or hangs ({cause}); most often memory ran out: lower workers "
-        "(--workers) or batch_size (--batch-size). Run the same command again to go on."
+        f"a data loader worker died or hangs ({cause}). Most often memory ran out: lower workers "
+        "(--workers) or batch_size (--batch-size). Run the same command again to resume."
     )
 
 
 def training_transform(config: Recipe, blueprint: InputFacts) -> Transform:
-    """From a picture to pixels, augmented."""
+    """Build the training transform: augmentation and preprocessing, from an image to pixels."""
     plain: Any = evaluation_transform(blueprint)
     if config.augment == "imagenet":
         made: Transform = timm.data.create_transform(
@@ -280,18 +285,20 @@ def training_transform(config: Recipe, blueprint: InputFacts) -> Transform:
 
 
 class _Turn:
-    """A quarter, half or three quarters of a turn, or none."""
+    """Random rotation by 0, 90, 180 or 270 degrees."""
 
     def __call__(self, picture: Image.Image) -> Image.Image:
         quarters = int(torch.randint(4, ()))
         return picture.transpose(Image.Transpose(quarters + 1)) if quarters else picture  # ROTATE_90 is 2
 
 
-def moments(pictures: Pictures, mode: str, count: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of pixels in [0, 1], over evenly spaced pictures that can be read.
+def moments(pictures: ImageDataset, mode: str, count: int = 1000) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Compute the mean and standard deviation of each channel, for pixels in [0, 1].
+
+    At least `count` evenly spaced images are used, or all if there are fewer. Unreadable ones are left out.
 
     Raises:
-        DataError: If none can be read.
+        DataError: If none of them can be read.
     """
     step = max(1, len(pictures) // count)
     sums, squares, pixels, reason = torch.zeros(0), torch.zeros(0), 0, ""
@@ -306,7 +313,7 @@ def moments(pictures: Pictures, mode: str, count: int = 1000) -> tuple[tuple[flo
         squares = values.square().sum(1) + (squares if pixels else 0)
         pixels += values.shape[1]
     if not pixels:
-        raise DataError(f"no picture can be read: {reason}")
+        raise DataError(f"no image can be read: {reason}")
     mean = sums / pixels
     deviation = (squares / pixels - mean.square()).clamp(min=1e-4).sqrt()
     return tuple(round(x, 4) for x in mean.tolist()), tuple(round(x, 4) for x in deviation.tolist())
@@ -314,4 +321,4 @@ def moments(pictures: Pictures, mode: str, count: int = 1000) -> tuple[tuple[flo
 
 def _apart(_worker: int) -> None:
     torch.set_num_threads(1)
-    os.setpgrp()  # a signal for all of the group must not take the pictures that the last step before the save needs
+    os.setpgrp()  # Ctrl-C reaches the whole group, but the last step before the save still needs the workers

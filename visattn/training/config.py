@@ -1,4 +1,4 @@
-"""What a training is: one flat record of plain values, read from TOML, from options, or written in Python."""
+"""Training settings: one flat record of plain values, from a TOML file, from command line options, or from Python."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def setting(
     choices: tuple[str, ...] = (),
     only: dict[str, str] | None = None,
 ) -> Any:  # noqa: ANN401
-    """Return a field with its help.
+    """Return a dataclass field for a setting, with its help text.
 
     Args:
-        default: Its value where none is given, or a function that makes it.
-        help: What it is.
-        free: Whether it may differ when a run goes on, because it changes no result.
-        choices: All values that it may have.
-        only: Values that other settings must have; else it would be without effect, and another value than the default is refused.
+        default: Default value, or a function that makes it.
+        help: Help text, for `--help`.
+        free: Whether the value may change when a run is resumed, because it does not change results.
+        choices: All allowed values; empty if any value is allowed.
+        only: Values that other settings must have for this one to take effect. Otherwise a value other than the default is refused.
     """
     metadata = {"help": help, "free": free, "choices": choices, "only": only or {}}
     return field(default_factory=default, metadata=metadata) if callable(default) else field(default=default, metadata=metadata)
@@ -44,7 +44,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Recipe:
-    """What every training has; every value has a default, and `help` in its field's metadata.
+    """Settings shared by all trainings. Each has a default, and its help text in the field's metadata.
 
     Raises:
         OptionError: If a value is unknown or out of range.
@@ -53,51 +53,64 @@ class Recipe:
     command: ClassVar[str]  # after `visattn train`
 
     data: str = setting(
-        "fashion-mnist", "Folder, fashion-mnist, cifar10, cifar100, scenes, or scenes-shortcut, -conflict, -ground."
+        "fashion-mnist",
+        "Dataset: a folder, fashion-mnist, cifar10, cifar100, scenes, scenes-shortcut, scenes-conflict or scenes-ground.",
     )
-    root: str = setting("", "Folder that holds the files of a named data set.", free=True)
-    train_count: int = setting(0, "Train on a random subset of this size; 0: on all.")
-    test_count: int = setting(0, "Test on a random subset of this size; 0: on all.")
-    img_size: int = setting(0, "Input side in pixels; 0: the side of the pictures, 224 where they differ.")
-    model: str = setting("visattn_resnet20", "A name of timm, tv:NAME of torchvision, file.py:factory, or visattn_resnet14, ...")
-    model_kwargs: dict[str, Any] = setting(dict, "KEY=VALUE for the function that builds the model; may be repeated.")
-    weights: str = setting("none", "none: random; auto: published ones, with a new last layer; or a FILE.")
-    epochs: float = setting(10.0, "How often each picture is seen.")
-    batch_size: int = setting(128, "Pictures a step, over all processes and accumulated parts.")
-    accumulate: int = setting(1, "Parts in which a process takes its share of a batch, to save memory.")
-    opt: str = setting("sgd", "Optimizer, a name of timm.")
-    lr: float = setting(0.1, "Learning rate at its highest.")
-    momentum: float = setting(0.9, "Momentum of SGD and its kin, for no other optimizer.")
-    weight_decay: float = setting(5e-4, "Weight decay; not of norms and biases.")
+    root: str = setting("", "Folder with the files of a published dataset (fashion-mnist, cifar10, cifar100).", free=True)
+    train_count: int = setting(0, "Train on a random subset of this many images; 0: all.")
+    test_count: int = setting(0, "Test on a random subset of this many images; 0: all.")
+    img_size: int = setting(0, "Side of the input in pixels; 0: the size of the images, or 224 if their sizes differ.")
+    model: str = setting(
+        "visattn_resnet20",
+        "Model: a timm name, tv:NAME for torchvision, FILE.py:FUNCTION, or a visattn model such as visattn_resnet14.",
+    )
+    model_kwargs: dict[str, Any] = setting(dict, "KEY=VALUE passed to the function that builds the model; repeat it for several.")
+    weights: str = setting("none", "Initial weights. none: random; auto: published weights with a new last layer; or a file.")
+    epochs: float = setting(10.0, "Number of epochs; fractions are allowed.")
+    batch_size: int = setting(128, "Images per optimizer step, summed over all processes and micro-batches.")
+    accumulate: int = setting(1, "Gradient accumulation: micro-batches per step and process. Saves memory.")
+    opt: str = setting("sgd", "Optimizer, by its timm name.")
+    lr: float = setting(0.1, "Peak learning rate.")
+    momentum: float = setting(0.9, "Momentum, for optimizers that have one, such as SGD.")
+    weight_decay: float = setting(5e-4, "Weight decay. Not applied to norm parameters and biases.")
     warmup_epochs: float = setting(
-        1.0, "The learning rate rises linearly for this long, then follows a cosine that began at step 0 (timm's way)."
+        1.0, "Epochs of linear warmup. The learning rate then follows a cosine that starts at step 0, as in timm."
     )
-    min_lr: float = setting(0.0, "Learning rate at the end.")
-    clip_grad: float = setting(0.0, "Largest norm of the gradient; 0: any.")
+    min_lr: float = setting(0.0, "Final learning rate.")
+    clip_grad: float = setting(0.0, "Clip the gradient to this norm; 0: no clipping.")
     augment: str = setting(
         "flip",
-        "flip: left to right; turn: the eight symmetries of a square; crop: shifted by up to an eighth, and flip; imagenet: a random "
-        "part, colors, flip.",
+        "Data augmentation. flip: horizontal; turn: flip and rotations by 90 degrees; crop: flip and shifts by up to an eighth of "
+        "the side; imagenet: random resized crop, flip and color jitter.",
         choices=AUGMENTATIONS,
     )
-    auto_augment: str = setting("", "Policy of timm, for example rand-m9-mstd0.5.", only={"augment": "imagenet"})
-    reprob: float = setting(0.0, "Probability of random erasing.", only={"augment": "imagenet"})
-    ema: float = setting(0.0, "Decay of an average of the weights, which is then what is tested and kept; 0: off.")
-    amp: str = setting("none", "Precision of the forward; float16 needs a GPU.", choices=PRECISIONS)
-    channels_last: bool = setting(False, "Memory format NHWC: faster convolutions.")
-    compile: bool = setting(False, "torch.compile: faster steps after a slow first one.")
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", free=True)
-    workers: int = setting(0, "Processes that read pictures; results do not depend on it.", free=True)
-    seed: int = setting(0, "Of weights, order and augmentation.")
+    auto_augment: str = setting(
+        "",
+        "AutoAugment or RandAugment policy, as timm writes it, for example rand-m9-mstd0.5. Only for augment=imagenet.",
+        only={"augment": "imagenet"},
+    )
+    reprob: float = setting(0.0, "Probability of random erasing. Only for augment=imagenet.", only={"augment": "imagenet"})
+    ema: float = setting(0.0, "Decay of an exponential moving average of the weights, which is then tested and saved; 0: off.")
+    amp: str = setting("none", "Autocast precision of the forward pass; float16 needs a GPU.", choices=PRECISIONS)
+    channels_last: bool = setting(False, "Use the channels-last (NHWC) memory format, for faster convolutions.")
+    compile: bool = setting(False, "Use torch.compile: a slow first step, then faster ones.")
+    device: str = setting("auto", "Device: auto, cpu, cuda or cuda:N.", free=True)
+    workers: int = setting(0, "Data loader workers; 0: load in the main process. Results do not depend on it.", free=True)
+    seed: int = setting(0, "Random seed for initial weights, data order and augmentation.")
     log_every: int = setting(50, "Steps between rows of the log.")
-    save_every: int = setting(500, "Steps between checkpoints; each epoch's end has one too.", free=True)
-    maps_every: int = setting(0, "Steps between sheets of attention maps; 0: none.", free=True)
-    max_bad: float = setting(0.001, "Largest share of pictures that may be unreadable.", free=True)
-    license: str = setting("", "License of the weights, for the model card.", free=True)
-    nonfinite: str = setting("stop", "What to do where the loss is no number.", free=True, choices=POLICIES)
+    save_every: int = setting(500, "Steps between checkpoints. One is also saved at the end of each epoch.", free=True)
+    maps_every: int = setting(0, "Steps between figures of attention maps; 0: none.", free=True)
+    max_unreadable: float = setting(0.001, "Stop if more than this share of the images is unreadable.", free=True)
+    license: str = setting("", "License of the weights, written into the model card.", free=True)
+    nonfinite: str = setting(
+        "stop",
+        "If the loss is NaN or infinite: stop the run, or skip the step. More than 10 in a row always stop it.",
+        free=True,
+        choices=POLICIES,
+    )
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Validate the settings."""
         for item in fields(self):
             object.__setattr__(self, item.name, _of_type(item, getattr(self, item.name), item.name))
         self._check_ranges()
@@ -105,10 +118,10 @@ class Recipe:
             self._check_effect(item)
 
     def _check_ranges(self) -> None:
-        """Refuse values out of range, or unknown.
+        """Check ranges and choices.
 
         Raises:
-            OptionError: If there is one.
+            OptionError: If a value is unknown or out of range.
         """
         for name in ("train_count", "test_count", "workers", "maps_every", "seed"):
             between(getattr(self, name), 0, 2**31, name)
@@ -117,7 +130,7 @@ class Recipe:
             between(getattr(self, name), 1, 2**31, name)
         for name in ("clip_grad", "weight_decay", "warmup_epochs", "min_lr"):
             between(getattr(self, name), 0, 1e9, name)
-        for name in ("reprob", "ema", "momentum", "max_bad"):
+        for name in ("reprob", "ema", "momentum", "max_unreadable"):
             between(getattr(self, name), 0, 1, name)
         for name in ("epochs", "lr"):
             if not 0 < getattr(self, name) <= 1e9:
@@ -128,28 +141,28 @@ class Recipe:
         for key, value in self.model_kwargs.items():
             if not isinstance(key, str) or not _plain(value):
                 raise OptionError(
-                    f"model_kwargs must be numbers, texts, truth values or lists of them, got {printable(str(key))}={shown(value)}."
+                    f"model_kwargs must be numbers, strings, booleans or lists of these, got {printable(str(key))}={shown(value)}."
                 )
 
     def _check_effect(self, item: Field[Any]) -> None:
-        """Refuse a setting that another one leaves without effect.
+        """Check that a setting other than its default takes effect.
 
         Raises:
-            OptionError: If it is not at its default.
+            OptionError: If another setting makes it a no-op.
         """
         for name, value in item.metadata["only"].items():
             if getattr(self, item.name) != item.default and getattr(self, name) != value:
                 raise OptionError(
-                    f"{item.name} is for {_flag(name)} {value} alone, got {_flag(name)} {getattr(self, name)}. Leave one out."
+                    f"{item.name} needs {_flag(name)} {value}, got {_flag(name)} {getattr(self, name)}. Change one of them."
                 )
 
     def digest(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the settings as JSON values."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return values
 
     def shared(self) -> Self:
-        """Return what others may see: of files and folders their own names alone, which do not tell whose they are."""
+        """Return a copy that can be published: paths are reduced to base names, which do not reveal the user."""
         data = base_name(self.data)
         return replace(
             self,
@@ -164,7 +177,7 @@ class Recipe:
         )
 
     def toml(self) -> str:
-        """As a TOML file that `read` understands."""
+        """Return the settings as a TOML file for `read_config`."""
         lines = [f"{name} = {_toml(value)}" for name, value in asdict(self).items() if not isinstance(value, dict)]
         lines += ["", "[model_kwargs]", *(f"{_toml(key)} = {_toml(value)}" for key, value in self.model_kwargs.items())]
         return "\n".join(lines) + "\n"
@@ -175,7 +188,7 @@ Kind = TypeVar("Kind", bound=Recipe)
 
 @dataclass(frozen=True)
 class Config(Recipe):
-    """The recipe of a classifier.
+    """Settings for training a classifier.
 
     Raises:
         OptionError: If a value is unknown or out of range.
@@ -183,61 +196,61 @@ class Config(Recipe):
 
     command: ClassVar[str] = "classify"
 
-    attention: str = setting("none", "none, or se, cbam, eca, ...: 'visattn.nn.ATTENTION'.")
-    widths: tuple[int, ...] = setting((), "Channels of the stages of one of our ResNets.")
-    smoothing: float = setting(0.1, "Label smoothing.")
-    mixup: float = setting(0.0, "Alpha of mixup; 0: off.")
-    cutmix: float = setting(0.0, "Alpha of CutMix; 0: off.")
+    attention: str = setting("none", "Attention module to insert: none, se, eca, cbam and others; see visattn.nn.ATTENTION.")
+    widths: tuple[int, ...] = setting((), "Channels of each stage, for visattn ResNets only; repeat it for each stage.")
+    label_smoothing: float = setting(0.1, "Label smoothing, from 0 (off) to 1.")
+    mixup: float = setting(0.0, "Mixup alpha; 0: off.")
+    cutmix: float = setting(0.0, "CutMix alpha; 0: off.")
 
     def _check_ranges(self) -> None:
         super()._check_ranges()
         for name in ("mixup", "cutmix"):
             between(getattr(self, name), 0, 1e9, name)
-        between(self.smoothing, 0, 1, "smoothing")
+        between(self.label_smoothing, 0, 1, "label_smoothing")
         for width in self.widths:
             between(width, 1, 2**15, "widths")
         check_attention(self.attention)
 
 
 def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
-    """The values of a TOML file.
+    """Read settings from a TOML file.
 
     Raises:
-        OptionError: If it cannot be read, is no TOML, or has a key that no setting has; the message names line or key.
+        OptionError: If the file cannot be read, is not valid TOML, or has an unknown key. The message names the line or key.
     """
     name = printable(str(path))
     try:
         values = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(
-            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the path (--config)."
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check the path (--config)."
         ) from error
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise OptionError(f"{name}: is no TOML: {error}; see docs/training.md for an example.") from error
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or a number with thousands of digits
+        raise OptionError(f"{name}: is not valid TOML: {error}. See docs/training.md for an example.") from error
     return checked(values, name, kind)
 
 
 def _of_type(item: Field[Any], value: Any, name: str) -> Any:  # noqa: ANN401
-    """Return a value under its setting's type; whole numbers count as others, lists as tuples.
+    """Convert a value to its setting's type. Integers are accepted as floats, and lists as tuples.
 
     Raises:
-        OptionError: If it is of another type, or text that no file can hold.
+        OptionError: If the value has another type, or is text that cannot be encoded as UTF-8.
     """
-    wanted = type(item.default_factory() if item.default is MISSING else item.default)  # type: ignore[operator] # one of both is there
+    wanted = type(item.default_factory() if item.default is MISSING else item.default)  # type: ignore[operator] # one of both is set
     if wanted is float and (isinstance(value, float) or (type(value) is int and abs(value) < 2**53)):
-        value = float(value)  # numpy's too, which a file would tell otherwise
+        value = float(value)  # also converts NumPy scalars, which TOML would write differently
     if wanted is tuple and isinstance(value, list):
         value = tuple(value)
     fits = isinstance(value, wanted) and (wanted is not int or type(value) is int)
     if not fits or (wanted is tuple and not all(type(one) is int for one in value)):
         raise OptionError(f"{name} must be of type {wanted.__name__}, got {shown(value)}.")
     if wanted is str and not _encodable(value):
-        raise OptionError(f"{name} must be text that UTF-8 can write, got '{printable(value)}'. Rename the file.")
+        raise OptionError(f"{name} must be text that can be encoded as UTF-8, got '{printable(value)}'. Rename the file.")
     return value
 
 
 def _encodable(text: str) -> bool:
-    """Whether a file can hold a text; the name of a file may be bytes that are none."""
+    """Check whether text can be encoded as UTF-8. Names of files may be arbitrary bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -246,10 +259,10 @@ def _encodable(text: str) -> bool:
 
 
 def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) -> dict[str, Any]:
-    """Values of a file or of a caller under their settings' types.
+    """Check the keys of a dictionary of settings, and convert its values to the settings' types.
 
     Raises:
-        OptionError: If a key is unknown or a value is of another type.
+        OptionError: If a key is unknown or a value has another type.
     """
     known = {item.name: item for item in fields(kind)}
     found = {}
@@ -263,14 +276,14 @@ def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) ->
 
 
 def differences(before: dict[str, Any], config: Recipe) -> list[str]:
-    """How a recorded configuration differs from this one in what changes results, as `lr 0.1 -> 0.05`."""
+    """List the settings that affect results and differ from recorded ones, as `lr 0.1 -> 0.05`."""
     now = config.digest()
     ruling = [item.name for item in fields(config) if not item.metadata["free"]]
     return [f"{name} {told(before.get(name))} -> {told(now[name])}" for name in ruling if before.get(name) != now[name]]
 
 
 def override(config: Kind, **values: Any) -> Kind:  # noqa: ANN401
-    """The same with other values, checked."""
+    """Return a copy with other values, after checking them."""
     return replace(config, **checked(values, "options", type(config)))
 
 
@@ -285,12 +298,12 @@ def _toml(value: Any) -> str:  # noqa: ANN401
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
         quoted = json.dumps(value, ensure_ascii=False)
-        return "".join(c if printable(c) == c else f"\\U{ord(c):08x}" for c in quoted)  # it is printed too
+        return "".join(c if printable(c) == c else f"\\U{ord(c):08x}" for c in quoted)  # the file is also printed to the terminal
     return repr(value)
 
 
 def _plain(value: Any, depth: int = 4) -> bool:  # noqa: ANN401
-    """Whether TOML can tell a value; lists are not nested without end."""
+    """Check whether TOML can store a value. `depth` limits the nesting of lists."""
     if isinstance(value, (list, tuple)):
         return depth > 0 and all(_plain(one, depth - 1) for one in value)
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""The training loop, to read from top to bottom: batches in, steps of the optimizer, tests, checkpoints, a log; then what is kept.
+"""Training loop: batches, optimizer steps, tests, checkpoints and a log; at the end, the files of a finished run.
 
-`train` may be killed at any moment and called again: it goes on from the last checkpoint, and what comes out is the same to the last
-bit (on the CPU) as without the interruption. What a step is stands in `trainer.py`, in which order pictures come in `batches.py`.
+`train` may be killed at any moment and called again. It then resumes from the last checkpoint, and the result is bit-identical (on the
+CPU) to that of an uninterrupted run. `trainer.py` defines a training step, `batches.py` the order of the images.
 """
 
 from __future__ import annotations
@@ -51,38 +51,43 @@ from visattn.training.run.randomness import random_state, set_random_state
 from visattn.training.run.signals import asked_to_stop
 from visattn.training.tasks.table import task_of
 from visattn.training.tasks.task import Draw
-from visattn.training.trainer import Learner
+from visattn.training.trainer import Trainer
 
-_LOOK = 16  # steps after which losses are fetched from a GPU, and several processes ask each other whether to stop
+_LOOK = 16  # steps between fetches of the losses from a GPU, and between checks of all processes for a request to stop
 _UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, AssertionError)
-_SKIPPED = 10  # steps in a row without a finite loss: more will not help
+_SKIPPED = 10  # steps in a row that may have a nonfinite loss; after more, recovery is unlikely
 
 
 def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = False, quiet: bool = True) -> Result:
-    """Train a classifier or a captioner into a folder, or go on with what was begun there.
+    """Train a classifier or a captioner and save it to a folder, or resume the run in that folder.
 
-    The folder holds `config.toml`, `log.jsonl` and `log.csv`, `speed.jsonl`, `checkpoints/`, `maps/`, and, at the end, `final/` (for
-    `visattn.load_model`), `README.md` (a model card), `curves.png` and `result.json`. Under `torchrun` every process calls this.
+    During the training the folder holds `config.toml`, `log.jsonl`, `speed.jsonl`, `checkpoints/` and `maps/`. A finished run adds
+    `final/` (for `visattn.load_model`), `README.md` (a model card), `log.csv`, `curves.png` and `result.json`. Under `torchrun`, every
+    process calls this function.
 
     Args:
-        config: The recipe.
-        run: The folder.
-        force: Go on though recipe or data differ from those the run was begun with.
-        overwrite: Remove an earlier run first.
-        quiet: Whether to show no progress bar.
+        config: Settings of the training.
+        run: Folder of the run.
+        force: Whether to resume even if the settings or the data differ from those the run was started with.
+        overwrite: Whether to remove an earlier run in the folder first.
+        quiet: Whether to hide the progress bar.
 
     Returns:
-        What was reached; `stopped` is the signal that asked to stop early, after which a checkpoint was saved.
+        Result of the run. If a signal stopped it early, `stopped` is that signal, and a checkpoint was saved.
 
     Raises:
-        OptionError: If the recipe is not the one of the run, or its values do not go together.
-        DataError: If the data cannot be learned from.
+        OptionError: If the settings differ from those of the run, or are incompatible with each other.
+        DataError: If the data cannot be used for training.
         OutputError: If the folder cannot be used.
-        ModelError: If the model cannot be built, no state of the run is whole, or the training diverges.
-        ResourceError: If the disk is full, or a worker was killed.
+        ModelError: If the model cannot be built, all checkpoints are damaged, or the training diverges.
+        ResourceError: If the disk is full, or a data loader worker was killed.
     """
     run = Path(run)
-    with patient(), processes(config.device) as group, ExitStack() as stack:  # torch tells of a dead worker also while this ends
+    with (
+        patient(),
+        processes(config.device) as group,
+        ExitStack() as stack,
+    ):  # PyTorch may report a dead worker even during cleanup
 
         def begin() -> Result | None:
             stack.enter_context(held(run))
@@ -90,7 +95,7 @@ def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = F
                 check_clear(run)
                 return None
             done = finished(run)
-            if done is not None or not force:  # what a run is of cannot change when it is over
+            if done is not None or not force:  # the settings of a finished run cannot be changed
                 check_recipe(run, config)
             return done
 
@@ -105,27 +110,27 @@ def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = F
                     clear(run, but=(MAPS,) if config.maps_every else ())
                 claim(run, config)
 
-            group.by_first(start)  # from here on the run is begun: what could be refused was checked
+            group.by_first(start)  # the run starts here; everything that can be refused was checked before
             return prepared.go(asked, quiet)
 
 
 class _Run:
-    """One call of `train`."""
+    """State and loop of one call of `train`."""
 
     def __init__(self, config: Recipe, run: Path, group: Processes, *, force: bool, anew: bool) -> None:
-        """Read the data, build what learns, and go to where the run was left, unless it begins `anew`; nothing is written."""
+        """Load the data, build the trainer, and restore the last checkpoint unless the run starts `anew`. Write nothing."""
         self.config, self.run, self.group = config, run, group
         self.task = task_of(config)
         self.pictures, self.tests = self.task.pictures, self.task.tests
         check_batch(config, len(self.pictures), group.world, in_pairs=self.task.in_pairs)
         each = len(self.pictures) / config.batch_size
         self.steps = max(1, math.floor(config.epochs * each))
-        self.learner = Learner(self.task, self.steps, each, group)
+        self.learner = Trainer(self.task, self.steps, each, group)
         self.progress = Progress()
-        self.resumed: int | None = None  # the step of the state that the run went on from, until it has taken one more
+        self.resumed: int | None = None  # step of the restored checkpoint, until the first step after it
         self.checkpoints = Checkpoints(run / STATES)
         self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
-        self.recent: list[tuple[Tensor, list[int]]] = []  # losses on the device, and what they are of
+        self.recent: list[tuple[Tensor, list[int]]] = []  # losses still on the device, and the images they belong to
         length = 0 if anew else self._resume(force)
         self.log, self.speed = Log(run / LOG), Log(run / SPEED)
         self.draw: Draw | None = None
@@ -140,7 +145,7 @@ class _Run:
         self.lengths = group.by_first(prepare)
 
     def _resume(self, force: bool) -> int:
-        """Go to the last state, if there is one; the log's length at that time."""
+        """Restore the last checkpoint, if there is one. Return the length of the log at that time, else 0."""
 
         def last() -> State | None:
             self.checkpoints.tidy()
@@ -155,10 +160,10 @@ class _Run:
 
     @contextmanager
     def _of_this_model(self) -> Iterator[None]:
-        """What the state that the run goes on from makes fail is told as that.
+        """Turn errors caused by the restored checkpoint into one clear error.
 
         Raises:
-            CheckpointError: If anything fails for that.
+            CheckpointError: If the checkpoint does not fit the model.
         """
         try:
             yield
@@ -167,12 +172,12 @@ class _Run:
                 raise
             cause = printable((str(error) or type(error).__name__).splitlines()[0])
             raise CheckpointError(
-                f"{printable(str(self.run))}: the state of step {self.resumed} is not of this model ({cause}); choose another "
+                f"{printable(str(self.run))}: the checkpoint of step {self.resumed} does not fit this model ({cause}). Choose another "
                 "folder (-o/--output)."
             ) from error
 
     def _take(self, state: State, force: bool) -> int:
-        """Go to a state."""
+        """Restore the training state from a checkpoint. Return the length of the log at that time."""
         facts = state.facts
         if not force:
             different = differences(facts["config"], self.config)
@@ -181,12 +186,12 @@ class _Run:
         self.learner.restore(facts, state.tensors)
         self.progress = Progress.of(state.step, facts, self.group.rank, self.group.world)
         mine = state.tensors.get(f"random{self.group.rank}")
-        if mine is not None:  # a process more than before keeps the stream that its rank began with
+        if mine is not None:  # a process that the saved run did not have keeps the generators of its rank
             set_random_state(mine, self.group.device)
         return count(facts, "log")
 
     def go(self, asked: list[int], quiet: bool) -> Result:
-        """Train to the end, or until asked to stop."""
+        """Train to the end, or until a signal asks to stop."""
         config, progress = self.config, self.progress
         if self.group.first:
             for log, length in zip((self.log, self.speed), self.lengths, strict=True):
@@ -216,7 +221,7 @@ class _Run:
         while progress.step < self.steps:
             parts = [next(batches) for _ in range(config.accumulate)]
             self._note_bad(parts)
-            with self._of_this_model():  # the first step is the first that reads the optimizer's state
+            with self._of_this_model():  # the optimizer's restored state is first read in the first step
                 loss = self.learner.learn(parts, progress.step)
             self.resumed = None
             self.recent.append((loss, [number for part in parts for number in part.numbers]))
@@ -250,14 +255,18 @@ class _Run:
         return self._finish()
 
     def _stop(self, asked: list[int]) -> bool:
-        """Whether to stop here: all processes do, or none."""
+        """Check whether to stop. All processes get the same answer."""
         if self.group.world == 1:
             return bool(asked)
         each = 1 if self.group.device.type == "cpu" else _LOOK  # steps on a CPU are long
         return self.progress.step % each == 0 and self.group.sum(len(asked))[0] > 0
 
     def _settle(self) -> None:
-        """Fetch the losses of the last steps; one that is no number stops the run or is counted."""
+        """Fetch the losses of the last steps. Record nonfinite ones, and stop the run if the settings or their number require it.
+
+        Raises:
+            TrainingError: If the run must stop.
+        """
         for loss, numbers in self.recent:
             value = float(loss)
             self.progress.losses.append(value)
@@ -271,28 +280,28 @@ class _Run:
             Log(self.run / listed).add(step=step, loss=str(value), numbers=numbers, pictures=names)
             if self.config.nonfinite == "stop" or self.progress.skipped > _SKIPPED:
                 raise TrainingError(
-                    f"{printable(str(self.run))}: the loss is {value} near step {step}; the pictures are listed in {listed}, and "
-                    "the last checkpoint is whole. Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' "
+                    f"{printable(str(self.run))}: the loss is {value} near step {step}. The images are listed in {listed}, and "
+                    "the last checkpoint is intact. Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' "
                     "(--nonfinite skip)."
                 )
         self.recent.clear()
 
     def _note_bad(self, parts: Sequence[Batch]) -> None:
-        """Remember pictures that could not be read.
+        """Record images that could not be read.
 
         Raises:
-            DataError: If they are too many.
+            DataError: If their share exceeds `max_unreadable`.
         """
         self.progress.bad.update((text, None) for part in parts for text in part.bad)
         count = len(self.pictures) + len(self.tests)
-        if len(self.progress.bad) > self.config.max_bad * count:
+        if len(self.progress.bad) > self.config.max_unreadable * count:
             raise DataError(
-                f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} pictures cannot be read, at most "
-                f"{self.config.max_bad:.2%} may); mend them or raise max_bad (--max-bad)."
+                f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} images cannot be read, at most "
+                f"{self.config.max_unreadable:.2%} may be). Repair them or raise max_unreadable (--max-unreadable)."
             )
 
     def _row(self, bar: Any, pictures: int, seconds: float) -> None:  # noqa: ANN401 - tqdm's types are partial
-        """One more row of the log: the mean loss since the last, and how long these pictures took."""
+        """Add a row to the log: the mean loss since the last row, and the time taken."""
         finite = [loss for loss in self.progress.losses if math.isfinite(loss)]
         loss, count = self.group.sum(sum(finite), len(finite))
         self.progress.losses.clear()
@@ -308,7 +317,7 @@ class _Run:
         )
 
     def _test(self, bar: Any) -> None:  # noqa: ANN401
-        """Test, and write it down."""
+        """Test the model and log the result."""
         accuracy, loss = self.test()
         if self.group.first:
             epoch = round(self.progress.seen / len(self.pictures), 4)
@@ -317,7 +326,7 @@ class _Run:
 
     @torch.no_grad()
     def test(self) -> tuple[float, float]:
-        """Share of right answers and mean loss over the test pictures, those of all processes."""
+        """Compute accuracy and mean loss over all test images, across all processes."""
         model, device, task = self.learner.tested, self.group.device, self.task
         samples = Samples(
             task.tests,
@@ -329,7 +338,7 @@ class _Run:
         )
         size = max(1, self.config.batch_size // (self.group.world * self.config.accumulate))
         order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
-        self.group.share(model.buffers())  # batch norms of processes on CPUs have seen different pictures
+        self.group.share(model.buffers())  # on CPUs, each process has its own batch norm statistics
         model.eval()
         right = loss = count = 0.0
         for batch in loader(samples, order, self.config.workers, device):
@@ -342,7 +351,7 @@ class _Run:
             right, loss, count = (old + new for old, new in zip((right, loss, count), told, strict=True))
         right, loss, count = self.group.sum(right, loss, count)
         if not count:
-            raise DataError(f"{self.config.data}: no test picture can be read.")
+            raise DataError(f"{self.config.data}: no test image can be read.")
         return right / count, loss / count
 
     def save(self) -> None:
@@ -382,14 +391,14 @@ class _Run:
         )
 
     def _finish(self) -> Result:
-        """Write what is kept of a finished run."""
+        """Write the files of a finished run: final model, tables, model card and result."""
         last = next((row for row in reversed(self.log.rows()) if "test_accuracy" in row), None) if self.group.first else None
         last = self.group.from_first(last)
         accuracy, loss = (last["test_accuracy"], last["test_loss"]) if last else self.test()
         if not math.isfinite(loss):
             raise TrainingError(
-                f"{printable(str(self.run))}: the loss on the test pictures is {loss}; the checkpoints are whole. Lower lr (--lr), "
-                "set clip_grad (--clip-grad), and begin in another folder (-o/--output)."
+                f"{printable(str(self.run))}: the loss on the test images is {loss}; the checkpoints are intact. Lower lr (--lr), "
+                "set clip_grad (--clip-grad), and start again in another folder (-o/--output)."
             )
         result = self._result(accuracy, loss)
         if not self.group.first:

@@ -1,4 +1,4 @@
-"""What learns: a network with its optimizer, schedule and averages, built from a configuration, and its state as values and tensors."""
+"""Trainer: a network with its optimizer, learning rate schedule and weight average, and the state of all of them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,24 @@ from visattn.training.run.randomness import seed_all, seed_of
 from visattn.training.tasks.task import Task
 
 _PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_FIRST = 0.01  # learning rate of the first step, in that of the highest
+_FIRST = 0.01  # learning rate of the first warmup step, relative to the peak
 _NORMS = nn.modules.batchnorm._BatchNorm
 
 
-class Learner:
-    """A network in training: `learn` takes one step, `tested` is what should be tested and kept."""
+class Trainer:
+    """Network in training. `learn` takes one optimizer step; `tested` is the module to test and save."""
 
     def __init__(self, task: Task, steps: int, steps_an_epoch: float, group: Processes) -> None:
-        """Build everything for a training of `steps` steps.
+        """Build the network, optimizer and schedule for `steps` steps.
 
         Raises:
-            OptionError: If options do not go together.
+            OptionError: If settings are incompatible.
             UnsupportedModel: If the network cannot be built.
-            WeightsError: If published weights are asked for and cannot be had.
+            WeightsError: If published weights are requested but not available.
         """
         config = task.config
         if config.amp == "float16" and group.device.type != "cuda":
-            raise OptionError(
-                "float16 needs a GPU: its gradients are scaled there. Choose amp='bfloat16' (--amp bfloat16), or none."
-            )
+            raise OptionError("float16 needs a GPU, where gradients are scaled. Choose amp='bfloat16' (--amp bfloat16), or none.")
         self.task, self.config, self.group = task, config, group
         seed_all(seed_of(config.seed))
         model = task.build()
@@ -63,9 +61,9 @@ class Learner:
         )
         self.average = ModelEmaV3(self.model, decay=config.ema, use_warmup=True) if config.ema else None
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.amp == "float16")
-        seed_all(seed_of(config.seed, group.rank))  # from here on processes differ
+        seed_all(seed_of(config.seed, group.rank))  # from here on, each process has its own random numbers
 
-    def _wrapped(self) -> Any:  # noqa: ANN401 - a module, or what torch.compile makes of it
+    def _wrapped(self) -> Any:  # noqa: ANN401 - a module, or a compiled one
         forward: nn.Module = self.model
         if self.group.world > 1:
             devices = [self.group.device.index] if self.group.device.type == "cuda" else None
@@ -75,24 +73,24 @@ class Learner:
 
     @property
     def tested(self) -> nn.Module:
-        """The network, or its average."""
+        """Module to test and save: the moving average of the network if there is one, else the network."""
         module: nn.Module = self.average.module if self.average is not None else self.model
         return module
 
     @property
     def rate(self) -> float:
-        """Learning rate of the step that was taken last."""
+        """Learning rate of the last step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def autocast(self) -> torch.autocast:
-        """The precision of the forward."""
+        """Return the autocast context of the forward pass."""
         kind = _PRECISION.get(self.config.amp)
         return torch.autocast(self.group.device.type, dtype=kind, enabled=kind is not None)
 
     def learn(self, parts: Sequence[Batch], step: int) -> Tensor:
-        """Step number `step` over this process's share of a batch; its mean loss, not yet fetched from the device.
+        """Take optimizer step number `step` on this process's share of a batch. Return the mean loss, still on the device.
 
-        A step is left out where gradients are not finite, if that is the policy.
+        With `nonfinite="skip"`, a step whose gradients are not finite is skipped.
         """
         self.model.train()
         self.schedule.step_update(step)
@@ -114,12 +112,12 @@ class Learner:
         else:
             self.scaler.update()
             for buffer, before in zip(self.model.buffers(), kept, strict=True):
-                buffer.copy_(before)  # batch norms have seen what is left out
+                buffer.copy_(before)  # undo what the skipped batch changed, such as batch norm statistics
         self.optimizer.zero_grad()
         return total
 
     def _usable(self) -> bool:
-        """Clip gradients; False if they are not finite and such steps are to be left out."""
+        """Clip the gradients. Return False if this step must be skipped because they are not finite."""
         skip = self.config.nonfinite == "skip"
         if not self.config.clip_grad and not skip:
             return True
@@ -128,22 +126,22 @@ class Learner:
         return not skip or bool(norm.isfinite())
 
     def _waiting(self, more: bool) -> AbstractContextManager[object]:
-        """Gradients of all but the last part stay in their process."""
+        """Return a context that delays the all-reduce of gradients if more micro-batches follow."""
         if more and isinstance(self._parallel, DistributedDataParallel):
             return self._parallel.no_sync()
         return nullcontext()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
-        """All that changes in training.
+        """Return the training state to save: JSON values and groups of tensors.
 
         Raises:
-            TrainingError: If a weight is no number, as after gradients that were none: earlier states are better.
+            TrainingError: If a weight is NaN or infinite. Earlier checkpoints are better then.
         """
         broken = next((name for name, tensor in self.model.state_dict().items() if not tensor.isfinite().all()), None)
         if broken:
             raise TrainingError(
-                f"{broken}: must hold finite numbers, got others after a step whose loss was one; the last checkpoint is whole. Lower "
-                "lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' (--nonfinite skip)."
+                f"{broken}: must hold finite numbers, got NaN or infinity although the loss was finite. The last checkpoint is intact. "
+                "Lower lr (--lr), set clip_grad (--clip-grad), or pass nonfinite='skip' (--nonfinite skip)."
             )
         optimizer, tensors = pack(self.optimizer.state_dict())
         groups = {"model": self.model.state_dict(), "optimizer": tensors}
@@ -152,22 +150,24 @@ class Learner:
         return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}, groups
 
     def restore(self, facts: dict[str, Any], groups: dict[str, Tensors]) -> None:
-        """Be what `state` told of."""
+        """Restore the training state returned by `state`."""
         self.model.load_state_dict(groups["model"])
         options = [{key: value for key, value in part.items() if key != "params"} for part in self.optimizer.param_groups]
         self.optimizer.load_state_dict(unpack(facts["optimizer"], groups["optimizer"]))
         for part, own in zip(self.optimizer.param_groups, options, strict=True):
-            part.update(own)  # the recipe's, which may be another by force; the schedule sets the learning rate
+            part.update(
+                own
+            )  # options of the current settings, which `force` may have changed; the schedule sets the learning rate
         self.scaler.load_state_dict(facts["scaler"])
         if self.average is not None:
             self.average.module.load_state_dict(groups.get("ema", groups["model"]))
 
 
 def _optimizer(model: nn.Module, config: Recipe) -> torch.optim.Optimizer:
-    """Build the optimizer of a recipe.
+    """Build the optimizer.
 
     Raises:
-        OptionError: If there is none of that name, it cannot be had here, or it has no momentum and one is asked for.
+        OptionError: If the optimizer is unknown or unavailable, or momentum is given but the optimizer has none.
     """
     name = config.opt.lower().removeprefix("lookahead_")
     known = list_optimizers()
@@ -177,30 +177,32 @@ def _optimizer(model: nn.Module, config: Recipe) -> torch.optim.Optimizer:
         raise OptionError(f"unknown opt '{printable(config.opt)}'{hint} Known: {', '.join(known)}.")
     facts = get_optimizer_info(name)
     if facts.second_order:
-        raise OptionError(f"opt must need gradients alone, got {name}, which needs second ones. Choose another.")
+        raise OptionError(f"opt must be a first-order optimizer, got {name}, which needs second derivatives. Choose another.")
     if not facts.has_momentum and config.momentum != type(config)().momentum:
-        raise OptionError(f"momentum is for optimizers that have one, got {config.momentum:g} for {name}. Leave one out.")
+        raise OptionError(f"momentum needs an optimizer that has one, got {config.momentum:g} for {name}. Leave momentum out.")
     try:
         made: torch.optim.Optimizer = create_optimizer_v2(
             model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum
         )
-    except Exception as error:  # of the optimizer's own package
+    except Exception as error:  # the optimizer's package may raise anything
         cause = printable((str(error) or type(error).__name__).splitlines()[0])
-        raise OptionError(f"opt {name} cannot be built with this recipe ({cause}). Choose another.") from error
+        raise OptionError(f"opt {name} cannot be built with these settings ({cause}). Choose another.") from error
     return made
 
 
 def _for_several(model: nn.Module, group: Processes) -> nn.Module:
-    """Batch norms that see the whole batch, where there are several processes on GPUs."""
+    """Synchronize batch norm over processes, if there are several on GPUs. On CPUs, warn that this is not possible."""
     if group.world == 1 or not any(isinstance(part, _NORMS) for part in model.modules()):
         return model
     if group.device.type == "cuda":
-        synchronized: nn.Module = convert_sync_batchnorm(model)  # torch's own loses activations inside of timm's norms
+        synchronized: nn.Module = convert_sync_batchnorm(
+            model
+        )  # PyTorch's version drops the activation inside timm's norm layers
         return synchronized
     if group.first:
         warnings.warn(
-            "batch norms see the share of one process only: torch synchronizes them on GPUs alone; results depend on the number of "
-            "processes",
+            "batch norms use only the images of their own process, because PyTorch synchronizes them on GPUs only. Results depend on "
+            "the number of processes",
             VisattnWarning,
             stacklevel=2,
         )

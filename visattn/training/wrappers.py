@@ -1,4 +1,4 @@
-"""The model inside of what parallelizes, compiles or averages it."""
+"""Removal of wrappers that parallelize, compile or average a model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of what parallelizes, compiles or averages it."""
+    """Return the model inside wrappers that parallelize, compile or average it.
+
+    Raises:
+        UnsupportedModel: If the parameters are sharded across processes.
+    """
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
     split = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
     if split or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise UnsupportedModel(
-            f"{type(model).__name__}: each process must hold all parameters, they are split among several, so that one alone cannot "
-            "draw. Draw from a checkpoint, with visattn.explain."
+            f"{type(model).__name__}: each process must hold all parameters, but they are sharded, so the main process cannot "
+            "draw alone. Draw from a checkpoint, with visattn.explain."
         )
     return model

@@ -1,9 +1,9 @@
-"""Write the golden arrays: what published implementations make of small random models.
+"""Generate the golden arrays: outputs of published implementations on small random models.
 
 Run `python -m tests.golden.references.make NAME CHECKOUT`, where CHECKOUT is a git checkout of the reference at the commit in
-`REFERENCES`. It writes `NAME.npz` (the arrays), `NAME.json` (where they come from, what each of them is) and, where a test runs the
-model itself, its weights as safetensors. The reference's own code runs, in double precision and on the CPU; nothing of it is kept
-here. Besides the toolkit's own dependencies it needs einops, matplotlib, requests, ttach, scikit-learn and open_clip_torch 2.23.
+`REFERENCES`. It writes `NAME.npz` (the arrays), `NAME.json` (their origin and meaning) and, if a test runs the model itself, its weights as
+safetensors. The reference's own code runs in double precision on the CPU; none of it is copied here. Besides the toolkit's own
+dependencies, the script needs einops, matplotlib, requests, ttach, scikit-learn and open_clip_torch 2.23.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ VIT_SETTINGS: dict[str, Any] = {
 
 
 class Golden(NamedTuple):
-    """What one reference gave: arrays, what a test needs to build the model, weights by file name."""
+    """Output of one reference: arrays, settings with which a test builds the model, and weights by file name."""
 
     arrays: dict[str, Any]
     settings: dict[str, Any]
@@ -61,7 +61,7 @@ class Golden(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A published implementation, what it does, and what each array is (by names or patterns)."""
+    """A published implementation, a description of its method, and the meaning of each array (by name or pattern)."""
 
     repository: str
     commit: str
@@ -72,14 +72,14 @@ class Reference(NamedTuple):
     arrays: dict[str, str]
 
 
-# what the references run in
+# environment of the references
 
 
 @contextlib.contextmanager
 def double() -> Iterator[None]:
-    """New tensors are float64, and stay on the CPU where a reference moves them to a GPU.
+    """Make new tensors float64, and keep them on the CPU if a reference moves them to a GPU.
 
-    Nothing random that is kept as float32 is drawn in here: it would be other numbers.
+    Do not draw random float32 numbers in this context; they would differ.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -92,7 +92,7 @@ def double() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(owner: Any, name: str) -> Iterator[list[tuple[Any, Any]]]:
-    """Every call of a function, as its arguments and its result."""
+    """Record every call of a function, with its arguments and its result."""
     calls: list[tuple[Any, Any]] = []
     real = getattr(owner, name)
 
@@ -106,7 +106,7 @@ def recorded(owner: Any, name: str) -> Iterator[list[tuple[Any, Any]]]:
 
 
 def load(file: Path) -> Any:
-    """One file of a reference as a module."""
+    """Import one file of a reference as a module."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -116,7 +116,7 @@ def load(file: Path) -> Any:
 
 
 class Watched(nn.Module):
-    """A vision transformer of timm that offers its attention maps and their gradients by the names the references use."""
+    """A timm vision transformer that provides attention maps and their gradients under the names that the references use."""
 
     def __init__(self, vit: Any) -> None:
         super().__init__()
@@ -141,16 +141,16 @@ class Watched(nn.Module):
         return self.vit(pixels)
 
     def maps(self) -> list[Tensor]:
-        """The attention `(batch, heads, N, N)` of each block."""
+        """Return the attention `(batch, heads, N, N)` of each block."""
         return [block.attn.get_attention_map().detach() for block in self.blocks]
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of the last backward pass, like `maps`."""
+        """Return the gradients of the last backward pass, in the format of `maps`."""
         return [block.attn.get_attn_gradients() for block in self.blocks]
 
 
 def vit(**options: Any) -> Any:
-    """The random model with peaky attention, in double precision."""
+    """Build the random model with peaked attention, in double precision."""
     assert torch.get_default_dtype() is torch.float32
     return tiny.vit(**VIT | options).double()
 
@@ -164,12 +164,12 @@ def float32(model: nn.Module) -> dict[str, Tensor]:
 
 
 def shapes(model: nn.Module) -> dict[str, str]:
-    """Of the state dict, in its order."""
+    """Return the shapes of the state dict, in its order."""
     return {name: "x".join(map(str, value.shape)) for name, value in model.state_dict().items()}
 
 
 def stacked(cases: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each name's arrays of all cases as one."""
+    """Stack the arrays of all cases by name."""
     rows = list(cases)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
@@ -240,7 +240,7 @@ class Detector(nn.Module):
 
 
 def _mm_detr(checkout: Path, seed: int, query: int, category: int) -> dict[str, Any]:
-    package = types.ModuleType("DETR.models")  # the package's own __init__ wants the torchvision of 2020
+    package = types.ModuleType("DETR.models")  # the package's own __init__ needs a torchvision of 2020
     package.__path__ = [str(checkout / "DETR" / "models")]
     sys.modules["DETR.models"] = package
     sys.path.insert(0, str(checkout))
@@ -379,7 +379,7 @@ def grad_cam(checkout: Path) -> Golden:
     transformer = vit()
 
     def patches(tokens: Any) -> Any:
-        """The tokens after the class token on their grid, channels first."""
+        """Return the patch tokens on their grid, channels first."""
         return tokens[:, 1:].unflatten(1, (2, 3)).movedim(-1, 1)
 
     arrays: dict[str, Any] = {}
@@ -457,13 +457,13 @@ def transformer_explainability(checkout: Path) -> Golden:
 def attention_module(checkout: Path) -> Golden:
     sys.path.insert(0, str(checkout))
     models = {name: importlib.import_module(f"MODELS.{name}") for name in ("bam", "cbam", "model_resnet")}
-    vars(models["bam"])["gate_activation"] = None  # a name that is read and nowhere set
+    vars(models["bam"])["gate_activation"] = None  # the module reads this name but never sets it
     networks: Any = models["model_resnet"]
     arrays: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     for name in ("CBAM", "BAM"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # names of torch that are deprecated
+            warnings.simplefilter("ignore")  # about deprecated names in torch
             parts = {
                 name.lower(): getattr(models[name.lower()], name)(32),
                 f"resnet18_{name.lower()}": networks.ResidualNet("ImageNet", 18, 5, name),
@@ -547,7 +547,7 @@ REFERENCES = {
             "lxmert_cross_image_text_attention": f"cross layers, image attends to text; the last layer's is not read: {_LAYERS}",
             "lxmert_cross_text_attention": f"cross layers, self-attention of text after the cross-attention: {_LAYERS}",
             "lxmert_cross_image_attention": f"cross layers, self-attention of image after it; the last layer's is not read: {_LAYERS}",
-            "lxmert_*_gradient": f"random numbers in the place of the gradient with respect to that attention: {_LAYERS}",
+            "lxmert_*_gradient": f"random numbers instead of the gradient with respect to that attention: {_LAYERS}",
             "lxmert_R_*_unnormalized": "as the name without _unnormalized, with normalize_self_attention=False",
             "lxmert_R_*": "relevance at the end, t text, i image, explained tokens first: (cases, rows, columns); NaN nowhere",
         },
@@ -673,7 +673,7 @@ REFERENCES = {
 
 
 def commit(checkout: Path) -> str:
-    """The commit of a checkout whose files are as committed; some may be missing."""
+    """Return the commit of a checkout without modified files; files may be missing."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(checkout), *words], check=True, capture_output=True, text=True).stdout.strip()

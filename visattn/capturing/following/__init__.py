@@ -1,1 +1,1 @@
-"""Follow tokens along a tape, from the pixels to each attention and to the output."""
+"""Tracing of tokens along a tape, from the pixels to each attention call and to the output."""

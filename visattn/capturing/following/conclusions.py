@@ -1,11 +1,11 @@
-"""What follows from a tape: where the tokens of each attention lie, what was not seen, and what the model reads out."""
+"""Conclusions from a tape: token locations of each attention call, attention that is not recorded, and the readout of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
 
-from visattn.capturing.following.follower import Follower
+from visattn.capturing.following.follower import TokenTracer
 from visattn.capturing.following.locations import locate
 from visattn.capturing.following.readouts import Readouts
 from visattn.capturing.tokens.arrangement import Arrangement, Tokens, arrange_tokens
@@ -17,33 +17,33 @@ Located = tuple[Arrangement, tuple[str, int] | None]
 
 
 class Conclusions:
-    """What follows from a tape, as far as it was followed.
+    """Conclusions from a tape, as far as it has been traced.
 
     Attributes:
-        calls: Of each attention its arrangement, and what it follows.
-        unseen: Layers that attend in a way that is not recorded, and how.
-        readout: The query that the model reads its output from, as methods spell it; empty where that could not be told.
+        calls: Arrangement of each attention call, with layer and index of the call that it follows.
+        unseen: Layers whose attention is not recorded, and what they do.
+        readout: Query that the model reads its output from, as methods spell it; empty if it is unknown.
     """
 
     def __init__(self, tape: Tape, wanted: Iterable[int] = ()) -> None:
-        """Start at the pixels; the tokens of the slots that are `wanted` are arranged on the way."""
+        """Start at the pixels. Tokens in the `wanted` slots are arranged while the tape is traced."""
         self.calls: dict[Attention, Located] = {}
         self.unseen: dict[str, str] = {}
         self.readout = ""
         self._tokens: dict[int, Tokens | None] = {}
         self._wanted = frozenset(wanted)
-        self._follower = Follower(tape)
+        self._follower = TokenTracer(tape)
         self._readouts = Readouts(self._follower.known)
-        self._softmaxes: dict[int, tuple[str, str]] = {}  # entry -> layer, and what was done over which tokens
+        self._softmaxes: dict[int, tuple[str, str]] = {}  # index of the entry -> layer, and what it does
 
     def of_call(self, tape: Tape, attention: Attention) -> Located:
-        """Of an attention that is about to be made, behind all that is on the tape."""
+        """Locate an attention call that is about to run, after all operations on the tape."""
         self._follow(tape)
         self.calls[attention] = locate(self._follower, attention)
         return self.calls[attention]
 
     def completed(self, tape: Tape) -> Conclusions:
-        """Of the whole tape."""
+        """Trace the rest of the tape and draw all conclusions."""
         last = _last_uses(tape)
         self._follow(tape, last)
         used = frozenset(number for attention in self.calls for number in attention.softmaxes)
@@ -55,7 +55,7 @@ class Conclusions:
             for slot, known in tape.outside.items()
         )
         if unwatched or -1 in tape.output:
-            self.unseen[""] = "goes on with a tensor that comes from code that is not watched"
+            self.unseen[""] = "continues with a tensor from code that is not intercepted"
         record = next((attention for attention in reversed(self.calls) if self.calls[attention][0].keys.grid), None)
         layout = None if record is None else self.calls[record][0]
         self.readout = self._readouts.named(tape.output, layout)
@@ -63,11 +63,11 @@ class Conclusions:
         return self
 
     def tokens(self, slot: int) -> Tokens | None:
-        """Where the tokens of a slot that was wanted lie."""
+        """Return the arrangement of the tokens in a wanted slot; None if they are not one complete layout."""
         return self._tokens[slot]
 
     def has(self, slots: Iterable[int]) -> bool:
-        """Whether the tokens of all these slots are known."""
+        """Check whether the tokens in all these slots were arranged."""
         return all(slot in self._tokens for slot in slots)
 
     def _follow(self, tape: Tape, last: dict[int, list[int]] | None = None) -> None:
@@ -90,7 +90,7 @@ class Conclusions:
         kind = self.calls[entry.attention][0].kind if entry.attention is not None else ""
         if entry.attention is not None and made is not None and kind != "channel":
             self._follower.passed(entry.attention, made.slot, kind)
-        with suppress(Exception):  # of what nobody thought of it stays unknown what the output is read from
+        with suppress(Exception):  # after an unexpected operation the readout is unknown
             self._readouts.note(entry, kind)
         if entry.operation.own and entry.operation.name in SOFTMAX and (over := self._over_tokens(entry)) is not None:
             self._softmaxes[number] = entry.layer, over
@@ -105,7 +105,7 @@ class Conclusions:
             self._tokens[slot] = arrange_tokens(self._follower.known.planes, places.codes)
 
     def _over_tokens(self, entry: Entry) -> str | None:
-        """What a softmax does, if it runs over tokens, or may."""
+        """Describe a softmax that runs, or may run, over tokens; return None for any other."""
         known = self._follower.known
         made = entry.outs[0]
         if made is None:
@@ -113,18 +113,22 @@ class Conclusions:
         places = known.places.get(made.slot)
         if places is None:
             lost = known.lost.get(made.slot)
-            return None if lost is None or len(made.shape) < 3 else f"has a softmax over what could not be followed beyond {lost}"
+            return (
+                None
+                if lost is None or len(made.shape) < 3
+                else f"has a softmax over a tensor that could not be traced beyond {lost}"
+            )
         dim = entry.args[1] if len(entry.args) > 1 else entry.kwargs.get("dim", -1)
         if entry.operation.name == "gumbel_softmax":
             dim = entry.kwargs.get("dim", entry.args[4] if len(entry.args) > 4 else -1)
         if not isinstance(dim, int):
             return None
         tokens = not same_along(places.codes, dim) or (places.columns is not None and not same_along(places.columns, dim))
-        return "has a softmax over tokens that is not multiplied with values in a known way" if tokens else None
+        return "has a softmax over tokens whose product with values is not recognized" if tokens else None
 
 
 def _last_uses(tape: Tape) -> dict[int, list[int]]:
-    """Slots by the number of the entry that is the last to use them."""
+    """Group slots by the index of the last entry that uses them, without the slots of the output."""
     last: dict[int, int] = {}
     for number, entry in enumerate(tape.entries):
         for made in entry.outs:
@@ -143,5 +147,5 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
 
 
 def conclude(tape: Tape, wanted: Iterable[int] = ()) -> Conclusions:
-    """All that follows from a tape."""
+    """Return all conclusions from a tape."""
     return Conclusions(tape, wanted).completed(tape)

@@ -1,12 +1,11 @@
-"""Following the tokens of an image along a tape, operation by operation, from the pixels to each attention.
+"""Tracing of image tokens along a tape, operation by operation, from the pixels to each attention call.
 
-Beside each tensor goes a tensor of the same shape that says which place each number stands for: views, windows, shifts and padding do
-to the codes what they do to the numbers; layers that mix channels leave them; pooling and strides merge them. So the layout of a call
-is what the model did, not a guess. An operation that is not known here loses the places, and the attention behind it is not put on
-the image.
+Each tensor has a shadow tensor of the same shape, whose codes give the image location of each element. Views, windows, shifts and
+padding move the codes as they move the elements. Layers that mix channels leave the codes unchanged. Pooling and strides merge them.
+The layout of a call is therefore what the model did, not a guess. An unknown operation loses the locations; attention behind it is not
+located in the image.
 
-A tensor is placed, lost, learned (it descends from the model's parameters and from constants only) or foreign (from another input of
-the model).
+A tensor is placed, lost, learned (computed from parameters and constants only) or foreign (computed from another input of the model).
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, MAKE, PRODU
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
 
 _WEIGHING = PRODUCT | {"einsum", "tensordot", "linear"}
-UNWATCHED = "code that is not watched"
+UNWATCHED = "code that is not intercepted"
 
 
-class Follower:
-    """Places of the tensors of a tape, as far as it was followed.
+class TokenTracer:
+    """Image locations of the tensors of a tape, as far as it has been traced.
 
     Attributes:
-        known: What is known of each slot.
-        unseen: Layers that weigh tokens in a way that is not recorded, and what they do.
-        at: Number of entries that were followed.
+        known: Status of each slot.
+        unseen: Layers that weight tokens in a way that is not recorded, and how.
+        at: Number of entries traced so far.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -44,18 +43,18 @@ class Follower:
         shape = (1, 1, 1, 1) if pixels is None else pixels.shape
         self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device)
         self._rules = Rules(self.known)
-        self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call, for others that have the same
+        self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call; reused for the same codes
         self._passed = 0
         self.at = 0
         self.unseen: dict[str, str] = {}
 
     def see(self, entry: Entry) -> None:
-        """Take over the places of an operation's arguments to its results. Whatever goes wrong, places are lost by that."""
+        """Transfer locations from the arguments of an operation to its results. After any error the results count as lost."""
         for ref in entry.refs:
             self.meet(ref.slot)
         try:
             self._see(entry)
-        except Exception:  # an operation that does what nobody thought of
+        except Exception:  # an operation with unexpected behavior
             for made in entry.outs:
                 if made is not None:
                     self.known.lose(made.slot, entry.operation.name)
@@ -67,7 +66,7 @@ class Follower:
         self.at += 1
 
     def meet(self, slot: int) -> None:
-        """Take note of a tensor from outside."""
+        """Set the status of a tensor that no operation produced."""
         known = self.known
         if slot in known.shapes or slot not in self._outside:
             return
@@ -83,7 +82,7 @@ class Follower:
             known.learned[slot] = outside.name
 
     def passed(self, attention: Attention, slot: int, kind: str) -> None:
-        """State that a slot is the result of an attention; what learned queries have read stays where they are, nowhere."""
+        """Register a slot as the result of an attention call. The result of learned queries has no location; it counts as learned."""
         self._passed += 1
         known, places = self.known, self.known.places.get(slot)
         if attention.answers_at_keys:
@@ -98,7 +97,7 @@ class Follower:
             known.learned[slot] = known.learned.get(attention.operands[0].slot, "")
 
     def one_stream(self, attention: Attention) -> bool:
-        """Whether queries and keys come from the same tokens: the same embedding, behind the same attention."""
+        """Check whether queries and keys come from the same tokens: the same embedding, behind the same attention call."""
         if not attention.fused:
             weights = self.of(attention.operands[0])
             return weights is None or weights.one_stream
@@ -106,7 +105,7 @@ class Follower:
         return asking is None or asked is None or asking.stream == asked.stream
 
     def of(self, operand: Operand) -> Places | None:
-        """Where the numbers of an operand belong, if that is known."""
+        """Return the locations of an operand's elements; None if they are unknown."""
         places = self.known.places.get(operand.slot)
         if places is None:
             return None
@@ -117,7 +116,7 @@ class Follower:
         return places
 
     def behind(self, operands: Sequence[Operand]) -> Behind:
-        """The last attention that flowed into operands."""
+        """Return the last attention call that flowed into the operands."""
         return later(*(places.behind for operand in operands if (places := self.of(operand)) is not None))
 
     def _see(self, entry: Entry) -> None:
@@ -125,8 +124,8 @@ class Follower:
         slots = list(dict.fromkeys(ref.slot for ref in entry.refs))
         lost = next((known.lost[slot] for slot in slots if slot in known.lost), None)
         placed = [slot for slot in slots if slot in known.places]
-        name = operation.name if operation.own else f"{operation.name}, which is not torch's own,"
-        if operation.own and operation.name in MAKE and len(slots) <= 1:  # of that tensor it takes the form alone
+        name = operation.name if operation.own else f"{operation.name} (not a torch function)"
+        if operation.own and operation.name in MAKE and len(slots) <= 1:  # the operand only gives shape and type
             if entry.rewritten or operation.writes:
                 known.rewrite(entry, None)
             for made in entry.outs:
@@ -141,7 +140,7 @@ class Follower:
             found = self._rules.apply(entry)
         results = [found] if not isinstance(found, list) else found
         mixes = operation.name in PRODUCT or operation.name in ("einsum", "linear")
-        partly = lost if mixes or all(slot in known.lost for slot in placed) else None  # else what is added lies at known places
+        partly = lost if mixes or all(slot in known.lost for slot in placed) else None  # otherwise the known locations hold
         for made, places in zip_longest(entry.outs, results):
             if made is None:
                 continue
@@ -158,13 +157,13 @@ class Follower:
             known.rewrite(entry, results[0] if results else None)
 
     def _unplaced(self, entry: Entry, slots: Sequence[int]) -> None:
-        """What comes from no pixel: a learned token is still that after it was expanded or had its position added."""
+        """Set the status of results that no pixel reaches. A learned token stays learned when expanded or given a position embedding."""
         known = self.known
         foreign = next((known.foreign[slot] for slot in slots if slot in known.foreign), None)
         name = next((known.learned[slot] for slot in slots if known.learned.get(slot)), "")
         for made in entry.outs:
             if made is not None and entry.operation.name in FROM_PYTHON and made.floating and made.shape.numel() > 1:
-                known.lose(made.slot, "numbers of Python")  # which may have come from the image
+                known.lose(made.slot, "a conversion from Python numbers")  # these may come from the image
             elif made is not None:
                 known.drop(made.slot)
                 (known.learned if foreign is None else known.foreign)[made.slot] = name if foreign is None else foreign
@@ -172,7 +171,7 @@ class Follower:
             known.take_over(before, after)
 
     def _watch_scores(self, entry: Entry, slots: Sequence[int]) -> None:
-        """Note products of scores with values that are not recorded as an attention."""
+        """Register products of scores and values that are not recorded as attention."""
         known, name = self.known, entry.operation.name
         outs = [made.slot for made in entry.outs if made is not None]
         known.scores.update(slot for slot in outs if slot in known.places and known.places[slot].columns is not None)
@@ -181,11 +180,11 @@ class Follower:
             return
         others = [slot for slot in slots if slot not in known.scores and slot not in known.learned]
         if others and (name in _WEIGHING or not entry.operation.own):
-            self.unseen[entry.layer] = f"multiplies scores with values by {name}"
+            self.unseen[entry.layer] = f"multiplies scores by values with {name}"
             return
         mixed = any(slot in known.mixed for slot in scores)
         if mixed and name in REDUCE and not known.scores.issuperset(outs):
-            self.unseen[entry.layer] = "multiplies scores with values one by one"
+            self.unseen[entry.layer] = "multiplies scores by values elementwise"
             return
         if name in COMBINE and self._meets_values(scores, others):
             mixed = True
@@ -195,7 +194,7 @@ class Follower:
             known.mixed.update(going_on)
 
     def _meets_values(self, scores: Sequence[int], others: Sequence[int]) -> bool:
-        """Whether scores are multiplied with something that lies where their keys do."""
+        """Check whether scores are multiplied by a tensor that has the locations of their keys."""
         known = self.known
         for slot in scores:
             pair = known.places.get(slot)

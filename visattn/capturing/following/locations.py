@@ -1,4 +1,4 @@
-"""Where the tokens of a call lie, from what was followed."""
+"""Locations of the tokens of an attention call, from the traced codes of its operands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.description import Placement
-from visattn.capturing.following.follower import Follower
+from visattn.capturing.following.follower import TokenTracer
 from visattn.capturing.following.places import content
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.tokens.arrangement import Arrangement, Unplaced, arrange, channels, unplaced
@@ -19,10 +19,10 @@ from visattn.errors import LayoutError
 
 
 def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
-    """The arrangement of a call whose tokens are placed by a rule; heads may be folded into the batch.
+    """Return the arrangement of a call whose tokens are placed by a rule; heads may be folded into the batch.
 
     Raises:
-        LayoutError: If the operands are cut into windows.
+        LayoutError: If the operands are split into windows.
     """
     kind, queries, keys = placement
     if len(call.lead) == 2:
@@ -32,12 +32,12 @@ def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
         return Arrangement(kind, queries, keys, torch.arange(groups).view(images, -1, 1))
     raise LayoutError(
         f"operands must be (B, heads, tokens, d) to be placed by grid and prefix, got {(*call.lead, call.rows)} + (d,). "
-        "Leave grid out: then tokens are followed; or leave the layer out with layers=."
+        "Omit grid, so that tokens are traced, or exclude the layer with layers=."
     )
 
 
-def locate(follower: Follower, attention: Attention) -> tuple[Arrangement, tuple[str, int]]:
-    """The arrangement of a call, and the last attention that flowed into it, by layer and call; ("", 0) for none."""
+def locate(follower: TokenTracer, attention: Attention) -> tuple[Arrangement, tuple[str, int]]:
+    """Return the arrangement of a call, and layer and index of the last attention call that flowed into it; ("", 0) for none."""
     known, lead, rows = follower.known, attention.lead, attention.rows
     for operand in attention.operands:
         follower.meet(operand.slot)
@@ -46,9 +46,9 @@ def locate(follower: Follower, attention: Attention) -> tuple[Arrangement, tuple
     box = known.planes.input
     try:
         if not follower.image:
-            raise Unplaced("the model was given no image in this forward")
+            raise Unplaced("the model received no image in this forward pass")
         if not (rows and attention.columns):
-            raise Unplaced("it is over no tokens")
+            raise Unplaced("it has no tokens")
         queries, keys, values = _of_fused(follower, attention) if attention.fused else _of_weights(follower, attention)
         if isinstance(keys, _Channels) or (keys is None and isinstance(values, _Channels)):
             return channels(lead, rows, attention.columns, box, known.images), behind
@@ -67,19 +67,19 @@ def locate(follower: Follower, attention: Attention) -> tuple[Arrangement, tuple
         if isinstance(values, _Channels) or values is None or not _same(values, keys):
             raise Unplaced(_why_other_values(follower, attention.operands[-1], values))
         signs = tuple(lead), rows, None if queries is None else content(queries), content(keys)
-        if signs not in follower.arrangements:  # layers of one stage are arranged alike
+        if signs not in follower.arrangements:  # layers of one stage share an arrangement
             follower.arrangements[signs] = arrange(known.planes, queries, keys, lead, rows)
         found = follower.arrangements[signs]
         asking = follower.of(attention.operands[0])
         if asking is not None and asking.copies and not attention.answers_at_keys:
-            raise Unplaced("several passes over the image are in one batch")
+            raise Unplaced("the batch holds several copies of the image")
         if found.kind == "self" and not attention.answers_at_keys and not follower.one_stream(attention):
             found = replace(found, kind="cross")
         return found, behind
     except Unplaced as why:
         return unplaced(lead, rows, attention.columns, box, str(why)), behind
-    except Exception:  # tokens in a shape that nobody thought of
-        return unplaced(lead, rows, attention.columns, box, "its tokens could not be followed from the pixels"), behind
+    except Exception:  # an unexpected arrangement of tokens
+        return unplaced(lead, rows, attention.columns, box, "its tokens could not be traced from the pixels"), behind
 
 
 def _same(values: Tensor, keys: Tensor) -> bool:
@@ -88,34 +88,34 @@ def _same(values: Tensor, keys: Tensor) -> bool:
     return bool((values == keys).all())
 
 
-def _why_lost(follower: Follower, operands: Sequence[Operand], what: str) -> str:
+def _why_lost(follower: TokenTracer, operands: Sequence[Operand], what: str) -> str:
     known = follower.known
     foreign = next((known.foreign[one.slot] for one in operands if one.slot in known.foreign), None)
     lost = next((known.lost[one.slot] for one in operands if one.slot in known.lost), None)
     if lost is not None:
-        return f"its {what} could not be followed from the pixels beyond {lost}"
+        return f"its {what} could not be traced from the pixels beyond {lost}"
     if foreign is not None:
         return f"its {what} come from another input of the model ({foreign})"
     if any(one.slot in known.places for one in operands):
-        return f"its {what} hold numbers of several places each"
+        return f"its {what} mix several image locations each"
     return f"its {what} come from parameters alone, not from the image"
 
 
-def _why_other_values(follower: Follower, operand: Operand, values: object) -> str:
+def _why_other_values(follower: TokenTracer, operand: Operand, values: object) -> str:
     if operand.slot in follower.known.lost:
-        return f"its values could not be followed from the pixels beyond {follower.known.lost[operand.slot]}"
-    return "its keys and values are of different tokens" if values is not None else "its values are of no tokens of the image"
+        return f"its values could not be traced from the pixels beyond {follower.known.lost[operand.slot]}"
+    return "its keys and values belong to different tokens" if values is not None else "its values belong to no image tokens"
 
 
 class _Channels:
-    """The rows of an operand are channels."""
+    """Marker for an operand whose rows are channels."""
 
 
 Codes = Tensor | _Channels | None
 
 
-def _of_vectors(follower: Follower, operand: Operand) -> Codes:
-    """`(*lead, tokens)` codes of `(*lead, tokens, d)` vectors."""
+def _of_vectors(follower: TokenTracer, operand: Operand) -> Codes:
+    """Return the codes `(*lead, tokens)` of vectors `(*lead, tokens, d)`; None if they are unknown."""
     places = follower.of(operand)
     if places is None or places.columns is not None or operand.slot in follower.known.lost:
         return None
@@ -124,24 +124,24 @@ def _of_vectors(follower: Follower, operand: Operand) -> Codes:
     return _Channels() if same_along(places.codes, -2) else None
 
 
-def _of_fused(follower: Follower, attention: Attention) -> tuple[Codes, Codes, Codes]:
+def _of_fused(follower: TokenTracer, attention: Attention) -> tuple[Codes, Codes, Codes]:
     queries, keys, values = (_of_vectors(follower, operand) for operand in attention.operands)
     return queries, keys, values
 
 
-def _of_weights(follower: Follower, attention: Attention) -> tuple[Codes, Codes, Codes]:
+def _of_weights(follower: TokenTracer, attention: Attention) -> tuple[Codes, Codes, Codes]:
     weights, value = attention.operands
     places = follower.of(weights)
     values = _of_vectors(follower, value)
     if places is None:
         return None, None, values
     rows, columns = places.codes, places.columns
-    if columns is None:  # not scores of queries with keys
+    if columns is None:  # not query-key scores
         if lost := follower.known.lost.get(weights.slot):
-            raise Unplaced(f"its queries could not be followed from the pixels beyond {lost}")
+            raise Unplaced(f"its queries could not be traced from the pixels beyond {lost}")
         if isinstance(values, _Channels):
             return None, None, values
-        if attention.rows == attention.columns == 1 and isinstance(values, Tensor):  # a token alone in its window
+        if attention.rows == attention.columns == 1 and isinstance(values, Tensor):  # the only token of its window
             return values, values, values
         if attention.rows > 1 and not (places.asked and bool((rows == rows[..., :1, :]).all())):
             raise Unplaced(_why_no_pairs(rows))
@@ -153,7 +153,7 @@ def _of_weights(follower: Follower, attention: Attention) -> tuple[Codes, Codes,
 
 
 def _why_no_pairs(codes: Tensor) -> str:
-    """Why weights of several rows, which lie at keys alone, have no query."""
+    """Explain why weights with several rows, but only key locations, have no query."""
     along_rows, along_columns = bool((codes == codes[..., :1, :]).all()), bool((codes == codes[..., :1]).all())
     if along_rows and not along_columns:
         return "its softmax runs over the keys alone: no weight belongs to a pair of tokens"

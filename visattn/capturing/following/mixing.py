@@ -1,4 +1,4 @@
-"""The rules of operations that mix numbers: of channels, of cells, of tokens."""
+"""Rules for operations that mix elements: channels, cells or tokens."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from visattn.capturing.tokens.codes import Geometry2d, aligned, compact, covered
 from visattn.capturing.tokens.equations import Equation
 from visattn.capturing.trace.tape import Entry, Ref
 
-Found = Places | list[Any] | None
+Located = Places | list[Any] | None
 
 
 class Mixing:
-    """Rules over what is known so far."""
+    """Rules for mixing operations, applied to the known statuses."""
 
     def __init__(self, known: Statuses) -> None:
-        """Take what is known."""
+        """Store the known statuses."""
         self._known = known
 
     def _of(self, value: Any) -> Places | None:  # noqa: ANN401
         return self._known.places.get(value.slot) if isinstance(value, Ref) else None
 
     def _through(self, codes: Tensor, dim: int, shape: Sequence[int]) -> Tensor | None:
-        """Codes behind a layer that mixes all of `dim`."""
+        """Return codes behind a layer that mixes all of `dim`; None if the merged cells form no grid."""
         if same_along(codes, dim):
             return codes if tuple(codes.shape) == tuple(shape) else codes.narrow(dim, 0, 1).expand(shape)
         merged = self._known.planes.merge(codes, dim)
@@ -36,7 +36,7 @@ class Mixing:
     def _linear(self, places: Places, shape: torch.Size) -> Places | None:
         if places.columns is not None and not same_along(places.codes, -1):
             return None
-        if len(shape) < places.codes.ndim:  # with a vector
+        if len(shape) < places.codes.ndim:  # product with a vector
             merged = places.each(lambda codes: self._through(codes, -1, [*codes.shape[:-1], 1]))
             return merged and merged.each(lambda codes: codes.squeeze(-1))
         if places.columns is not None and not same_along(places.columns, -1):  # keys are mixed
@@ -78,7 +78,7 @@ class Mixing:
         return self._known.shapes.get(weight.slot) if name.startswith("conv") and isinstance(weight, Ref) else None
 
     def _tiled(self, codes: Tensor, shape: torch.Size, geometry: Geometry2d | None) -> Tensor | None:
-        """Strides within windows: `(groups, rows, columns)` codes that are not one image."""
+        """Return codes after a strided kernel within windows, where `(groups, rows, columns)` codes are not one image."""
         rows, columns = shape[-2:]
         if geometry is None or (rows * geometry.stride[0], columns * geometry.stride[1]) != codes.shape[1:]:
             return None
@@ -86,13 +86,13 @@ class Mixing:
         merged = self._known.planes.merge(tiles, 3)
         return None if merged is None else merged[:, None, :, :, 0].expand(shape)
 
-    def _reordered(self, places: Places | None, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Found:
-        """Numbers of one token in another order are of that token; tokens in another order are lost."""
+    def _reordered(self, places: Places | None, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Located:
+        """Return places after a sort. Elements sorted within a token keep its location; sorted tokens are lost."""
         name, outs = entry.operation.name, [made for made in entry.outs if made is not None]
         place = 2 if name in ("topk", "kthvalue", "quantile", "nanquantile") else 1
         last = 0 if name == "msort" else -1
         dim = args[place] if len(args) > place else kwargs.get("dim", kwargs.get("axis", last))
-        if isinstance(dim, bool):  # argsort and sort have it elsewhere
+        if isinstance(dim, bool):  # a flag of sort or argsort; dim is a keyword
             dim = kwargs.get("dim", last)
         if places is None or places.columns is not None or not isinstance(dim, int) or not same_along(places.codes, dim):
             return None
@@ -103,7 +103,7 @@ class Mixing:
         ]
         return found if len(found) > 1 else found[0]
 
-    def _reduced(self, places: Places, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Found:
+    def _reduced(self, places: Places, args: Sequence[Any], kwargs: Mapping[str, Any], entry: Entry) -> Located:
         made = next(made for made in entry.outs if made is not None)
         dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
         if entry.operation.name in ("norm", "vector_norm"):
@@ -125,14 +125,14 @@ class Mixing:
             return None
         for dim in chosen if codes.ndim != len(made.shape) else []:
             codes = codes.squeeze(dim)
-        # passes that were stacked in front of tokens and summed again are one
+        # copies of the image that were stacked and summed again are one image
         one = ndim > 3 and chosen[-1] < 2 and same_along(places.codes, chosen[-1]) and len(codes) == self._known.images
         result = places._replace(codes=codes, copies=places.copies and not one)
         return result if len(entry.outs) == 1 else [result]
 
     @staticmethod
     def _reduced_scores(places: Places, dims: Sequence[int], shape: torch.Size) -> Places | None:
-        """Sums of scores: over keys they lie at the query, over queries at the key."""
+        """Return the locations of summed scores: sums over keys lie at the query, sums over queries at the key."""
         assert places.columns is not None  # noqa: S101
         for codes in (places.codes, places.columns):
             if all(same_along(codes, dim) for dim in dims):
@@ -154,7 +154,7 @@ class Mixing:
         return self._contracted(Equation([left, right], names, result), shape)
 
     def _edited(self, args: Sequence[Any], shape: torch.Size) -> Places | None:
-        """Weights that somebody has edited: those of query and key, or those that the model wrote out."""
+        """Return the locations of edited weights, from query and key or from the weights that the model computed."""
         if len(args) == 2:
             return self._of(args[1])
         letters = "abcdefghijklm"[: len(shape) - 2]
@@ -165,7 +165,7 @@ class Mixing:
         return self._contracted(Equation(list(args[1:]), names, letters + "xy"), shape)
 
     def _contracted(self, equation: Equation | None, shape: torch.Size) -> Places | None:
-        """An einsum. Queries times keys give scores, with a row and a column; weights times values lie where the queries do."""
+        """Return the locations of an einsum. Query-key products have rows and columns; products of weights and values lie at queries."""
         if equation is None:
             return None
         operands, letters, result = equation
@@ -178,10 +178,10 @@ class Mixing:
         at = self._at_windows(sides, result, shape)
         if at is not None:
             return sides[0][0]._replace(codes=at, behind=behind)
-        for places, names in sorted(sides, key=lambda side: side[0].columns is None):  # weights tell where to
+        for places, names in sorted(sides, key=lambda side: side[0].columns is None):  # weights set the location
             row = aligned(places.codes, names, result, shape)
             if places.columns is None:
-                if row is None and alone:  # summed over a part of the image
+                if row is None and alone:  # a sum over a part of the image
                     row = self._merged(places.codes, names, result, shape)
                     base = base._replace(mixture=True)
                 if row is None:
@@ -195,7 +195,7 @@ class Mixing:
             return None if one is None else base._replace(codes=one)
         if not found:
             return None
-        if len(found) == 1 or all(equal(found[0], other) for other in found[1:]):  # all sides of a product made at each place
+        if len(found) == 1 or all(equal(found[0], other) for other in found[1:]):  # all operands have the same locations
             asked = alone and any(len(self._known.shapes[x.slot]) > 2 for x in learned)
             return base._replace(codes=found[0], asked=base.asked or asked)
         if len(found) > 2:
@@ -204,7 +204,7 @@ class Mixing:
         return base._replace(codes=found[0], columns=found[1], one_stream=one_stream, copies=sides[0][0].copies)
 
     def _at_windows(self, sides: Sequence[tuple[Places, str]], result: str, shape: torch.Size) -> Tensor | None:
-        """Codes of a mean over windows by weights that each window's own cell gives, as in outlook attention: at that cell."""
+        """Return codes of a weighted mean over windows whose weights come from their own cell (outlook attention): those of that cell."""
         if len(sides) != 2 or any(places.columns is not None for places, _ in sides):
             return None
         (weights, w), (values, v) = sides
@@ -231,7 +231,7 @@ class Mixing:
         return at if bool(((middle >= low - 1e-6) & (middle <= high + 1e-6)).all()) else None
 
     def _folded(self, codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
-        """Windows laid back over their image, `(images, channels x taps, windows)`: each must lie where its own cell does."""
+        """Return codes of windows `(images, channels x taps, windows)` folded back into an image; each must lie at its own cell."""
         given = dict(zip(["input", "output_size", "kernel_size", "dilation", "padding", "stride"], args, strict=False)) | dict(
             kwargs
         )
@@ -258,7 +258,7 @@ class Mixing:
         return made[image][:, None].expand(shape)
 
     def _merged(self, codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor | None:
-        """Codes of which those along the axes that are summed are merged."""
+        """Merge codes along the summed axes and align them with the result."""
         summed = [dim for dim, letter in enumerate(names) if letter not in result]
         for dim in summed:
             through = self._through(codes, dim, [*codes.shape[:dim], 1, *codes.shape[dim + 1 :]])
@@ -280,7 +280,7 @@ class Mixing:
 
 
 def _stays(geometry: Geometry2d) -> bool:
-    """Whether a kernel that leaves the grid as it is stands in the middle of its cell, as far as half a cell tells."""
+    """Check whether a kernel has stride 1 and is centered on its cell to within half a cell, so that the grid stays the same."""
     return all(
         stride == 1 and abs(reach / 2 - padding - 0.5) <= 0.5 + 1e-6
         for reach, stride, padding in zip(geometry.reach, geometry.stride, geometry.padding, strict=True)

@@ -1,4 +1,4 @@
-"""What is known of the tensors of a tape: where their numbers belong, or why that is not known."""
+"""Status of the tensors of a tape: the image locations of their elements, or why these are unknown."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from visattn.capturing.tokens.codes import compact, equal
 from visattn.capturing.tokens.planes import Planes
 from visattn.capturing.trace.tape import Entry
 
-Behind = tuple[int, str, int] | None  # its number in the forward, the layer, which call of that layer
+Behind = tuple[int, str, int] | None  # index in the forward pass, layer, index of the call in that layer
 
 
 class Places(NamedTuple):
-    """Which place each number of a tensor stands for; a matrix of scores has one for its row and one for its column.
+    """Image location of each element of a tensor. An element of a score matrix has two: that of its row and that of its column.
 
     Attributes:
-        codes: As the tensor; of the rows, where there are `columns`.
-        columns: As the tensor, for scores and weights.
-        behind: The last attention that flowed in, by layer and call.
-        copies: Whether the images are there several times, one after the other.
-        embedding: The slot in which the pixels became tokens.
-        one_stream: Whether rows and columns are of the same tokens, behind the same attention.
-        asked: Whether they were multiplied with learned queries.
-        mixture: Whether numbers of one cell were mixed to several, of which each may be of another part of it.
+        codes: Position codes in the shape of the tensor; for scores and weights, those of the rows.
+        columns: Position codes of the columns of scores and weights; None for other tensors.
+        behind: Last attention call that flowed into the tensor.
+        copies: Whether the tensor holds several copies of the images.
+        embedding: Slot in which pixels became tokens.
+        one_stream: Whether rows and columns come from the same tokens, behind the same attention call.
+        asked: Whether the tensor was multiplied by learned queries.
+        mixture: Whether several cells were mixed into several outputs, each of which may stand for another part of the merged cell.
     """
 
     codes: Tensor
@@ -41,11 +41,11 @@ class Places(NamedTuple):
 
     @property
     def stream(self) -> object:
-        """What tells tokens from others at the same places."""
+        """Key that distinguishes these tokens from others at the same locations."""
         return self.behind, self.embedding
 
     def each(self, change: Callable[[Tensor], Tensor | None]) -> Places | None:
-        """The same change to both."""
+        """Apply a change to the codes of rows and columns; return None if it gives None for one of them."""
         codes = change(self.codes)
         columns = None if self.columns is None else change(self.columns)
         if codes is None or (columns is None) != (self.columns is None):
@@ -53,11 +53,11 @@ class Places(NamedTuple):
         return self if codes is self.codes and columns is self.columns else self._replace(codes=codes, columns=columns)
 
     def after(self, behind: Behind) -> Places:
-        """The same behind an attention."""
+        """Return a copy that lies behind an attention call."""
         return self._replace(behind=behind)
 
     def same(self, other: Places) -> bool:
-        """Whether all numbers belong where those of `other` do."""
+        """Check whether all elements have the same locations as those of `other`."""
         if self.codes.shape != other.codes.shape or (self.columns is None) != (other.columns is None):
             return False
         return equal(self.codes, other.codes) and (
@@ -67,20 +67,23 @@ class Places(NamedTuple):
 
 @dataclass(eq=False)
 class Statuses:
-    """What is known of each slot: it is in one of these, or in `places` and `lost` where it was multiplied with something lost.
+    """Status of each slot.
+
+    A slot is in one of `places`, `lost`, `learned` and `foreign`. If it was multiplied by something lost, it is in both `places` and
+    `lost`.
 
     Attributes:
         images: Number of images.
-        input_size: Their size.
-        device: Where codes live.
-        places: Where its numbers belong.
-        lost: The operation behind which that is not known.
-        learned: It descends from parameters and constants alone; the name of a parameter.
-        foreign: It descends from another input alone; that one's name.
-        shapes: Shapes.
-        scores: Slots that hold a number for each query and key, as far as that is known.
-        mixed: Scores that were multiplied with values one by one, before the sum.
-        culprit: Why the rule that ran last gave nothing, where it is not the operation.
+        input_size: `(height, width)` of the images.
+        device: Device of the codes.
+        places: Locations of the elements of a slot.
+        lost: Name of the operation beyond which the locations are unknown.
+        learned: Name of a parameter, for tensors computed from parameters and constants only; may be empty.
+        foreign: Name of another input of the model, for tensors computed from it without the image.
+        shapes: Shape of each slot.
+        scores: Slots that hold a value for each query-key pair, as far as this is known.
+        mixed: Scores that were multiplied elementwise by values and not summed yet.
+        culprit: Reason why the last rule gave no result, if this is not the operation itself.
     """
 
     images: int
@@ -96,26 +99,26 @@ class Statuses:
     culprit: str | None = None
 
     def __post_init__(self) -> None:
-        """Make the planes."""
+        """Create the planes."""
         self.planes = Planes(self.images, self.input_size, self.device)
 
     def image(self, shape: torch.Size) -> Places:
-        """Places of the pixels."""
+        """Return the locations of the pixels."""
         plane = self.planes.grid(*self.input_size, self.planes.input)
         return Places(self.planes.codes(plane)[:, None].expand(shape))
 
     def lose(self, slot: int, name: str) -> None:
-        """State that the places of a slot are not known beyond an operation."""
+        """Mark the locations of a slot as unknown beyond an operation."""
         self.drop(slot)
         self.lost[slot] = name
 
     def drop(self, slot: int) -> None:
-        """Nothing is known of a slot."""
+        """Remove the status of a slot."""
         for known in (self.places, self.lost, self.learned, self.foreign):
             known.pop(slot, None)
 
     def take_over(self, before: int, after: int) -> None:
-        """A slot is as another."""
+        """Copy the status of slot `before` to slot `after`."""
         self.drop(after)
         tables: list[dict[int, Any]] = [self.places, self.lost, self.learned, self.foreign]
         for known in tables:
@@ -123,7 +126,7 @@ class Statuses:
                 known[after] = known[before]
 
     def rewrite(self, entry: Entry, found: Places | None) -> None:
-        """Slots that share memory with one that was written over: they stay where they were only if that one did."""
+        """Update slots that share memory with an overwritten tensor. They keep their locations only if that tensor did."""
         target = entry.refs[0].slot if entry.refs and len(entry.outs) == 1 else None
         old = None if target is None else self.places.get(target)
         stays = isinstance(found, Places) and old is not None and found.same(old)
@@ -136,11 +139,11 @@ class Statuses:
 
 
 def later(*behind: Behind) -> Behind:
-    """The last of several attentions."""
+    """Return the last of several attention calls; None if there is none."""
     return max((one for one in behind if one is not None), default=None)
 
 
 def content(codes: Tensor) -> tuple[object, ...]:
-    """What tells codes from others."""
+    """Return a hashable key that is equal for equal codes."""
     stored = compact(codes)
     return tuple(codes.shape), tuple(stored.shape), stored.cpu().contiguous().numpy().tobytes()

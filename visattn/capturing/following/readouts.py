@@ -1,7 +1,7 @@
-"""What a model reads its output from: the class token, the mean of its patches, or something else.
+"""Readout of a model: the tokens that its output is computed from, such as the class token or the mean of the patches.
 
-Each number of a tensor whose places are known is of one token. Where tokens are merged, as by a mean, the shares of the tokens are
-kept; from there on only sums of shares matter. What the output has is what the model reads.
+In a tensor with known locations, each element belongs to one token. Where tokens are merged, for example by a mean, the share of each
+token is stored. From then on shares are only added. The shares in the output give the readout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.trace.operations import COMBINE, JOIN, REARRANGE, REDUCE, SAME
 from visattn.capturing.trace.tape import Entry, Ref
 
-Shares = Mapping[object, float]  # by code of the first image, or by name
+Shares = Mapping[object, float]  # by code in the first image, or by name
 _POOL = "pool"
 _SLACK = 1e-6
 _POOLING = frozenset({"adaptive_avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool1d", "adaptive_max_pool1d", "avg_pool2d"})
@@ -27,15 +27,15 @@ _ADDING = frozenset({"add", "__add__", "__radd__", "__iadd__", "sub", "subtract"
 
 
 class Readouts:
-    """Shares of tokens in each slot of one token's worth for each image."""
+    """Shares of tokens in the slots that hold a single vector per image."""
 
     def __init__(self, known: Statuses) -> None:
-        """Start with none."""
+        """Start without shares."""
         self._known = known
         self._shares: dict[int, Shares] = {}
 
     def note(self, entry: Entry, kind: str) -> None:
-        """Take note of an operation that was followed; `kind` is that of an attention."""
+        """Update the shares after a traced operation; `kind` is its kind of attention, or empty."""
         outs = [made.slot for made in entry.outs if made is not None]
         if kind == "pool":
             self._shares[outs[0]] = {_POOL: 1.0}
@@ -63,7 +63,7 @@ class Readouts:
             self._shares.update(dict.fromkeys(outs, found))
 
     def _moved(self, name: str, slots: Sequence[int], outs: Sequence[int]) -> bool:
-        """Whether an operation only moves or changes numbers, so that places tell of its results what they tell of its operands."""
+        """Check whether an operation only moves or transforms elements; then the locations of its results describe them fully."""
         places, lost, shares = self._known.places, self._known.lost, self._shares
         if name == "linear":
             before, after = places.get(slots[0]), places.get(outs[0])
@@ -75,11 +75,11 @@ class Readouts:
         )
 
     def of(self, slot: int) -> Shares | None:
-        """The shares in a slot; None if it holds several tokens apart."""
+        """Return the shares in a slot; None if it holds several separate tokens."""
         return self._shares.get(slot) or self._plain(slot)
 
     def _plain(self, slot: int) -> Shares | None:
-        """Of a slot whose numbers are all of one token; the first axis is that of the images."""
+        """Return the share of a slot whose elements all belong to one token; its first axis is the batch."""
         places = self._known.places.get(slot)
         if places is None or places.columns is not None or not places.codes.numel():
             return None
@@ -93,7 +93,7 @@ class Readouts:
         return {met[0].base + int(cell[0]): 1.0} if len(cell) == 1 else None
 
     def _averaged(self, places: Places, dims: Sequence[int] | None) -> Shares | None:
-        """Shares of tokens that are merged along `dims`, where that leaves none apart."""
+        """Return the shares of tokens that are merged along `dims`; None if several tokens stay separate."""
         if dims is None or 0 in dims or places.columns is not None:
             return None
         codes = places.codes[:1]
@@ -119,7 +119,7 @@ class Readouts:
         return shares
 
     def named(self, output: Sequence[int], last: Arrangement | None) -> str:
-        """The query that an output is read from, with the last attention that lies on the image; empty if it is none."""
+        """Name the query that the output is read from; `last` is the last attention call with a grid. Empty if the query has no name."""
         found = {name for slot in output if (name := self._name(self.of(slot), last))}
         return found.pop() if len(found) == 1 else ""
 
@@ -155,7 +155,7 @@ class Readouts:
 
 
 def _summed(entry: Entry, ndim: int) -> Sequence[int] | None:
-    """The axes along which an operation merges all; None if it does not."""
+    """Return the axes that an operation merges completely; None if it merges none."""
     name, args, kwargs = entry.operation.name, entry.args, entry.kwargs
     if name in _POOLING:
         out = next(made for made in entry.outs if made is not None)

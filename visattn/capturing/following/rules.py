@@ -1,4 +1,4 @@
-"""One rule for each sort of operation: from the places of what it was given to the places of what it made."""
+"""Rules for each kind of operation: from the locations of its arguments to the locations of its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.capturing.following.mixing import Found
+from visattn.capturing.following.mixing import Located
 from visattn.capturing.following.places import Places, later
 from visattn.capturing.following.writing import Writing
 from visattn.capturing.tokens.codes import compact, equal, padded, same_along
@@ -17,7 +17,7 @@ from visattn.capturing.tokens.equations import Equation
 from visattn.capturing.trace.operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
 from visattn.capturing.trace.tape import Entry, Ref
 
-_CHOOSES_ONE = frozenset({"where", "lerp", "masked_scatter"})  # of two numbers: what is chosen must lie where the other does
+_CHOOSES_ONE = frozenset({"where", "lerp", "masked_scatter"})  # choose one of two elements: both must have the same location
 _SCALING = frozenset(
     {"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "true_divide", "__truediv__", "__itruediv__"}
 )
@@ -26,10 +26,10 @@ _FORMS = frozenset({"view", "reshape", "view_as", "reshape_as", "unsafe_view"})
 
 
 class Rules(Writing):
-    """The rules, over what is known so far."""
+    """Rules for all operations, applied to the known statuses."""
 
-    def apply(self, entry: Entry) -> Found:
-        """Places of the result: one, a list for several results, or None."""
+    def apply(self, entry: Entry) -> Located:
+        """Return the locations of the result: one, a list for several results, or None if they are unknown."""
         found = self._found(entry)
         if isinstance(found, Places) and found.columns is None and entry.operation.name in _EMBEDDING:
             first = next((places for ref in entry.refs if (places := self._of(ref)) is not None), None)
@@ -39,7 +39,7 @@ class Rules(Writing):
                 found = found._replace(embedding=made.slot)
         return found
 
-    def _found(self, entry: Entry) -> Found:
+    def _found(self, entry: Entry) -> Located:
         name, args, kwargs = entry.operation.name, list(entry.args), dict(entry.kwargs)
         kwargs.pop("out", None)
         made = next(made for made in entry.outs if made is not None)
@@ -60,7 +60,8 @@ class Rules(Writing):
             return self._combined(name, entry, made.shape)
         if name in JOIN:
             return self._joined(name, args, kwargs, made.shape)
-        if name in SAME and args and isinstance(args[0], (tuple, list)) and len(args[0]) == len(entry.outs):  # of each of a list
+        # an operation on each tensor of a list
+        if name in SAME and args and isinstance(args[0], (tuple, list)) and len(args[0]) == len(entry.outs):
             return [self._of(one) for one in args[0]]
         if name in ("pad", "constant_pad_nd"):
             return first and first.each(lambda codes: padded(codes, args[1:2] if name != "pad" else args[1:], kwargs))
@@ -87,11 +88,11 @@ class Rules(Writing):
             return self._attended(self._of(given[0]), self._of(given[2]), made.shape)
         return None
 
-    # --- moved
+    # --- moving elements
 
     def _rearranged(
         self, entry: Entry, places: Places, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size
-    ) -> Found:
+    ) -> Located:
         name = entry.operation.name
         if name in _FORMS:
             if len(args) > 1 and isinstance(args[1], torch.dtype):
@@ -126,10 +127,10 @@ class Rules(Writing):
             for i, part in enumerate(moved[0])
         ]
 
-    # --- number by number
+    # --- elementwise operations
 
     def _combined(self, name: str, entry: Entry, shape: torch.Size) -> Places | None:
-        """Sums and products number by number: of two that disagree, as where a pooled gate meets its image, the finer counts."""
+        """Return the locations of an elementwise operation. If operands disagree (a pooled gate times its image), the finer one counts."""
         known = self._known
         refs = list(entry.refs)
         if name == "where":
@@ -169,7 +170,7 @@ class Rules(Writing):
 
     @staticmethod
     def _spread(shape: torch.Size, places: Places, scales: bool) -> bool:
-        """Whether what is known of no place moves none: it is the same for all places, or scales each whole vector."""
+        """Check that an operand without locations keeps those of the others: it is constant over locations, or scales whole vectors."""
         missing = places.codes.ndim - len(shape)
         if missing < 0:
             return False
@@ -198,9 +199,10 @@ class Rules(Writing):
         return fine if self._within(fine.codes, coarse.codes) else None
 
     def _evener(self, a: Places, b: Places) -> Places | None:
-        """Of two grids of as many cells, as of a padded convolution and a pooling that overhangs, the one that ends with the image.
+        """Choose the grid that ends with the image, of two grids with equally many cells; None if their cells do not match.
 
-        Only if the middles of the cells that meet are at most half a cell apart.
+        Such grids come from a padded convolution and a pooling that overhangs. The centers of cells that meet may be at most half a
+        cell apart.
         """
         planes = self._known.planes
         of = [planes.of(compact(x.codes)) for x in (a, b)]
@@ -217,14 +219,14 @@ class Rules(Writing):
 
     @staticmethod
     def _met(a: Tensor, b: Tensor) -> Tensor:
-        """Each pair of codes that meet, `(pairs, 2)`, without padding."""
+        """Return each pair of codes that meet elementwise, `(pairs, 2)`, without padding."""
         wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
         both = torch.stack([x.flatten() for x in wide], 1)
         met: Tensor = torch.unique(both[(both >= 0).all(1)], dim=0)
         return met
 
     def _within(self, fine: Tensor, coarse: Tensor) -> bool:
-        """Whether the middle of each cell lies in the coarser cell that it meets; padding and learned tokens meet anything."""
+        """Check whether the center of each cell lies in the coarser cell that it meets; padding and learned tokens may meet any cell."""
         if equal(fine, coarse):
             return True
         planes = self._known.planes
@@ -237,11 +239,12 @@ class Rules(Writing):
         grid = ~middle.isnan().any(1) & ~start.isnan().any(1)
         return bool(inside[grid].all()) and bool((images[0] == images[1])[grid].all())
 
-    # --- side by side
+    # --- joining tensors
 
     def _joined(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size) -> Places | None:
         known = self._known
-        refs = [ref for ref in (args[0] if args else kwargs["tensors"]) if known.shapes[ref.slot].numel()]  # as torch has it
+        # torch ignores empty tensors
+        refs = [ref for ref in (args[0] if args else kwargs["tensors"]) if known.shapes[ref.slot].numel()]
         dim = _join_axis(name, args, kwargs, [known.shapes[ref.slot] for ref in refs], len(shape))
         found: list[Places | None] = []
         shapes: list[torch.Size] = []
@@ -277,14 +280,17 @@ class Rules(Writing):
         codes = torch.cat([part.codes for part in parts], dim)
         real = [places for places in found if places is not None]
         stacked = len(shape) > len(known.shapes[refs[0].slot])
-        channels = self._known.planes.pixels.holds(there.codes)  # of pixels that are stacked
+        channels = self._known.planes.pixels.holds(there.codes)  # color channels of pixels are stacked
         doubled = (dim == 0 or (stacked and dim == 1 and not channels)) and len(real) > 1 and _overlap(real)
         copies = doubled or any(places.copies for places in real)
         behind = later(*(part.behind for part in parts))
         return there._replace(codes=codes, columns=columns, behind=behind, copies=copies)
 
     def _beside(self, slot: int, shape: torch.Size, there: Places, dim: int) -> Places | None:
-        """Tokens that come from no pixel, put beside some that do: the class token, registers. Channels of no place take theirs."""
+        """Return the locations of tokens from no pixel (a class token, registers) that are joined to image tokens.
+
+        Channels without a location that are joined to the channels of tokens get the location of these tokens.
+        """
         codes, known = there.codes, self._known
         alike = codes.narrow(dim, 0, 1)
         if codes.shape[dim] > 1 and same_along(codes, dim):
@@ -311,7 +317,7 @@ def _itself(codes: Tensor, *_: object) -> Tensor:
 
 
 def _second(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call has a second tensor to be combined with the first."""
+    """Check whether a call has a second tensor operand."""
     return any(
         isinstance(value, Ref) for value in (*args[1:], *(kwargs[name] for name in kwargs if name not in ("input", "out")))
     )
@@ -330,12 +336,12 @@ def _join_axis(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shapes
 
 
 def _repeats_images(before: Places, after: Tensor) -> bool:
-    """Whether images are repeated along the first axis."""
+    """Check whether images are repeated along the first axis."""
     return after.ndim == before.codes.ndim and after.shape[0] > before.codes.shape[0]
 
 
 def _overlap(parts: Sequence[Places]) -> bool:
-    """Whether several parts hold the same places."""
+    """Check whether several parts have locations in common."""
     held = [torch.unique(compact(part.codes)) for part in parts]
     every = torch.cat([codes[codes >= 0] for codes in held])
     return bool(len(torch.unique(every)) < len(every))

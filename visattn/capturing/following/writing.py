@@ -1,4 +1,4 @@
-"""The rules of operations that write some numbers over others."""
+"""Rules for operations that overwrite elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visattn.capturing.following.places import Places, later
 from visattn.capturing.tokens.planes import PADDING
 from visattn.capturing.trace.tape import Entry, Ref
 
-# where what is written stands among the arguments
+# index of the written value among the arguments
 _VALUE = {
     "index_copy": 3,
     "index_fill": 3,
@@ -23,13 +23,13 @@ _VALUE = {
     "slice_scatter": 1,
     "diagonal_scatter": 1,
 }
-_MAY_ADD = frozenset({"index_put", "put", "scatter"})  # to what is there, with one argument more
+_MAY_ADD = frozenset({"index_put", "put", "scatter"})  # with one more argument they accumulate
 _LOSING = frozenset({"index_add", "scatter_add", "scatter_reduce", "masked_scatter", "set", "resize", "resize_as"})
 _OVER = _LOSING | {"__setitem__", "copy", "set data"}
 
 
 class Writing(Mixing):
-    """Rules over what is known so far."""
+    """Rules for writing operations, applied to the known statuses."""
 
     @staticmethod
     def _writes(entry: Entry) -> bool:
@@ -65,7 +65,7 @@ class Writing(Mixing):
         return there[0]._replace(codes=rows, columns=columns, behind=behind, copies=copies, mixture=mixture)
 
     def _over(self, name: str, entry: Entry, shape: torch.Size, before: Tensor | None, codes: Tensor | None) -> Tensor | None:
-        """Codes with others written into them; without any it is padding."""
+        """Write codes into other codes; either counts as padding if it is None."""
         made = torch.full(shape, PADDING, dtype=torch.int32, device=self._known.device) if before is None else before.clone()
         value: Any = PADDING if codes is None else codes
         if name == "__setitem__":
@@ -80,7 +80,7 @@ class Writing(Mixing):
 
 
 def _contents(entry: Entry, value: Any) -> Any:  # noqa: ANN401
-    """An argument with the numbers of its tensors."""
+    """Replace the references in an argument by the recorded values of their tensors."""
     if isinstance(value, Ref):
         return entry.contents[value.slot]
     return type(value)(_contents(entry, item) for item in value) if type(value) in (tuple, list) else value

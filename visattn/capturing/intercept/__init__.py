@@ -1,1 +1,1 @@
-"""Intercept the functions that a model calls, and tell attention among them."""
+"""Interception of the functions that a model calls, and detection of attention among them."""

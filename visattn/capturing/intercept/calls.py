@@ -1,4 +1,4 @@
-"""One attention call as the model made it: its operands, before anybody knows which axis is what."""
+"""Attention calls with the operands that the model used, before their axes are assigned to images, heads and windows."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from visattn.records import Source
 
 
 def own(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """`tensor` in memory of its own: a view would keep the whole joint query-key-value tensor alive."""
+    """Return a detached copy of `tensor`. A view would keep the whole joint query-key-value tensor alive."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor.clone(memory_format=layout)
 
 
 class Call(ABC):
-    """What every call has.
+    """Base class of attention calls.
 
     Attributes:
-        value: `(*lead, k, d)` values that the weights mix.
-        lead: The axes before tokens.
+        value: `(*lead, k, d)` values.
+        lead: Sizes of the axes before the token axis.
         rows: Number of queries in a group.
         columns: Number of keys in a group.
-        out: What the model goes on with, once that is known.
+        out: Result of the call; None until it is known.
     """
 
     out: Tensor | None = None
@@ -37,17 +37,20 @@ class Call(ABC):
     _kept = False
 
     def __init__(self, value: Tensor, lead: Sequence[int], rows: int) -> None:
-        """Note the sizes."""
+        """Store the values and the sizes."""
         self.value, self.lead, self.rows, self.columns = value, lead, rows, value.shape[-2]
 
     @abstractmethod
     def operator(self, arrangement: Arrangement) -> Operator:
-        """The weights, in the order of `arrangement`."""
+        """Return the weights as an operator, in the order of `arrangement`."""
 
     def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
-        """Own what the operator is made from, so that it can be made later, and let the rest go; all of it if not `wanted`.
+        """Copy the operands, so that the operator can be built later, and release everything else.
 
-        `values` are kept too, and of the `graph` what gradients are made from.
+        Args:
+            wanted: Whether the call is recorded; if not, the operands are released too.
+            values: Whether to copy the values too.
+            graph: Whether to keep the tensors of the model's graph that gradients are computed from.
         """
         kept = (*self._operands, "value") if values else self._operands
         for name in kept:
@@ -60,40 +63,40 @@ class Call(ABC):
             self._cut()
 
     def _cut(self) -> None:
-        """Let go of the model's graph."""
+        """Release the model's graph."""
         self.out = None
 
     @abstractmethod
     def source(self, arrangement: Arrangement) -> Source:
-        """What gradients of the weights are made from."""
+        """Return the source from which the gradient of the weights is computed."""
 
     @abstractmethod
     def weigh(self) -> Tensor:
-        """The weights written out, `(*lead, q, k)`, in the model's graph."""
+        """Compute the weights `(*lead, q, k)` as a part of the model's graph."""
 
     @abstractmethod
     def mix(self, weights: Tensor) -> Tensor:
-        """What the model goes on with, of such weights."""
+        """Apply weights to the values; return the result as the model's own call would."""
 
     @abstractmethod
     def sources(self) -> tuple[Tensor, ...]:
-        """What the weights are made from."""
+        """Return the tensors that the weights are computed from."""
 
     def values(self, arrangement: Arrangement) -> Tensor:
-        """The values in the order of `arrangement`."""
+        """Return the values in the order of `arrangement`."""
         return self._own(arrangement.take(self._wide(self.value))).contiguous()
 
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor if self._kept else own(tensor)
 
     def _wide(self, operand: Tensor) -> Tensor:
-        """An operand with all the axes before tokens."""
+        """Expand an operand to all axes before the token axis."""
         *lead, tokens, channels = operand.shape
         return operand if lead == self.lead else operand.expand(*self.lead, tokens, channels)
 
 
 class FusedCall(Call):
-    """A call of `scaled_dot_product_attention`."""
+    """Call of `scaled_dot_product_attention`."""
 
     _operands = "query", "key", "mask", "lse"
 
@@ -108,8 +111,8 @@ class FusedCall(Call):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        """Take the arguments of the function."""
-        self.groups = query.shape[-3] // key.shape[-3] if enable_gqa else 1  # heads of queries that share their keys
+        """Store the arguments of `scaled_dot_product_attention`."""
+        self.groups = query.shape[-3] // key.shape[-3] if enable_gqa else 1  # query heads per key head
         if self.groups > 1:
             key, value = (tensor.repeat_interleave(self.groups, -3) for tensor in (key, value))
         lead = _shared(query, key, value)
@@ -118,7 +121,7 @@ class FusedCall(Call):
         self.lse: Tensor | None = None
 
     def operator(self, arrangement: Arrangement) -> SoftmaxOperator:
-        """The weights from query and key."""
+        """Return the weights as a softmax of query-key scores."""
         query, key = (self._own(arrangement.take(self._wide(x))) for x in (self.query, self.key))
         lse = None if self.lse is None else self._own(arrangement.take(self.lse[..., None]))[..., 0]
         bias = self._bias()
@@ -133,17 +136,17 @@ class FusedCall(Call):
         )
 
     def source(self, arrangement: Arrangement) -> Source:
-        """`dA = dO V^T`, with `dO` the gradient of the result."""
-        assert self.out is not None  # noqa: S101 - the call was made
+        """Return a source that computes `dA = dO V^T`, where `dO` is the gradient of the result."""
+        assert self.out is not None  # noqa: S101 - the call has run
         value = self.values(arrangement)
         return Source(self.out, lambda gradient: OuterGradient(arrangement.take(gradient), value))
 
     def sources(self) -> tuple[Tensor, ...]:
-        """Query and key."""
+        """Return query and key."""
         return self.query, self.key
 
     def weigh(self) -> Tensor:
-        """A float32 softmax; a row that is masked whole has no weights."""
+        """Compute the softmax in float32 or wider; a fully masked row gets zero weights."""
         wide = torch.promote_types(self.query.dtype, torch.float32)
         scale = self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
         scores = (self.query.to(wide) * scale) @ self.key.to(wide).mT
@@ -153,7 +156,7 @@ class FusedCall(Call):
         return scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
 
     def mix(self, weights: Tensor) -> Tensor:
-        """In the type of the values."""
+        """Multiply weights by the values, in the dtype of the values."""
         return weights.to(self.value.dtype) @ self.value
 
     def _bias(self) -> Tensor | None:
@@ -166,32 +169,32 @@ class FusedCall(Call):
 
 
 class ProductCall(Call):
-    """A product of weights with values; the weights went through a softmax."""
+    """Product of weights and values; the weights come from a softmax."""
 
     _operands = ("weights",)
-    _layout = torch.preserve_format  # heads that were mixed lie last in memory; putting them first takes longer
+    _layout = torch.preserve_format  # mixed heads come last in memory; a contiguous copy takes longer
 
     def __init__(self, product: Product) -> None:
-        """Take the operands."""
+        """Store the operands of the product."""
         self.weights, value = product.views()
         super().__init__(value, _shared(value, self.weights), self.weights.shape[-2])
         self._operand: Tensor | None = product.operand
         self._axes, self._out_axes = product.axes, product.out_axes
 
     def operator(self, arrangement: Arrangement) -> MatrixOperator:
-        """The weights as they were multiplied."""
+        """Return the weights that the model multiplied by the values."""
         weights = self._own(arrangement.take(self._wide(self.weights)))
         return MatrixOperator(weights, arrangement.query_index, arrangement.key_index)
 
     def _cut(self) -> None:
-        """Also of the weights that were multiplied."""
+        """Release the graph, including the weights that were multiplied."""
         super()._cut()
         self._operand = None
 
     def source(self, arrangement: Arrangement) -> Source:
-        """The gradient of the weights themselves."""
+        """Return a source that is the gradient of the weights themselves."""
         axes, lead = self._axes, self.lead
-        assert self._operand is not None  # noqa: S101 - it was kept
+        assert self._operand is not None  # noqa: S101 - kept with graph=True
 
         def arranged(gradient: Tensor) -> Gradient:
             gradient = gradient if axes is None else gradient.permute(axes)
@@ -200,21 +203,21 @@ class ProductCall(Call):
         return Source(self._operand, arranged)
 
     def sources(self) -> tuple[Tensor, ...]:
-        """The weights."""
+        """Return the weights."""
         return (self.weights,)
 
     def weigh(self) -> Tensor:
-        """As they are."""
+        """Return the weights that the model computed."""
         return self._wide(self.weights)
 
     def mix(self, weights: Tensor) -> Tensor:
-        """In the axes of the model's own product."""
+        """Multiply weights by the values; return the axes in the order of the model's own product."""
         axes = list(self._out_axes)
         return (weights.to(self.value.dtype) @ self.value).permute([axes.index(i) for i in range(len(axes))])
 
 
 def _shared(*operands: Tensor) -> list[int]:
-    """The axes before tokens, to which all operands broadcast."""
+    """Return the sizes of the axes before the token axis, to which all operands broadcast."""
     first, *others = (operand.shape[:-2] for operand in operands)
     alike = all(other == first for other in others)
     return list(first if alike else torch.broadcast_shapes(first, *others))  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""`flex_attention`: scores changed by a function of the user, turned into the bias that a fused call would have been given.
+"""Calls of `flex_attention`, converted to fused calls: the effect of `score_mod` and `block_mask` becomes a bias.
 
-A function mode sees it as the higher-order operator that it ends in, once `torch.compile` is off.
+With `torch.compile` turned off, a function mode intercepts the higher-order operator that `flex_attention` ends in.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 from visattn.capturing.intercept.calls import FusedCall
 from visattn.errors import UnsupportedModel
 
-_TOLERANCE = 1e-6  # of a bias that the function reckons in float32
+_TOLERANCE = 1e-6  # for a bias that score_mod computes in float32
 
 
 def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str) -> FusedCall:
-    """The fused call that does the same.
+    """Return the fused call that is equivalent to a call of `flex_attention`.
 
     Raises:
-        UnsupportedModel: If the function does more to the scores than add to them.
+        UnsupportedModel: If `score_mod` does more than add a bias to the scores.
     """
 
     def named(
@@ -44,7 +44,7 @@ def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str) -> Fus
             if not torch.allclose(added, bias, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise UnsupportedModel(
                     f"{layer}: flex_attention's score_mod must add a bias to the scores to be captured, this one changes them "
-                    "otherwise. Leave it out for the recording."
+                    "in another way. Remove it for the recording."
                 )
             seen = _over_grid(block_mask[-1], grid, mask_buffers)
             bias = bias.masked_fill_(~seen, -torch.inf).to(torch.promote_types(query.dtype, torch.float32))
@@ -58,8 +58,8 @@ def flex_call(args: Sequence[Any], kwargs: Mapping[str, Any], layer: str) -> Fus
 def _over_grid(
     function: Callable[..., Tensor], grid: Sequence[Tensor], buffers: Sequence[Tensor], scores: Tensor | None = None
 ) -> Tensor:
-    """What a function of (a score and) batch, head, query and key says at each place of a grid, `(B, heads, Q, K)`."""
-    # a table of the user is indexed by a number of the grid; that fails in vmap without what torch's own evaluation uses
+    """Evaluate a mask or score function at each batch, head, query and key index; return `(B, heads, Q, K)`."""
+    # user code may index a table by a grid index; under vmap this needs the mode that torch's own evaluation uses
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     first = () if scores is None else (scores,)
@@ -71,7 +71,7 @@ def _over_grid(
 
 
 def _alike(bias: Tensor) -> Tensor | None:
-    """Without the images and heads that have the same; None where there is nothing to add."""
+    """Shrink the batch and head axes along which the bias is constant to size 1; return None if the bias is zero."""
     for axis in (0, 1):
         one = bias.narrow(axis, 0, 1)
         bias = one if torch.equal(one.expand_as(bias), bias) else bias

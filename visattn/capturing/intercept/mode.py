@@ -1,7 +1,7 @@
-"""The interception: sees every function of a forward, writes the tape, and hands each attention on.
+"""Function mode that intercepts every function call of a forward pass, records the tape and reports each attention call.
 
-Fused calls are seen as such; attention that is written out as a softmax followed by a product with values; and
-`nn.MultiheadAttention`, which hands itself over to a mode as a whole, is entered.
+It recognizes fused calls and attention that is written as a softmax followed by a product with values. `nn.MultiheadAttention` reaches
+a mode as a single call, so the mode runs its body in order to intercept the calls inside.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from visattn.capturing.trace.tape import Attention, Entry, Operand
 from visattn.capturing.trace.tracer import Tracer
 from visattn.operators.fused import LogSumExpReader
 
-_LONG = 512  # tokens above which reading the kernel's log-sum-exp is cheaper than a softmax of one's own
+_LONG = 512  # number of queries above which reading the kernel's log-sum-exp is cheaper than computing a softmax
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
-# glibc keeps as much freed memory as twice the largest block that it has mapped and freed: without this one, never touched, it gives
-# the pages of a dropped recording back and takes them anew for the next one.
+# glibc keeps freed memory up to twice the largest block that was mapped and freed. Freeing this block, which is never touched, raises
+# that limit: the pages of a dropped recording are then reused for the next one instead of going back to the system.
 torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
 
-Receive = Callable[[str, nn.Module, Call, Attention], None]  # owner's name, owner, a call that was made, and its note on the tape
-Replace = Callable[[str, nn.Module, Call, Attention], Tensor | None]  # the same, before: what the model goes on with instead
+# both take the layer name, the module, the call and its note on the tape
+Receive = Callable[[str, nn.Module, Call, Attention], None]  # runs after the call
+Replace = Callable[[str, nn.Module, Call, Attention], Tensor | None]  # runs before the call; a tensor replaces its result
 
 
 class CaptureMode(TorchFunctionMode):
-    """Hands each attention call of one model to `receive`; results stay bit-identical, the kernel stays the model's own.
+    """Function mode that passes each attention call of one model to `receive`.
 
-    Only where `replace` gives something does the model go on with that.
+    The model keeps its own kernels, and its results stay bit-identical. If `replace` returns a tensor, the model continues with that
+    tensor instead.
 
     Attributes:
-        tracer: Writes the tape of the running forward; None while none runs.
-        twin: The image, and what the model is given in its place.
-        calls: How often each layer attended in this forward.
-        hidden: Layers that attend where it cannot be recorded, and why.
+        tracer: Recorder of the running forward pass; None between forward passes.
+        twin: The image and the tensor that replaces it in all calls, or None.
+        calls: Number of attention calls of each layer in this forward pass.
+        hidden: Layers whose attention cannot be recorded, and why.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class CaptureMode(TorchFunctionMode):
         replace: Replace | None = None,
         answers_at_keys: Callable[[nn.Module], bool] | None = None,
     ) -> None:
-        """Prepare to see the calls; nothing is put on the model."""
+        """Prepare to intercept calls; the model itself is not modified."""
         super().__init__()
         self.owners, self._receive, self._replace = Owners(model), receive, replace
         self._answers_at_keys = answers_at_keys or (lambda _: False)
@@ -95,7 +97,7 @@ class CaptureMode(TorchFunctionMode):
                 return _multi_head_attention(*args, **kwargs)
         operation = operation_of(func)
         fused = func in _FUSED or func is flex
-        if not fused and operation.name not in _ATTENDING:  # most of what is not known
+        if not fused and operation.name not in _ATTENDING:  # the common case without a known tape
             out = func(*args, **kwargs)
             self._met(func, args, kwargs, out)
             return out
@@ -116,7 +118,7 @@ class CaptureMode(TorchFunctionMode):
         attention: Attention | None,
         entry: Entry | None,
     ) -> Any:  # noqa: ANN401
-        """A call that is an attention, or may be one."""
+        """Run a call that is, or may be, attention, and report it if it is."""
         tracer = self.tracer
         assert tracer is not None  # noqa: S101
         product: Product | None = None
@@ -137,7 +139,7 @@ class CaptureMode(TorchFunctionMode):
             else:
                 tracer.confirm(entry, args, kwargs, out)
             return out
-        if torch._C._current_graph_task_id() >= 0:  # a backward pass computes layers again
+        if torch._C._current_graph_task_id() >= 0:  # a backward pass recomputes layers (checkpointing)
             return func(*args, **kwargs)
         whole = func(*args, **kwargs) if func is flex else None
         call: Call
@@ -168,7 +170,7 @@ class CaptureMode(TorchFunctionMode):
             entry = tracer.met(func, args, kwargs, out)
             if entry is not None:
                 note_weights(tracer, entry, args, out)
-        except Exception:  # a tensor that is like no other; what comes of it has no place
+        except Exception:  # an unusual kind of tensor; the tape is not complete
             tracer.tape.whole = False
 
     def _described(
@@ -181,7 +183,7 @@ class CaptureMode(TorchFunctionMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Attention:
-        """The note of an attention."""
+        """Build the note of an attention call for the tape."""
         if product is not None:
             operands = tuple(
                 Operand(tracer.place_of(x), axes)
@@ -215,7 +217,7 @@ _ATTENDING = PRODUCT | SOFTMAX | {"einsum"}
 
 
 def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401
-    """Arguments with one tensor exchanged for another."""
+    """Replace one tensor by another in (nested) arguments."""
     if value is one:
         return other
     if type(value) in (tuple, list):
@@ -226,7 +228,7 @@ def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401
 
 
 def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Make a call; a long fused one with the kernel's log-sum-exp."""
+    """Run a call; for a long fused call, also read the kernel's log-sum-exp."""
     if not isinstance(call, FusedCall) or call.rows <= _LONG:
         made: Tensor = func(*args, **kwargs)
         return made
@@ -238,7 +240,7 @@ def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Map
 
 
 def _entered(function: FunctionType) -> Callable[..., Any]:
-    """The same function, which no longer hands itself over to a mode as a whole; its inner calls still do."""
+    """Return a copy of a function that is no longer dispatched to a mode as a whole; the calls inside it still are."""
     inside = {**function.__globals__, "has_torch_function": lambda _: False}
     clone = FunctionType(function.__code__, inside, function.__name__, function.__defaults__, function.__closure__)
     clone.__kwdefaults__ = function.__kwdefaults__

@@ -1,6 +1,6 @@
-"""torch.compile is off while anything is captured: compiled code hands nothing to a function mode.
+"""Switch that turns `torch.compile` off during a capture, because compiled code bypasses function modes.
 
-That is one setting for the whole process, so captures in several threads share it: the first turns it off, the last puts it back.
+The setting applies to the whole process. Captures in several threads share it: the first turns compilation off, the last restores it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import torch
 
 _lock = threading.Lock()
-_open: list[torch._dynamo.set_stance] = []  # the one that is on, as often as there are captures
+_open: list[torch._dynamo.set_stance] = []  # the active stance, once per open capture
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run compiled models and functions as they were written; what was compiled before stays compiled."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and importing it takes longer than a forward
+    """Run compiled models and functions eagerly inside the `with` block; code that is already compiled is kept."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled yet, and importing it takes longer than a forward pass
         yield
         return
     with _lock:

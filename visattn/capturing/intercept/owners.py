@@ -1,4 +1,4 @@
-"""Which module of a model is running: read off the Python stack, so nothing is put on the model and threads do not mix."""
+"""Running module of a model, found on the Python stack. Nothing is attached to the model, and threads do not interfere."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch.fx import GraphModule
 
 
 class Owners:
-    """The modules of one model.
+    """Modules of a model.
 
     Attributes:
-        names: Their dotted names.
-        modules: All of them, in that order.
+        names: Dotted name of each module.
+        modules: All modules, in the same order.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Find the modules once."""
+        """Collect the modules of a model."""
         self.names = module_names(model)
         self.modules = list(self.names)
 
     def current(self) -> tuple[str, nn.Module] | None:
-        """Dotted name and module of the innermost running method of the model; None if another model runs."""
-        frame: FrameType | None = sys._getframe(3)  # behind the mode's own, whose locals take time to collect
+        """Return the innermost module of the model that has a running method, with its dotted name; None if there is none."""
+        frame: FrameType | None = sys._getframe(3)  # skips the mode's own frames, whose locals take time to collect
         while frame is not None:
             code = frame.f_code
             if code.co_argcount:
@@ -39,7 +39,7 @@ class Owners:
 
 
 def module_names(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules of a model with their names, as `named_modules` gives them; each capture asks, and this is several times as fast."""
+    """Return the modules of a model with their names, as `named_modules` does, but several times faster: each capture needs it."""
     found: dict[nn.Module, str] = {}
     waiting = [("", model)]
     while waiting:
@@ -53,7 +53,7 @@ def module_names(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _path_in_trace(module: GraphModule, line: int) -> str:
-    """The module that a line of traced code was written in; tracing, and `torch.export`, note it with each node."""
+    """Return the original module of a line of traced code, which tracing and `torch.export` store with each node."""
     result = "".join(module.code.splitlines()[line - 1 : line]).partition("=")[0].strip()
     node = next((node for node in module.graph.nodes if node.name == result), None)
     stack = node.meta.get("nn_module_stack") if node is not None else None

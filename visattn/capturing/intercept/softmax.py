@@ -1,4 +1,4 @@
-"""Attention that a model writes out: a softmax, perhaps mixed between heads, and then a product with the values."""
+"""Detection of attention that a model writes out: a softmax, possibly a mixing of heads, then a product with the values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from visattn.capturing.trace.tracer import Tracer
 _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
 PRODUCT = frozenset({"matmul", "__matmul__", "bmm"})
 _SCALING = frozenset({"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "__truediv__", "__itruediv__"})
-# what may lie between: dropout, casts, views, the mixing of heads and gates
+# operations that may lie between: dropout, casts, views, mixing of heads, gates
 _BETWEEN = _SCALING | words("""
     dropout to float half bfloat16 double type type_as contiguous clone detach nan_to_num where masked_fill
     mT T swapdims moveaxis view reshape flatten unflatten permute transpose swapaxes movedim squeeze unsqueeze expand __getitem__
@@ -25,15 +25,15 @@ _BETWEEN = _SCALING | words("""
 
 
 class Product(NamedTuple):
-    """Weights times values, as views whose last axes are `(Q, K)` and `(K, d)`.
+    """Product of weights and values, with permutations that make their last axes `(Q, K)` and `(K, d)`.
 
     Attributes:
-        value: The values.
-        operand: The tensor of weights that the model multiplies.
-        value_axes: Their order in the view; None as they are.
-        axes: The same of the weights.
-        out_axes: What the model goes on with, permuted by these, is `(..., Q, d)`.
-        position: Which tensor of the call are the weights.
+        value: Values.
+        operand: Weights that the model multiplies.
+        value_axes: Permutation of the values' axes; None for no permutation.
+        axes: Permutation of the weights' axes; None for no permutation.
+        out_axes: Permutation that makes the model's result `(..., Q, d)`.
+        position: Index of the weights among the tensors of the call.
     """
 
     value: Tensor
@@ -44,7 +44,7 @@ class Product(NamedTuple):
     position: int
 
     def views(self) -> tuple[Tensor, Tensor]:
-        """Weights and values."""
+        """Return weights `(..., Q, K)` and values `(..., K, d)` as views."""
         weights = self.operand if self.axes is None else self.operand.permute(self.axes)
         return weights, self.value if self.value_axes is None else self.value.permute(self.value_axes)
 
@@ -52,10 +52,10 @@ class Product(NamedTuple):
 def product_of(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_weights: Callable[[int, Tensor], bool]
 ) -> Product | None:
-    """The product with values that a call is about to make, if it is one.
+    """Return the product of weights and values that a call is about to compute, or None.
 
-    `is_weights` says of a tensor of the call, and which one it is, whether a softmax made it. What counts is the operand of the
-    product, not the softmax's own result: talking heads and gates lie between.
+    `is_weights(index, tensor)` returns whether a tensor of the call comes from a softmax. The product's own operand counts as the
+    weights, not the softmax's result, because talking heads and gates may lie between.
     """
     name = operation_of(func).name
     if name in PRODUCT:
@@ -74,7 +74,7 @@ def product_of(
 
 
 def _einsum(args: Sequence[Any], is_weights: Callable[[int, Tensor], bool]) -> Product | None:
-    """An einsum as a product: what is kept of the weights alone are queries, what is summed are keys."""
+    """Return an einsum as a product, or None. The query axis occurs in the weights and not in the values; the key axis is summed over."""
     equation = Equation.of(args)
     if equation is None or len(equation.operands) != 2:
         return None
@@ -103,7 +103,7 @@ def _einsum(args: Sequence[Any], is_weights: Callable[[int, Tensor], bool]) -> P
 
 
 def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
-    """Take note of the result of a call that was written: whether a softmax made it."""
+    """Register whether the result of a recorded call comes from a softmax."""
     if not entry.operation.own or not isinstance(out, Tensor) or entry.outs[0] is None:
         return
     name, tape, slot = entry.operation.name, tracer.tape, entry.outs[0].slot
@@ -112,7 +112,7 @@ def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) ->
         tape.weights[slot] = made
         return
     if name in _SOFTMAX or name == "log_softmax":
-        if out.ndim > 2:  # a pair of numbers is a gate
+        if out.ndim > 2:  # a 2-d softmax is a gate
             made = frozenset({len(tape.entries) - 1})
             (tape.logarithms if name == "log_softmax" else tape.weights)[slot] = made
         return
@@ -127,7 +127,7 @@ def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) ->
 
 
 def _gated(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
-    """Whether weights met other data number by number: that is a gate, no attention any more."""
+    """Check whether weights were scaled elementwise by other data from the image: then they are a gate, not attention."""
     return any(
         isinstance(x, Tensor)
         and x is not out
@@ -139,7 +139,7 @@ def _gated(tracer: Tracer, args: Sequence[Any], out: Tensor) -> bool:
 
 
 def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """All tensors of a call in order."""
+    """Return all tensors of a call in order."""
     return [x for x in (*flat(args), *kwargs.values()) if isinstance(x, Tensor)]
 
 

@@ -1,1 +1,1 @@
-"""Codes for tokens: cells of grids as numbers that lie beside the tensors of a forward, and what they say of an attention call."""
+"""Position codes: integers that identify grid cells. Shadow tensors of codes yield the token layout of each attention call."""

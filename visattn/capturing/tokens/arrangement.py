@@ -1,4 +1,4 @@
-"""From the places of a call's queries and keys to its layout: which image, head, block and token each row and column is."""
+"""Arrangement of an attention call: image, head, block and token of each row and column, found from their position codes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from visattn.records import TokenLayout
 
 
 class Unplaced(Exception):
-    """Why a call cannot be put back on the image."""
+    """Error: a call cannot be located in the image. The message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """How the operands of a call, `(*lead, tokens, d)`, become images, heads, blocks and tokens in canonical order.
+    """Order that brings the operands of a call, `(*lead, tokens, d)`, into images, heads, blocks and canonical tokens.
 
     Attributes:
         kind: Kind of attention.
         queries: Layout of the queries.
         keys: Layout of the keys.
-        order: `(B, heads, blocks)` number of each group of the flattened lead; None: the lead is `(B, heads)` as it is.
-        query_index: `(blocks, q)` token of each row; None for canonical order.
-        key_index: `(blocks, k)` likewise.
-        reason: Why it cannot be put on the image; then tokens are only numbered.
+        order: `(B, heads, blocks)` index of each group in the flattened lead; None if the lead already is `(B, heads)`.
+        query_index: `(blocks, q)` token index of each row; None for canonical order.
+        key_index: `(blocks, k)` token index of each column; None for canonical order.
+        reason: Why the call cannot be located in the image; its tokens are then only numbered. None if it can.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Arrangement:
 
     @cached_property
     def _swapped(self) -> bool | None:
-        """Whether the lead has blocks before heads, or heads before blocks; None where it has neither and groups must be gathered."""
+        """Order of the lead: True for blocks before heads, False for heads before blocks, None if groups must be gathered."""
         assert self.order is not None  # noqa: S101
         images, heads, blocks = self.order.shape
         plain = torch.arange(self.order.numel(), device=self.order.device)
@@ -53,7 +53,7 @@ class Arrangement:
         return True if torch.equal(self.order, plain.view(images, blocks, heads).transpose(1, 2)) else None
 
     def take(self, tensor: Tensor) -> Tensor:
-        """`(B, heads, tokens, d)`, or `(B, heads, blocks, tokens, d)` where there are indices."""
+        """Rearrange an operand to `(B, heads, tokens, d)`, or to `(B, heads, blocks, tokens, d)` if there are indices."""
         if self.order is None:
             return tensor
         (images, heads, blocks), rest = self.order.shape, tensor.shape[-2:]
@@ -66,7 +66,7 @@ class Arrangement:
         return groups if self.query_index is not None else groups[:, :, 0]
 
     def take_bias(self, bias: Tensor, lead: Sequence[int]) -> Tensor:
-        """The same for a bias that broadcasts to `(*lead, q, k)`; axes along which it is constant stay 1."""
+        """Rearrange a bias that broadcasts to `(*lead, q, k)`, as `take` does; axes along which it is shared get size 1."""
         bias = bias.reshape(*(1,) * (len(lead) + 2 - bias.ndim), *bias.shape)
         if self.order is None:
             return bias
@@ -81,7 +81,7 @@ class Arrangement:
 
 
 def unplaced(lead: Sequence[int], queries: int, keys: int, box: Box, reason: str) -> Arrangement:
-    """Tokens by number only: the weights are exact, where they belong is not known."""
+    """Return an arrangement that only numbers the tokens: the weights are exact, but their locations are unknown."""
     layouts = [TokenLayout("unknown", tuple(f"token{i}" for i in range(count)), (), box) for count in (queries, keys)]
     groups = 1
     for side in lead:
@@ -92,7 +92,11 @@ def unplaced(lead: Sequence[int], queries: int, keys: int, box: Box, reason: str
 
 
 def channels(lead: Sequence[int], queries: int, keys: int, box: Box, images: int) -> Arrangement:
-    """Channels that attend to channels."""
+    """Return the arrangement of channels that attend to channels.
+
+    Raises:
+        Unplaced: If channels of several images are mixed.
+    """
     groups = torch.Size(lead).numel()
     if groups % images:
         raise Unplaced("the channels of several images are mixed")
@@ -101,20 +105,20 @@ def channels(lead: Sequence[int], queries: int, keys: int, box: Box, images: int
 
 
 def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence[int], rows: int) -> Arrangement:
-    """Put a call's tokens in order.
+    """Arrange the tokens of a call.
 
     Args:
-        planes: What the codes mean.
-        queries: `(*lead, q)` codes; None for learned queries of no place.
+        planes: Planes that the codes refer to.
+        queries: `(*lead, q)` codes; None for learned queries, which have no location.
         keys: `(*lead, k)` codes.
-        lead: The axes before tokens.
+        lead: Sizes of the axes before the token axis.
         rows: Number of queries in a group.
 
     Returns:
         The arrangement.
 
     Raises:
-        Unplaced: If tokens are missing, mixed or doubled; the message says which.
+        Unplaced: If the tokens cannot be arranged. The message gives the reason.
     """
     keys = keys.expand(*lead, keys.shape[-1]).reshape(-1, keys.shape[-1])
     image = _images(planes, keys)
@@ -125,10 +129,10 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     key_codes = _local(planes, keys[first], image[first])
     key_layout, key_index = _canonical(planes, key_codes, "tokens")
     if any(len(torch.unique(block)) < len(block) for block in (index[index >= 0] for index in key_index)):
-        raise Unplaced("a token is there several times")
+        raise Unplaced("a token occurs several times")
     if queries is None:
         if order.shape[2] > 1:
-            raise Unplaced("learned queries look at windows")
+            raise Unplaced("learned queries attend within windows")
         names = tuple(f"query{i}" for i in range(rows))
         query_layout, query_index = TokenLayout("pool", names, (), key_layout.box), torch.arange(rows, device=keys.device)[None]
     else:
@@ -136,7 +140,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
         query_layout, query_index = _canonical(planes, query_codes, "tokens")
         real = query_index[query_index >= 0]
         if real.numel() != torch.unique(real).numel():
-            raise Unplaced("a token asks in several windows")
+            raise Unplaced("a token is a query in several windows")
     if not query_layout.grid:
         kind: Kind = "pool"
         query_layout = replace(query_layout, space="pool")
@@ -152,7 +156,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
 
 
 def _images(planes: Planes, keys: Tensor) -> Tensor:
-    """`(groups,)` image of each group of keys."""
+    """Return the image index of each group of keys, `(groups,)`."""
     image = planes.images_of(keys)
     one = image.amax(1)
     if bool(((image != one[:, None]) & (keys >= 0)).any()):
@@ -163,7 +167,7 @@ def _images(planes: Planes, keys: Tensor) -> Tensor:
 
 
 def _grouped(image: Tensor, block: Tensor, images: int) -> Tensor:
-    """`(images, heads, blocks)` number of each group; groups with the same tokens are heads."""
+    """Return the index of each group, `(images, heads, blocks)`; groups with the same tokens are heads of one block."""
     blocks: dict[tuple[int, int], list[int]] = {}
     for group, key in enumerate(zip(image.tolist(), block.tolist(), strict=True)):
         blocks.setdefault(key, []).append(group)
@@ -177,7 +181,7 @@ def _grouped(image: Tensor, block: Tensor, images: int) -> Tensor:
 
 
 def _local(planes: Planes, codes: Tensor, image: Tensor) -> Tensor:
-    """`(blocks, tokens)` codes of the first image `(images, blocks, tokens)`; the others must be arranged alike."""
+    """Reduce codes `(images, blocks, tokens)` to those of the first image, `(blocks, tokens)`; the others must be arranged the same."""
     local = codes.clone()
     for plane in planes.of(codes):
         here = (codes >= plane.base) & (codes < plane.base + plane.cells * planes.images)
@@ -188,7 +192,7 @@ def _local(planes: Planes, codes: Tensor, image: Tensor) -> Tensor:
 
 
 def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, Tensor]:
-    """Layout of `(blocks, tokens)` codes of one image, and the canonical token of each."""
+    """Return the layout of the codes of one image, `(blocks, tokens)`, and the canonical token index of each code."""
     found = planes.of(codes)
     grids = [plane for plane in found if plane.cells > 1]
     if len(grids) > 1:
@@ -211,7 +215,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     if len(present) < plane.cells:
         columns = plane.grid[1]
         part = planes.thinned(plane, cell // columns, cell % columns)
-        if part is None:  # tokens that were dropped leave holes
+        if part is None:  # dropped tokens leave holes
             index[here] = torch.searchsorted(present, cell) + len(single)
             holes = torch.ones(plane.cells, dtype=torch.bool).index_fill_(0, present.cpu(), 0).nonzero().flatten()
             return TokenLayout(space, names, plane.grid, plane.box, tuple(holes.tolist())), index
@@ -221,7 +225,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
 
 
 def _rank(plane: Plane, codes: Tensor) -> int:
-    """Where a single token stands first."""
+    """Return the first position of a single token."""
     return int((codes == plane.base).nonzero()[0, -1])
 
 
@@ -229,7 +233,7 @@ _BASES = {"register": "reg|storage", "foreign": "foreign"}
 
 
 def token_names(planes: Sequence[Plane]) -> tuple[str, ...]:
-    """The names that single tokens go by: learned ones by their parameter, others are means of the image."""
+    """Name single tokens: learned ones after their parameter (`cls`, `register0`), tokens averaged over the image `mean`."""
     names: list[str] = []
     for plane in planes:
         stem = plane.name.partition(":")[0].lower()
@@ -248,12 +252,12 @@ def token_names(planes: Sequence[Plane]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """How an activation becomes `(B, N, D)` tokens in canonical order.
+    """Order that brings an activation into canonical tokens `(B, N, D)`.
 
     Attributes:
-        layout: Where they lie.
-        channels: The axis of the channels.
-        order: `(N,)` position of each token in the activation's other axes, flattened; None: as it is.
+        layout: Layout of the tokens.
+        channels: Channel axis of the activation.
+        order: `(N,)` position of each token in the flattened other axes; None if they are in canonical order.
     """
 
     layout: TokenLayout
@@ -261,17 +265,17 @@ class Tokens:
     order: Tensor | None
 
     def take(self, activation: Tensor) -> Tensor:
-        """`(B, N, D)`."""
+        """Return the tokens of an activation, `(B, N, D)`."""
         flat = activation.movedim(self.channels, -1).flatten(1, -2)
         return flat if self.order is None else flat[:, self.order]
 
     def maps(self, activation: Tensor) -> Tensor:
-        """`(B, D, H, W)`, of an activation with two other axes."""
+        """Return an activation with two spatial axes channels first, `(B, D, H, W)`."""
         return activation.movedim(self.channels, 1)
 
 
 def arrange_tokens(planes: Planes, codes: Tensor) -> Tokens | None:
-    """Put the tokens of an activation `(B, N, D)`, `(B, H, W, D)` or `(B, D, H, W)` in order; None if they are not one set."""
+    """Arrange the tokens of an activation `(B, N, D)`, `(B, H, W, D)` or `(B, D, H, W)`; None if they are not one complete layout."""
     if codes.ndim not in (3, 4) or codes.shape[0] != planes.images:
         return None
     for channels in (codes.ndim - 1, 1):

@@ -1,4 +1,4 @@
-"""Small tools for codes: tensors of places that lie beside the tensors of a forward."""
+"""Helpers for tensors of position codes, which shadow the tensors of a forward pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from visattn.geometry import Box
 
 
 def flat(items: Any) -> list[Any]:  # noqa: ANN401
-    """The items of nested lists and tuples."""
+    """Flatten nested lists and tuples."""
     return [x for item in items for x in (flat(item) if isinstance(item, (tuple, list)) else [item])]
 
 
 def compact(codes: Tensor) -> Tensor:
-    """Without the axes along which nothing is stored."""
+    """Shrink expanded axes (stride 0) to size 1."""
     for dim, (stride, size) in enumerate(zip(codes.stride(), codes.shape, strict=True)):
         if stride == 0 and size > 1:
             codes = codes.narrow(dim, 0, 1)
@@ -27,7 +27,7 @@ def compact(codes: Tensor) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape hold the same."""
+    """Check whether two tensors of one shape hold the same values."""
     if a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride():
         return True
     for dim in range(a.ndim):
@@ -37,7 +37,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def same_along(codes: Tensor, dim: int) -> bool:
-    """Whether codes are the same all along an axis."""
+    """Check whether codes are constant along an axis."""
     if codes.stride(dim) == 0 or codes.shape[dim] == 1:
         return True
     if not codes.numel():
@@ -45,14 +45,14 @@ def same_along(codes: Tensor, dim: int) -> bool:
     corner = [0] * codes.ndim
     first = codes[tuple(corner)]
     corner[dim] = -1
-    if first != codes[tuple(corner)]:  # most that differ do so at their ends
+    if first != codes[tuple(corner)]:  # a fast test: codes that vary mostly differ at the ends
         return False
     codes = compact(codes)
     return bool((codes == codes.narrow(dim, 0, 1)).all())
 
 
 def aligned(codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor | None:
-    """Codes in the axes of an einsum's result; None if they vary along an axis that is summed over."""
+    """Bring codes to the axes of an einsum's result; return None if they vary along a summed axis."""
     for dim in reversed(range(len(names))):
         if names[dim] not in result:
             if not same_along(codes, dim):
@@ -68,7 +68,7 @@ def aligned(codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor
 
 
 def padded(codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Codes with padding around; channels that are added to tokens are of these tokens."""
+    """Pad codes as the tensor is padded; channels that are added to tokens get the codes of these tokens."""
     widths = list(args[0] if args else kwargs["pad"])
     mode = args[1] if len(args) > 1 and isinstance(args[1], str) else kwargs.get("mode", "constant")
     if mode == "constant":
@@ -83,7 +83,7 @@ def padded(codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ten
 
 
 class Geometry2d(NamedTuple):
-    """How far a kernel reaches, how far it moves, and where it begins, of a convolution or a pooling, in cells down and across."""
+    """Kernel extent, stride and padding of a convolution or pooling, in cells, vertical and horizontal."""
 
     reach: tuple[int, int]
     stride: tuple[int, int]
@@ -91,7 +91,7 @@ class Geometry2d(NamedTuple):
 
 
 def geometry_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weight: Sequence[int] | None) -> Geometry2d | None:
-    """Of an operation with a kernel; `weight` is the shape of its weight."""
+    """Return the geometry of a convolution or pooling, or None for other operations; `weight` is the shape of the convolution's weight."""
     if name in ("conv2d", "convolution"):
         given = dict(zip(["input", "weight", "bias", "stride", "padding", "dilation", "transposed"], args, strict=False)) | dict(
             kwargs
@@ -118,7 +118,10 @@ def geometry_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weigh
 
 
 def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None) -> Box:
-    """What the cells of a resampled plane cover: patches side by side exactly what they saw, others a share around their centers."""
+    """Return the box that a resampled plane covers.
+
+    Cells of non-overlapping patches cover exactly the cells they read; other cells cover even shares around their centers.
+    """
     box = plane.box
     if geometry is None:
         return box

@@ -1,4 +1,4 @@
-"""Equations of einsum, written out."""
+"""Einsum equations in explicit form."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Equation(NamedTuple):
-    """An einsum without ellipses.
+    """Einsum equation without ellipses.
 
     Attributes:
-        operands: Its tensors.
-        letters: The axes of each.
-        result: The axes of the result.
+        operands: Operands of the einsum.
+        letters: Axis letters of each operand.
+        result: Axis letters of the result.
     """
 
     operands: list[Any]
@@ -23,7 +23,10 @@ class Equation(NamedTuple):
 
     @classmethod
     def of(cls, args: Sequence[Any], ndim: Any = None) -> Equation | None:  # noqa: ANN401
-        """From the arguments of a call; None where axes are given as numbers, or doubled. `ndim` counts the axes of an operand."""
+        """Parse the arguments of an einsum; `ndim` returns the number of axes of an operand.
+
+        Return None if axes are given as numbers, or if an operand has an axis twice.
+        """
         if not args or not isinstance(args[0], str):
             return None
         operands = list(args[1]) if len(args) == 2 and isinstance(args[1], (tuple, list)) else list(args[1:])

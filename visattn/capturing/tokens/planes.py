@@ -1,7 +1,7 @@
-"""Codes for places: every cell of every token grid of a forward has a number of its own, for each image of the batch.
+"""Position codes: in a forward pass, each cell of each token grid has its own integer, for each image of the batch.
 
-A *plane* is a grid over the model's input: the pixels, the patches, a stage's pooled patches. Learned tokens (a class token) are
-planes without a grid. Two routes to one grid give one plane, so that tokens that are the same have the same codes.
+A *plane* is a grid over the model's input: the pixels, the patches, or the pooled patches of a stage. A learned token (such as a class
+token) is a plane without a grid. Two ways to compute one grid give the same plane, so the same tokens always have the same codes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Plane:
-    """Codes `base + image * cells + cell`, the cells of a grid in raster order."""
+    """Grid whose codes are `base + image * cells + cell`, with cells in raster order."""
 
     base: int
-    grid: tuple[int, ...]  # () is one learned token
+    grid: tuple[int, ...]  # () for a learned token
     box: Box
     name: str = ""
 
@@ -35,20 +35,20 @@ class Plane:
 
 
 class Pixels(NamedTuple):
-    """The first plane of all."""
+    """Plane of the pixels, which is the first; `codes` is the number of its codes."""
 
     codes: int
 
     def holds(self, codes: Tensor) -> bool:
-        """Whether codes are of this plane; looks at one of them."""
+        """Check whether codes belong to this plane; only the first code is read."""
         return bool(codes.numel()) and int(codes.flatten()[0] if codes.is_contiguous() else codes[(0,) * codes.ndim]) < self.codes
 
 
 class Planes:
-    """All planes of one forward."""
+    """All planes of a forward pass."""
 
     def __init__(self, images: int, input_size: tuple[int, int], device: torch.device) -> None:
-        """Start with no plane."""
+        """Start without planes."""
         self.images, self.input, self.device = images, Box(0, 0, *input_size), device
         self._planes: list[Plane] = []
         self._known: dict[object, Plane] = {}
@@ -56,17 +56,17 @@ class Planes:
 
     @property
     def pixels(self) -> Pixels:
-        """The plane of the pixels."""
+        """Plane of the pixels."""
         return Pixels(self.images * int(self.input.height) * int(self.input.width))
 
     def grid(self, rows: int, columns: int, box: Box) -> Plane:
-        """The plane of a grid over a box."""
+        """Return the plane of a grid over a box; create it if it is new."""
         box = Box(*map(float, box))
         key = rows, columns, tuple(round(side, 3) for side in box)
         return self._known.get(key) or self._add(key, (rows, columns), box, "")
 
     def learned(self, name: str) -> Plane:
-        """The plane of a learned token."""
+        """Return the plane of a learned token; create it if it is new."""
         return self._known.get(name) or self._add(name, (), self.input, name)
 
     def _add(self, key: object, grid: tuple[int, ...], box: Box, name: str) -> Plane:
@@ -77,13 +77,13 @@ class Planes:
         return plane
 
     def codes(self, plane: Plane) -> Tensor:
-        """`(images, rows, columns)`, or `(images, 1)` for a learned token."""
+        """Return all codes of a plane, `(images, rows, columns)`, or `(images, 1)` for a learned token."""
         shape = plane.grid or (1,)
         count = self.images * plane.cells
         return torch.arange(plane.base, plane.base + count, dtype=torch.int32, device=self.device).view(self.images, *shape)
 
     def of(self, codes: Tensor) -> list[Plane]:
-        """The planes that codes are of, in the order in which they were met; padding is of none."""
+        """Return the planes that codes belong to, in the order of their creation; padding belongs to none."""
         real = codes[codes >= 0]
         if not real.numel():
             return []
@@ -94,9 +94,9 @@ class Planes:
         return [self._planes[i] for i in met.tolist()]
 
     def raster(self, codes: Tensor) -> tuple[Plane | None, tuple[int, int]]:
-        """The plane of which `(groups, rows, columns)` codes are the whole, in raster order in each group.
+        """Return the plane that `(groups, rows, columns)` codes cover completely, in raster order in each group; None if there is none.
 
-        There may be padding around it, whose rows and columns before it are the second result.
+        The plane may be surrounded by padding. The second result is the number of padding rows and columns before the plane.
         """
         real = codes[0] >= 0
         inside = [real.any(dim).nonzero().flatten() for dim in (1, 0)]
@@ -112,9 +112,9 @@ class Planes:
         return (planes[0] if fits else None), (top, left)
 
     def bordered(self, codes: Tensor, reach: Sequence[int], stride: Sequence[int]) -> tuple[Plane | None, tuple[int, int]]:
-        """Like `raster`, for a border that repeats cells of the plane, as mirrored padding does.
+        """Find a plane as `raster` does, but with a border that repeats cells of the plane, as reflection padding does.
 
-        Only if each window of `reach` cells, `stride` cells apart, reads nothing in the border but cells that it lies over.
+        The plane is None unless each window of `reach` cells at stride `stride` reads in the border only cells that it covers anyway.
         """
         planes = self.of(codes)
         if len(planes) != 1 or not planes[0].grid or bool((codes < 0).any()):
@@ -128,9 +128,9 @@ class Planes:
         return (None, (0, 0)) if top is None or left is None else (planes[0], (top, left))
 
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
-        """Codes of the cells that arise when the cells along `dim` are merged, `(..., 1, ...)`.
+        """Return the codes of the cells that result from merging cells along `dim`, `(..., 1, ...)`.
 
-        None if they make no grid: what is merged must be whole rectangles, all of one size and at even distances that leave no gap.
+        Return None if these form no grid: merged cells must be full rectangles of one size, evenly spaced and without gaps.
         """
         planes = self.of(codes)
         if len(planes) != 1 or not planes[0].grid or not codes.shape[dim]:
@@ -154,7 +154,7 @@ class Planes:
             sides.append((first, last, length))
         area = (sides[0][1] - sides[0][0] + 1) * (sides[1][1] - sides[1][0] + 1)
         if bool((distinct[some] != area).any()):
-            return None  # what is merged lies apart
+            return None  # the merged cells do not fill a rectangle
         box = plane.box
         vertical = _merged(*sides[0], box.top, box.bottom)
         horizontal = _merged(*sides[1], box.left, box.right)
@@ -164,24 +164,24 @@ class Planes:
         if lattice is None:
             return None
         merged, cell = lattice
-        made = torch.full_like(image, PADDING)  # of nothing but padding
+        made = torch.full_like(image, PADDING)  # stays where only padding is merged
         made[some] = (merged.base + image[some] * merged.cells + cell).to(made.dtype)
         return made
 
     def split(self, codes: Tensor, plane: Plane) -> tuple[Tensor, Tensor]:
-        """Image and cell of the codes of one plane."""
+        """Split the codes of one plane into image and cell."""
         local = codes - plane.base
         return local // plane.cells, local % plane.cells
 
     def thinned(self, plane: Plane, row: Tensor, column: Tensor) -> tuple[Plane, Tensor] | None:
-        """The grid whose cells are these rows and columns of `plane`, and the cell of each; None if they make no grid."""
+        """Return the grid that these rows and columns of `plane` form, and the cell of each; None if they form no grid."""
         box = plane.box
         vertical = _thinned(row, plane.grid[0], box.top, box.bottom)
         horizontal = _thinned(column, plane.grid[1], box.left, box.right)
         return None if vertical is None or horizontal is None else self._lattice(vertical, horizontal)
 
     def coarsened(self, codes: Tensor) -> Tensor:
-        """Codes of which every second row and column of a plane are left, as those of the plane that these make."""
+        """Convert codes of every second row and column of a plane to the coarser plane that these form; return other codes unchanged."""
         grids = [plane for plane in self.of(codes) if plane.cells > 1]
         if len(grids) != 1:
             return codes
@@ -205,7 +205,7 @@ class Planes:
         return self.grid(rows, columns, Box(top, left, bottom, right)), cell
 
     def images_of(self, codes: Tensor) -> Tensor:
-        """The image of each code; -1 for padding."""
+        """Return the image index of each code; -1 for padding."""
         image = torch.full_like(codes, -1)
         for plane in self.of(codes):
             here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
@@ -213,7 +213,7 @@ class Planes:
         return image
 
     def boxes(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Top and left, and bottom and right, of the cells of codes, `(..., 2)`; NaN for what is no cell."""
+        """Return the top left and the bottom right corners of the cells of codes, each `(..., 2)`; NaN for codes without a cell."""
         low, high = (torch.full((*codes.shape, 2), torch.nan, dtype=torch.float64, device=codes.device) for _ in range(2))
         for plane in self.of(codes):
             if not plane.grid:
@@ -229,14 +229,14 @@ class Planes:
         return low, high
 
 
-Side = tuple[int, Tensor, float, float]  # number of cells along a side, the rank of each, and what they cover
+Side = tuple[int, Tensor, float, float]  # number of cells along a side, index of each, start and end of what they cover
 
 
 def shared(first: float, step: float, count: int, start: float, stop: float) -> tuple[float, float]:
-    """What `count` cells around points at distance `step` cover, the first of which is `first`.
+    """Return start and end of the range that `count` cells cover, with centers at `first`, `first + step`, ...
 
-    They get an even share of `[start, stop)` where that is true within half a cell, so that two ways to one grid, which differ in
-    their padding, give the same.
+    If an even division of `[start, stop)` matches these centers within half a cell, the cells cover that range. Two ways to compute one
+    grid that differ only in their padding thus give the same plane.
     """
     share = (stop - start) / count
     slack = max(share, step) / 2 + _SLACK
@@ -246,7 +246,7 @@ def shared(first: float, step: float, count: int, start: float, stop: float) -> 
 
 
 def _border(at: Tensor, length: int, reach: int, stride: int) -> int | None:
-    """Lines before those of a plane, of `length`, among the lines `at`; None if a window reads others than it lies over."""
+    """Count the lines before a plane of `length` lines in the lines `at`; return None if a window reads lines that it does not cover."""
     own = torch.arange(length, device=at.device)
     begins = (at.unfold(0, length, 1) == own).all(1).nonzero().flatten() if len(at) >= length else own[:0]
     if not len(begins) or reach > len(at):
@@ -259,7 +259,7 @@ def _border(at: Tensor, length: int, reach: int, stride: int) -> int | None:
 
 
 def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float) -> Side | None:
-    """Of cells that reach from `first` to `last` along a side of `length`; those at its ends may be cut off by it."""
+    """Return the side formed by cells from `first` to `last` on a side of `length` lines; cells at its ends may be cut off."""
     size = int((last - first).max()) + 1
     begin = torch.where((last - first + 1 < size) & (first == 0), last + 1 - size, first)
     if bool(((last - first + 1 < size) & (first > 0) & (last < length - 1)).any()):
@@ -270,16 +270,16 @@ def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float)
     if len(steps) and (bool((steps != step).any()) or step > size):
         return None
     if not len(steps) and (first.min() > 0 or last.max() < length - 1):
-        return None  # one window of several: it stands for itself alone
+        return None  # one window of several: it forms no grid on its own
     scale = (stop - start) / length
-    if step == size and int(values[0]) == 0:  # side by side: exactly what they saw; the last may be cut off
+    if step == size and int(values[0]) == 0:  # no overlap: exactly the cells that were read; the last may be cut off
         return len(values), rank, start, start + size * len(values) * scale
     low, high = shared(start + (float(values[0]) + size / 2) * scale, step * scale, len(values), start, stop)
     return len(values), rank, low, high
 
 
 def _thinned(at: Tensor, length: int, start: float, stop: float) -> Side | None:
-    """Of cells at these positions of a side: all of a stretch, or every second, which stand for two each."""
+    """Return the side formed by the lines `at`: a contiguous range, or every second line, each of which then covers two."""
     values, rank = torch.unique(at, return_inverse=True)
     count, first = len(values), int(values[0])
     scale = (stop - start) / length

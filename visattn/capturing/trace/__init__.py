@@ -1,1 +1,1 @@
-"""Write down a forward pass: every operation on a tape, or its comparison with a known one."""
+"""Tape of a forward pass: each operation is recorded, or compared with a tape that is already known."""

@@ -1,4 +1,4 @@
-"""What a call was given and has made, as tensors."""
+"""Tensors among the arguments and results of a function call."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 from visattn.capturing.trace.operations import operation_of
 
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # of vmap and grad
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # tensors inside torch.func transforms such as vmap and grad
 
 
 def changes(func: Callable[..., Any], args: Sequence[Any], out: Any) -> bool:  # noqa: ANN401
-    """Whether a call made or changed a tensor."""
+    """Check whether a call returned or changed a tensor."""
     return any(isinstance(result, Tensor) for result in results_of(args, out, operation_of(func).writes))
 
 
 def results_of(args: Sequence[Any], out: Any, writes: bool) -> tuple[Any, ...]:  # noqa: ANN401
-    """What a call made: its results, or the tensor that it wrote into."""
+    """Return the results of a call, or the tensors that it wrote into if it returned none."""
     if isinstance(out, Tensor):
         return (out,)
     if type(out) is tuple or type(out) is list or (isinstance(out, tuple) and not isinstance(out, torch.Size)):
@@ -28,7 +28,7 @@ def results_of(args: Sequence[Any], out: Any, writes: bool) -> tuple[Any, ...]: 
 
 
 def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
-    """The tensors among arguments or results, nested ones too."""
+    """Return the tensors among arguments or results, nested ones too."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
@@ -39,12 +39,12 @@ def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
 
 
 def shape_of(tensor: Tensor) -> torch.Size:
-    """Its shape; of nested tensors, which have none, the number of their numbers."""
+    """Return the shape of a tensor; for a nested tensor, which has none, its number of elements."""
     return torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape
 
 
 def transformed(values: Iterable[Any]) -> bool:
-    """Whether a tensor is one of a function transform."""
+    """Check whether one of the values is a tensor of a torch.func transform."""
     for value in values:
         if isinstance(value, Tensor):
             if is_transformed(value):
@@ -55,12 +55,12 @@ def transformed(values: Iterable[Any]) -> bool:
 
 
 def memory_of(tensor: Tensor) -> int:
-    """The address of a tensor's memory, or a number of its own where it has none."""
+    """Return the address of a tensor's storage, or a unique negative number if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # sparse ones and those on no device have none
+    except RuntimeError:  # sparse and meta tensors have no storage
         return -id(tensor)
 
 
 class Untraceable(Exception):
-    """A tensor of a function transform, which is none outside of it."""
+    """Error: the tensor belongs to a torch.func transform and does not exist outside it."""

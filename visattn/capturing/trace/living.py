@@ -1,4 +1,4 @@
-"""Tensors of a running forward, by the number of their slot on the tape."""
+"""Live tensors of a running forward pass, by the number of their slot on the tape."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from visattn.capturing.trace.arguments import memory_of
 
 
 class Living:
-    """Which tensor stands in which slot, without keeping any of them alive.
+    """Table of slots and their tensors. It holds weak references, so it keeps no tensor alive.
 
     Attributes:
-        refs: The tensor of each slot. One that is written over goes on in another slot, and the last one is its own.
-        versions: How often its memory had been written to when the slot was made; None where that says nothing.
-        exposed: Memory that was handed to where writes are not seen.
+        refs: Weak reference to the tensor of each slot. A tensor that is overwritten gets a new slot; its last slot is the valid one.
+        versions: Version counter of the tensor when the slot was created; None if versions are not tracked or no longer apply.
+        exposed: Memory that other code can write to without being intercepted.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without tensors."""
         self.refs: list[weakref.ref[Tensor]] = []
         self.versions: list[int | None] = []
-        self.exposed = Exposed()
+        self.exposed = ExposedMemory()
         self._versioned = not torch.is_inference_mode_enabled()
-        self._slots: dict[int, int] = {}  # by `id`, of the slots before `_listed`
+        self._slots: dict[int, int] = {}  # slot by `id` of the tensor, for slots before `_listed`
         self._listed = 0
 
     def enlist(self, tensor: Tensor) -> int:
-        """A new slot for a tensor."""
+        """Add a slot for a tensor and return its number."""
         self.refs.append(weakref.ref(tensor))
         self.versions.append(None if not self._versioned or tensor.is_inference() else tensor._version)
         return len(self.refs) - 1
 
     def slot(self, tensor: Tensor) -> int | None:
-        """The last slot of a tensor, whatever was done to its memory; None if it has none."""
+        """Return the last slot of a tensor, even if its memory was overwritten since; None if it has no slot."""
         refs = self.refs
         if self._listed < len(refs):
             for slot in range(self._listed, len(refs)):
@@ -48,22 +48,22 @@ class Living:
         return found if found is not None and refs[found]() is tensor else None
 
     def is_written(self, slot: int, tensor: Tensor) -> bool:
-        """Whether the memory of the tensor in a slot was written to since."""
+        """Check whether a tensor was written to since its slot was created."""
         version = self.versions[slot]
         return version is not None and version != tensor._version
 
     def forget(self, tensor: Tensor) -> None:
-        """Take a tensor for one that was never met."""
+        """Treat a tensor as one that is new to the tape."""
         self._slots.pop(id(tensor), None)
 
     def back_to(self, slots: int) -> None:
-        """Forget the tensors behind the first `slots`, none of which stands in an earlier slot too."""
+        """Drop all but the first `slots` slots. No tensor of a dropped slot may have an earlier slot too."""
         if slots < self._listed:
             self._slots, self._listed = {key: slot for key, slot in self._slots.items() if slot < slots}, slots
         del self.refs[slots:], self.versions[slots:]
 
     def sharing(self, memories: Iterable[int]) -> list[tuple[int, Tensor]]:
-        """All tensors in some memories by their last slots, in order."""
+        """Return the live tensors in the given storages with their last slots, in order."""
         wanted = set(memories)
         return [
             (slot, tensor)
@@ -72,28 +72,28 @@ class Living:
         ]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all slots."""
         self._slots.clear()
         self.exposed.clear()
         self.refs, self.versions, self._listed = [], [], 0
 
 
-class Exposed(dict[int, tuple[Tensor, Tensor]]):
-    """Memory that was handed to where writes are not seen: by its address a view, and what was in it."""
+class ExposedMemory(dict[int, tuple[Tensor, Tensor]]):
+    """Memory that other code can write to without being intercepted. Maps its address to a view and a copy of the content."""
 
     def add(self, tensor: Tensor) -> None:
-        """State that a tensor's memory was handed out."""
+        """Register the memory of a tensor and copy its content."""
         with torch.no_grad():
             view = tensor.detach()
             self.setdefault(memory_of(tensor), (view, view.clone()))
 
     def overwritten(self, tensor: Tensor) -> bool:
-        """Whether somebody wrote into the memory of a tensor."""
+        """Check whether the memory of a tensor has changed without an intercepted write."""
         view, before = self.get(memory_of(tensor), (None, None))
         return view is not None and before is not None and not torch.equal(view, before)
 
     def refresh(self, memories: Iterable[int]) -> None:
-        """Take what is there now for what should be there: the write was seen."""
+        """Copy the content again, after a write that was intercepted."""
         for memory in self.keys() & set(memories):
             view, _ = self[memory]
             self[memory] = view, view.clone()

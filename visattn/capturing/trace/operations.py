@@ -1,6 +1,6 @@
-"""What each operation of torch does to the places of its operands, by name.
+"""Tables of PyTorch operations by name, grouped by their effect on the locations of elements.
 
-A name counts only for torch's own functions: an operation of somebody else's library that is called `roll` is not known here.
+Only PyTorch's own functions are looked up: a function `roll` of another library counts as unknown.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the set of words in a text."""
     return frozenset(text.split())
 
 
-# moves numbers: done to the codes as to the numbers
+# moves elements; position codes are moved in the same way
 REARRANGE = words("""
     view reshape unsafe_view view_as reshape_as permute transpose swapaxes swapdims movedim moveaxis flatten ravel unflatten
     squeeze unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile roll flip fliplr flipud chunk unsafe_chunk split
@@ -29,7 +29,7 @@ REARRANGE = words("""
     native_channel_shuffle diagonal take masked_select atleast_1d atleast_2d atleast_3d __reversed__ fft_fftshift
     fft_ifftshift fftshift ifftshift
 """)
-# leaves each number where it is; a normalization along channels or tokens too
+# leaves each element at its location; normalizations count here too
 SAME = words("""
     contiguous clone detach alias lift_fresh data to float double half bfloat16 cfloat cdouble chalf type type_as cuda cpu requires_grad
     real imag conj resolve_conj resolve_neg positive retain_grad
@@ -48,7 +48,7 @@ SAME = words("""
     local_response_norm normalize softmax log_softmax softmin gumbel_softmax fake_quantize_per_tensor_affine
     fake_quantize_per_channel_affine
 """)
-# number by number of several operands
+# elementwise operations of several operands
 COMBINE = words("""
     add __add__ __radd__ __iadd__ sub subtract __sub__ __rsub__ __isub__ rsub mul multiply __mul__ __rmul__ __imul__
     div divide true_divide __truediv__ __rtruediv__ __itruediv__ __div__ __rdiv__ __idiv__ floor_divide __floordiv__ __rfloordiv__
@@ -66,37 +66,37 @@ REDUCE = words("""
     mean nanmean sum nansum amax amin max min aminmax logsumexp norm vector_norm std var std_mean var_mean median nanmedian prod
     all any count_nonzero
 """)
-# convolutions, and what makes another grid
+# convolutions and operations that change the grid
 RESAMPLE = words("""
     conv1d conv2d conv3d convolution conv_transpose2d avg_pool2d max_pool2d max_pool2d_with_indices lp_pool2d adaptive_avg_pool2d
     adaptive_max_pool2d interpolate upsample
 """)
-# puts numbers in another order along an axis, or gives some of them
+# reorders or selects elements along an axis by their values
 REORDER = words("sort msort argsort topk kthvalue mode cummax cummin cumsum cumprod logcumsumexp quantile nanquantile")
 JOIN = words("cat concat concatenate stack hstack vstack dstack column_stack row_stack")
 PRODUCT = words("matmul __matmul__ __rmatmul__ bmm mm mv inner baddbmm addmm addbmm")
 SOFTMAX = words("softmax log_softmax softmin gumbel_softmax")
-# what chooses tokens by the content of a tensor of numbers, or of yes and no
+# selects or writes elements by the content of an index tensor or a boolean mask
 CHOOSE = words("""
     __getitem__ index index_select gather take_along_dim take repeat_interleave masked_select __setitem__ index_put index_copy
     index_add index_fill put scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter tensor_split
 """)
-# makes tensors of constants and of random numbers, whatever tensor it takes the form from
+# creates constants and random numbers; an operand gives only shape and type
 MAKE = words("""
     zeros ones full empty zeros_like ones_like full_like empty_like rand randn randint rand_like randn_like randint_like new_zeros
     new_ones new_full new_empty arange linspace logspace eye tril_indices triu_indices randperm fill zero empty_strided
     new_empty_strided hann_window hamming_window
 """)
-# makes a tensor of numbers that Python has
+# creates a tensor from Python numbers
 FROM_PYTHON = words("tensor as_tensor asarray new_tensor")
-# hands the memory of a tensor to where writes are not seen
+# exposes memory to code whose writes cannot be intercepted
 EXPOSE = words(
     "numpy __array__ __dlpack__ data_ptr untyped_storage storage const_data_ptr mutable_data_ptr __cuda_array_interface__"
 )
-# changes the form of the tensor itself, not its numbers
+# changes the shape or flags of a tensor in place, not its elements
 REFORM = words("unsqueeze_ squeeze_ transpose_ swapaxes_ swapdims_ t_ detach_ requires_grad_ resolve_conj_")
 
-# asks for what the tape has of every tensor; nothing comes of it
+# queries metadata that the tape stores for every tensor; returns no tensor
 ASK = frozenset(
     {
         getattr(Tensor, name).__get__
@@ -122,7 +122,7 @@ _HOMES = (
     torch._C._nn,
     torch._C,
     torch._VF,
-    getattr(torch._C, "_special"),  # noqa: B009 - not in its stubs
+    getattr(torch._C, "_special"),  # noqa: B009 - missing from its stubs
     getattr(torch._C, "_linalg"),  # noqa: B009
     getattr(torch._C, "_fft"),  # noqa: B009
     torch.functional,
@@ -130,14 +130,14 @@ _HOMES = (
 
 
 class Operation(NamedTuple):
-    """A function of torch as it is known here.
+    """Properties of a function.
 
     Attributes:
-        name: Its name without underscores at its ends, unless it is one of Python's.
-        own: Whether it is torch's own; else the name says nothing.
+        name: Name without leading and trailing underscores, except for special methods such as `__add__`.
+        own: Whether it is PyTorch's own function; otherwise the name means nothing.
         writes: Whether it writes into its first operand.
-        reforms: Whether it changes the form of its first operand in place.
-        exposes: Whether writes into its operand's memory may follow that are not seen.
+        reforms: Whether it changes the shape or flags of its first operand in place.
+        exposes: Whether other code may afterward write into its operand without being intercepted.
     """
 
     name: str
@@ -151,7 +151,7 @@ _known: dict[Any, Operation] = {}
 
 
 def operation_of(func: Callable[..., Any]) -> Operation:
-    """What is known of a function."""
+    """Return the properties of a function; they are cached."""
     found = _known.get(func)
     if found is None:
         found = _known[func] = _looked_up(func)
@@ -163,7 +163,7 @@ def _looked_up(func: Any) -> Operation:  # noqa: ANN401
     name = full if full.startswith("__") else full.strip("_")
     for library in ("special_", "linalg_", "fft_", "foreach_"):
         name = name.removeprefix(library)
-    if own and name not in ("copy", "index_copy"):  # makes new memory, and is the same otherwise
+    if own and name not in ("copy", "index_copy"):  # returns new memory, but is otherwise the same operation
         name = name.removesuffix("_copy")
     reforms = full in REFORM
     in_place = full.endswith("_") and not full.endswith("__")
@@ -182,7 +182,7 @@ _EXPOSE = frozenset(name.strip("_") for name in EXPOSE)
 
 
 def _named(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
-    """Its name, whether it is torch's own, and whether its schema says that it writes."""
+    """Return a function's name, whether it is PyTorch's own, and whether its schema marks it as writing to an argument."""
     schema = getattr(func, "_schema", None)
     if schema is not None:
         library, _, name = schema.name.partition("::")
@@ -190,7 +190,7 @@ def _named(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
     if func is edited_weights:
         return EDITED, True, False
     name = str(getattr(func, "__name__", ""))
-    if name in ("__get__", "__set__"):  # of an attribute of tensors
+    if name in ("__get__", "__set__"):  # a tensor attribute
         attribute = func.__self__
         home = getattr(Tensor, getattr(attribute, "__name__", ""), None)
         return ("set " if name == "__set__" else "") + str(attribute.__name__), home is attribute, False
@@ -199,7 +199,7 @@ def _named(func: Any) -> tuple[str, bool, bool]:  # noqa: ANN401
 
 
 def edited_weights(weights: Tensor, *operands: Tensor) -> Tensor:
-    """`weights` themselves; to whoever watches, the weights of these operands (query and key, or weights) after an edit."""
+    """Return `weights` unchanged. The call marks them on a tape as the edited weights of these operands (query and key, or weights)."""
     if has_torch_function((weights, *operands)):
         edited: Tensor = handle_torch_function(edited_weights, (weights, *operands), weights, *operands)
         return edited

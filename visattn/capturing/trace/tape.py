@@ -1,8 +1,8 @@
-"""The tape of a forward: every operation, what it was given and what it made, without a single number of the image.
+"""Tape of a forward pass: every operation with its arguments and results, but no image values.
 
-Where tokens lie is a function of the tape alone: of the operations, of which result went into which, of arguments that are no
-tensors, of shapes, and of the content of tensors by which others are indexed. So two forwards with one tape have their tokens at the
-same places, whatever made the model do what it did: its settings, its arguments, its data, a global, a clock.
+Token locations depend on the tape alone: on the operations, the data flow between them, non-tensor arguments, shapes, and the content
+of index tensors. Two forward passes with the same tape therefore have the same token locations. It does not matter what made the model
+choose these operations: its settings, its arguments, its data, a global variable or a clock.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from visattn.capturing.trace.operations import Operation
 
-_KEPT = 8  # tapes of a model
+_KEPT = 8  # number of tapes kept per model
 
-# values that are compared; any other is taken for a new one each time
+# types compared with `==`; values of other types, except NumPy arrays, never count as equal
 PLAIN = frozenset(
     {
         type(None),
@@ -42,24 +42,24 @@ _COUNTED = frozenset({int, bool, type(None)})
 
 
 class Ref:
-    """A tensor on the tape: the number of its slot. A tensor that is written over goes on in another slot."""
+    """Reference to a tensor on the tape, by slot number. A tensor that is overwritten continues in a new slot."""
 
     __slots__ = ("slot",)
 
     def __init__(self, slot: int) -> None:
-        """Name a slot."""
+        """Set the slot number."""
         self.slot = slot
 
 
 class Strange:
-    """An argument that cannot be compared."""
+    """Placeholder for an argument that cannot be compared."""
 
 
 STRANGE = Strange()
 
 
 class Made(NamedTuple):
-    """A result: its slot, its shape, and whether it holds fractions."""
+    """Result of an operation: its slot, its shape, and whether its dtype is floating point."""
 
     slot: int
     shape: torch.Size
@@ -67,15 +67,15 @@ class Made(NamedTuple):
 
 
 class Outside(NamedTuple):
-    """A tensor that no operation of the tape made.
+    """Tensor that no operation of the tape produced.
 
     Attributes:
-        kind: `pixels`; `input`: another argument of the model; `parameter`, `buffer`; `attribute`: of a module, and no buffer;
-            `unknown`: it came from code that is not watched.
-        name: Its last name, or that of the argument.
-        shape: Its shape.
-        floating: Whether it holds fractions.
-        known: The tensor itself, while it lives.
+        kind: `pixels`; `input`: another argument of the model; `parameter`; `buffer`; `attribute`: attribute of a module that is not
+            a registered buffer; `unknown`: produced by code that is not intercepted.
+        name: Last part of its name in the model, or name of the argument.
+        shape: Shape of the tensor.
+        floating: Whether its dtype is floating point.
+        known: Weak reference to the tensor.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Outside(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """How an operand of an attention comes from a slot: by a permutation of its axes, or by heads that are repeated."""
+    """Operand of an attention call: a slot with permuted axes, or with each head repeated `groups` times (grouped-query attention)."""
 
     slot: int
     axes: tuple[int, ...] | None = None
@@ -95,20 +95,20 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """An attention call on the tape.
+    """Attention call on the tape.
 
     Attributes:
-        layer: Dotted name of the module that made it.
-        call: Which call of that module in this forward.
-        owner: Number of that module.
-        operands: The weights and the values of a product; query, key and value of a fused call.
-        fused: Whether it is a fused call.
-        lead: The axes before tokens.
+        layer: Dotted name of the module that made the call.
+        call: Index of the call among those of this module in the forward pass.
+        owner: Index of this module in the model.
+        operands: Query, key and value of a fused call; otherwise the weights and values of a product.
+        fused: Whether it is a fused call (`scaled_dot_product_attention`, `flex_attention`).
+        lead: Sizes of the axes before the token axis.
         rows: Number of queries in a group.
         columns: Number of keys in a group.
-        position: Which tensor of the product are the weights.
-        answers_at_keys: See `Anatomy`.
-        softmaxes: Entries whose softmax made the weights.
+        position: Index of the weights among the tensors of the product; None for a fused call.
+        answers_at_keys: See `ModelDescription`.
+        softmaxes: Indices of the entries whose softmax produced the weights.
     """
 
     layer: str
@@ -126,23 +126,24 @@ class Attention:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """One operation.
+    """One operation on the tape.
 
     Attributes:
-        func: The function.
-        operation: What is known of it.
-        args: Its arguments, tensors as `Ref`.
-        kwargs: Likewise.
-        outs: Its results that are tensors; None for one that is not.
-        layer: The module that ran.
-        writes: Whether it wrote over a tensor.
-        rewritten: Slots that shared memory with what was written over, before and after.
-        contents: What was in tensors that choose by their content.
-        attention: The attention call, if it is one.
-        single: Shape of its one result, where it does nothing but make that.
-        before: Slots that the results had before, where they are tensors that were there already.
-        refs: The tensors that it was given.
-        quick: Its arguments, then its keyword arguments, as slot and value, one of which says nothing; None if they are not simple.
+        func: Function that was called.
+        operation: Properties of the function.
+        args: Arguments, with tensors replaced by `Ref`.
+        kwargs: Keyword arguments, with tensors replaced by `Ref`.
+        outs: One item per result; None for a result that is not a tensor.
+        layer: Dotted name of the module that ran; empty for operations that need none.
+        writes: Whether the operation overwrote a tensor.
+        rewritten: Old and new slot of each tensor that shares memory with an overwritten one.
+        contents: Values of index tensors and masks, by slot.
+        attention: Attention call, if the operation is one.
+        single: Shape of the result, if the operation only returns one tensor (new or an argument); otherwise None.
+        before: One item per result: its slot if the tensor existed before the call, otherwise None.
+        refs: Tensors among the arguments.
+        quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None if
+            an argument is not simple.
     """
 
     func: Callable[..., Any]
@@ -161,7 +162,7 @@ class Entry:
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Collect the tensors that it was given."""
+        """Collect the tensors among the arguments."""
         refs: list[Ref] = []
         quick: list[tuple[int, Any]] = []
         given = (*self.args, *self.kwargs.values())
@@ -192,18 +193,18 @@ def _refs(value: Any) -> Iterator[Ref]:  # noqa: ANN401
 
 @dataclass(eq=False)
 class Tape:
-    """What one forward did.
+    """Operations of one forward pass.
 
     Attributes:
-        entries: The operations in order.
-        outside: Tensors from outside by slot, in the order in which they were met.
-        descends: Slots that have anything from the image, or may have.
-        weights: Slots that a softmax made, or what was done to its result, and the entries of those softmaxes.
-        logarithms: Likewise of logarithms of a softmax.
-        output: Slots of what the model gave.
-        device: Where the image lies.
-        conclusions: What follows from the tape, once somebody asked.
-        whole: Whether every operation is on it.
+        entries: Operations in order.
+        outside: Tensors that no operation produced, by slot, in order of first use.
+        descends: Slots of tensors that depend, or may depend, on the image.
+        weights: Slots that hold the result of a softmax, possibly after further steps, with the indices of the softmax entries.
+        logarithms: Slots that hold the result of a log-softmax, in the same form.
+        output: Slots of the model's output tensors; -1 for a tensor without a slot.
+        device: Device of the image.
+        conclusions: Conclusions from the tape, once they were computed.
+        whole: Whether the tape holds every operation of the forward pass.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -217,7 +218,7 @@ class Tape:
     whole: bool = True
 
     def beginning(self, length: int, slots: int) -> Tape:
-        """The first entries, before `slots` was made."""
+        """Return a tape of the first `length` entries, which use the slots below `slots`."""
         return Tape(
             self.entries[:length],
             {slot: known for slot, known in self.outside.items() if slot < slots},
@@ -229,7 +230,7 @@ class Tape:
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """An argument that is no tensor as it is kept: one that can be compared, or `STRANGE`."""
+    """Return a non-tensor argument in a form that can be compared, or `STRANGE`."""
     kind = type(value)
     if kind in PLAIN:
         return value
@@ -239,7 +240,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401
 
 
 def alike(given: Any, known: Any) -> bool:  # noqa: ANN401
-    """Whether an argument is the one that was kept."""
+    """Check whether an argument equals the one on the tape."""
     kind = type(known)
     if kind in PLAIN:
         return type(given) is kind and given == known
@@ -249,29 +250,29 @@ def alike(given: Any, known: Any) -> bool:  # noqa: ANN401
 
 
 def same_beginning(tape: Tape, begun: Tape) -> bool:
-    """Whether forwards were given tensors of the same shapes."""
+    """Check whether two forward passes began with tensors of the same kinds, names, shapes and device."""
     given = [known[:4] for known in tape.outside.values() if known.kind in ("pixels", "input")]
     return tape.device == begun.device and given == [known[:4] for known in begun.outside.values()]
 
 
 class Tapes:
-    """The last tapes of each model."""
+    """Latest tapes of each model."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without tapes."""
         self._of: weakref.WeakKeyDictionary[nn.Module, list[Tape]] = weakref.WeakKeyDictionary()
 
     def of(self, model: nn.Module) -> list[Tape]:
-        """The tapes of a model, the last first."""
+        """Return the tapes of a model, the latest first."""
         return list(self._of.get(model, ()))
 
     def keep(self, model: nn.Module, tape: Tape) -> None:
-        """Keep a tape, or note that it was met again."""
+        """Store a tape as the latest of its model."""
         others = [known for known in self._of.get(model, ()) if known is not tape]
         self._of[model] = [tape, *others][:_KEPT]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Discard all tapes."""
         self._of.clear()
 
 
@@ -279,5 +280,5 @@ TAPES = Tapes()
 
 
 def forget() -> None:
-    """Follow the tokens of every model anew."""
+    """Discard the tapes of all models, so that their tokens are traced again."""
     TAPES.clear()

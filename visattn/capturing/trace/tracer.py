@@ -1,7 +1,7 @@
-"""Writing the tape of a forward, or comparing the forward with a known one, operation by operation.
+"""Recording of the tape of a forward pass, or its comparison with a known tape, operation by operation.
 
-As long as all is as on a known tape nothing is written and nobody follows tokens. At the first difference the known beginning is
-taken over and the rest is written.
+While the forward pass agrees with a known tape, nothing is recorded and no tokens are traced. At the first difference, the common
+beginning is copied and the rest is recorded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from visattn.capturing.trace.living import Living
 from visattn.capturing.trace.operations import CHOOSE, PRODUCT, SOFTMAX, Operation, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
-_NAMED = PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean"}  # operations that may be a part of an attention
+_NAMED = PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean"}  # operations that can be part of attention
 
 
 class Tracer:
-    """Tensors of a running forward, and its tape.
+    """Tensors and tape of a running forward pass.
 
     Attributes:
-        tape: The tape that is written, or that the forward was compared with so far.
-        known: Whether all was as on a known tape until now.
-        entries: Those of the tape.
-        at: Number of entries that were met.
+        tape: Tape that is being recorded, or the known tape that the forward pass agrees with so far.
+        known: Whether the forward pass agrees with a known tape so far.
+        entries: Entries of `tape`.
+        at: Number of entries so far in this forward pass.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Tracer:
         layer: Callable[[], str],
         candidates: Iterable[Tape] = (),
     ) -> None:
-        """Begin a forward.
+        """Begin a forward pass.
 
         Args:
-            pixels: The image.
-            inputs: Other tensors that the model was given, by name.
-            stored: Kind and name of a tensor that belongs to the model; None for others.
-            layer: Says which module runs.
-            candidates: Tapes of earlier forwards.
+            pixels: Image batch, or None.
+            inputs: Names and values of the tensors that the model received; the pixels may be among them.
+            stored: Function that returns kind and name of a tensor of the model, and None for other tensors.
+            layer: Function that returns the name of the running module.
+            candidates: Tapes of earlier forward passes.
         """
         self._stored, self._layer = stored, layer
         self._living = Living()
@@ -84,7 +84,7 @@ class Tracer:
         return slot
 
     def slot_of(self, tensor: Tensor) -> int | None:
-        """Where a tensor stands on the tape; None if it was not met, or was written over unseen."""
+        """Return the slot of a tensor; None if it is new, or was overwritten without interception."""
         living = self._living
         slot = living.slot(tensor)
         if slot is None:
@@ -99,7 +99,11 @@ class Tracer:
         return slot
 
     def place_of(self, tensor: Tensor) -> int:
-        """The slot of any tensor."""
+        """Return the slot of a tensor; add a tensor that is new as one from outside the tape.
+
+        Raises:
+            Untraceable: If it belongs to a torch.func transform.
+        """
         slot = self.slot_of(tensor)
         if slot is None:
             if is_transformed(tensor):
@@ -111,11 +115,11 @@ class Tracer:
         return slot
 
     def descends(self, tensor: object) -> bool:
-        """Whether a tensor has anything from the image, or may have."""
+        """Check whether a tensor depends, or may depend, on the image."""
         return isinstance(tensor, Tensor) and self.slot_of(tensor) in (*self.tape.descends, None)
 
     def expected(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
-        """The entry that a call is, if all is as on the tape until now."""
+        """Return the next entry of the known tape if a call matches it; otherwise None."""
         at = self.at
         if at >= len(self.entries):
             return None
@@ -136,7 +140,7 @@ class Tracer:
         return None
 
     def quickly(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Entry | None:
-        """As `expected`, of a call whose arguments are simple and met before; None says nothing."""
+        """Try a fast version of `expected`, for calls with simple arguments. None means that the call may still match."""
         at = self.at
         entries = self.entries
         if at >= len(entries):
@@ -156,7 +160,7 @@ class Tracer:
             return None
         refs, versions = living.refs, living.versions
         slots = met = len(refs)
-        for value, (slot, was) in zip(args, quick):  # noqa: B905 - as many, and quick
+        for value, (slot, was) in zip(args, quick):  # noqa: B905 - of equal length, and faster
             if slot < 0:
                 if value is not was and (type(value) is not type(was) or value != was):
                     break
@@ -209,7 +213,7 @@ class Tracer:
         return True
 
     def confirm(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any] | None, out: Any) -> None:  # noqa: ANN401
-        """Take the results of an expected call."""
+        """Register the results of an expected call; if they differ from the tape, handle the call as unexpected."""
         single = entry.single
         if single is None:
             same = self._same_results(entry, args, kwargs or {}, out)
@@ -223,7 +227,7 @@ class Tracer:
             self.met(entry.func, args, kwargs or {}, out)
 
     def _same_object(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any] | None, out: Tensor) -> bool:
-        """Whether a call gave a new tensor, or the one that it was given, as it did before."""
+        """Check whether a call returned a new tensor or one of its arguments, whichever it did on the tape."""
         before = entry.before[0]
         if before is not None:
             return self._living.refs[before]() is out
@@ -233,7 +237,7 @@ class Tracer:
         return not kwargs or all(value is not out for value in kwargs.values())
 
     def elsewhere(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
-        """The entry that a call is on another known tape that begins like this forward, if there is one."""
+        """Switch to another known tape with the same beginning whose next entry matches a call; return that entry, or None."""
         while self.known:
             self._turn()
             if self.known and (entry := self.expected(func, args, kwargs)) is not None:
@@ -241,11 +245,11 @@ class Tracer:
         return None
 
     def met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Entry | None:  # noqa: ANN401
-        """Take note of a call that was made, is no attention, and is not the one that was expected."""
+        """Register a call that was not expected and is not attention; return its entry if it was recorded."""
         if transformed((*args, *kwargs.values(), out)):
             return None
         if self.known and not operation_of(func).exposes and not changes(func, args, out):
-            return None  # it asked for a size, or the like
+            return None  # it only queried a size or other metadata
         while self.known:
             self._turn()
             entry = self.expected(func, args, kwargs) if self.known else None
@@ -255,11 +259,11 @@ class Tracer:
         return self.write(func, args, kwargs, out)
 
     def _turn(self) -> None:
-        """From here on the forward is another than the known one: go on with another tape that begins alike, or write."""
+        """Leave the known tape: switch to another one with the same beginning, or start recording."""
         length = self.at
         while self._candidates:
             other = self._candidates.pop(0)
-            if other.entries[:length] == self.entries[:length]:  # taken over from each other, so they are the same objects
+            if other.entries[:length] == self.entries[:length]:  # tapes share the entry objects of a common beginning
                 self.tape, self.entries = other, other.entries
                 return
         self.tape = self.tape.beginning(length, len(self._living.refs))
@@ -290,11 +294,11 @@ class Tracer:
         return True
 
     def _before(self, results: Iterable[Any]) -> tuple[int | None, ...]:
-        """The slots that results have already."""
+        """Return the slot of each result that already has one, and None for the others."""
         return tuple(self._living.slot(result) if isinstance(result, Tensor) else None for result in results)
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
-        """The whole tape, when the forward has ended and gave these tensors."""
+        """Return the complete tape of a forward pass that has ended with these output tensors."""
         slots = tuple(-1 if (slot := self.slot_of(tensor)) is None else slot for tensor in output)
         while self.known and not (self.at == len(self.entries) and self.tape.output == slots):
             self._turn()
@@ -304,7 +308,7 @@ class Tracer:
         return self.tape
 
     def close(self) -> None:
-        """Let go of all tensors."""
+        """Release all tensors."""
         self._living.clear()
 
     def write(
@@ -315,7 +319,7 @@ class Tracer:
         out: Any,  # noqa: ANN401
         attention: Attention | None = None,
     ) -> Entry | None:
-        """Write a call on the tape, if it made or changed tensors."""
+        """Record a call if it returned or changed tensors; return its entry, or None."""
         operation = operation_of(func)
         if operation.exposes and args and isinstance(args[0], Tensor):
             self._living.exposed.add(args[0])
@@ -325,7 +329,7 @@ class Tracer:
         targets = self._targets(operation, args, kwargs, out)
         for target in targets:
             if (slot := self._living.slot(target)) is not None:
-                self._living.versions[slot] = None  # what was written was seen
+                self._living.versions[slot] = None  # the write was intercepted
         noted, named = self._noted(tuple(args)), {name: self._noted(value) for name, value in kwargs.items()}
         layer = self._layer() if operation.name in _NAMED or not operation.own else ""
         entry = Entry(func, operation, noted, named, (), layer, attention=attention)
@@ -358,14 +362,14 @@ class Tracer:
 
     @staticmethod
     def _is_single(entry: Entry, out: Any) -> bool:  # noqa: ANN401
-        """Whether a call does nothing but make one tensor, or give one of its simple arguments."""
+        """Check whether a call only returns one tensor, new or an argument, and has simple arguments."""
         given = entry.before[0] if len(entry.before) == 1 else None
         return (
             type(out) is Tensor
             and not out.is_nested
             and len(entry.outs) == 1
             and entry.operation.own
-            and getattr(entry.func, "__name__", "") != "__get__"  # which may give a tensor from elsewhere
+            and getattr(entry.func, "__name__", "") != "__get__"  # an attribute may return a tensor from elsewhere
             and entry.quick is not None
             and (given is None or any(ref.slot == given for ref in entry.refs))
             and not entry.writes
@@ -395,7 +399,7 @@ class Tracer:
         kwargs: Mapping[str, Any],
         out: Any,  # noqa: ANN401
     ) -> list[Tensor]:
-        """The tensors that a call has written over."""
+        """Return the tensors that a call has overwritten."""
         given = tensors_in(kwargs.get("out") if "out" in kwargs else args[0] if args else None)
         if operation.writes or "out" in kwargs or kwargs.get("inplace") is True:
             return given
@@ -405,7 +409,7 @@ class Tracer:
         return given[:1] if slot is not None and self._living.is_written(slot, out) else []
 
     def _sharing(self, targets: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
-        """Other living tensors in the memory of some that were written over, by slot."""
+        """Return slots and tensors that share memory with overwritten tensors, without parameters and buffers."""
         memories, own = {memory_of(target) for target in targets}, {id(target) for target in targets}
         self._living.exposed.refresh(memories)
         outside = self.tape.outside

@@ -1,1 +1,1 @@
-"""Pictures with captions."""
+"""Captioned images."""

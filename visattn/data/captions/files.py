@@ -1,7 +1,7 @@
-"""Captions in a file: which file it is, and names of pictures with their captions in one split.
+"""Caption files: find the file in a folder, and read the captions of one split by image name.
 
-Nothing is run or looked up by what is read: captions are text, and a name that leaves the folder of pictures is refused. Pictures are not
-looked for here.
+Content is never executed: captions are plain text, and an image name outside the image folder raises an error. This module does not look
+for the images themselves.
 """
 
 from __future__ import annotations
@@ -17,66 +17,68 @@ from visattn.data.captions.formats import entries, shown, text_of
 from visattn.errors import DataError
 
 NAMES = ("*.jsonl", "dataset_*.json", "captions_*.json", "*.token.txt", "*.token", "captions.txt", "captions.csv")
-INNER = ("annotations", "Flickr8k_text")  # folders, beside those of pictures, in which published files lie
+INNER = ("annotations", "Flickr8k_text")  # folders of published caption files, beside the image folders
 _SPLITS = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 
 
 class Captions(NamedTuple):
-    """What a file holds of one split."""
+    """Captions of one split of a file."""
 
-    pictures: dict[str, tuple[str, ...]]  # captions by name, in the order of the file
-    bare: int  # pictures that were left out, as they have no caption
-    blank: int  # captions that were left out, as they have no word
+    pictures: dict[str, tuple[str, ...]]  # image name -> captions, in the order of the file
+    bare: int  # images left out because they have no caption
+    blank: int  # captions left out because they have no word
 
 
 def find_captions(folder: Path, split: Split) -> tuple[Path, bool]:
-    """The one file of captions in a folder or in its `INNER`, or of COCO's two that of the split.
+    """Find the caption file of a split in a folder or in its `INNER` subfolders.
+
+    COCO has one file per split. Any other folder must hold a single caption file.
 
     Args:
-        folder: Where to look.
-        split: `train` or `test`; COCO's `val` stands for `test`.
+        folder: Folder to search.
+        split: `train` or `test`; COCO's `val` file is used for `test`.
 
     Returns:
-        The file, and whether all of it belongs to the split.
+        The file, and True if all of it belongs to the split.
 
     Raises:
-        DataError: If there is none, or more than one.
+        DataError: If there is no caption file, or more than one.
     """
     title = printable(str(folder))
     places = [folder, *(folder / name for name in INNER if (folder / name).is_dir())]
     found = next(filter(None, map(_listed, places)), [])
     if not found:
-        raise DataError(f"{title}: must hold a file of captions, got none. Expected one of {', '.join(NAMES)}.")
+        raise DataError(f"{title}: must hold a caption file, got none. Expected one of {', '.join(NAMES)}.")
     years = [file.name.removeprefix(f"captions_{part}") for file, part in zip(found, ("train", "val"), strict=False)]
     if len(found) == 2 and years[0] == years[1]:
         return found[split == "test"], True
     if len(found) > 1:
         names = printable(", ".join(file.name for file in found))
-        raise DataError(f"{title}: must hold one file of captions, got {names}. Pass the one that is meant.")
+        raise DataError(f"{title}: must hold one caption file, got {names}. Pass one of these files.")
     return found[0], False
 
 
 def read_file(path: Path, split: Split, *, whole: bool = False) -> Captions:
-    """Captions of one split of a file.
+    """Read the captions of one split of a file.
 
-    A picture that is named twice has the captions of both. Where the file names splits, `restval` is train, and `val` is test if there is
-    no `test`; for Flickr8k the lists of names beside it do. Where nothing does, a picture is in `test` if the first eight bytes of the
-    sha256 of its name, as a number from the most significant byte on, are a multiple of ten.
+    Captions of an image that is listed twice are merged. If the file names splits, `restval` counts as train, and `val` as test if there is
+    no `test`. Flickr8k names its splits in lists beside the caption file. Without any split, the name of the image decides: it is in
+    `test` if the first eight bytes of the sha256 of its name, read as a big-endian number, are a multiple of ten.
 
     Args:
-        path: The file; what is in it tells its format.
+        path: Caption file; the format is detected from its ending and content.
         split: `train` or `test`.
-        whole: Whether all of it is that split.
+        whole: Whether the whole file belongs to that split.
 
     Returns:
-        The captions, their white space made single spaces.
+        The captions, with each run of white space replaced by a single space.
 
     Raises:
-        DataError: If the file cannot be read, is of no known format or damaged, or holds no captions of this split.
+        DataError: If the file cannot be read, has an unknown format, is damaged, or holds no captions of this split.
     """
     title = printable(str(path))
     found: dict[str, tuple[list[str], str | None]] = {}
-    names: dict[str, str] = {}  # a path takes its time, and a picture has several captions
+    names: dict[str, str] = {}  # cache: parsing a path is slow, and an image has several captions
     for where, image, captions, told in entries(path, title):
         at = f"{title}, {where}"
         if not (isinstance(image, str) and image in names):
@@ -85,17 +87,17 @@ def read_file(path: Path, split: Split, *, whole: bool = False) -> Captions:
         texts, known = found.setdefault(name, ([], part))
         if known != part:
             raise DataError(
-                f"{at}: {printable(name)} must be in one split, got {known or 'none'} and {part or 'none'}. Remove it from one."
+                f"{at}: {printable(name)} must be in one split, got {known or 'none'} and {part or 'none'}. Remove it from one of them."
             )
         if not isinstance(captions, (list, tuple)):
-            raise DataError(f"{at}: captions must be a list of texts, got {shown(captions)}. Put them in brackets.")
+            raise DataError(f"{at}: captions must be a list of strings, got {shown(captions)}. Put them in brackets.")
         texts += (" ".join(text_of(caption, "a caption", at).split()) for caption in captions)
     chosen = {name: texts for name, (texts, part) in found.items() if whole or part == split}
     parts = {part for _, part in found.values()}
     if not whole and None in parts:
         if len(parts) > 1:
             bare = next(name for name, (_, part) in found.items() if part is None)
-            raise DataError(f"{title}: must name a split for all pictures or for none, got none for {printable(bare)}. Add it.")
+            raise DataError(f"{title}: must name a split for all images or for none, got none for {printable(bare)}. Add it.")
         chosen = {name: texts for name, (texts, _) in found.items() if _tenth(name) == (split == "test")}
     elif not whole and split == "test" and "test" not in parts:
         chosen = {name: texts for name, (texts, part) in found.items() if part == "val"}
@@ -108,7 +110,7 @@ def read_file(path: Path, split: Split, *, whole: bool = False) -> Captions:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Files of captions by their names; not leftovers of a system, and not the lemmas that lie beside Flickr8k's captions."""
+    """Return the caption files of a folder, by name; hidden files and Flickr8k's files of lemmas are skipped."""
     return sorted(
         item
         for item in folder.iterdir()
@@ -119,7 +121,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _tenth(name: str) -> bool:
-    """One in ten names, the same for ever."""
+    """Return True for a fixed tenth of all names."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 10 == 0
 
 
@@ -127,23 +129,23 @@ def _refuse_empty(title: str, split: str, pictures: int, parts: set[str | None],
     if not pictures:
         raise DataError(f"{title}: must hold captions, got none. Add some.")
     if chosen:
-        raise DataError(f"{title}: must have captions of words for {split}, got none for its {chosen} pictures. Add some.")
+        raise DataError(f"{title}: must have captions with words for {split}, got none for its {chosen} images. Add some.")
     if None in parts:
         raise DataError(
-            f"{title}: must have pictures for {split}, got none of {pictures}: a hash of the name sends one in ten to test. "
-            "Add pictures, or name the split of each."
+            f"{title}: must have images for {split}, got none of {pictures}: a hash of the name assigns one in ten to test. "
+            "Add images, or name the split of each."
         )
     names = ", ".join(sorted(filter(None, parts)))
-    raise DataError(f"{title}: must have pictures for {split}, got splits {names} alone. Add some.")
+    raise DataError(f"{title}: must have images for {split}, got only the splits {names}. Add some.")
 
 
 def _name(value: Any, where: str) -> str:  # noqa: ANN401 - of JSON
-    """A picture's name, relative and with slashes."""
-    text = text_of(value, "a picture's name", where)
+    """Return an image name as a relative path with forward slashes."""
+    text = text_of(value, "an image name", where)
     path = Path(text)
     if not path.name or path.anchor or ".." in path.parts or "\0" in text:
         raise DataError(
-            f"{where}: a picture must lie below the folder of pictures, got '{printable(text)}'. "
+            f"{where}: an image must lie inside the image folder, got '{printable(text)}'. "
             "Name it relative to that folder, and pass the folder as root."
         )
     return path.as_posix()

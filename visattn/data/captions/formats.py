@@ -1,8 +1,8 @@
-"""Formats of captions: from a file to what it says of each picture, unchecked but for its form.
+"""Caption formats: parse a file into one entry per image or caption. Only the format is checked here.
 
-A line of one's own is `{"image": "photos/1.jpg", "captions": ["a dog", "a dog runs"], "split": "train"}`. JSON is Karpathy's (`images` with
-`sentences`) or COCO's (`images` and `annotations`). Text is Flickr's, `NAME#0`, a tab and a caption, or a table that begins with
-`image,caption`.
+Your own data is JSONL, one line per image: `{"image": "photos/1.jpg", "captions": ["a dog", "a dog runs"], "split": "train"}`. JSON is read
+in Karpathy's format (`images` with `sentences`) and COCO's (`images` and `annotations`). Text is read in Flickr's format (`NAME#0`, a tab,
+a caption) and as a table with the header `image,caption`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from visattn._support.files import regular
 from visattn._support.types import Split
 from visattn.errors import DataError
 
-_FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table that begins with image,caption"
+_FORMS = "JSONL of image and captions, Karpathy's or COCO's JSON, lines of NAME#0, tab, caption, or a table with the header image,caption"
 _KINDS: dict[str, tuple[type, ...]] = {"text": (str,), "a list": (list,), "a number or text": (int, str), "anything": (object,)}
 
 
 class Entry(NamedTuple):
-    """Some captions of a picture, as they were read; nothing is checked yet."""
+    """Captions of an image as read from the file; nothing is checked yet."""
 
-    where: str  # for messages
+    where: str  # position in the file, for messages
     image: Any
     captions: Any
     split: Any = None
 
 
 def entries(path: Path, title: str) -> Iterator[Entry]:
-    """What a file holds, by its ending and its first line."""
+    """Parse a caption file; its ending and first line decide the format."""
     text = _content(path, title)
     first = text.lstrip().split("\n", 1)[0].rstrip("\r")
     if path.suffix.lower() == ".jsonl":
@@ -46,11 +46,11 @@ def entries(path: Path, title: str) -> Iterator[Entry]:
         return _tokens(path, text, title)
     if not first:
         return iter(())
-    raise DataError(f"{title}: must be {_FORMS}; got a file that begins with {shown(first)}. Write it as one of these.")
+    raise DataError(f"{title}: must be {_FORMS}; got a file that begins with {shown(first)}. Convert it to one of these.")
 
 
 def text_of(value: Any, what: str, where: str) -> str:  # noqa: ANN401 - of JSON
-    """A value that must be text."""
+    """Return a value after checking that it is text."""
     if not isinstance(value, str):
         raise DataError(f"{where}: {what} must be text, got {shown(value)}. Correct it.")
     try:
@@ -61,7 +61,7 @@ def text_of(value: Any, what: str, where: str) -> str:  # noqa: ANN401 - of JSON
 
 
 def shown(value: Any) -> str:  # noqa: ANN401 - of JSON
-    """A value as JSON, its beginning where it is long."""
+    """Format a value as JSON for a message; long text is cut."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value)
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:  # noqa: ANN401 - of JSON
 
 
 def _field(record: Any, name: str, kind: str, where: str) -> Any:  # noqa: ANN401 - of JSON
-    """A field of a JSON object."""
+    """Return a field of a JSON object after checking its type."""
     if not isinstance(record, dict):
         raise DataError(f"{where}: must be an object with {name}, got {shown(record)}. Correct it.")
     if name not in record:
@@ -92,7 +92,7 @@ def _content(path: Path, title: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # after a byte order mark, places are counted from behind it
+        # with a byte order mark, the decoder counts positions from the byte after it
         at = error.start + len(content) - len(error.object)
         line = content[:at].count(b"\n") + 1
         raise DataError(
@@ -101,25 +101,25 @@ def _content(path: Path, title: str) -> str:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """What to raise for a file or folder that the system does not give."""
+    """Build the error for a file or folder that cannot be read."""
     name = printable(str(error.filename or path))
-    return DataError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check its name and mode.")
+    return DataError(f"{name}: cannot be read ({(error.strerror or str(error)).lower()}). Check its name and permissions.")
 
 
 def _parsed(text: str, where: str, fix: str) -> Any:  # noqa: ANN401 - of JSON
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: must be JSON, got damage ({printable(str(error)).lower()}). {fix}") from error
+        raise DataError(f"{where}: must be valid JSON, got an error ({printable(str(error)).lower()}). {fix}") from error
 
 
 def _lines(text: str, title: str) -> Iterator[Entry]:
-    """Lines of JSON, of one's own or as `visattn.data.scenes.write` makes them; they end at line feeds, other breaks may stand in them."""
+    """Parse JSONL, also that written by `visattn.data.scenes.write`; only line feeds end a line."""
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{title}, line {number}"
-        record = _parsed(line, where, "Write one object a line.")
+        record = _parsed(line, where, "Write one object per line.")
         image, captions = (
             next((key for key in keys if isinstance(record, dict) and key in record), keys[0])
             for keys in (("image", "file"), ("captions", "caption"))
@@ -136,14 +136,14 @@ def _lines(text: str, title: str) -> Iterator[Entry]:
 def _json(text: str, title: str) -> Iterator[Entry]:
     if not text.strip():
         return iter(())
-    content = _parsed(text, title, "Fetch it again; a file of one object a line must be called .jsonl.")
+    content = _parsed(text, title, "Download it again; name it .jsonl if it has one object per line.")
     keys = set(content) if isinstance(content, dict) else set()
     if {"images", "annotations"} <= keys:
         return _coco(content, title)
     if "images" in keys:
         return _karpathy(content, title)
     got = _keys(content) if isinstance(content, dict) else shown(content)
-    raise DataError(f"{title}: must be {_FORMS}; got {got}. Write it as one of these.")
+    raise DataError(f"{title}: must be {_FORMS}; got {got}. Convert it to one of these.")
 
 
 def _karpathy(content: dict[str, Any], title: str) -> Iterator[Entry]:
@@ -158,7 +158,7 @@ def _karpathy(content: dict[str, Any], title: str) -> Iterator[Entry]:
 
 
 def _sentence(record: Any, where: str) -> Any:  # noqa: ANN401 - of JSON
-    """Its text, or its words where that is missing."""
+    """Return the raw text of a sentence; without it, join the tokens."""
     if isinstance(record, dict) and "raw" not in record and "tokens" in record:
         return " ".join(text_of(token, "a token", where) for token in _field(record, "tokens", "a list", where))
     return _field(record, "raw", "anything", where)
@@ -170,13 +170,13 @@ def _coco(content: dict[str, Any], title: str) -> Iterator[Entry]:
         where = f"{title}, image {number}"
         key, name = _field(image, "id", "a number or text", where), _field(image, "file_name", "text", where)
         if names.setdefault(key, name) != name:
-            raise DataError(f"{where}: ids must be unique, got {shown(key)} for another picture too. Correct one.")
+            raise DataError(f"{where}: ids must be unique, got {shown(key)} for another image too. Correct one of them.")
         yield Entry(f"image {number}", name, [])
     for number, note in enumerate(_field(content, "annotations", "a list", title)):
         where = f"{title}, annotation {number}"
         key, caption = _field(note, "image_id", "a number or text", where), _field(note, "caption", "anything", where)
         if key not in names:
-            raise DataError(f"{where}: image_id must be that of a picture, got {shown(key)}. Correct it, or add the picture.")
+            raise DataError(f"{where}: image_id must be the id of an image, got {shown(key)}. Correct it, or add the image.")
         yield Entry(f"annotation {number}", names[key], [caption])
 
 
@@ -195,7 +195,7 @@ def _tokens(path: Path, text: str, title: str) -> Iterator[Entry]:
 
 
 def _lists(path: Path) -> dict[str, str]:
-    """The split of names in Flickr8k's lists, if they are there; who is in neither is in no split that is read."""
+    """Return the splits of names in Flickr8k's lists, if the lists exist; the caller puts all other names into `val`."""
     files = {split: path.with_name(f"Flickr_8k.{split}Images.txt") for split in get_args(Split)}
     there = [file for file in files.values() if file.is_file()]
     if len(there) == 1:
@@ -205,7 +205,7 @@ def _lists(path: Path) -> dict[str, str]:
     for split, file in files.items() if there else ():
         for name in filter(None, map(str.strip, _content(file, printable(str(file))).split("\n"))):
             if parts.setdefault(name, split) != split:
-                raise DataError(f"{printable(str(file))}: must not share a picture with train, got {printable(name)}. Remove it.")
+                raise DataError(f"{printable(str(file))}: must not share an image with train, got {printable(name)}. Remove it.")
     return parts
 
 
@@ -216,16 +216,14 @@ def _table(text: str, title: str) -> Iterator[Entry]:
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise DataError(
-                f"{title}, line {rows.line_num}: must be a row of a table, got damage ({error}). Correct it."
-            ) from error
+            raise DataError(f"{title}, line {rows.line_num}: must be a table row, got an error ({error}). Correct it.") from error
         if row is None:
             return
         if not "".join(row).strip():
             continue
         if begun and len(row) != 2:
             raise DataError(
-                f"{title}, line {rows.line_num}: must be image,caption, got {len(row)} columns. Put a caption with a comma in quotes."
+                f"{title}, line {rows.line_num}: must be image,caption, got {len(row)} columns. Quote captions that contain a comma."
             )
         if begun:
             yield Entry(f"line {rows.line_num}", row[0], [row[1]])

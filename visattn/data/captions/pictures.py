@@ -1,4 +1,4 @@
-"""Pictures with captions: scenes from the cache, and files."""
+"""Datasets of captioned images: generated scenes from the cache, and image files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from visattn.images import load_image
 
 
 class _Kind(NamedTuple):
-    """What is special about some scenes, see `Scenes`."""
+    """Settings of `Scenes` for one dataset."""
 
     pairs: Pairs
     margin: float
@@ -29,29 +29,29 @@ class _Kind(NamedTuple):
 
 SCENES = {"scenes": _Kind("known", 0.03), "scenes-new": _Kind("new", 0.03), "scenes-any": _Kind("all", 0.0)}
 COUNTS = {"train": 20_000, "test": 1_000}
-_NAMED = 5  # folders that a message names
+_NAMED = 5  # most folders that a message names
 
 
-class CaptionedScenes:
-    """Scenes with their captions, from the cache; see `Captioned`."""
+class CaptionSceneDataset:
+    """Scenes with their captions, from the cache; see `CaptionDataset`."""
 
     channels = 3
 
     def __init__(self, data: str, split: str, count: int, size: tuple[int, int], seed: int) -> None:
-        """Draw them, if that was not done before.
+        """Load the scenes from the cache; draw them first if they are not cached.
 
         Args:
             data: A key of `SCENES`.
             split: A key of `COUNTS`.
-            count: How many.
+            count: Number of scenes.
             size: `(height, width)`; see `Scenes`.
-            seed: See `read_captions`.
+            seed: See `load_captions`.
 
         Raises:
             OptionError: If `size` is out of range.
             DataError: If the files in the cache are damaged.
             OutputError: If the cache cannot be written.
-            ResourceError: If the disk is full, or the processes that draw were ended.
+            ResourceError: If the disk is full, or the worker processes were killed.
         """
         pairs, margin = SCENES[data]
         scenes = Scenes(count, (size[0], size[1]), seed=seed_of(split, seed), distractors=(0, 2), pairs=pairs, margin=margin)
@@ -60,51 +60,51 @@ class CaptionedScenes:
         self._title, self._source = f"{data} {split}", json.dumps([VERSION, data, scenes.size, scenes.seed])
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of scenes."""
         return len(self._captions)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tuple[str, ...]]:
-        """Picture and its one caption."""
+        """Return an image and its single caption."""
         return Image.fromarray(self._pixels[index]), self.captions(index)
 
     def captions(self, index: int) -> tuple[str, ...]:
-        """The caption alone."""
+        """Return the caption without loading the image."""
         return (bytes(self._captions[index]).decode(),)
 
     def name(self, index: int) -> str:
-        """The title and which."""
+        """Return the title of the dataset and the index."""
         return f"{self._title} {index}"
 
     def fingerprint(self) -> str:
-        """Digest of what was drawn, and of the captions."""
+        """Return a sha256 of the settings of the scenes and of the captions."""
         return hashlib.sha256(b"\n".join((self._source.encode(), *self._captions.tolist()))).hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickle of mapped pixels would hold them all: it names their file."""
+        """Replace the memory-mapped pixels by their file name, so that a pickle stays small."""
         return self.__dict__ | {"_pixels": str(self._pixels.filename)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map them again."""
+        """Map the pixels again."""
         self.__dict__.update(state | {"_pixels": np.load(state["_pixels"], mmap_mode="r")})
 
 
-class CaptionedFiles:
-    """Pictures in files with captions of another; each is decoded when it is asked for. See `Captioned`."""
+class CaptionFileDataset:
+    """Image files with captions from a separate file. Images are decoded on access; see `CaptionDataset`."""
 
     channels = 3
     size: tuple[int, int] | None = None
 
     def __init__(self, names: Sequence[str], captions: Sequence[tuple[str, ...]], folders: Sequence[Path], title: str) -> None:
-        """Look for the pictures.
+        """Find the image files.
 
         Args:
-            names: Of the pictures.
-            captions: Of each, one or more without line breaks.
-            folders: Where to look, the first that has a picture before the others; one or more.
-            title: Names the data in messages.
+            names: Names of the images.
+            captions: Captions of each image, one or more, without line breaks.
+            folders: One or more folders to search; an image is taken from the first folder that has it.
+            title: Name of the data in messages.
 
         Raises:
-            DataError: If there is none of the pictures.
+            DataError: If none of the images is found.
         """
         there = [_found(name, folders) for name in names]
         gone = [name for name, (_, length) in zip(names, there, strict=True) if length < 0]
@@ -112,35 +112,35 @@ class CaptionedFiles:
         lack = printable(f"no {gone[0]} in {places}") if gone else ""
         if len(gone) == len(names):
             raise DataError(
-                f"{title}: must find the pictures, got none of {len(names)}: {lack}. Pass as root (--root) where they lie."
+                f"{title}: must find the images, got none of {len(names)}: {lack}. Pass their folder as root (--root)."
             )
-        self.missing = f"{len(gone)} of {len(names)} pictures are missing: {lack}." if gone else ""
+        self.missing = f"{len(gone)} of {len(names)} images are missing: {lack}." if gone else ""
         self._folders, self._places = tuple(map(str, folders)), np.array([place for place, _ in there], np.int16)
         self._lengths = np.array([length for _, length in there], np.int64)
         self._names, self._captions = _Texts(names), _Texts(["\n".join(each) for each in captions])
 
     def __len__(self) -> int:
-        """How many pictures."""
+        """Return the number of images, missing ones included."""
         return len(self._lengths)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tuple[str, ...]]:
-        """Picture, upright and RGB, and its captions.
+        """Return an image, upright and RGB, and its captions.
 
         Raises:
-            ImageError: If the file cannot be used; the message names it.
+            ImageError: If the file cannot be read; the message names it.
         """
         return load_image(self._path(index)), self.captions(index)
 
     def captions(self, index: int) -> tuple[str, ...]:
-        """The captions alone."""
+        """Return the captions without loading the image."""
         return tuple(self._captions[index].split("\n"))
 
     def name(self, index: int) -> str:
-        """The file."""
+        """Return the path of the file."""
         return printable(str(self._path(index)))
 
     def fingerprint(self) -> str:
-        """Digest of name, size and captions of each picture; the folders may lie anywhere."""
+        """Return a sha256 of the name, file size and captions of each image; it does not depend on the folders."""
         digest = hashlib.sha256()
         for index, length in enumerate(self._lengths.tolist()):
             digest.update(json.dumps([self._names[index], length, self.captions(index)]).encode())
@@ -151,7 +151,7 @@ class CaptionedFiles:
 
 
 class _Texts:
-    """Texts in one piece: a list of them would be copied by every worker."""
+    """Read-only list of strings, stored in one buffer: every loader worker would copy a plain list."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         parts = [text.encode() for text in texts]
@@ -164,10 +164,10 @@ class _Texts:
 
 
 def _found(name: str, folders: Sequence[Path]) -> tuple[int, int]:
-    """Which folder has a picture, and the length of its file; the first and -1 where none has."""
+    """Return the index of the folder that has an image, and the length of its file; `(0, -1)` if no folder has it."""
     for number, folder in enumerate(folders):
         try:
-            facts = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - a Path takes several times as long, for each picture
+            facts = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - a Path takes several times as long, for each image
         except (OSError, ValueError):
             continue
         if stat.S_ISREG(facts.st_mode):

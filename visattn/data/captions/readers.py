@@ -1,4 +1,4 @@
-"""Pictures with captions to learn from and to be scored on, by one name: scenes whose captions are their truth, or files of captions."""
+"""Load captioned images by name: generated scenes with exact captions, or caption files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from visattn._support.checks import between, one_of, printable, suggest
 from visattn._support.types import Split
 from visattn.data.captions.files import INNER, find_captions, read_file
 from visattn.data.captions.formats import unreadable
-from visattn.data.captions.pictures import COUNTS, SCENES, CaptionedFiles, CaptionedScenes
-from visattn.data.pictures import Pictures
+from visattn.data.captions.pictures import COUNTS, SCENES, CaptionFileDataset, CaptionSceneDataset
+from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError, VisattnWarning
 
-FOLDERS = (  # in which published pictures lie, one in another too
+FOLDERS = (  # image folders of published datasets; they may be nested
     "images",
     "Images",
     "train2014",
@@ -33,19 +33,23 @@ FOLDERS = (  # in which published pictures lie, one in another too
 )
 
 
-class Captioned(Pictures, Protocol):
-    """Pictures with captions, for training and testing."""
+class CaptionDataset(ImageDataset, Protocol):
+    """Captioned images, for training and testing."""
 
     def __getitem__(self, index: int) -> tuple[Image.Image, tuple[str, ...]]:
-        """Picture and its captions, one or more; `ImageError`, which names the file, for one that cannot be used."""
+        """Return an image and its captions, one or more.
+
+        Raises:
+            ImageError: If the image cannot be read; the message names the file.
+        """
         ...
 
     def captions(self, index: int) -> tuple[str, ...]:
-        """The captions alone; the picture is not read."""
+        """Return the captions without loading the image."""
         ...
 
 
-def read_captions(
+def load_captions(
     data: str,
     split: Split,
     *,
@@ -53,38 +57,38 @@ def read_captions(
     count: int | None = None,
     size: tuple[int, int] = (64, 64),
     seed: int = 0,
-) -> Captioned:
-    """Pictures with captions by name.
+) -> CaptionDataset:
+    """Load a dataset of captioned images by name.
 
-    Files are a JSONL of one's own (`{"image": "photos/1.jpg", "captions": ["a dog runs"], "split": "train"}`), Karpathy's
-    `dataset_*.json`, COCO's `captions_*.json`, Flickr's `*.token.txt`, and tables that begin with `image,caption`. Where a file names no
-    splits, a hash of a picture's name sends one in ten to test, whatever else is in the file; COCO's two files, in one folder, are train
-    and test. Pictures and captions that are left out, and pictures that are missing, are told by a warning.
+    Supported caption files are JSONL of your own (`{"image": "photos/1.jpg", "captions": ["a dog runs"], "split": "train"}`), Karpathy's
+    `dataset_*.json`, COCO's `captions_*.json`, Flickr's `*.token.txt`, and tables with the header `image,caption`. If a file names no
+    splits, a hash of the image name assigns one image in ten to test, independent of the other images. COCO's two files in one folder are
+    train and test. A warning reports images and captions that are left out, and images that are missing.
 
     Args:
-        data: `scenes`: one to three things, none of a pair of color and shape in `NEW`; `scenes-new`: one of these at least in each;
-            `scenes-any`: all pairs, and places that only the truth can tell. Else a file of captions, or a folder that holds one; what is
-            called like scenes is `./NAME`.
+        data: Name of generated scenes, a caption file, or a folder that holds one. `scenes` have one to three things and no pair of color
+            and shape in `NEW`; each of `scenes-new` has at least one such pair. `scenes-any` have all pairs, and things so close to a
+            border between thirds that their location is ambiguous. Write `./NAME` for a folder with the name of scenes.
         split: `train` or `test`.
-        root: Where to look for pictures first; then it is the folder of the file, and in each of them the usual subfolders.
-        count: How many pictures, drawn at random; all of a file unless told, and 20,000 and 1,000 scenes. A smaller count gives the first
-            of a larger one.
-        size: `(height, width)` of scenes; other pictures keep their own.
-        seed: Of what `count` draws, and of scenes; 0 to 2**31 - 2.
+        root: Folder to search for images first. The folder of the caption file comes next. Both are searched with the usual subfolders.
+        count: Number of images, drawn at random. Default: all of a file; 20,000 scenes for train and 1,000 for test. A smaller count
+            gives the first images of a larger one.
+        size: `(height, width)` of scenes; other images keep their size.
+        seed: Seed of the draw by `count` and of the scenes; 0 to 2**31 - 2.
 
     Returns:
-        The pictures.
+        The dataset.
 
     Raises:
         OptionError: If an option is unknown or out of range.
-        DataError: If there is no such data, or nothing can be learned from it; the message says what to do.
+        DataError: If the data does not exist or cannot be trained on; the message says what to do.
     """
     one_of(split, get_args(Split), "split")
     between(seed, 0, 2**31 - 2, "seed")
     if count is not None and count < 1:
         raise DataError(f"{printable(data)} {split}: count must be 1 or more, got {count}. Raise it.")
     if data in SCENES:
-        return CaptionedScenes(data, split, COUNTS[split] if count is None else count, size, seed)
+        return CaptionSceneDataset(data, split, COUNTS[split] if count is None else count, size, seed)
     try:
         place, whole = _file(data, split)
         folders = _folders(place, root)
@@ -95,22 +99,22 @@ def read_captions(
     title, names = printable(data), list(found.pictures)
     if found.bare or found.blank:
         warnings.warn(
-            f"{title} {split}: left out {found.bare} pictures without a caption and {found.blank} captions without a word.",
+            f"{title} {split}: left out {found.bare} images without a caption and {found.blank} captions without a word.",
             VisattnWarning,
             stacklevel=2,
         )
     if count is not None:
         if count > len(names):
-            raise DataError(f"{title} {split}: count must be at most the {len(names)} pictures there are, got {count}. Lower it.")
+            raise DataError(f"{title} {split}: count must be at most {len(names)}, the number of images, got {count}. Lower it.")
         names = [names[index] for index in np.random.RandomState(seed).permutation(len(names))[:count]]
-    pictures = CaptionedFiles(names, [found.pictures[name] for name in names], folders, f"{title} {split}")
+    pictures = CaptionFileDataset(names, [found.pictures[name] for name in names], folders, f"{title} {split}")
     if pictures.missing:
         warnings.warn(f"{title} {split}: {pictures.missing}", VisattnWarning, stacklevel=2)
     return pictures
 
 
 def _file(data: str, split: Split) -> tuple[Path, bool]:
-    """The file of captions, and whether all of it belongs to the split."""
+    """Return the caption file, and True if all of it belongs to the split."""
     path = Path(data)
     if data and path.is_dir():
         return find_captions(path, split)
@@ -118,16 +122,16 @@ def _file(data: str, split: Split) -> tuple[Path, bool]:
         return path, False
     name = printable(data)
     if data and path.exists():
-        raise DataError(f"{name}: must be a file of captions or a folder that holds one, got neither. Pass one of them.")
+        raise DataError(f"{name}: must be a caption file or a folder that holds one, got neither. Pass one of them.")
     near = suggest(data, tuple(SCENES), 1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     raise DataError(
-        f"{name or 'data'}: no such file or folder{hint} Pass a file of captions, a folder that holds one, or one of {', '.join(SCENES)}."
+        f"{name or 'data'}: no such file or folder{hint} Pass a caption file, a folder that holds one, or one of {', '.join(SCENES)}."
     )
 
 
 def _folders(file: Path, root: Path | None) -> list[Path]:
-    """Where pictures may lie, the likeliest first."""
+    """Return the folders that may hold images, the likeliest first."""
     if root is not None and not root.is_dir():
         raise DataError(
             f"{printable(str(root))}: root must be a folder, got {'a file' if root.exists() else 'nothing there'}. Correct it."

@@ -1,1 +1,1 @@
-"""Labeled pictures to train and test on."""
+"""Labeled images for training and testing."""

@@ -1,4 +1,4 @@
-"""Labeled pictures that lie in one array, in memory or memory-mapped; and what any labeled pictures must be to learn from."""
+"""Labeled images in one array, in memory or memory-mapped, and a check that labels can be trained on."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from PIL import Image
 from visattn._support.checks import printable
 from visattn.errors import DataError
 
-_ROWS = 1024  # pictures that are hashed at a time
+_ROWS = 1024  # images hashed at a time
 
 
-class ArrayPictures:
-    """Pictures of one array with their labels.
+class ArrayDataset:
+    """Labeled images stored in one array.
 
-    Where the array is a whole `numpy.memmap` that is only read, a pickle holds the name of its file: workers of a loader map it again.
+    If the array is a whole, read-only `numpy.memmap`, a pickle stores only its file name, and loader workers map the file again.
 
     Attributes:
         pixels: `(N, H, W)` or `(N, H, W, 3)`, uint8.
         labels: `(N,)`, indices into `classes`.
-        classes: Their names.
+        classes: Names of the classes.
         channels: 1 or 3.
         size: `(height, width)`.
-        title: What these pictures are called.
+        title: Name of the dataset.
     """
 
     def __init__(
         self, pixels: ArrayLike, labels: ArrayLike, classes: Sequence[str], title: str = "array", *, source: str | None = None
     ) -> None:
-        """Check and keep the arrays; nothing is copied.
+        """Check and store the arrays without copying the pixels.
 
         Args:
             pixels: `(N, H, W)` gray or `(N, H, W, 3)` RGB, uint8.
-            labels: `(N,)`, integers from 0 to one less than there are classes.
-            classes: Their names, two or more.
-            title: Names the pictures in messages.
-            source: What tells the pixels in the fingerprint, where that is cheaper than to read them all.
+            labels: `(N,)`, integers from 0 to `len(classes) - 1`.
+            classes: Names of the classes, two or more.
+            title: Name of the dataset in messages.
+            source: Text that identifies the pixels in the fingerprint, so that they need not be hashed.
 
         Raises:
-            DataError: If they are of another shape or type, or there is nothing to be learned from them.
+            DataError: If an array has another shape or type, or the labels cannot be trained on.
         """
         array, numbers = np.asanyarray(pixels), np.asarray(labels)
         if array.dtype != np.uint8 or not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)) or 0 in array.shape[1:]:
@@ -58,11 +58,11 @@ class ArrayPictures:
                 f"{title}: labels must be integers of shape (N,), got {numbers.dtype} {numbers.shape}. Pass class indices."
             )
         if len(array) != len(numbers):
-            raise DataError(f"{title}: must have one label a picture, got {len(array)} pictures and {len(numbers)} labels.")
+            raise DataError(f"{title}: must have one label per image, got {len(array)} images and {len(numbers)} labels.")
         wrong = np.flatnonzero((numbers < 0) | (numbers >= len(classes)))
         if wrong.size:
             raise DataError(
-                f"{title}: labels must lie from 0 to {len(classes) - 1}, got {numbers[wrong[0]]} for picture {wrong[0]}. "
+                f"{title}: labels must lie from 0 to {len(classes) - 1}, got {numbers[wrong[0]]} for image {wrong[0]}. "
                 "Correct it, or name more classes."
             )
         check_learnable(numbers, classes, title)
@@ -72,19 +72,19 @@ class ArrayPictures:
         self._source, self._digest = source, ""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of images."""
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        """Picture, gray or RGB, and label."""
+        """Return an image, gray or RGB, and its label."""
         return Image.fromarray(self.pixels[index]), int(self.labels[index])
 
     def name(self, index: int) -> str:
-        """The title and the place in the array."""
+        """Return the title of the dataset and the index."""
         return printable(f"{self.title} {index}")
 
     def fingerprint(self) -> str:
-        """Digest of classes, labels, shape and pixels, or of the source in the place of pixels."""
+        """Return a sha256 of classes, labels, shape and pixels; the source, if given, replaces the pixels."""
         if not self._digest:
             digest = hashlib.sha256(json.dumps([self.classes, self.pixels.shape, self._source]).encode())
             digest.update(self.labels.astype("<i8").data)
@@ -95,20 +95,23 @@ class ArrayPictures:
         return self._digest
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickle of a mapped array would hold all its numbers; that of a part of one does, as nothing tells which part."""
+        """Replace a memory-mapped array by its file name, so that a pickle stays small.
+
+        A view of a part of a file is pickled in full, since numpy does not record which part it is.
+        """
         array, base = self.pixels, cast(object, self.pixels.base)
         if isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.mode == "r" and array.flags.c_contiguous:
             return self.__dict__ | {"pixels": _Mapped(str(array.filename), array.offset, array.shape)}
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map again what was mapped."""
+        """Map the array again if it was memory-mapped."""
         pixels = state["pixels"]
         self.__dict__.update(state | {"pixels": pixels.open() if isinstance(pixels, _Mapped) else pixels})
 
 
 class _Mapped(NamedTuple):
-    """Where a mapped array of uint8 lies; numpy keeps absolute paths."""
+    """Location of a memory-mapped uint8 array in its file; numpy keeps absolute paths."""
 
     path: str
     offset: int
@@ -119,21 +122,21 @@ class _Mapped(NamedTuple):
 
 
 def check_learnable(labels: NDArray[Any], classes: Sequence[str], title: str) -> None:
-    """Refuse what no classifier can learn from.
+    """Check that labels can be trained on.
 
     Args:
         labels: `(N,)`, indices into `classes`.
-        classes: Their names.
-        title: Names the data in the message.
+        classes: Names of the classes.
+        title: Name of the data in the message.
 
     Raises:
-        DataError: If there are no pictures, one alone, or one class alone.
+        DataError: If there are fewer than two images or fewer than two classes.
     """
     found = np.unique(labels)
     if len(labels) < 2:
-        raise DataError(f"{title}: must hold two pictures or more, got {len(labels) or 'none'}. Add pictures.")
+        raise DataError(f"{title}: must hold two images or more, got {len(labels) or 'none'}. Add images.")
     if len(found) < 2:
         raise DataError(
-            f"{title}: must hold two classes or more, got {len(labels)} pictures of '{printable(classes[int(found[0])])}' alone. "
-            "Add pictures of another class."
+            f"{title}: must hold two classes or more, got {len(labels)} images of '{printable(classes[int(found[0])])}' only. "
+            "Add images of another class."
         )

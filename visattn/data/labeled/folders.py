@@ -1,4 +1,4 @@
-"""Labeled pictures in folders, `DIR/train/CLASS/...` and `DIR/test/CLASS/...`, the layout of torchvision's `ImageFolder`."""
+"""Labeled images in folders, `DIR/train/CLASS/...` and `DIR/test/CLASS/...`: the layout of torchvision's `ImageFolder`."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from visattn.data.labeled.arrays import check_learnable
 from visattn.errors import DataError
 from visattn.images import FORMATS, load_image
 
-_SPLITS = {"train": ("train",), "test": ("test", "val")}  # the first that is there
-_NAMED = 5  # classes that a message names
+_SPLITS = {"train": ("train",), "test": ("test", "val")}  # the first folder that exists is used
+_NAMED = 5  # most classes that a message names
 
 
-class FolderPictures:
-    """Pictures of one split of a folder; each is decoded when it is asked for.
+class FolderDataset:
+    """Labeled images of one split of a folder; they are decoded on access.
 
     Attributes:
         classes: Names of the class folders, sorted.
         labels: `(N,)`, indices into `classes`.
         channels: 3.
-        size: None; pictures differ.
+        size: None; images may differ in size.
     """
 
     channels: int = 3
     size: tuple[int, int] | None = None
 
     def __init__(self, folder: Path, split: Split) -> None:
-        """List the files, in an order that is the same everywhere.
+        """List the files, in the same order on every machine.
 
-        Files whose ending is of no known format are left out, hidden ones too; links are followed.
+        Hidden files and files with an unknown ending are skipped; links are followed.
 
         Args:
-            folder: Holds `train/CLASS/...` and `test/CLASS/...` (or `val`), pictures lying however deep; what
-                `visattn.data.scenes.write` made of `train` and `test` is understood too.
-            split: Which; for `test` that is `val` where there is no folder `test`.
+            folder: Folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`), with images at any depth. `train` and `test`
+                may also be folders written by `visattn.data.scenes.write`.
+            split: `train` or `test`; `val` is used for `test` if there is no folder `test`.
 
         Raises:
-            DataError: If the folder is laid out otherwise, train and test differ in classes, a class has no picture, or there is
-                nothing to be learned from them.
+            DataError: If the folder has another layout, train and test differ in classes, a class has no image, or the labels cannot be
+                trained on.
         """
         name = printable(str(folder))
         try:
@@ -55,37 +55,37 @@ class FolderPictures:
             found = [(label, path) for label, one in enumerate(self.classes) for path in _pictures(self._place, one)]
         except OSError as error:
             at = printable(str(error.filename or name))
-            raise DataError(f"{at}: cannot be read ({(error.strerror or str(error)).lower()}). Check its mode.") from error
+            raise DataError(f"{at}: cannot be read ({(error.strerror or str(error)).lower()}). Check its permissions.") from error
         title = printable(str(self._place))
         self.labels = np.array([label for label, _ in found], np.int64)
         counts = np.bincount(self.labels, minlength=len(self.classes))
         if found and not counts.all():
             empty = _listed({one for one, count in zip(self.classes, counts, strict=True) if not count})
             raise DataError(
-                f"{title}: every class must have pictures, got none for {empty}. Add some, or remove the class everywhere."
+                f"{title}: every class must have images, got none for {empty}. Add some, or remove the class from train and test."
             )
         check_learnable(self.labels, self.classes, title)
-        self._files = np.array([os.fsencode(path) for _, path in found])  # one array: a list would be copied by every worker
+        self._files = np.array([os.fsencode(path) for _, path in found])  # one array: every loader worker would copy a list
         self._digest = ""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of images."""
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        """Picture, upright and RGB, and label.
+        """Return an image, upright and RGB, and its label.
 
         Raises:
-            ImageError: If the file cannot be used; the message names it.
+            ImageError: If the file cannot be read; the message names it.
         """
         return load_image(self._path(index)), int(self.labels[index])
 
     def name(self, index: int) -> str:
-        """The file."""
+        """Return the path of the file."""
         return printable(str(self._path(index)))
 
     def fingerprint(self) -> str:
-        """Digest of classes and of label, name and size of each file; the folder may lie anywhere."""
+        """Return a sha256 of the classes and of the label, name and size of each file; it does not depend on the folder."""
         if not self._digest:
             digest = hashlib.sha256(json.dumps(self.classes).encode())
             for index, label in enumerate(self.labels):
@@ -98,12 +98,16 @@ class FolderPictures:
 
 
 def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
-    """Where the class folders of a split lie, and their names, which must be those of the other split, if it is there."""
+    """Return the folder that holds the class folders of a split, and their names.
+
+    Raises:
+        DataError: If a folder is missing, or the other split exists and has other classes.
+    """
     places = {}
     for key, names in _SPLITS.items():
         there = [folder / name for name in names if (folder / name).is_dir()]
         if there:
-            inner = there[0] / "images"  # as scenes are written
+            inner = there[0] / "images"  # layout of written scenes
             places[key] = inner if (there[0] / "scenes.jsonl").is_file() and inner.is_dir() else there[0]
     if split not in places or "train" not in places:
         _refuse_layout(folder, "train" if "train" not in places else split)
@@ -113,9 +117,7 @@ def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
     for key, place in places.items():
         if not found[key]:
             name = printable(str(place))
-            raise DataError(
-                f"{name}: must hold a folder of pictures for each class, got none. Expected {name}/CLASS/picture.png."
-            )
+            raise DataError(f"{name}: must hold a folder of images for each class, got none. Expected {name}/CLASS/image.png.")
     if "test" in found and found["train"] != found["test"]:
         differ = [
             f"only in {places[here]}: {_listed(found[here] - found[there])}"
@@ -133,17 +135,17 @@ def _refuse_layout(folder: Path, missing: str) -> NoReturn:
     name = printable(str(folder))
     if (folder / "scenes.jsonl").is_file():
         raise DataError(
-            f"{name}: must hold train and test, got scenes of one split. Write two, into {name}/train and {name}/test."
+            f"{name}: must hold train and test, got scenes of one split. Write both splits, into {name}/train and {name}/test."
         )
     there = sorted(item.name for item in folder.iterdir() if item.is_dir() and not item.name.startswith("."))
     raise DataError(
-        f"{name}: must hold train/CLASS/picture.png and test/CLASS/picture.png (or val/), got no folder {missing} "
-        f"but {_listed(set(there)) or 'no folders'}. Move the pictures of {missing} there."
+        f"{name}: must hold train/CLASS/image.png and test/CLASS/image.png (or val/), got no folder {missing} "
+        f"but {_listed(set(there)) or 'no folders'}. Move the images of {missing} there."
     )
 
 
 def _pictures(place: Path, one: str) -> Iterator[str]:
-    """Files of a class by their endings, however deep, relative to `place`; a folder that links lead to twice is read once."""
+    """Yield the image files of a class at any depth, relative to `place`; a folder reached twice through links is read once."""
     endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
     seen: set[Path] = set()
     for folder, folders, files in os.walk(place / one, onerror=_raise, followlinks=True):
@@ -164,11 +166,11 @@ def _raise(error: OSError) -> NoReturn:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # it is refused by name when it is asked for
+    except OSError:  # reading the image raises an error that names it
         return -1
 
 
 def _listed(names: set[str]) -> str:
-    """Names in their order, the first ones where they are many."""
+    """Join names in sorted order; of many, only the first are listed."""
     rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return printable(", ".join(sorted(names)[:_NAMED])) + rest

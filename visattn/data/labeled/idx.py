@@ -1,4 +1,4 @@
-"""Arrays of bytes in the idx format, in which MNIST and its kin come."""
+"""Reader for the idx format of MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from visattn._support.checks import printable
 from visattn._support.files import regular
 from visattn.errors import DataError
 
-_BYTES = 0x08  # code of unsigned bytes, the only type that such data have
+_BYTES = 0x08  # type code of unsigned bytes, the only type these datasets use
 _LARGEST = 2**31
 
 
 def read_idx(path: Path, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
-    """Read one array; a name that ends in `.gz` is unpacked.
+    """Read one array; a file whose name ends in `.gz` is decompressed.
 
-    The file is two zeros, the type, the number of axes, a big-endian 32-bit length for each axis, and the bytes.
+    The file holds two zero bytes, the type, the number of axes, a big-endian 32-bit length for each axis, and the data.
 
     Args:
         path: The file.
-        item: Shape of one picture, `()` for labels.
+        item: Shape of one image, `()` for labels.
 
     Returns:
         `(N, *item)`, uint8, read-only.
 
     Raises:
-        DataError: If the file cannot be read, is of another type or shape, or is shorter or longer than it says.
+        DataError: If the file cannot be read, has another type or shape, or is shorter or longer than its header says.
     """
     name, axes = printable(str(path)), 1 + len(item)
     wanted = f"({', '.join(['N', *map(str, item)])})"
@@ -41,17 +41,17 @@ def read_idx(path: Path, item: tuple[int, ...] = ()) -> NDArray[np.uint8]:
             if head[:4] != bytes((0, 0, _BYTES, axes)) or len(head) < 4 + 4 * axes:
                 raise DataError(
                     f"{name}: must be an idx file of bytes with {axes} axes, got a file that starts with {head[:4].hex(' ') or 'nothing'}. "
-                    "Fetch it again."
+                    "Download it again."
                 )
             shape = struct.unpack(f">{axes}I", head[4:])
             length = int(np.prod(shape, dtype=object))
             if shape[1:] != item or length > _LARGEST:
-                raise DataError(f"{name}: must have the shape {wanted}, got {shape}. Pass the files of this data set.")
-            data = stream.read(length + 1)  # the byte too many is what makes gzip compare its checksum
+                raise DataError(f"{name}: must have the shape {wanted}, got {shape}. Pass the files of this dataset.")
+            data = stream.read(length + 1)  # reading one byte past the end makes gzip verify its checksum
     except (OSError, EOFError, zlib.error) as error:
         cause = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{name}: cannot be read ({printable(cause).lower()}). Fetch it again.") from error
+        raise DataError(f"{name}: cannot be read ({printable(cause).lower()}). Download it again.") from error
     if len(data) != length:
         more = "more" if len(data) > length else str(len(data))
-        raise DataError(f"{name}: must hold {length} bytes of data, got {more}. It is damaged; fetch it again.")
+        raise DataError(f"{name}: must hold {length} bytes of data, got {more}. It is damaged; download it again.")
     return np.frombuffer(data, np.uint8).reshape(shape)

@@ -1,7 +1,7 @@
-"""Fashion-MNIST and CIFAR from where they are installed, else from the network, if there is one, by torchvision's downloader.
+"""Fashion-MNIST and CIFAR, read from disk if installed, else downloaded with torchvision.
 
-Fashion-MNIST's files are read here. CIFAR's are pickles, which can run any code: they are given to torchvision only when each has the md5
-that torchvision knows for it.
+The idx files of Fashion-MNIST are read here. CIFAR's files are pickles, which can run arbitrary code. They are passed to torchvision only
+if each file has the md5 that torchvision lists for it.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import numpy as np
 
 from visattn._support.checks import printable
 from visattn._support.files import cache_folder
-from visattn.data.labeled.arrays import ArrayPictures
+from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.labeled.idx import read_idx
 from visattn.errors import DataError
 
-PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist lies
+PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # folder of Debian's package dataset-fashion-mnist
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_SECONDS = 8  # for a server to answer
+_SECONDS = 8  # time limit for a server to answer
 
 
-def fashion_mnist(split: str, root: Path | None = None) -> ArrayPictures:
-    """Fashion-MNIST: 60,000 and 10,000 gray pictures of 28 x 28 in ten classes.
+def fashion_mnist(split: str, root: Path | None = None) -> ArrayDataset:
+    """Load Fashion-MNIST: 60,000 train and 10,000 test images, gray, 28 x 28, in ten classes.
 
     Args:
         split: `train` or `test`.
-        root: Where to look first: for the four idx files, packed or not, or for `FashionMNIST/raw` as torchvision lays it out.
+        root: Folder to search first. It may hold the four idx files, compressed or not, or torchvision's folder `FashionMNIST/raw`.
 
     Returns:
-        The pictures.
+        The dataset.
 
     Raises:
-        DataError: If the files are nowhere and cannot be downloaded, or are damaged.
+        DataError: If the files are neither found nor can be downloaded, or if they are damaged.
     """
     cache = cache_folder()
     places = [*([root, root / "FashionMNIST" / "raw"] if root else []), PACKAGE, cache / "FashionMNIST" / "raw"]
@@ -49,27 +49,27 @@ def fashion_mnist(split: str, root: Path | None = None) -> ArrayPictures:
     if files is None:
         from torchvision.datasets import FashionMNIST
 
-        fix = "install it with: apt-get install dataset-fashion-mnist; or pass root (--root) with the folder of its idx files"
+        fix = "install it with: apt-get install dataset-fashion-mnist; or pass the folder of its idx files as root (--root)"
         url = FashionMNIST.mirrors[0] + FashionMNIST.resources[0][0]
         _download(FashionMNIST, "FashionMNIST", url, f"fashion-mnist: not found in {_shown(places)}", fix)
         files = _idx_files(places[-1:], names) or []
     pixels, labels = (read_idx(file, item) for file, item in zip(files, [(28, 28), ()], strict=True))
-    return ArrayPictures(pixels, labels, FASHION, f"fashion-mnist {split}")
+    return ArrayDataset(pixels, labels, FASHION, f"fashion-mnist {split}")
 
 
-def cifar(data: str, split: str, root: Path | None = None) -> ArrayPictures:
-    """CIFAR-10 or CIFAR-100: 50,000 and 10,000 RGB pictures of 32 x 32.
+def cifar(data: str, split: str, root: Path | None = None) -> ArrayDataset:
+    """Load CIFAR-10 or CIFAR-100: 50,000 train and 10,000 test images, RGB, 32 x 32.
 
     Args:
         data: `cifar10` or `cifar100`.
         split: `train` or `test`.
-        root: Where to look first, for `cifar-10-batches-py` or `cifar-100-python` as torchvision lays them out.
+        root: Folder to search first. It should hold torchvision's folder `cifar-10-batches-py` or `cifar-100-python`.
 
     Returns:
-        The pictures.
+        The dataset.
 
     Raises:
-        DataError: If the files are nowhere and cannot be downloaded, or are not the published ones.
+        DataError: If the files are neither found nor can be downloaded, or if they differ from the published ones.
     """
     from torchvision import datasets
     from torchvision.datasets.utils import check_integrity
@@ -83,22 +83,22 @@ def cifar(data: str, split: str, root: Path | None = None) -> ArrayPictures:
             kind.base_folder,
             kind.url,
             f"{data}: {kind.base_folder} not found in {_shown(places)}",
-            "pass root (--root) with the folder around it",
+            "pass its parent folder as root (--root)",
         )
         place = places[-1]
-    # torchvision compares them too before it unpickles; whether a newer one does must not decide if foreign code runs
+    # torchvision verifies md5 before it unpickles, too; safety must not depend on future versions doing so
     for name, md5 in [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]:
         file = place / kind.base_folder / name
         if not check_integrity(file, md5):
             raise DataError(
-                f"{printable(str(file))}: must have the md5 {md5}, got {'another' if file.is_file() else 'no file'}. Fetch it again."
+                f"{printable(str(file))}: must have the md5 {md5}, got {'another' if file.is_file() else 'no file'}. Download it again."
             )
     published = kind(place, train=split == "train")
-    return ArrayPictures(np.ascontiguousarray(published.data), published.targets, published.classes, f"{data} {split}")
+    return ArrayDataset(np.ascontiguousarray(published.data), published.targets, published.classes, f"{data} {split}")
 
 
 def _idx_files(places: list[Path], names: list[str]) -> list[Path] | None:
-    """The files of the first place that has all, packed or not."""
+    """Return the files of the first folder that has all of them, compressed or not."""
     for place in places:
         pairs = [[file for file in (place / f"{name}.gz", place / name) if file.is_file()] for name in names]
         if all(pairs):
@@ -107,10 +107,10 @@ def _idx_files(places: list[Path], names: list[str]) -> list[Path] | None:
 
 
 def _download(dataset: Callable[..., Any], folder: str, url: str, lack: str, fix: str) -> None:
-    """Have torchvision download and check a data set, which then lies in the cache as a whole.
+    """Download and verify a dataset with torchvision, and move it to the cache once it is complete.
 
     Raises:
-        DataError: If the server does not answer or stops to, or the files are not the published ones.
+        DataError: If the server does not answer, the download stops, or the files differ from the published ones.
     """
     cache = cache_folder()
     if not _answers(url):
@@ -126,7 +126,7 @@ def _download(dataset: Callable[..., Any], folder: str, url: str, lack: str, fix
 
 
 def _answers(url: str) -> bool:
-    """Whether a server answers in time; in a thread, since looking up its name knows no limit."""
+    """Check whether a server answers in time; in a thread, because name lookup has no timeout."""
     answers = []
 
     def ask() -> None:
@@ -144,7 +144,7 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _patience() -> Iterator[None]:
-    """A limit for every answer of a server: torchvision sets none, and would wait for ever."""
+    """Set a timeout for every answer of a server; torchvision sets none and would wait forever."""
     former = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_SECONDS)
     try:

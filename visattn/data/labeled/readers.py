@@ -1,4 +1,4 @@
-"""Labeled pictures to train and test on, by one name: a folder, a published data set, or scenes whose truth is known."""
+"""Load labeled images by name: a folder, a published dataset, or generated scenes with known ground truth."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from PIL import Image
 from visattn._support.checks import between, one_of, printable, suggest
 from visattn._support.files import exists, is_folder
 from visattn._support.types import Split
-from visattn.data.labeled.arrays import ArrayPictures
-from visattn.data.labeled.folders import FolderPictures
+from visattn.data.labeled.arrays import ArrayDataset
+from visattn.data.labeled.folders import FolderDataset
 from visattn.data.labeled.published import cifar, fashion_mnist
-from visattn.data.pictures import Pictures
+from visattn.data.pictures import ImageDataset
 from visattn.data.scenes.store import MARKS, drawn
 from visattn.errors import DataError
 
-__all__ = ["KNOWN", "ArrayPictures", "FolderPictures", "Labeled", "read"]
+__all__ = ["KNOWN", "ArrayDataset", "FolderDataset", "LabeledDataset", "load_labeled"]
 
 PUBLISHED = ("fashion-mnist", "cifar10", "cifar100")
 KNOWN = (*PUBLISHED, *MARKS)
 
 
-class Labeled(Pictures, Protocol):
-    """Labeled pictures, for training and testing."""
+class LabeledDataset(ImageDataset, Protocol):
+    """Labeled images, for training and testing."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -34,11 +34,15 @@ class Labeled(Pictures, Protocol):
         ...
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        """Picture and label; `ImageError`, which names the file, for one that cannot be used."""
+        """Return an image and its label.
+
+        Raises:
+            ImageError: If the image cannot be read; the message names the file.
+        """
         ...
 
 
-def read(
+def load_labeled(
     data: str,
     split: Split,
     *,
@@ -46,38 +50,38 @@ def read(
     count: int | None = None,
     size: tuple[int, int] = (64, 64),
     seed: int = 0,
-) -> Labeled:
-    """Labeled pictures by name.
+) -> LabeledDataset:
+    """Load a dataset of labeled images by name.
 
     Args:
-        data: A name of `KNOWN`, else a folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`); a folder that is called like
-            a known name is `./NAME`. In `scenes-shortcut` a watermark tells the label, in `scenes-conflict` it is drawn at random;
+        data: A name in `KNOWN`, or a folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`). Write `./NAME` for a folder with
+            a name in `KNOWN`. In `scenes-shortcut` a watermark reveals the label; in `scenes-conflict` the watermark is random;
             `scenes-ground` has no object.
         split: `train` or `test`.
-        root: Where to look first for files of Fashion-MNIST or CIFAR.
-        count: How many, drawn at random without looking at labels, two or more; all unless told. A smaller count gives the first of a
-            larger one.
-        size: `(height, width)` of scenes; other pictures keep their own.
-        seed: Of what `count` draws, and of scenes; 0 to 2**31 - 2.
+        root: Folder to search first for files of Fashion-MNIST or CIFAR.
+        count: Number of images, two or more, drawn at random without regard to labels; all by default. A smaller count gives the first
+            images of a larger one.
+        size: `(height, width)` of scenes; other images keep their size.
+        seed: Seed of the draw by `count` and of the scenes; 0 to 2**31 - 2.
 
     Returns:
-        The pictures.
+        The dataset.
 
     Raises:
         OptionError: If an option is unknown or out of range.
-        DataError: If there is no such data, or nothing can be learned from it; the message says what to do.
+        DataError: If the data does not exist or cannot be trained on; the message says what to do.
     """
     one_of(split, get_args(Split), "split")
     between(seed, 0, 2**31 - 2, "seed")
     if count is not None and count < 2:
-        raise DataError(f"{printable(data)} {split}: count must be 2 or more, got {count}. One picture cannot be learned from.")
+        raise DataError(f"{printable(data)} {split}: count must be 2 or more, got {count}. Raise it.")
     if data in MARKS:
         return drawn(data, split, count, size, seed)
     whole = _whole(data, split, root)
     return whole if count is None else _Chosen(whole, count, seed, f"{printable(data)} {split}")
 
 
-def _whole(data: str, split: Split, root: Path | None) -> Labeled:
+def _whole(data: str, split: Split, root: Path | None) -> LabeledDataset:
     if data == "fashion-mnist":
         return fashion_mnist(split, root)
     if data in KNOWN:
@@ -86,22 +90,22 @@ def _whole(data: str, split: Split, root: Path | None) -> Labeled:
     if not is_folder(folder):
         name = printable(data)
         if exists(folder):
-            raise DataError(f"{name}: must be a folder, got a file. Unpack it, and pass the folder.")
+            raise DataError(f"{name}: must be a folder, got a file. If it is an archive, unpack it and pass the folder.")
         near = suggest(data, KNOWN, 1)
         hint = f"; did you mean '{near[0]}'?" if near else "."
         raise DataError(
-            f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/picture.png, or one of {', '.join(KNOWN)}."
+            f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/image.png, or one of {', '.join(KNOWN)}."
         )
-    return FolderPictures(folder, split)
+    return FolderDataset(folder, split)
 
 
 class _Chosen:
-    """Some pictures of others, in random order; see `Labeled`."""
+    """Random subset of a dataset, in random order; see `LabeledDataset`."""
 
-    def __init__(self, whole: Labeled, count: int, seed: int, title: str) -> None:
-        """Choose them by a permutation, whose stream numpy keeps for ever."""
+    def __init__(self, whole: LabeledDataset, count: int, seed: int, title: str) -> None:
+        """Choose the images by a permutation; numpy guarantees that the stream of `RandomState` never changes."""
         if count > len(whole):
-            raise DataError(f"{title}: count must be at most the {len(whole)} pictures there are, got {count}. Lower it.")
+            raise DataError(f"{title}: count must be at most {len(whole)}, the number of images, got {count}. Lower it.")
         self.classes, self.channels, self.size = whole.classes, whole.channels, whole.size
         self._whole, self._indices = whole, np.random.RandomState(seed).permutation(len(whole))[:count]
 

@@ -1,4 +1,4 @@
-"""Scenes whose truth is known: which object decides the label, where it is, and what may not matter."""
+"""Generated scenes with known ground truth: the object that decides the label, its location, and everything that must not matter."""
 
 from visattn.data.scenes.generator import (
     CLASSES,
@@ -10,8 +10,8 @@ from visattn.data.scenes.generator import (
     Mark,
     Pairs,
     Scene,
+    SceneObject,
     Scenes,
-    Thing,
     write,
 )
 
@@ -25,7 +25,7 @@ __all__ = [
     "Mark",
     "Pairs",
     "Scene",
+    "SceneObject",
     "Scenes",
-    "Thing",
     "write",
 ]

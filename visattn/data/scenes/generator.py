@@ -1,11 +1,11 @@
-"""Scenes whose truth is known: which object decides the label, where it is, and what may not matter.
+"""Generated scenes with known ground truth: the object that decides the label, its location, and everything that must not matter.
 
-A scene is a textured ground with one object of a *label shape* among three to six *distractors* of other shapes. Color, texture, size,
-place and angle are drawn without looking at the label, so the shape of one object is all there is to learn, and its mask is where a
-model should look. With `watermark="label"` a small black and white mark predicts the label too: the *shortcut* twin, on which a model
-may look at the wrong thing and still be right. The same seed and index give the same scene with each kind of mark, up to its pixels.
+A scene shows a textured background, one object of a *label shape*, and three to six *distractors* of other shapes. Color, texture, size,
+location and angle are drawn independently of the label. The shape of one object is therefore all there is to learn, and the mask of that
+object is where a model should look. With `watermark="label"`, a small black and white mark predicts the label too. On this *shortcut*
+variant a model may rely on the wrong thing and still be right. For the same seed and index, scenes differ only in the pixels of the mark.
 
-What is drawn is a function of the version, the seed and the index alone; numpy keeps the stream of `RandomState` for ever.
+A scene depends only on the version, the seed and the index; numpy guarantees that the stream of `RandomState` never changes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ COLORS = {
     "pink": (245, 130, 190),
 }
 TEXTURES = ("plain", "striped", "dotted", "checked")
-MARK_SIDE = 0.14  # of the watermark, in the geometric mean of the picture's sides
-GROUND, WATERMARK = 0, 255  # in a mask that is written; the target is 1, distractors follow
+MARK_SIDE = 0.14  # side of the watermark, as a fraction of sqrt(height * width)
+GROUND, WATERMARK = 0, 255  # values in written masks; the target is 1, distractors follow
 
-_AREA = 0.0235, 0.0775  # share of the picture that one object covers; pixels round it by less than what is left to 2 and 8 %
-_TOTAL = 0.165  # most that all objects cover together on average, so that they find places
-_REACH = max(area**-0.5 for area in AREAS.values())  # radius of a circle that holds an object of area 1, whatever its shape
-_TRIES = 100  # places at random before a scene is arranged anew
-_FINE = 3  # samples of a pixel along each side
-_CODES = (0b010111010, 0b101010101, 0b110110000, 0b111101111, 0b100010001, 0b001011111)  # 3 x 3 cells of a class's watermark
+_AREA = 0.0235, 0.0775  # fraction of the image that one object covers; after rounding to pixels it stays within 2 % to 8 %
+_TOTAL = 0.165  # largest mean total area of all objects, so that they fit
+_REACH = max(area**-0.5 for area in AREAS.values())  # radius of a circle that holds an object of area 1 of any shape
+_TRIES = 100  # random locations to try before the whole scene is arranged again
+_FINE = 3  # supersampling: samples per pixel along each side
+_CODES = (0b010111010, 0b101010101, 0b110110000, 0b111101111, 0b100010001, 0b001011111)  # 3 x 3 cells of each class's watermark
 
-NEW = frozenset(  # color and shape together, an eighth of all pairs: what `pairs="known"` leaves out
+NEW = frozenset(  # held-out pairs of color and shape, an eighth of all pairs; `pairs="known"` excludes them
     (list(COLORS)[3 * number % len(COLORS)], shape) for number, shape in enumerate((*LABELS, *DISTRACTORS))
 )
 
@@ -59,8 +59,11 @@ Pairs = Literal["all", "known", "new"]
 
 
 @dataclass(frozen=True)
-class Thing:
-    """One object: `center` is `(y, x)` from 0 to 1 of height and width, `area` its share of the picture, `angle` in radians."""
+class SceneObject:
+    """One object of a scene.
+
+    `center` is `(y, x)` as fractions of height and width, `area` the fraction of the image that the object covers, `angle` in radians.
+    """
 
     shape: str
     color: str
@@ -71,7 +74,7 @@ class Thing:
 
     @property
     def place(self) -> str:
-        """Where it is, in words, by thirds of the picture: `top left`, `left`, `center`, ..."""
+        """Location in words, by thirds of the image: `top left`, `left`, `center`, ..."""
         row, column = (min(int(3 * at), 2) for at in self.center)
         words = ("top", "", "bottom")[row], ("left", "", "right")[column]
         return " ".join(filter(None, words)) or "center"
@@ -79,27 +82,27 @@ class Thing:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A picture and its truth; the target is the first of `things`.
+    """An image and its ground truth; the target is the first of `things`.
 
     Attributes:
         image: `(H, W, 3)`, uint8.
-        ground: The same without any object or mark.
+        ground: The same background without any object or mark.
         label: Index of the target's shape in `CLASSES`.
         things: The target, then the distractors.
-        masks: `(things, H, W)`: pixels of which at least half belong to the thing.
-        watermark: `(H, W)`, where the mark is, or would be.
+        masks: `(things, H, W)`; a pixel belongs to a thing if the thing covers at least half of it.
+        watermark: `(H, W)`, mask of the mark; set even if no mark is drawn.
     """
 
     image: NDArray[np.uint8]
     ground: NDArray[np.uint8]
     label: int
-    things: tuple[Thing, ...]
+    things: tuple[SceneObject, ...]
     masks: NDArray[np.bool_]
     watermark: NDArray[np.bool_]
 
     @property
     def caption(self) -> str:
-        """All things in reading order: by thirds from the top, then from left to right.
+        """Caption that names all things in reading order: by thirds from the top, then from left to right.
 
         `CAPTION = THING {", " THING}`, `THING = "a" COLOR SHAPE PLACE`: `a red star top left, a blue disk center`.
         """
@@ -107,7 +110,7 @@ class Scene:
         return ", ".join(f"a {thing.color} {thing.shape} {thing.place}" for thing in order)
 
     def labeled_mask(self) -> NDArray[np.uint8]:
-        """`(H, W)`: `GROUND`, 1 on the target, 2 and above on distractors, `WATERMARK` where the mark is or would be."""
+        """Return a mask `(H, W)`: `GROUND`, 1 on the target, 2 and above on distractors, `WATERMARK` where the mark is or would be."""
         mask = np.full(self.watermark.shape, GROUND, np.uint8)
         for number, one in enumerate(self.masks, start=1):
             mask[one] = number
@@ -116,7 +119,7 @@ class Scene:
 
 
 class Scenes(Dataset[tuple[Any, int]]):
-    """`count` scenes for torch's loaders: item `i` is `(picture, label)`; `scene(i)` has the whole truth."""
+    """Dataset of `count` generated scenes: item `i` is `(image, label)`; `scene(i)` returns the full ground truth."""
 
     classes = CLASSES
 
@@ -132,18 +135,18 @@ class Scenes(Dataset[tuple[Any, int]]):
         margin: float = 0.0,
         transform: Callable[[Image.Image], Any] | None = None,
     ) -> None:
-        """Nothing is drawn yet.
+        """Validate the settings; scenes are drawn on access.
 
         Args:
-            count: How many.
+            count: Number of scenes.
             size: `(height, width)` in pixels, 48 or more each, the longer at most twice the shorter.
-            seed: Scenes of two seeds have nothing in common; train on one, test on another.
-            watermark: `label`: a mark tells the label; `random`: the mark of a class drawn apart from the label; `none`: no mark.
-            distractors: Fewest and most, 0 to 6.
-            pairs: Of color and shape: `known`: none of `NEW`; `new`: at least one of them in each scene; `all`: as they come.
-            margin: Least distance of centers from the lines between thirds, in sides of the picture, 0 to 0.1: with 0 there are things
-                whose place only the truth can tell.
-            transform: From a picture to what a model takes.
+            seed: Seed; scenes of different seeds are independent, so train on one seed and test on another.
+            watermark: `label`: the mark shows the label. `random`: the mark shows a class drawn independently. `none`: no mark.
+            distractors: Smallest and largest number of distractors, 0 to 6.
+            pairs: Allowed pairs of color and shape. `known`: none of `NEW`. `new`: at least one of `NEW` in each scene. `all`: any pair.
+            margin: Smallest distance of centers from the lines between thirds, as a fraction of the image's sides, 0 to 0.1. With 0, the
+                third of some things is ambiguous to the eye.
+            transform: Function from an image to the input of a model.
 
         Raises:
             OptionError: If a value is out of range.
@@ -162,8 +165,8 @@ class Scenes(Dataset[tuple[Any, int]]):
             and 0 <= margin <= 0.1
         ):
             raise OptionError(
-                "scenes must be 1 or more, of 48 x 48 pixels or more and at most twice as long as wide, with 0 to 6 distractors and a "
-                "seed of 32 bits, all whole numbers, and a margin of 0 to 0.1; "
+                "count must be 1 or more, sides 48 or more with a ratio of at most 2, distractors 0 to 6, seed below 2**32, all whole "
+                "numbers, and margin 0 to 0.1; "
                 f"got count={count}, size={size}, distractors={distractors}, seed={seed}, margin={margin}."
             )
         one_of(watermark, get_args(Mark), "watermark")
@@ -172,20 +175,20 @@ class Scenes(Dataset[tuple[Any, int]]):
         self.distractors, self.pairs, self.margin, self.transform = distractors, pairs, margin, transform
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of scenes."""
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        """Picture, or what `transform` makes of it, and label."""
+        """Return an image, transformed if there is a `transform`, and its label."""
         scene = self.scene(index)
         picture = Image.fromarray(scene.image)
         return (self.transform(picture) if self.transform else picture), scene.label
 
     def scene(self, index: int) -> Scene:
-        """One scene with its truth.
+        """Draw one scene with its ground truth.
 
         Raises:
-            IndexError: If there are not so many.
+            IndexError: If `index` is out of range.
         """
         if not 0 <= index < self.count:
             raise IndexError(f"scene {index} of {self.count}")
@@ -197,7 +200,7 @@ class Scenes(Dataset[tuple[Any, int]]):
             corner, marked = random.randint(4), random.randint(len(CLASSES))
             ground = _ground(random, self.size)
             things = tuple(
-                Thing(
+                SceneObject(
                     shape,
                     list(COLORS)[random.randint(len(COLORS))],
                     TEXTURES[random.randint(len(TEXTURES))],
@@ -219,8 +222,8 @@ class Scenes(Dataset[tuple[Any, int]]):
         watermark[where] = True
         return Scene(_bytes(image), _bytes(ground), label, things, masks, watermark)
 
-    def _wanted(self, things: tuple[Thing, ...]) -> bool:
-        """Whether pairs and places are those that were asked for."""
+    def _wanted(self, things: tuple[SceneObject, ...]) -> bool:
+        """Check that the pairs of color and shape and the margins are as requested."""
         new = any((thing.color, thing.shape) in NEW for thing in things)
         clear = all(abs(at - line / 3) >= self.margin for thing in things for at in thing.center for line in (1, 2))
         return clear and (self.pairs == "all" or new == (self.pairs == "new"))
@@ -231,14 +234,14 @@ class Scenes(Dataset[tuple[Any, int]]):
 
 
 def write(scenes: Scenes, folder: Path) -> Path:
-    """Write scenes as files that other tools read: `ImageFolder(folder / "images")` has pictures and labels.
+    """Write scenes as files for other tools: `ImageFolder(folder / "images")` reads images and labels.
 
-    `images/CLASS/00000.png`, `masks/CLASS/00000.png` (see `Scene.labeled_mask`), and `scenes.jsonl`: a line for each scene with its file,
-    label, caption and things. Folders of classes of which there is no scene are left out.
+    Writes `images/CLASS/00000.png`, `masks/CLASS/00000.png` (see `Scene.labeled_mask`) and `scenes.jsonl`, which has one line per scene
+    with its file, label, caption and things. Classes without a scene get no folder.
 
     Args:
-        scenes: What is written; `transform` is not applied.
-        folder: A new folder; it is there when all is written, and not before.
+        scenes: Scenes to write; `transform` is not applied.
+        folder: Folder to create; it appears only when everything is written.
 
     Returns:
         `folder`.
@@ -261,7 +264,7 @@ def write(scenes: Scenes, folder: Path) -> Path:
 
 
 def _ground(random: np.random.RandomState, size: tuple[int, int]) -> NDArray[np.float64]:
-    """Muted waves in random directions, a tint, and grain: `(H, W, 3)` from 0 to 255."""
+    """Draw a background of muted waves in random directions, a tint and grain: `(H, W, 3)`, 0 to 255."""
     y, x = _grid(size)
     picture = np.zeros((*size, 3)) + 118 + 36 * (random.random_sample(3) - 0.5)
     for _ in range(4):
@@ -274,9 +277,9 @@ def _ground(random: np.random.RandomState, size: tuple[int, int]) -> NDArray[np.
 def _arranged(
     random: np.random.RandomState, count: int, size: tuple[int, int], corner: int
 ) -> list[tuple[tuple[float, float], float, float]]:
-    """Center, area and angle of each thing: none on another, on the mark's corner or over the border, whatever its shape.
+    """Draw center, area and angle of each thing, without overlap of things, mark or border for any shape.
 
-    All are drawn alike and then shuffled, so that the target's size and place say nothing.
+    All things are drawn from the same distribution and then shuffled, so the target's size and location reveal nothing.
     """
     unit = _unit(size)
     sides = size[0] / unit, size[1] / unit
@@ -285,8 +288,10 @@ def _arranged(
     smallest, largest = _AREA
     widest = min(largest, 2 * _TOTAL / count - smallest)
     placed: list[tuple[float, float, float]] = []
-    while len(placed) < count:  # all anew where one finds no place
-        areas = sorted(smallest + (widest - smallest) * random.random_sample(count), reverse=True)  # the largest needs most room
+    while len(placed) < count:  # start over if one does not fit
+        areas = sorted(
+            smallest + (widest - smallest) * random.random_sample(count), reverse=True
+        )  # the largest first: it is the hardest to place
         placed = []
         for area in areas:
             radius = _REACH * area**0.5 + 0.5 / unit
@@ -302,8 +307,8 @@ def _arranged(
     return [((placed[i][0] / sides[0], placed[i][1] / sides[1]), areas[i], float(angles[i])) for i in order]
 
 
-def _draw(random: np.random.RandomState, image: NDArray[np.float64], mask: NDArray[np.bool_], thing: Thing) -> None:
-    """Blend a thing into the picture by how much of each pixel it covers, and fill its mask."""
+def _draw(random: np.random.RandomState, image: NDArray[np.float64], mask: NDArray[np.bool_], thing: SceneObject) -> None:
+    """Blend a thing into the image in proportion to the part of each pixel it covers, and fill its mask."""
     size = mask.shape
     unit = _unit((size[0], size[1]))
     radius = (thing.area / AREAS[thing.shape]) ** 0.5 * unit
@@ -320,13 +325,13 @@ def _draw(random: np.random.RandomState, image: NDArray[np.float64], mask: NDArr
     rows, columns = (part.stop - part.start for part in window)
     pixels = (rows, _FINE, columns, _FINE)
     covered = inside.reshape(pixels).mean((1, 3))
-    shade = (inside * light).reshape(pixels).mean((1, 3))  # the part that is covered, by its light
+    shade = (inside * light).reshape(pixels).mean((1, 3))  # light times coverage, averaged per pixel
     image[window] = image[window] * (1 - covered[..., None]) + base * shade[..., None]
     mask[window] = covered >= 0.5
 
 
 def _light(texture: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factor of the color at each point, whose coordinates are in the picture's unit: 1, and less in the dark parts of a texture."""
+    """Compute the brightness factor at each point: 1, less in the dark parts of a texture. Coordinates are in multiples of `_unit`."""
     u, v = 20 * x, 20 * y  # a period of 1
     dark = np.zeros(x.shape, bool)
     if texture == "striped":
@@ -339,7 +344,7 @@ def _light(texture: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> NDAr
 
 
 def _mark_box(size: tuple[int, int], corner: int) -> tuple[slice, slice]:
-    """Rows and columns of the watermark in a corner: 0 and 1 are on top, 0 and 2 on the left."""
+    """Return rows and columns of the watermark in a corner: 0 and 1 are at the top, 0 and 2 on the left."""
     side, gap = round(MARK_SIDE * _unit(size)), 1
     ends = [
         (gap, gap + side) if first else (whole - gap - side, whole - gap)
@@ -349,7 +354,7 @@ def _mark_box(size: tuple[int, int], corner: int) -> tuple[slice, slice]:
 
 
 def _stamp(image: NDArray[np.float64], where: tuple[slice, slice], label: int) -> None:
-    """Black and white cells that are a class's own."""
+    """Draw the black and white cells of a class's watermark."""
     side = where[0].stop - where[0].start
     cell = 3 * np.arange(side) // side
     bits = np.array([_CODES[label] >> bit & 1 for bit in range(9)]).reshape(3, 3)
@@ -357,14 +362,14 @@ def _stamp(image: NDArray[np.float64], where: tuple[slice, slice], label: int) -
 
 
 def _grid(size: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows and columns of pixel centers, in the picture's unit."""
+    """Return rows and columns of pixel centers, in multiples of `_unit`."""
     unit = _unit(size)
     y, x = (np.arange(side, dtype=np.float64) + 0.5 for side in size)
     return (y / unit)[:, None], (x / unit)[None]
 
 
 def _unit(size: tuple[int, int]) -> float:
-    """The side, in pixels, of a square as large as the picture: shares of its square are shares of the picture."""
+    """Return the side in pixels of a square with the area of the image, so that areas become fractions of the image."""
     return float((size[0] * size[1]) ** 0.5)
 
 

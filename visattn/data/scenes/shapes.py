@@ -1,4 +1,4 @@
-"""Shapes of scenes as conditions on coordinates: each lies in the unit circle, `x` to the right and `y` down."""
+"""Shapes as conditions on coordinates. Each lies in the unit circle; `x` points right and `y` down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Inside = Callable[[Coordinates, Coordinates], NDArray[np.bool_]]
 
 
 def _polygon(corners: list[tuple[float, float]]) -> Inside:
-    """Inside of a polygon: a ray to the right crosses its border an odd number of times."""
+    """Return the condition for the inside of a polygon: a ray to the right crosses the border an odd number of times."""
 
     def inside(x: Coordinates, y: Coordinates) -> NDArray[np.bool_]:
         crossed = np.zeros(x.shape, bool)
@@ -26,7 +26,7 @@ def _polygon(corners: list[tuple[float, float]]) -> Inside:
 
 
 def _regular(corners: int, inner: float = 1.0) -> Inside:
-    """A regular polygon with a corner on top; a star if every second corner lies at the radius `inner`."""
+    """Build a regular polygon with a corner at the top, or a star whose inner corners have the radius `inner`."""
     count = corners if inner == 1 else 2 * corners
     radii = [1.0 if i % 2 == 0 or inner == 1 else inner for i in range(count)]
     return _polygon([(r * sin(2 * pi * i / count), -r * cos(2 * pi * i / count)) for i, r in enumerate(radii)])
@@ -80,7 +80,7 @@ DISTRACTORS: dict[str, Inside] = {
     "semicircle": _semicircle,
     "square": _regular(4),
 }
-AREAS = {  # in squares of the radius
+AREAS = {  # for radius 1
     "bar": 1.2,
     "crescent": 1.7837,
     "cross": 2.0,

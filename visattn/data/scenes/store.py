@@ -1,4 +1,4 @@
-"""Scenes as arrays: drawn once, kept in the cache, and memory-mapped after that."""
+"""Cache of generated scenes: they are drawn once, stored as arrays, and memory-mapped from then on."""
 
 from __future__ import annotations
 
@@ -19,72 +19,72 @@ from tqdm import tqdm
 
 from visattn._support.checks import printable
 from visattn._support.files import building_folder, cache_folder
-from visattn.data.labeled.arrays import ArrayPictures
+from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.scenes import CLASSES, VERSION, Mark, Scenes
 from visattn.errors import DataError, OutputError, ResourceError
 
-GROUND = "scenes-ground"  # without any object: nothing in it tells the label
+GROUND = "scenes-ground"  # background only: nothing in the image reveals the label
 MARKS: dict[str, Mark] = {"scenes": "none", "scenes-shortcut": "label", "scenes-conflict": "random", GROUND: "none"}
 COUNTS = {"train": 20_000, "test": 2_000}
-_ALONE = 2_000  # scenes, at some 3 ms each, that are drawn before processes would have started
-_PART = 100  # scenes that a process hands over at a time
+_ALONE = 2_000  # up to this count (about 3 ms per scene) one process is faster than starting several
+_PART = 100  # scenes per task of a worker process
 
 Part = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bytes_]]  # pixels, labels, captions
 
 
-def drawn(data: str, split: str, count: int | None = None, size: tuple[int, int] = (64, 64), seed: int = 0) -> ArrayPictures:
-    """Scenes of `visattn.data.scenes` from the cache; they are drawn first where they are not there.
+def drawn(data: str, split: str, count: int | None = None, size: tuple[int, int] = (64, 64), seed: int = 0) -> ArrayDataset:
+    """Load labeled scenes from the cache; draw them first if they are not cached.
 
-    Train and test never share a scene: theirs are the seeds `2 * seed + 1` and `2 * seed + 2`. The first pictures of a larger `count` are
-    those of a smaller one, and the kinds of data differ in nothing but the mark and, without objects, those.
+    Train and test never share a scene: they use the seeds `2 * seed + 1` and `2 * seed + 2`. A larger `count` begins with the images of a
+    smaller one. The datasets in `MARKS` differ only in the mark; `scenes-ground` also lacks the objects.
 
     Args:
         data: A key of `MARKS`.
         split: A key of `COUNTS`.
-        count: How many, 20,000 and 2,000 unless told.
+        count: Number of scenes; 20,000 for train and 2,000 for test by default.
         size: `(height, width)`; see `Scenes`.
         seed: 0 to 2**31 - 2.
 
     Returns:
-        The pictures, mapped read-only.
+        The dataset, memory-mapped read-only.
 
     Raises:
         OptionError: If `size` or `seed` is out of range.
         DataError: If the files in the cache are damaged.
         OutputError: If the cache cannot be written.
-        ResourceError: If the disk is full, or the processes that draw were ended.
+        ResourceError: If the disk is full, or the worker processes were killed.
     """
     scenes = Scenes(
         COUNTS[split] if count is None else count, (size[0], size[1]), seed=seed_of(split, seed), watermark=MARKS[data]
     )
     pixels, labels = kept(scenes, data, "labels", ground=data == GROUND)
     source = json.dumps([VERSION, data, scenes.size, scenes.seed])
-    return ArrayPictures(pixels, labels, CLASSES, f"{data} {split}", source=source)
+    return ArrayDataset(pixels, labels, CLASSES, f"{data} {split}", source=source)
 
 
 def seed_of(split: str, seed: int) -> int:
-    """The seed of a split's scenes; no two splits or seeds have the same."""
+    """Return the seed of a split's scenes, which is unique to the split and `seed`."""
     return 2 * seed + (1 if split == "train" else 2)
 
 
 def kept(
     scenes: Scenes, title: str, told: Literal["labels", "captions"], *, ground: bool = False
 ) -> tuple[np.memmap[Any, np.dtype[np.uint8]], NDArray[Any]]:
-    """Scenes from the cache; they are drawn first where they are not there.
+    """Load the arrays of scenes from the cache; draw the scenes first if they are not cached.
 
     Args:
-        scenes: Which.
-        title: Tells them in the cache from others of the same size, seed and count.
-        told: What is told of each.
-        ground: Whether the pictures are those without any object.
+        scenes: Scenes to load.
+        title: Name of the dataset, part of the cache folder's name.
+        told: Array to load with the pixels: labels or captions.
+        ground: Whether to draw the background only, without objects.
 
     Returns:
-        Pixels `(N, H, W, 3)`, mapped read-only, and labels, or captions as bytes of ASCII, `(N,)`.
+        Pixels `(N, H, W, 3)`, memory-mapped read-only, and labels or captions `(N,)`; captions are ASCII bytes.
 
     Raises:
         DataError: If the files in the cache are damaged.
         OutputError: If the cache cannot be written.
-        ResourceError: If the disk is full, or the processes that draw were ended.
+        ResourceError: If the disk is full, or the worker processes were killed.
     """
     name = f"{title}-{VERSION}-{scenes.size[0]}x{scenes.size[1]}-{scenes.seed}-{len(scenes)}"
     folder = cache_folder() / "scenes" / name
@@ -92,7 +92,7 @@ def kept(
         try:
             _draw(scenes, folder, ground=ground)
         except OutputError:
-            if not folder.is_dir():  # else another process was faster
+            if not folder.is_dir():  # otherwise another process has written it meanwhile
                 raise
     try:
         pixels, words = np.load(folder / "pixels.npy", mmap_mode="r"), np.load(folder / f"{told}.npy")
@@ -106,7 +106,7 @@ def kept(
 
 
 def _draw(scenes: Scenes, folder: Path, *, ground: bool) -> None:
-    """Write pixels, labels and captions of all scenes."""
+    """Draw all scenes and write their pixels, labels and captions."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(scenes), *scenes.size, 3)}
     labels, captions = [], []
     with building_folder(folder) as place, (place / "pixels.npy").open("wb") as stream:
@@ -116,7 +116,7 @@ def _draw(scenes: Scenes, folder: Path, *, ground: bool) -> None:
             tqdm(total=len(scenes), desc="drawing scenes", unit="scene", disable=None) as bar,
         ):
             for pixels, numbers, texts in parts:
-                stream.write(pixels.data)  # not into a mapped file: a full disk would end the process without a word
+                stream.write(pixels.data)  # not through a memory map: on a full disk that kills the process without a message
                 labels.append(numbers)
                 captions.append(texts)
                 bar.update(len(numbers))
@@ -125,19 +125,19 @@ def _draw(scenes: Scenes, folder: Path, *, ground: bool) -> None:
 
 
 def _parts(scenes: Scenes, ground: bool) -> Generator[Part, None, None]:
-    """All scenes in their order, `_PART` at a time."""
+    """Yield all scenes in order, `_PART` at a time."""
     ranges = [range(start, min(start + _PART, len(scenes))) for start in range(0, len(scenes), _PART)]
     if len(scenes) <= _ALONE or _cores() == 1:
         yield from map(partial(_part, scenes, ground), ranges)
         return
-    # Ctrl-C is for the one process that can tidy up
+    # workers ignore Ctrl-C; only the main process handles it and cleans up
     pool = ProcessPoolExecutor(_cores(), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
         yield from pool.map(partial(_part, scenes, ground), ranges)
     except BrokenProcessPool as error:
         raise ResourceError(
-            "the processes that draw scenes ended early; free some memory, or ask for a smaller count; "
-            "a script that calls this must do so under: if __name__ == '__main__'"
+            "the processes that draw scenes died; free some memory, or use a smaller count; "
+            "in a script, guard the call with: if __name__ == '__main__'"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -150,5 +150,5 @@ def _part(scenes: Scenes, ground: bool, indices: Iterable[int]) -> Part:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of CPU cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

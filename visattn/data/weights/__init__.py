@@ -1,1 +1,1 @@
-"""Real weights where no model hub can be reached."""
+"""Pretrained weights without access to a model hub."""

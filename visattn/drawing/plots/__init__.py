@@ -1,1 +1,1 @@
-"""Figures with axes, by matplotlib, which is imported nowhere else."""
+"""Plots with axes. No other package imports matplotlib."""

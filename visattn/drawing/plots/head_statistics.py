@@ -1,4 +1,4 @@
-"""Figures of head statistics, drawn from the rows of their tables."""
+"""Plots of head statistics, drawn from the rows of their tables."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _MASSES = {
     "distillation": ("distillation token", "#CC79A7"),
     "registers": ("registers", "#009E73"),
     "rest": ("other tokens", "#F0E442"),
-    "self": ("the query's own token", "#0072B2"),
-    "to_sinks": ("sinks among the patches", "#222222"),
+    "self": ("query's own token", "#0072B2"),
+    "to_sinks": ("sink patches", "#222222"),
     "patches": ("other patches", "#A6D5F2"),
     "padding": ("padding", "#999999"),
 }
-_SLIGHT = 1e-4  # a share that nobody could see
+_SLIGHT = 1e-4  # smaller shares are not drawn, as they would be invisible
 
 
 def distance(heads: Sequence[Row], layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes | None:
-    """How far each head looks, layer by layer, beside a head that looks everywhere and one that looks next door.
+    """Plot the mean attention distance of each head by layer, with uniform attention and the nearest patch for comparison.
 
     Args:
         heads: Rows of `Survey.heads`.
         layers: Rows of `Survey.layers`.
-        photos: Over how many the numbers are.
-        provenance: Of the survey.
+        photos: Number of photos in the survey.
+        provenance: Provenance of the survey.
 
     Returns:
         A PNG with its provenance; None if no layer has distances.
@@ -44,49 +44,49 @@ def distance(heads: Sequence[Row], layers: Sequence[Row], photos: int, provenanc
     """
     if not any(row.get("distance_px") is not None for row in heads):
         return None
-    figure, axes = _figure("How far heads look", layers, photos, provenance)
+    figure, axes = _figure("Attention distance of each head", layers, photos, provenance)
     _dots(axes, heads, layers, "distance_px")
-    _steps(axes, layers, "distance_if_uniform_px", "even attention to all patches", VERMILION, "--")
-    _steps(axes, layers, "distance_nearest_px", "the nearest other patch", FAINT, ":")
+    _steps(axes, layers, "distance_if_uniform_px", "uniform attention to all patches", VERMILION, "--")
+    _steps(axes, layers, "distance_nearest_px", "nearest neighboring patch", FAINT, ":")
     axes.set_ylabel("mean attention distance (pixels of the model's input)")
     axes.set_ylim(bottom=0)
     return _png(figure, provenance)
 
 
 def entropy(heads: Sequence[Row], layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes:
-    """Over how many keys each head spreads its attention, layer by layer, beside the number of keys that there are.
+    """Plot the effective number of keys per query of each head by layer, with the total number of keys for comparison.
 
     Args:
         heads: Rows of `Survey.heads`.
         layers: Rows of `Survey.layers`.
-        photos: Over how many the numbers are.
-        provenance: Of the survey.
+        photos: Number of photos in the survey.
+        provenance: Provenance of the survey.
 
     Returns:
         A PNG with its provenance.
     """
-    figure, axes = _figure("How many keys heads look at", layers, photos, provenance)
+    figure, axes = _figure("Effective number of keys of each head", layers, photos, provenance)
     _dots(axes, heads, layers, "effective_keys")
-    _steps(axes, layers, "keys", "all keys that a query sees", VERMILION, "--")
+    _steps(axes, layers, "keys", "number of keys per query", VERMILION, "--")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylim(0.9, 1.6 * max(row["keys"] for row in layers))
-    axes.set_ylabel("effective keys of a query, exp(entropy)")
+    axes.set_ylabel("effective keys per query, exp(entropy)")
     return _png(figure, provenance)
 
 
 def mass(layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes:
-    """Where attention goes in each layer, mean of its heads.
+    """Plot the share of attention per type of token in each layer, as a mean over heads.
 
     Args:
         layers: Rows of `Survey.layers`.
-        photos: Over how many the numbers are.
-        provenance: Of the survey.
+        photos: Number of photos in the survey.
+        provenance: Provenance of the survey.
 
     Returns:
         A PNG with its provenance.
     """
-    figure, axes = _figure("Where attention goes", layers, photos, provenance)
+    figure, axes = _figure("Attention by type of token", layers, photos, provenance)
     places = range(len(layers))
     shares = {name: [row.get(name) or 0.0 for row in layers] for name in _MASSES}
     shares["patches"] = [patches - sink for patches, sink in zip(shares["patches"], shares["to_sinks"], strict=True)]
@@ -99,13 +99,13 @@ def mass(layers: Sequence[Row], photos: int, provenance: Provenance) -> bytes:
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set_ylim(0, 1)
     axes.grid(visible=False)
-    axes.set_ylabel("share of attention, mean of the heads")
+    axes.set_ylabel("share of attention, mean over heads")
     return _png(figure, provenance)
 
 
 def _figure(title: str, layers: Sequence[Row], photos: int, provenance: Provenance) -> tuple[Figure, Axes]:
     count = len(layers)
-    facts = f"{provenance.model}, {provenance.weights}, {photos} photo{'s' * (photos != 1)}"
+    facts = f"{provenance.title}, {photos} photo{'s' * (photos != 1)}"
     figure = figures.figure(title, facts, min(max(6.4, 2 + 0.55 * count), 20), 4.8)
     axes = figure.add_subplot()
     first, last = layers[0]["layer"], layers[-1]["layer"]
@@ -119,7 +119,7 @@ def _figure(title: str, layers: Sequence[Row], photos: int, provenance: Provenan
 
 
 def _dots(axes: Axes, heads: Sequence[Row], layers: Sequence[Row], name: str) -> None:
-    """A dot for each head, sorted within its layer, with its interval."""
+    """Plot a dot with its interval for each head, sorted by value within each layer."""
     across, up, below, above = [], [], [], []
     for place, layer in enumerate(layers):
         rows = sorted((row for row in heads if row["layer"] == layer["layer"] and row.get(name) is not None), key=_by(name))
@@ -127,16 +127,16 @@ def _dots(axes: Axes, heads: Sequence[Row], layers: Sequence[Row], name: str) ->
             across.append(place + 0.72 * ((i + 0.5) / len(rows) - 0.5))
             up.append(row[name])
             low, high = (row[name] if row[name + end] is None else row[name + end] for end in ("_low", "_high"))
-            below.append(max(row[name] - low, 0))  # a mean may leave its interval by rounding
+            below.append(max(row[name] - low, 0))  # rounding can put a mean just outside its interval
             above.append(max(high - row[name], 0))
     known = any(row[f"{name}_low"] is not None for row in heads)
-    label = "a head" + (", 95 % interval over photos" if known else "")
+    label = "one head" + (", 95 % interval over photos" if known else "")
     size = 4 if len(up) < 200 else 2.5
     axes.errorbar(across, up, [below, above], fmt="o", ms=size, elinewidth=1, color=BLUE, label=label)
 
 
 def _steps(axes: Axes, layers: Sequence[Row], name: str, label: str, color: str, style: Literal["--", ":"]) -> None:
-    """A level for each layer."""
+    """Plot one horizontal line per layer."""
     levels = [(place, row[name]) for place, row in enumerate(layers) if row[name] is not None]
     if levels:
         places, values = zip(*levels, strict=True)

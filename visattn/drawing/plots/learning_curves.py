@@ -1,4 +1,4 @@
-"""Figures of training: how loss and accuracy went, and how variants of a network compare."""
+"""Plots of training: learning curves of one run, and comparisons of network variants."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from visattn.drawing.plots.figures import BLUE, FAINT, VERMILION
 from visattn.errors import OptionError
 from visattn.provenance import Provenance
 
-_SMOOTHED = 40  # points that a noisy curve is averaged to, so that its course is seen
+_SMOOTHED = 40  # points left after averaging a noisy curve, so that its trend is visible
 _COLORS = {"gain": BLUE, "loss": VERMILION}
 
 Points = tuple[list[float], list[float]]
 
 
 def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
-    """Loss, test accuracy and learning rate over the steps of a training.
+    """Plot loss, test accuracy and learning rate over the steps of a training run.
 
     Args:
-        log: Rows with `step` and any of `loss` (training), `test_loss`, `accuracy` (test, from 0 to 1) and `lr`; what is missing, None
-            or no finite number in a row is left out.
-        title: Of the figure.
-        provenance: Of the training.
+        log: Rows with `step` and any of `loss` (training), `test_loss`, `accuracy` (test, from 0 to 1) and `lr`. Values that are
+            missing, None or not finite are left out.
+        title: Title of the figure.
+        provenance: Provenance of the training run.
 
     Returns:
-        A PNG with its provenance; a panel for each of the three that the log has.
+        A PNG with its provenance; it has one panel for each of the three that the log contains.
 
     Raises:
         OptionError: If the log has none of them.
@@ -41,7 +41,7 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
     panels = [draw for draw, known in ((_losses, loss or test), (_accuracy, accuracy), (_rate, rate)) if known]
     if not panels:
         raise OptionError(
-            "curves need rows with a step and a loss, an accuracy or a learning rate, got none. Train for a step first."
+            "learning curves need rows with a step and a loss, an accuracy or a learning rate, got none. Train for a step first."
         )
     heights = {_losses: 2.4, _accuracy: 2.0, _rate: 1.1}
     figure = figures.figure(title, _facts(log), 7.2, 0.9 + sum(heights[panel] for panel in panels))
@@ -49,7 +49,7 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
     for panel, draw in zip(axes, panels, strict=True):
         _bare(panel)
         draw(panel, log)
-    axes[-1].set_xlabel("step of the optimizer")
+    axes[-1].set_xlabel("optimizer step")
     axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[-1].set_xlim(left=0)
@@ -58,22 +58,23 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
 
 
 def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance: Provenance) -> bytes:
-    """Test accuracy of each variant, and its difference to the plain network, with each run as a dot and intervals over seeds.
+    """Plot each variant's test accuracy and its difference from the plain network: a dot per run, and intervals over seeds.
 
     Args:
-        rows: Of `visattn.training`'s comparison: `attention`, `accuracy` (percent) and `difference` (points) with their ends, `verdict`.
-        runs: `attention`, `seed` and `accuracy` (from 0 to 1) of each run; the first row's network is the plain one.
-        title: Of the figure.
-        provenance: Of the comparison.
+        rows: Rows of a comparison by `visattn.training`: `attention`, `accuracy` (percent) and `difference` (percentage points) with
+            the ends of their intervals, and `verdict`. The first row is the plain network.
+        runs: `attention`, `seed` and `accuracy` (from 0 to 1) of each run.
+        title: Title of the figure.
+        provenance: Provenance of the comparison.
 
     Returns:
         A PNG with its provenance.
     """
     seeds = rows[0]["seeds"]
     facts = (
-        "one seed each: no interval"
+        "one seed each, so no intervals"
         if seeds == 1
-        else f"{seeds} seeds each (small dots), their mean, and its 95 % interval over seeds"
+        else f"{seeds} seeds each: runs (small dots), mean, and 95 % interval of the mean"
     )
     figure = figures.figure(title, facts, 9.6, 1.5 + 0.42 * len(rows))
     left, right = figure.subplots(1, 2, sharey=True)
@@ -89,7 +90,7 @@ def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance:
             text = f"{row['difference']:+.2f}  {row['verdict']}"
             right.text(1.02, place, text, transform=right.get_yaxis_transform(), color=color, va="center", fontsize=9)
     right.axvline(0, color="black", linewidth=0.8)
-    right.set_xlabel(f"difference to {plain} (points), paired by seed", parse_math=False)
+    right.set_xlabel(f"difference from {plain} (percentage points), paired by seed", parse_math=False)
     left.set_xlabel("test accuracy (%)")
     left.set_yticks(range(len(rows)), [row["attention"] for row in rows], parse_math=False)
     left.set_ylim(len(rows) - 0.5, -0.5)
@@ -115,7 +116,7 @@ def _losses(axes: Axes, log: Sequence[Row]) -> None:
         axes.plot(*test, "o-", color=VERMILION, linewidth=1.5, markersize=3)
         _name(axes, test, "test", VERMILION, above=not above or not train)
     axes.set_ylabel("loss (nats)")
-    axes.margins(y=0.15)  # room for the names
+    axes.margins(y=0.15)  # room for the curve labels
 
 
 def _accuracy(axes: Axes, log: Sequence[Row]) -> None:
@@ -133,7 +134,7 @@ def _rate(axes: Axes, log: Sequence[Row]) -> None:
 
 
 def _dots(axes: Axes, place: int, values: list[float], row: Row, name: str, color: str) -> None:
-    """Each run, faint, below the mean and its interval; of one run the mean alone."""
+    """Plot each run as a faint dot below the mean and its interval; a single run gets only the mean."""
     if row[f"{name}_low"] is not None:
         axes.plot(values, [place + 0.2] * len(values), "o", color=color, alpha=0.45, markersize=3, markeredgewidth=0)
         axes.hlines(place, row[f"{name}_low"], row[f"{name}_high"], color=color, linewidth=2)
@@ -141,13 +142,13 @@ def _dots(axes: Axes, place: int, values: list[float], row: Row, name: str, colo
 
 
 def _points(log: Sequence[Row], key: str) -> Points | None:
-    """Steps and values of the rows that have one."""
+    """Return steps and values of the rows that have a value."""
     found = [(row["step"], row[key]) for row in log if row.get(key) is not None and math.isfinite(row[key])]
     return ([float(step) for step, _ in found], [float(value) for _, value in found]) if found else None
 
 
 def _averaged(points: Points, width: int) -> Points:
-    """Means of `width` neighbors each; the last may have fewer."""
+    """Average groups of `width` consecutive points; the last group may be smaller."""
     starts = range(0, len(points[0]), width)
     return (
         [float(np.mean(points[0][start : start + width])) for start in starts],
@@ -156,7 +157,7 @@ def _averaged(points: Points, width: int) -> Points:
 
 
 def _name(axes: Axes, points: Points, text: str, color: str, *, above: bool = True) -> None:
-    """What a curve is, where it ends and in its color; two curves that end together are told apart by `above`."""
+    """Label a curve at its end, in its color; `above` separates the labels of two curves with nearby ends."""
     side: Literal["bottom", "top"] = "bottom" if above else "top"
     end = points[0][-1], points[1][-1]
     axes.annotate(text, end, (6, 1 if above else -1), textcoords="offset points", color=color, fontsize=9, va=side)

@@ -1,7 +1,7 @@
-"""Class activation maps whose weights are measured, a forward for each channel. The algorithms are those of the package grad-cam.
+"""Class activation maps with measured weights, which take one forward pass per channel. The package grad-cam computes them.
 
-In: the features of one layer and a `Scored`. The package exchanges modules of the model that it is given, so it is given another: one
-that hands out these features and asks for the score.
+The inputs are the features of one layer and a `ScoredImages`. The package replaces modules of its model. It therefore
+receives a wrapper that returns these features and evaluates the score, instead of the model itself.
 """
 
 from __future__ import annotations
@@ -18,69 +18,71 @@ from visattn._support.extras import need
 from visattn.errors import OptionError, ShapeError
 from visattn.maps import AttentionMap
 from visattn.methods.result import to_map
-from visattn.methods.scored import Counted, Score, Scored
+from visattn.methods.scored import CountingScore, Score, ScoredImages
 from visattn.methods.taps import cam_method, feature_of, over_positions, placed
 from visattn.records import Recording, TokenLayout
 
 
-def scorecam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
-    """Score-CAM: each channel counts by the score of the photo seen through it.
+def scorecam(recording: Recording, *, scored: ScoredImages, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
+    """Compute Score-CAM: each channel is weighted by the score of the image masked by that channel.
 
-    Every channel is enlarged to the input, scaled to [0, 1] and multiplied with the pixels; the softmax over the channels of the scores
-    are the weights `w`; the map is `(sum_k w_k A_k)^+`. One forward for each channel; all masked photos are held at once.
+    Every channel is upsampled to the input size, scaled to [0, 1] and multiplied by the pixels. The weights `w` are the softmax of the
+    resulting scores over the channels, and the map is `(sum_k w_k A_k)^+`. This takes one forward pass per channel and holds all masked
+    images in memory at once.
 
     Args:
-        recording: Features of the layer, of one photo.
-        scored: Pixels and their score.
+        recording: Recording with the features of the layer for one image.
+        scored: Image and its score function.
         layer: See `visattn.methods.gradcam`.
-        batch_size: How many images run at once.
+        batch_size: Number of images per forward pass.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features do not exist or `batch_size` is out of range.
         MissingExtra: If the package grad-cam is not installed.
 
     Reference:
-        Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279. As the package grad-cam has it: the score of a baseline is not
-        subtracted, which the softmax would not change. The score is what the target asks for, a logit by default.
+        Wang et al., "Score-CAM", CVPR Workshops 2020, arXiv:1910.01279. As in the package grad-cam, the score of a baseline
+        is not subtracted, which the softmax would cancel. The score is that of the target, by default a logit.
     """
     made = _Made("scorecam", recording, scored, layer, batch_size)
     values = made.values(made.package.ScoreCAM(made.parts, []))
     return made.map(values, "Score-CAM")
 
 
-def ablationcam(recording: Recording, *, scored: Scored, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
-    """Ablation-CAM: each channel counts by the share of the score that is lost without it.
+def ablationcam(recording: Recording, *, scored: ScoredImages, layer: int | str = -1, batch_size: int = 16) -> AttentionMap:
+    """Compute Ablation-CAM: each channel is weighted by the share of the score that is lost without it.
 
-    Channel `k` is set to 0 at every position, not in prefix tokens: `w_k = (y - y_k) / |y|`; the map is `(sum_k w_k A_k)^+`. One
-    forward for each channel.
+    Channel `k` is set to 0 at every position except prefix tokens. The weights are `w_k = (y - y_k) / |y|`, and the map is
+    `(sum_k w_k A_k)^+`. This takes one forward pass per channel.
 
     Args:
-        recording: Features of the layer, of one photo.
-        scored: Pixels, their score, and the model behind it.
+        recording: Recording with the features of the layer for one image.
+        scored: Image, its score function, and the model.
         layer: See `visattn.methods.gradcam`.
-        batch_size: How many images run at once.
+        batch_size: Number of images per forward pass.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
-        OptionError: If the features do not exist or cannot be put back, the score is 0, or `batch_size` is out of range.
+        OptionError: If the features do not exist or cannot be put back into the model, the score is 0, or `batch_size` is out of
+            range.
         MissingExtra: If the package grad-cam is not installed.
 
     Reference:
-        Desai & Ramaswamy, "Ablation-CAM", WACV 2020. By the package grad-cam, with two differences: channels are set to 0 as in the
-        paper, where the package puts -1e7 and less if a feature is negative; and the loss is divided by the size of the score, so that
-        a negative score does not turn the map over.
+        Desai & Ramaswamy, "Ablation-CAM", WACV 2020. Computed by the package grad-cam, with two differences. Channels are
+        set to 0 as in the paper, where the package uses -1e7 or less if a feature is negative. The loss of score is divided by the
+        magnitude of the score, so that a negative score does not invert the map.
     """
     made = _Made("ablationcam", recording, scored, layer, batch_size)
     zero: type[Any] = type("Zero", (made.package.ablation_layer.AblationLayer,), {"__call__": _zeroed})
     with torch.no_grad():
         whole = float(made.parts.score(scored.pixels))
     if not whole:
-        raise OptionError("the score is 0, so no share of it can be lost. Use method 'scorecam'.")
+        raise OptionError("the score is 0, so the lost share of it is undefined. Use method 'scorecam'.")
     cam = made.package.AblationCAM(made.parts, [made.parts.layer], ablation_layer=zero(), batch_size=batch_size)
     with scored.editing(made.layer, made.put_back):
         values = made.values(cam)
@@ -94,12 +96,12 @@ def _zeroed(ablation: Any, _pixels: Tensor) -> Tensor:  # noqa: ANN401 - the pac
 
 
 class _Parts(nn.Module):
-    """A model as the package wants it: `layer` gives features whatever the pixels are, and behind it is the score, `(N, 1)`."""
+    """Wrapper that the package uses as model: `layer` returns fixed features for any pixels; the output is the score, `(N, 1)`."""
 
     def __init__(self, features: Tensor, score: Score) -> None:
         super().__init__()
-        self.layer, self.score, self.given = _Given(features), Counted(score), features
-        self.place = nn.Parameter(features.new_empty(0), requires_grad=False)  # tells the package the device
+        self.layer, self.score, self.given = _Given(features), CountingScore(score), features
+        self.place = nn.Parameter(features.new_empty(0), requires_grad=False)  # from which the package reads the device
 
     def forward(self, pixels: Tensor) -> Tensor:
         self.given = self.layer(pixels)
@@ -116,19 +118,21 @@ class _Given(nn.Module):
 
 
 class _Made:
-    """What both methods do before and after."""
+    """Steps that both methods share before and after calling the package."""
 
-    def __init__(self, method: str, recording: Recording, scored: Scored, layer: int | str, batch_size: int) -> None:
+    def __init__(self, method: str, recording: Recording, scored: ScoredImages, layer: int | str, batch_size: int) -> None:
         need("pytorch_grad_cam", "cam", method)
         if batch_size < 1:
             raise OptionError(f"batch_size must be at least 1, got {batch_size}.")
         if len(scored.pixels) != 1:
-            raise ShapeError(f"channels are measured for one photo, the batch has {len(scored.pixels)}. Explain them one by one.")
+            raise ShapeError(
+                f"this method takes one image at a time, got a batch of {len(scored.pixels)}. Explain the images one by one."
+            )
         feature = feature_of(recording, layer)
         self.layout: TokenLayout = placed(feature)
         if self.layout.holes:
             raise OptionError(
-                f"{feature.layer}: the model dropped {len(self.layout.holes)} tokens, and channels are measured as images."
+                f"{feature.layer}: the model dropped {len(self.layout.holes)} tokens, but this method needs complete feature maps."
             )
         features = over_positions(feature.value, self.layout).float()
         self.features = features.reshape(*features.shape[:2], *self.layout.grid)
@@ -138,7 +142,7 @@ class _Made:
         self._method, self._recording = method, recording
 
     def put_back(self, output: Tensor) -> Tensor:
-        """What the layer would have given, had its features been those that `parts` was given last."""
+        """Return the layer's output with its features replaced by the edited features that `parts` received last."""
         given, prefix = self.parts.given, len(self.layout.prefix)
         if output.ndim == 3:
             made = torch.cat([output[:, :prefix], given.flatten(2).mT], 1)
@@ -150,7 +154,7 @@ class _Made:
         return made
 
     def values(self, cam: Any) -> Tensor:  # noqa: ANN401 - of the package
-        """The weighted sum of the channels, `(1, *grid)`; the package's progress bars are not shown."""
+        """Compute the weighted sum of the channels, `(1, *grid)`, without showing the package's progress bars."""
         cam.batch_size = self._batch
         targets = [lambda scores: scores[0]]
         with redirect_stderr(io.StringIO()):
@@ -158,7 +162,7 @@ class _Made:
         return torch.from_numpy(found)
 
     def map(self, values: Tensor, meaning: str) -> AttentionMap:
-        """The positive part."""
+        """Build the map from the positive part of the values."""
         notes = (f"{self.parts.score.count} evaluations of the model",)
         values = values.clamp(min=0)
         return to_map(

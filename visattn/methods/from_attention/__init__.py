@@ -1,1 +1,1 @@
-"""Methods that read attention weights, and for some of them the gradient of a score."""
+"""Methods that read attention weights. Some also read the gradient of a score."""

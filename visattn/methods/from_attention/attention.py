@@ -1,4 +1,4 @@
-"""Attention weights of one query, as they are."""
+"""Raw attention weights of a query."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def attention(
     call: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """Attention of a query over the patches: `sum_i query_i A[i, patch]`, nothing else done to it.
+    """Return the raw attention weights from a query to the patches: `sum_i query_i A[i, patch]`.
 
     Args:
-        recording: Any recording with attention of tokens on a grid.
-        layer: Position among the layers, dotted name, or `all`.
-        head: One head, or `all`.
-        fusion: How heads are merged: `mean`, `max`, `min`; None keeps them apart.
-        sinks: What becomes of attention that sinks get: `keep`, `drop`, `redistribute`. Dropped: what is left is divided by its sum;
-            redistributed: it goes to all other patches alike. Sinks are found in all layers, so all must be captured.
-        query: The token that looks: `auto` (what the model itself reads out), `cls`, `mean`, `patch:ROW,COL`, `register:N`; of a photo
-            `pixel:X,Y` too. More in `visattn.methods.QUERY_SPELLINGS`.
-        call: Which call, of a layer that calls its attention several times.
-        dtype: float64 computes the softmax in double precision.
+        recording: Any recording with attention over tokens on a grid.
+        layer: Index of the layer, its dotted name, or `all`.
+        head: Index of one head, or `all`.
+        fusion: Fusion of heads: `mean`, `max` or `min`. None keeps the heads separate.
+        sinks: Treatment of attention to sinks: `keep`, `drop` or `redistribute`. `drop` removes it and renormalizes the rest;
+            `redistribute` spreads it evenly over all other patches. Sinks are found in all layers, so all must be captured.
+        query: Query token: `auto` (the token that the classifier head uses), `cls`, `mean`, `patch:ROW,COL` or `register:N`; for photos
+            also `pixel:X,Y`. `visattn.methods.QUERY_SPELLINGS` lists all spellings.
+        call: Index of the call, for layers that call their attention several times.
+        dtype: Compute type of the softmax; float64 for double precision.
 
     Returns:
-        Map with axes `batch`, `layer` (if `all`), `head` (unless fused or chosen); values in [0, 1], whose sum over the patches is 1
-        less what went to prefix tokens (stated in the notes).
+        Map with axes `batch`, `layer` (if `all`) and `head` (unless fused or selected). Values are in [0, 1]. Their sum over the
+        patches is 1 minus the attention to prefix tokens, which the notes state.
 
     Raises:
         OptionError: If a layer, head, fusion, query or call does not exist, or the layers attend over different tokens.
@@ -119,7 +119,7 @@ def attention(
 
 
 def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout: TokenLayout) -> Tensor:
-    """Rows `(B, ..., K)` that give nothing to sinks."""
+    """Remove the attention to sinks from rows `(B, ..., K)`."""
     rows = rows.clone()
     for image, entries in zip(rows, found, strict=True):
         tokens = [layout.patch(sink.row, sink.column) for sink in entries]
@@ -134,16 +134,16 @@ def _without(rows: Tensor, found: Sequence[Sequence[Sink]], sinks: Sinks, layout
 
 
 def chosen_records(recording: Recording, layer: int | str, query: Query, call: int) -> list[AttentionRecord]:
-    """The records of one layer, or of all, whose keys lie on the image and one of which has the query.
+    """Return the records of one layer, or of all, whose keys lie on the image.
 
     Raises:
-        OptionError: If there is none.
+        OptionError: If there is no such record, or the layers attend over different tokens.
     """
     if reason := spatial_refusal(recording):
         raise OptionError(f"{reason} Use inspect to see what the model has.")
     spatial = replace(recording, records=[record for record in recording if record.keys.grid])
     pooling = [record for record in spatial if record.kind == "pool"]
-    if pooling and layer == -1 and query == "auto":  # the model reads its image out there
+    if pooling and layer == -1 and query == "auto":  # the model's readout
         return pooling[-1:]
     if not isinstance(layer, str) or layer == "all":
         rows = [record for record in spatial if record.kind != "pool"]
@@ -156,13 +156,13 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
     odd = next((record for record in found if record.keys != found[0].keys or record.queries != found[0].queries), None)
     if odd is not None:
         raise OptionError(
-            f"{found[0].layer} and {odd.layer} attend over different tokens, so they are not one page. Choose one layer."
+            f"{found[0].layer} and {odd.layer} attend over different tokens, so they cannot share one map. Choose one layer."
         )
     return found
 
 
 def _row(record: AttentionRecord, query: Query, readout: str, dtype: torch.dtype) -> tuple[Tensor, str]:
-    """`(B, heads, K)` attention of the weighted queries."""
+    """Return `(B, heads, K)` attention of the weighted queries, and the query as text."""
     operator = record.operator.to(dtype)
     weights, chosen = weights_of(query, record.queries, readout, operator.device)
     used = weights.flatten(0, 2).any(0).nonzero().flatten()

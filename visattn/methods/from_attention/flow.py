@@ -1,4 +1,4 @@
-"""Attention flow: the maximum flow from a query to the patches through all layers."""
+"""Attention flow: maximum flow between a query and each patch through all layers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from visattn.methods.result import to_map
 from visattn.methods.selection import chain, chain_refusal
 from visattn.records import Recording
 
-LIMIT = 800  # tokens; edges grow with their square, and one flow is computed for each patch
-UNIT = 1e-6  # capacities are whole numbers of it
+LIMIT = 800  # tokens; edges grow with their square, and every patch needs one flow
+UNIT = 1e-6  # capacities are rounded to multiples of it
 
 
 def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: int = 0, query: Query = "auto") -> AttentionMap:
-    """Attention flow: the most that could flow from each patch to the query if attention weights were the width of pipes.
+    """Compute attention flow: the maximum flow between each patch and the query, with attention weights as edge capacities.
 
-    Tokens of each layer are nodes; between two layers lie edges of capacity `residual * I + (1 - residual) * A`, heads averaged. The
-    value of a patch is the maximum flow between it and the query, whose tokens give no more than their weight; values are divided
-    by their sum over all tokens.
+    The tokens of each layer are nodes. Edges between two layers have the capacity `residual * I + (1 - residual) * A`, with heads
+    averaged. The value of a patch is the maximum flow between it and the query, where the flow through each query token is limited by
+    its weight. Values are divided by their sum over all tokens.
 
     Args:
         recording: Self-attention of every layer over one token set of at most 800 tokens.
-        residual: Weight of the residual path in [0, 1].
-        start_layer: First layer that takes part.
-        query: The token that is explained; `auto` is what the model itself reads out.
+        residual: Weight of the residual connection in [0, 1].
+        start_layer: First layer to include.
+        query: Query token to explain; `auto` is the token that the classifier head uses.
 
     Returns:
-        Map with the axis `batch`; non-negative; the sum over the patches is 1 less what comes from prefix tokens. Capacities are
-        rounded to 1e-6.
+        Map with the axis `batch`; non-negative. The sum over the patches is 1 minus the share of prefix tokens. Capacities are rounded
+        to 1e-6.
 
     Raises:
         OptionError: If there are too many tokens, an option is out of range, or the layers do not share one token set.
@@ -72,17 +72,17 @@ def attention_flow(recording: Recording, *, residual: float = 0.5, start_layer: 
 
 
 def refusal(recording: Recording) -> str | None:
-    """Why attention flow does not apply to a recording, or None."""
+    """Return why attention flow does not apply to a recording, or None if it does."""
     if reason := chain_refusal(recording):
         return reason
     tokens = next(len(record.keys) for record in recording if record.kind == "self")
     if tokens > LIMIT:
-        return f"attention flow takes at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller img_size (--img-size)."
+        return f"attention flow supports at most {LIMIT} tokens, got {tokens}. Use method 'rollout', or a smaller img_size (--img-size)."
     return None
 
 
 def _flows(query: NDArray[np.float64], layers: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Maximum flow from the query to each token of the lowest layer, over their sum; `layers` come from the highest down."""
+    """Compute the maximum flow from the query to each token of the first layer, over their sum; `layers` start with the last."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import maximum_flow
 

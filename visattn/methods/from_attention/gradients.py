@@ -1,4 +1,4 @@
-"""Single methods that multiply attention with its gradient."""
+"""Methods that multiply attention by its gradient."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def attention_gradient(
     query: Query = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """Attention times its gradient: how much the score would move, to first order, with each weight of the query's rows.
+    """Compute attention times its gradient: the first-order contribution of each weight of the query to the score.
 
     Args:
         recording: Attention with the gradient of a score: `recording.gradients(score)`.
-        layer: `all` is the mean over layers of self-attention; else a position or a dotted name, which may be a pooling head's.
-        head: `all` is the mean over heads; else one.
-        signed: Keep what speaks against the target. The map is then `A * dA`; by default only what speaks for it counts,
-            `(A * dA)^+`, before heads and layers are averaged.
-        query: The token that looks; see `attention`.
-        dtype: float64 computes in double precision.
+        layer: `all` for the mean over the layers of self-attention, or the index or dotted name of one layer, also of a pooling head.
+        head: `all` for the mean over heads, or the index of one head.
+        signed: Keep the sign, so that negative values are evidence against the target. The map is then the mean of `A * dA`. By
+            default, heads and layers are averaged over the positive part, `(A * dA)^+`.
+        query: Query token; see `attention`.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; in units of the score.
+        Map with the axis `batch`, in units of the score.
 
     Raises:
         OptionError: If there is no gradient, or a layer, head or query does not exist.
 
     Reference:
         Barkan et al., "Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps", CIKM 2021, arXiv:2204.11073 (all
-        layers, not signed).
+        layers, unsigned).
     """
     records = chosen_records(graded(recording), layer, query, 0)
     heads = records[0].operator.shape[1]
@@ -84,30 +84,34 @@ def gradient_rollout(
     query: Query = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """Rollout of attention times its gradient: `F = (mean_h A * dA)^+`, small weights dropped, then rows of `F + I` divided by their sum.
+    """Compute rollout of attention times its gradient.
+
+    In each layer, `F = (mean_h A * dA)^+`. Its smallest weights are discarded, and the rows of `F + I` are divided by their sums. The
+    results are multiplied over the layers.
 
     Args:
         recording: Self-attention of every layer with the gradient of a score: `recording.gradients(score)`.
-        discard: Share of the smallest entries of `F` over patches that become 0, in [0, 1).
-        discard_over: Smallest of each `row`, or of the whole `layer`.
-        start_layer: First layer that takes part.
-        query: The token that is explained; `auto` is what the model itself reads out; of a pooling head its attention, heads averaged.
-        dtype: float64 computes in double precision.
+        discard: Share of the smallest patch entries of `F` that are set to 0, in [0, 1).
+        discard_over: Scope of discarding: the smallest of each `row` or of the whole `layer`.
+        start_layer: First layer to include.
+        query: Query token to explain; `auto` is the token that the classifier head uses. For models with a pooling head, `auto` is the
+            attention of that head, averaged over its heads.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative; the sum over the patches is 1 less what reaches prefix tokens.
+        Map with the axis `batch`; non-negative. The sum over the patches is 1 minus the share of prefix tokens.
 
     Raises:
         OptionError: If there is no gradient, an option is out of range, or the layers do not share one token set.
 
     Reference:
-        Gildenblat, "Exploring Explainability for Vision Transformers", 2020. Differs from the published code, which pairs the
-        attention of layer `l` with the gradient of layer `L - 1 - l` and divides columns by row sums; prefix tokens are never
+        Gildenblat, "Exploring Explainability for Vision Transformers", 2020. Differs: the published code pairs the
+        attention of layer `l` with the gradient of layer `L - 1 - l` and divides columns by row sums. Here prefix tokens are never
         discarded.
     """
     one_of(discard_over, get_args(DiscardOver), "discard_over")
     if between(discard, 0, 1, "discard") == 1:
-        raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
+        raise OptionError("discard must be less than 1, got 1, which would leave nothing. Use for example 0.9.")
     records = chain(recording, probability=False)
     graded(recording)
     recursion.check_start(start_layer, len(records))

@@ -1,4 +1,4 @@
-"""Norm-based attention: weights times the length of the vectors that they weigh."""
+"""Norm-based attention: norms of the weighted value vectors."""
 
 from __future__ import annotations
 
@@ -23,69 +23,70 @@ def norm_attention(
     recording: Recording,
     *,
     layer: int | str = -1,
-    heads: bool = False,
+    keep_heads: bool = False,
     add_residual: bool = False,
     query: Query = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """Size of what each patch gives to the query: attention counts only as far as the vector that it lets through is long.
+    """Compute norm-based attention: the norm of the vector that each patch contributes to the query.
 
-    With `f_h(x_j) = v_j^h W_O^h` the value is `||sum_h A_ij^h f_h(x_j)||`, in the units of the residual stream.
+    With `f_h(x_j) = v_j^h W_O^h`, the value is `||sum_h A_ij^h f_h(x_j)||`, in the units of the residual stream. A high attention weight
+    thus has little effect if its value vector is short.
 
     Args:
         recording: Attention with values: `capture(model, values=True)`.
-        layer: Position among the layers, or dotted name.
-        heads: Keep heads apart: `A_ij^h ||f_h(x_j)||`.
-        add_residual: Add what the query's own token brings along the residual path, `x_i`, to its own vector. The class token is not
-            drawn, so this changes maps of patch queries only.
-        query: See `visattn.methods.QUERY_SPELLINGS`; several tokens are a weighted mean of sizes.
-        dtype: float64 computes in double precision.
+        layer: Index of the layer, or its dotted name.
+        keep_heads: Keep heads separate, with values `A_ij^h ||f_h(x_j)||`.
+        add_residual: Add the query's residual vector `x_i` to the vector that it contributes to itself. The class token is not drawn,
+            so this only affects maps of patch queries.
+        query: See `visattn.methods.QUERY_SPELLINGS`. For several tokens, the norms are averaged by weight.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with axes `batch` and `head` (if `heads`); non-negative, not normalized.
+        Map with axes `batch` and `head` (if `keep_heads`); non-negative and not normalized.
 
     Raises:
-        OptionError: If values or what follows the heads are not known, or the layer or query does not exist.
+        OptionError: If values or the output projection are not known, or the layer or query does not exist.
 
     Reference:
         Kobayashi et al., "Attention is Not Only a Weight", EMNLP 2020, arXiv:2004.10102; with `add_residual`, "Incorporating Residual
-        and Normalization Layers into Analysis of Masked Language Models", EMNLP 2021, arXiv:2109.07152 (AttnRes-N: vision
-        transformers normalize before attention, so no normalization lies between). The scale of a block's layer is part of `W_O`.
+        and Normalization Layers into Analysis of Masked Language Models", EMNLP 2021, arXiv:2109.07152 (AttnRes-N:
+        vision transformers normalize before attention, so no normalization follows). `W_O` includes the block's layer scale.
     """
-    if heads and add_residual:
-        raise OptionError("the residual path belongs to no head. Leave out heads=True or add_residual=True.")
+    if keep_heads and add_residual:
+        raise OptionError("the residual vector belongs to no head. Leave out keep_heads=True or add_residual=True.")
     record = chosen_records(recording, layer, query, 0)[0]
-    rows = head_norms(record, dtype) if heads else norm_rows(record, dtype, residual=add_residual)
+    rows = head_norms(record, dtype) if keep_heads else norm_rows(record, dtype, residual=add_residual)
     weights, chosen = weights_of(query, record.queries, recording.reads, record.operator.device)
     weights = weights[:, 0].to(dtype)  # (B or 1, 1, Q)
     shape = record.operator.shape
-    out = torch.zeros(shape[0], shape[1] if heads else 1, shape[3], dtype=dtype, device=record.operator.device)
+    out = torch.zeros(shape[0], shape[1] if keep_heads else 1, shape[3], dtype=dtype, device=record.operator.device)
     for tile in record.operator.to(dtype).tiles(scratch=True):
         mine = weights[..., tile.queries]
         if mine.any():
             sized = rows(tile)  # (B, [heads,] q, K)
-            out.index_add_(2, tile.keys, (mine[:, None] @ sized)[:, :, 0] if heads else mine @ sized)
+            out.index_add_(2, tile.keys, (mine[:, None] @ sized)[:, :, 0] if keep_heads else mine @ sized)
     values = out.reshape(shape[0], -1, len(record.keys))
     return to_map(
         recording,
         "norm_attention",
         "norm of attention",
-        values if heads else values[:, 0],
+        values if keep_heads else values[:, 0],
         record.keys,
-        {"layer": record.layer, "heads": heads, "add_residual": add_residual, "query": chosen},
-        axes=["head"] if heads else [],
-        labels={"head": tuple(str(i) for i in range(shape[1]))} if heads else None,
+        {"layer": record.layer, "keep_heads": keep_heads, "add_residual": add_residual, "query": chosen},
+        axes=["head"] if keep_heads else [],
+        labels={"head": tuple(str(i) for i in range(shape[1]))} if keep_heads else None,
     )
 
 
 class _Vectors(NamedTuple):
-    """What a layer's heads let through: values `(B, heads, K, d)` and the projection `(heads, d, D)` behind them."""
+    """Values `(B, heads, K, d)` of a layer, and its output projection `(heads, d, D)`."""
 
     value: Tensor
     projection: Tensor
 
     def project(self, mixed: Tensor) -> Tensor:
-        """`(B, n, D)` of values mixed by each head, `(B, heads, n, d)`."""
+        """Project the attention output of the heads, `(B, heads, n, d)`, to `(B, n, D)`."""
         return mixed.transpose(1, 2).flatten(2) @ self.projection.flatten(0, 1)
 
 
@@ -93,7 +94,7 @@ def _vectors(record: AttentionRecord, dtype: torch.dtype) -> _Vectors:
     if record.value is None:
         raise OptionError("values were not recorded. Use capture(model, values=True).")
     if record.output_weight is None:
-        raise OptionError(f"{record.layer}: the projection behind its heads is not known. Use method 'attention'.")
+        raise OptionError(f"{record.layer}: its output projection is not known. Use method 'attention'.")
     if record.value.ndim != 4:
         raise OptionError(f"{record.layer}: norms are defined for attention over all tokens, not in windows. Use 'attention'.")
     heads, dim = record.value.shape[1], record.value.shape[3]
@@ -102,16 +103,17 @@ def _vectors(record: AttentionRecord, dtype: torch.dtype) -> _Vectors:
 
 
 def head_norms(record: AttentionRecord, dtype: torch.dtype) -> Rows:
-    """`(B, heads, q, K)`: `A_ij^h ||f_h(x_j)||`."""
+    """Return a function from a tile to `A_ij^h ||f_h(x_j)||`, `(B, heads, q, K)`."""
     gram = _gram(_vectors(record, dtype))
     sizes = gram.diagonal(dim1=2, dim2=3).clamp_min(0).sqrt().transpose(1, 2)  # (B, heads, K)
     return lambda tile: tile.weights * sizes[:, :, None, tile.keys]
 
 
 def norm_rows(record: AttentionRecord, dtype: torch.dtype, *, residual: bool = False) -> Rows:
-    """`(B, q, K)`: `||sum_h A_ij^h f_h(x_j)||` by `a G_j a` with the products of heads `G_j`, so no vector is made for a pair.
+    """Return a function from a tile to `||sum_h A_ij^h f_h(x_j)||`, `(B, q, K)`.
 
-    With `residual` a token's own entry is `||sum_h A_ii^h f_h(x_i) + x_i||`.
+    The squared norm is `a G_j a`, where `a` are the weights of the heads and `G_j` is their Gram matrix, so no vector is computed for a
+    pair of tokens. With `residual`, a token's own entry is `||sum_h A_ii^h f_h(x_i) + x_i||`.
     """
     vectors = _vectors(record, dtype)
     gram = _gram(vectors).permute(2, 3, 0, 1).to(dtype).contiguous()  # (heads, heads, B, K)
@@ -119,7 +121,7 @@ def norm_rows(record: AttentionRecord, dtype: torch.dtype, *, residual: bool = F
 
     def rows(tile: Tile) -> Tensor:
         size = torch.zeros_like(tile.weights[:, 0])
-        for h in range(gram.shape[0]):  # the sum over pairs, each taken once; whole tiles, as the axis of heads is short
+        for h in range(gram.shape[0]):  # loop over pairs of heads, since there are few of them
             partial = tile.weights[:, h] * gram[h, h][:, None, tile.keys]
             for g in range(h):
                 partial.addcmul_(tile.weights[:, g], gram[h, g][:, None, tile.keys], value=2)
@@ -135,7 +137,7 @@ def norm_rows(record: AttentionRecord, dtype: torch.dtype, *, residual: bool = F
 
 
 def mixing_ratio(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
-    """`(B, Q)`: the size of what a token takes from others over that plus the size of what it keeps of itself, in [0, 1]."""
+    """Compute the mixing ratio `(B, Q)` in [0, 1]: the norm of what a token receives from others, over that plus what it keeps."""
     vectors, stream = _vectors(record, dtype), _residual_of(record).to(dtype)
     operator = record.operator.to(dtype)
     ratio = torch.zeros(stream.shape[:2], dtype=dtype, device=stream.device)
@@ -151,7 +153,7 @@ def mixing_ratio(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
 
 
 def _gram(vectors: _Vectors) -> Tensor:
-    """`(B, K, heads, heads)` products of what different heads give of one token, in float64."""
+    """Compute the Gram matrix of the heads' projected values for each token, `(B, K, heads, heads)`, in float64."""
     value, projection = vectors.value.double(), vectors.projection.double()
     between = torch.einsum("hdm,gem->hgde", projection, projection)
     return torch.einsum("bhkd,hgde,bgke->bkhg", value, between, value)
@@ -159,7 +161,7 @@ def _gram(vectors: _Vectors) -> Tensor:
 
 def _residual_of(record: AttentionRecord) -> Tensor:
     if record.residual is None:
-        raise OptionError(f"{record.layer}: what its result is added to is not known. Use capture(model, values=True).")
+        raise OptionError(f"{record.layer}: the input of its residual connection is not known. Use capture(model, values=True).")
     return record.residual
 
 
@@ -167,7 +169,7 @@ def _refusal(recording: Recording) -> str | None:
     if reason := spatial_refusal(recording):
         return reason
     known = any(record.output_weight is not None for record in recording if record.keys.grid)
-    return None if known else "the projection behind the heads is not known. Use method 'attention'."
+    return None if known else "the output projection is not known. Use method 'attention'."
 
 
 METHODS = {

@@ -1,7 +1,7 @@
-"""The recursion that rollout, gradient rollout and relevance share: a row vector goes down through the layers.
+"""Recursion shared by rollout, gradient rollout and relevance: a row vector is propagated from the last layer down.
 
-In each layer `r <- sum_i r_i (keep_i e_i + scale_i rows_i)`, where `rows_i` is row `i` of the heads fused. Rows come tile by tile,
-so no matrix is built.
+In each layer, `r <- sum_i r_i (keep_i e_i + scale_i rows_i)`, where `rows_i` is row `i` of the fused heads. Rows are computed tile by
+tile, so no matrix is built.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from visattn.operators import Operator, Tile
 from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
-Rows = Callable[[Tile], Tensor]  # (B, q, K) fused rows of a tile; may be changed in place
+Rows = Callable[[Tile], Tensor]  # tile -> fused rows (B, q, K), which may be changed in place
 Balance = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # row sums (B, q) and their queries -> keep, scale, both (B, q)
 
 
 def step(operator: Operator, r: Tensor, rows: Rows, balance: Balance) -> Tensor:
-    """One layer of the recursion; `r` is `(B, 1, Q)` and every query is also a key."""
+    """Propagate `r`, `(B, 1, Q)`, through one layer, in which every query is also a key."""
     out = torch.zeros_like(r)
     for tile in operator.tiles(scratch=True):
         fused = rows(tile)
@@ -35,7 +35,7 @@ def step(operator: Operator, r: Tensor, rows: Rows, balance: Balance) -> Tensor:
 
 
 def step_of_evidence(operator: Operator, r: Tensor) -> Tensor:
-    """`r (I + mean_h (dA * A)^+)`, which needs no whole rows; heads are averaged last."""
+    """Compute `r (I + mean_h (dA * A)^+)`, which needs no whole rows; heads are averaged last."""
     out = r.clone()
     for tile in operator.pieces():
         pulled = r[:, None, :, tile.queries] @ _product(tile).clamp_(min=0)  # (B, heads, 1, keys)
@@ -44,7 +44,7 @@ def step_of_evidence(operator: Operator, r: Tensor) -> Tensor:
 
 
 def own_entries(tile: Tile) -> tuple[Tensor, Tensor]:
-    """Rows and columns of a tile at which a token meets itself."""
+    """Return the rows and columns of a tile's diagonal entries, where a token attends to itself."""
     where = torch.full((int(torch.max(tile.queries.max(), tile.keys.max())) + 1,), -1, device=tile.keys.device)
     where[tile.keys] = torch.arange(len(tile.keys), device=tile.keys.device)
     there = where[tile.queries]
@@ -53,7 +53,7 @@ def own_entries(tile: Tile) -> tuple[Tensor, Tensor]:
 
 
 def fused(fusion: Fusion) -> Rows:
-    """Attention with its heads merged."""
+    """Return a function that fuses the heads of a tile."""
 
     def rows(tile: Tile) -> Tensor:
         if fusion == "mean":
@@ -64,12 +64,12 @@ def fused(fusion: Fusion) -> Rows:
 
 
 def evidence(tile: Tile) -> Tensor:
-    """`mean_h (dA * A)^+`: attention that speaks for the target."""
+    """Compute `mean_h (dA * A)^+`, attention that is evidence for the target."""
     return _product(tile).clamp_(min=0).mean(1)
 
 
 def net_evidence(tile: Tile) -> Tensor:
-    """`(mean_h dA * A)^+`: the same, after heads have canceled."""
+    """Compute `(mean_h dA * A)^+`, in which heads of opposite sign cancel."""
     return _product(tile).mean(1).clamp_(min=0)
 
 
@@ -79,9 +79,9 @@ def _product(tile: Tile) -> Tensor:
 
 
 def discarding(rows: Rows, operator: Operator, layout: TokenLayout, ratio: float, over: str) -> Rows:
-    """Rows without the smallest `ratio` of the weights of patches, of each row or of the whole layer; prefix tokens stay.
+    """Set the smallest patch weights of each row or of the whole layer to 0; prefix tokens are kept.
 
-    The smallest are `int(ratio * count)`; what ties with the first that stays, stays.
+    `int(ratio * count)` weights are discarded, except those equal to the smallest weight that is kept.
     """
     first = len(layout.prefix)
     if over == "layer":
@@ -104,9 +104,9 @@ def discarding(rows: Rows, operator: Operator, layout: TokenLayout, ratio: float
 
 
 def _whole_limit(rows: Rows, operator: Operator, first: int, ratio: float) -> Tensor:
-    """`(B,)` the smallest weight that stays, of all weights of patches in a layer, digit by digit of its bits from above.
+    """Compute the smallest patch weight that is kept in a whole layer, `(B,)`, by a radix search over its bits.
 
-    Numbers that are not negative are ordered as their bits are; each pass counts 16 of them over all tiles.
+    Non-negative floats have the same order as their bit patterns. Each pass over the tiles determines 16 bits, from the highest.
     """
     as_bits, width = (torch.int32, 32) if operator.dtype == torch.float32 else (torch.int64, 64)
     batch, total, known = operator.shape[0], 0, 0
@@ -130,7 +130,7 @@ def _whole_limit(rows: Rows, operator: Operator, first: int, ratio: float) -> Te
 
 
 def without_sinks(rows: Rows, found: Sequence[Sequence[Sink]], layout: TokenLayout, treatment: Sinks, like: Operator) -> Rows:
-    """Rows that give nothing to sinks; under `redistribute` other patches share what those had."""
+    """Remove attention to sinks from rows; `redistribute` spreads it evenly over the other patches."""
     sunk = torch.zeros(like.shape[0], len(layout), dtype=torch.bool, device=like.device)
     for image, entries in enumerate(found):
         for sink in entries:
@@ -151,7 +151,7 @@ def without_sinks(rows: Rows, found: Sequence[Sequence[Sink]], layout: TokenLayo
 
 
 def others(rows: Rows) -> Rows:
-    """Rows without what a token gives to itself."""
+    """Set the attention of each token to itself to 0."""
 
     def without_own(tile: Tile) -> Tensor:
         found = rows(tile)
@@ -163,7 +163,7 @@ def others(rows: Rows) -> Rows:
 
 
 def mixed(keep: float | Tensor) -> Balance:
-    """`keep` of each token (a number or `(B, N)`) stays, the rest goes by rows of sum 1; where a row is empty, all stays."""
+    """Keep the share `keep` (a number or `(B, N)`) of each token and mix the rest by normalized rows; an empty row keeps all."""
 
     def balance(sums: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
         stays = keep[:, queries] if isinstance(keep, Tensor) else torch.full_like(sums, keep)
@@ -174,7 +174,7 @@ def mixed(keep: float | Tensor) -> Balance:
 
 
 def added_and_normalized(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor]:
-    """`I + rows`, each row divided by its sum."""
+    """Normalize the rows of `I + rows` to sum 1."""
     scale = 1 / (1 + sums)
     return scale, scale
 
@@ -182,9 +182,9 @@ def added_and_normalized(sums: Tensor, _queries: Tensor) -> tuple[Tensor, Tensor
 def beginning(
     recording: Recording, records: Sequence[AttentionRecord], query: Query, pooled: Rows, dtype: torch.dtype
 ) -> tuple[Tensor, str]:
-    """`(B, 1, N)`: the row that the recursion starts from, and the query in words.
+    """Return the row `(B, 1, N)` from which the recursion starts, and the query as text.
 
-    A model that reads its tokens out by attention of its own starts from that attention, its heads merged as `pooled` does.
+    For models with an attention pooling head, the recursion starts from the attention of that head, fused by `pooled`.
     """
     layout, operator = records[0].keys, records[0].operator
     pool = [
@@ -204,10 +204,10 @@ def beginning(
 
 
 def check_start(start_layer: int, layers: int) -> None:
-    """Refuse a first layer that is not there.
+    """Check that the first layer exists.
 
     Raises:
-        OptionError: If it is not.
+        OptionError: If it does not exist.
     """
     if not 0 <= start_layer < layers:
         raise OptionError(f"start_layer must lie in [0, {layers - 1}], got {start_layer}.")

@@ -18,30 +18,30 @@ from visattn.records import AttentionRecord, Recording, TokenLayout
 def relevance(
     recording: Recording, *, start_layer: int = 0, query: Query = "auto", dtype: torch.dtype = torch.float32
 ) -> AttentionMap:
-    r"""How much each patch speaks for a target, through all layers: attention weighted by its gradient, where both agree.
+    r"""Compute relevance (Chefer et al.): positive evidence for the target, propagated through all layers.
 
-    `A' = mean_h (dA * A)^+` of each layer. Of a vision transformer the map is `query^T (I + A'_L) ... (I + A'_start)` less the
-    query's own identity, computed from the last layer down as a row vector: no matrix is built. A model with several sets of
-    tokens (a decoder of object queries, text beside an image) has one relevance matrix for each pair of sets, which every
-    attention updates in the order of the forward; those are built, one layer's heads fused.
+    Each layer has `A' = mean_h (dA * A)^+`. For vision transformers the map is `query^T (I + A'_L) ... (I + A'_start)` minus the query
+    itself. It is computed as a row vector from the last layer down, without building a matrix. Models with several token sets (object
+    queries of a decoder, or text and image) have one relevance matrix for each pair of sets. Every attention updates these matrices in
+    the order of the forward pass. They are built in full, with the heads of each layer fused.
 
     Args:
-        recording: All attention of one forward, with the gradient of the target's score: `recording.gradients(score)`.
-        start_layer: First layer that takes part.
-        query: The token whose answer is explained; `auto` is what the model itself reads out. Of a model with several sets of
-            tokens it is a token of the last set that attends to the image: `query:N`, or a vector of weights.
-        dtype: float64 computes in double precision.
+        recording: All attention of one forward pass, with the gradient of the target's score: `recording.gradients(score)`.
+        start_layer: First layer to include.
+        query: Query token whose output is explained; `auto` is the token that the classifier head uses. For models with several token
+            sets, choose a token of the last set that attends to the image, as `query:N` or as a vector of weights.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized. All zero where nothing speaks for the target.
+        Map with the axis `batch`; non-negative and not normalized. All zero if there is no evidence for the target.
 
     Raises:
         OptionError: If there is no gradient, the layers do not compose, or the query does not exist.
 
     Reference:
         Chefer, Gur & Wolf, "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers", ICCV
-        2021, arXiv:2103.15679, equations 5 to 11. Differs: a row of `R - I` that is all zero stays zero when it is normalized,
-        where the authors' code divides 0 by 0. A pooling head's own `A'` is the row that the image's layers start from.
+        2021, arXiv:2103.15679, equations 5 to 11. Differs: all-zero rows of `R - I` remain zero when normalized, where the
+        authors' code divides 0 by 0. For models with a pooling head, the recursion starts from the `A'` of that head.
     """
     if any(record.kind == "cross" for record in one_forward(recording)):
         row, layout, chosen = _between_sets(recording, start_layer, query, dtype)
@@ -59,14 +59,14 @@ def relevance(
 
 
 def refusal(recording: Recording) -> str | None:
-    """Why the layers of a recording do not compose, or None."""
+    """Return why the layers of a recording do not compose, or None if they do."""
     if any(record.kind == "cross" for record in recording):
         return _sets_refusal(recording)
     return chain_refusal_of_any_rows(recording)
 
 
 def _sets_refusal(recording: Recording) -> str | None:
-    """Attention between sets of tokens is refused where a set comes from another by pooling or windows, or is not the image's."""
+    """Return why attention between token sets does not compose, or None: there must be exactly one grid of the image."""
     if reason := set_refusal(recording):
         return reason
     odd = next((record for record in recording if record.kind in ("unplaced", "channel")), None)
@@ -82,7 +82,7 @@ def _sets_refusal(recording: Recording) -> str | None:
 
 
 def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: torch.dtype) -> tuple[Tensor, TokenLayout, str]:
-    """The row of the relevance matrix from the last set of queries to the image."""
+    """Compute the row of the relevance matrix from the last set of queries to the image."""
     if reason := _sets_refusal(recording):
         raise OptionError(reason)
     records = list(graded(recording))
@@ -90,7 +90,9 @@ def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: t
     image = next(layout for record in records for layout in (record.queries, record.keys) if layout.grid)
     asking = next((record.queries for record in reversed(records) if not record.queries.grid), image)
     if query == "auto" and asking is not image and len(asking) > 1:
-        raise OptionError(f"the model answers for {len(asking)} queries. Choose one: query='query:0', or a vector of weights.")
+        raise OptionError(
+            f"the model has outputs for {len(asking)} queries. Choose one: query='query:0', or pass a vector of weights."
+        )
     weights, chosen = weights_of(query, asking, recording.reads, records[0].operator.device)
     relevances = _Relevances(records, dtype)
     waiting = records[start_layer:]
@@ -106,13 +108,13 @@ def _between_sets(recording: Recording, start_layer: int, query: Query, dtype: t
 
 
 def _exchange(one: AttentionRecord, other: AttentionRecord) -> bool:
-    """Whether two sets attend to each other at the same time, neither seeing what the other has just made of it."""
+    """Check whether two sets attend to each other in parallel, so that neither uses the other's updated tokens."""
     crossed = one.kind == other.kind == "cross" and one.queries == other.keys and one.keys == other.queries
     return crossed and other.follows != (one.layer, one.call)
 
 
 class _Relevances:
-    """`R` of each pair of token sets, `(B, queries, keys)`: the identity within a set and 0 between two at first."""
+    """Relevance matrices `R`, `(B, queries, keys)`, of all pairs of token sets; initially the identity within a set, else 0."""
 
     def __init__(self, records: list[AttentionRecord], dtype: torch.dtype) -> None:
         self._batch, self._device, self._dtype = records[0].operator.shape[0], records[0].operator.device, dtype
@@ -124,7 +126,7 @@ class _Relevances:
         return self._found.get((queries, keys), zero).expand(self._batch, -1, -1)
 
     def update(self, records: list[AttentionRecord]) -> None:
-        """What one attention adds, or two that exchange: both from what was there before."""
+        """Add the update of one attention call, or of two parallel ones, which both start from the previous matrices."""
         added = [item for record in records for item in (self._self(record) if record.kind == "self" else self._cross(record))]
         for pair, value in added:
             self._found[pair] = self.of(*pair) + value
@@ -141,7 +143,7 @@ class _Relevances:
 
 
 def _normalized(relevance: Tensor) -> Tensor:
-    """Equations 8 and 9: `R - I` with rows of sum 1, plus `I`."""
+    """Normalize the rows of `R - I` to sum 1 and add `I` (equations 8 and 9)."""
     identity = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     rest = relevance - identity
     sums = rest.sum(-1, keepdim=True)
@@ -149,7 +151,7 @@ def _normalized(relevance: Tensor) -> Tensor:
 
 
 def _whole(record: AttentionRecord, dtype: torch.dtype) -> Tensor:
-    """`A'`, `(B, Q, K)`."""
+    """Build `A'`, `(B, Q, K)`."""
     batch, _, queries, keys = record.operator.shape
     out = torch.zeros(batch, queries, keys, dtype=dtype, device=record.operator.device)
     for tile in record.operator.to(dtype).pieces():

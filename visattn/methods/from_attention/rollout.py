@@ -1,4 +1,4 @@
-"""Attention rollout: attention with its residual path, multiplied over the layers."""
+"""Attention rollout: attention with residual connections, multiplied over the layers."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ def rollout(
     implementation: Implementation = "tiles",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    r"""Attention rollout: how much of each patch reaches the query through all layers, if attention were all that mixes.
+    r"""Compute attention rollout: the information flow from each patch to the query across layers, if only attention mixes tokens.
 
-    Heads are fused to one row-stochastic matrix `A` a layer and mixed with the residual path, `M = residual * I + (1 - residual) *
-    A`; the map is `query^T M_L ... M_start`, computed from the last layer down as a row vector, so no matrix is ever built.
+    The heads of each layer are fused into a row-stochastic matrix `A` and combined with the residual connection as
+    `M = residual * I + (1 - residual) * A`. The map is `query^T M_L ... M_start`, computed as a row vector from the last layer down,
+    without building a matrix.
 
     Args:
         recording: Self-attention of every layer over one token set.
-        fusion: How heads are merged; `max` and `min` are divided by their row sums.
-        weights_by: What counts as weight: `attention`, or the `norm` of what a token gives. Then `A_ij` becomes
-            `||sum_h A_ij v_j W_O||`, and rows are divided by their sums last, after discarding. That and `measured` need values:
+        fusion: Fusion of heads: `mean`, `max` or `min`. Rows are renormalized after `max` and `min`.
+        weights_by: Weights of the rollout: `attention`, or the `norm` of the weighted value vectors. With `norm`, `A_ij` becomes
+            `||sum_h A_ij v_j W_O||`, and rows are normalized last, after discarding. `norm` and `residual="measured"` need values:
             `capture(model, values=True)`.
-        residual: Weight of the residual path, from 0 to 1, or `measured`. 0.5 is the paper's; measured, each token keeps the share
-            that its own vector has of what attention and residual path give it, and takes the rest from the others by the weights
-            that were not discarded.
-        discard: Share of the smallest weights of patches, in [0, 1), that become 0 before rows are divided by their sums.
-        discard_over: Smallest of each `row`, or of the whole `layer`. Prefix tokens are never discarded.
-        start_layer: First layer that takes part.
-        sinks: What becomes of attention that sinks get: `keep`, `drop`, `redistribute`. Dropped: no token attends to a sink, rows are
-            divided by what is left; redistributed: what a token gives to sinks goes to all other patches alike. A row that nothing is
-            left of becomes the token itself.
-        query: The token that is explained; `auto` is what the model itself reads out, also by attention pooling.
-        implementation: How `r @ A` is computed where rows stay as they are; see `visattn.operators.Operator.pull`.
-        dtype: float64 computes in double precision.
+        residual: Weight of the residual connection, from 0 to 1, or `measured`. The paper uses 0.5. With `measured`, it is each token's
+            own share of the norm of attention output plus residual. The rest comes from the other tokens, by the weights that were not
+            discarded.
+        discard: Share of the smallest patch weights that are set to 0 before rows are normalized, in [0, 1).
+        discard_over: Scope of discarding: the smallest of each `row` or of the whole `layer`. Prefix tokens are never discarded.
+        start_layer: First layer to include.
+        sinks: Treatment of attention to sinks: `keep`, `drop` or `redistribute`. `drop` removes it and renormalizes rows;
+            `redistribute` spreads it evenly over all other patches. If nothing remains of a row, the token attends only to itself.
+        query: Query token to explain; `auto` is the token that the classifier head uses, or its attention pooling.
+        implementation: Implementation of the products `r @ A`: `tiles` or `reversed`; see `visattn.operators.Operator.pull`.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative; the sum over the patches is 1 less what reaches prefix tokens. Sinks are in the
-        provenance.
+        Map with the axis `batch`; non-negative. The sum over the patches is 1 minus the share of prefix tokens. The provenance lists
+        sinks.
 
     Raises:
         OptionError: If an option is out of range, or the layers do not share one token set.
 
     Reference:
-        Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928. Differs from the paper: the row
-        of one query instead of the matrix; discarding (Gildenblat's, there over all tokens of a layer), norms and measured mixing
-        (Kobayashi et al., arXiv:2004.10102, arXiv:2109.07152) and the treatment of sinks, which are off by default.
+        Abnar & Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020, arXiv:2005.00928. Differs: computes the
+        row of one query instead of the matrix. Optional and off by default are discarding (Gildenblat, there over all tokens of a
+        layer), norms and measured mixing (Kobayashi et al., arXiv:2004.10102, arXiv:2109.07152), and the treatment of sinks.
     """
     one_of(fusion, get_args(Fusion), "fusion")
     one_of(weights_by, get_args(WeightsBy), "weights_by")
@@ -83,17 +83,17 @@ def rollout(
     if residual != "measured":
         between(residual, 0, 1, "residual")
     if between(discard, 0, 1, "discard") == 1:
-        raise OptionError("discard must be less than 1, got 1: nothing would be left. Choose for example 0.9.")
+        raise OptionError("discard must be less than 1, got 1, which would leave nothing. Use for example 0.9.")
     if weights_by == "norm" and fusion != "mean":
         raise OptionError(
-            f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' has no place. Leave fusion out."
+            f"weights_by='norm' adds the vectors of all heads, so fusion='{fusion}' does not apply. Leave fusion out."
         )
     records = chain(recording)
     recursion.check_start(start_layer, len(records))
     plain = fusion == "mean" and weights_by == "attention" and not discard and sinks == "keep" and residual != "measured"
     if implementation == "reversed" and not plain:
         raise OptionError(
-            "implementation='reversed' computes fusion='mean' with sinks='keep' only, nothing discarded or measured. Use 'tiles'."
+            "implementation='reversed' supports only fusion='mean' and sinks='keep', without discarding or measuring. Use 'tiles'."
         )
     layout = records[0].keys
     r, chosen = recursion.beginning(recording, records, query, recursion.fused("mean"), dtype)
@@ -140,7 +140,7 @@ def _mean(
     implementation: Implementation,
     dtype: torch.dtype,
 ) -> tuple[Tensor, tuple[tuple[Sink, ...], ...]]:
-    """The recursion with a second row beside `r`: uniform weights, whose product is the column score, for the price of one."""
+    """Run the recursion for `r` and find sinks in the same pass, with uniform weights as a second row."""
     uniform = torch.full_like(r, 1 / r.shape[-1])
     scores = []
     for record in reversed(records):
@@ -152,7 +152,7 @@ def _mean(
 
 
 def _values(parameters: Mapping[str, Any]) -> frozenset[Need]:
-    """Norms are of values."""
+    """Return the need for values if the parameters use norms."""
     asked = parameters.get("weights_by") == "norm" or parameters.get("residual") == "measured"
     return needs("values") if asked else needs()
 

@@ -1,4 +1,4 @@
-"""Transition attention maps: rollout backward from the last layer, weighted by integrated gradients."""
+"""Transition attention maps: rollout from the last layer down, weighted by integrated gradients."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def transition_attention(
     query: Query = "auto",
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """Transition attention map: how much reaches the query as attention passes down the layers, times integrated gradients.
+    """Compute the transition attention map: attention of the query propagated down the layers, times integrated gradients.
 
-    The query's attention in the last layer is the first state; in each layer below it becomes `state A + state`. It is multiplied,
-    patch by patch, with the query's rows of `mean_h (mean_alpha dA)^+` of the last layer, over `steps` inputs from 0 (in normalized
-    values: the mean color) to the image. A query of many tokens keeps as many rows of `dA`.
+    The query's attention in the last layer is the first state. In each layer below, it becomes `state A + state`. The result is
+    multiplied, patch by patch, by the query's rows of `mean_h (mean_alpha dA)^+` in the last layer. The gradient is averaged over `steps`
+    inputs from 0 (the mean color, as pixels are normalized) to the image. Memory for `dA` grows with the number of query tokens.
 
     Args:
         recording: Self-attention of every layer over one token set.
-        replay: Runs the model on edited pixels; gives a recording with the gradient of the target's score.
-        steps: Number of inputs `alpha * pixels`, alpha evenly from 0 to 1, both included.
-        start_layer: Lowest layer that takes part.
-        query: The token that is explained; `auto` is what the model itself reads out; of a pooling head the mean of the patches.
-        dtype: float64 computes in double precision.
+        replay: Function that runs the model on edited pixels and returns a recording with the gradient of the target's score.
+        steps: Number of integration steps. The inputs are `alpha * pixels`, with alpha evenly spaced from 0 to 1, both included.
+        start_layer: First layer to include.
+        query: Query token to explain; `auto` is the token that the classifier head uses, or the mean of the patches for models with a
+            pooling head.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, in units of the score.
+        Map with the axis `batch`; non-negative and in units of the score.
 
     Raises:
         OptionError: If an option is out of range, or the layers do not share one token set.
@@ -80,12 +81,12 @@ def transition_attention(
 
 
 def _through(record: AttentionRecord, state: Tensor, dtype: torch.dtype) -> Tensor:
-    """`state A`, heads averaged: `(B, 1, N)`."""
+    """Compute `state A`, averaged over heads, `(B, 1, N)`."""
     return record.operator.to(dtype).pull(state[:, None]).mean(1)
 
 
 def _gradient_rows(record: AttentionRecord, queries: Tensor, dtype: torch.dtype) -> Tensor:
-    """`(B, heads, queries, K)` rows of `dA`."""
+    """Return `(B, heads, queries, K)` rows of `dA`."""
     batch, heads, tokens, keys = record.operator.shape
     out = torch.zeros(batch, heads, len(queries), keys, dtype=dtype, device=record.operator.device)
     place = torch.full((tokens,), -1, device=queries.device)

@@ -1,1 +1,1 @@
-"""Methods that read features of one layer."""
+"""Methods that read the features of one layer."""

@@ -9,23 +9,24 @@ from visattn.maps import AttentionMap
 from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
 
-_EVEN = 1e-4  # how far a gradient may differ between positions, as a share of the largest
+_EVEN = 1e-4  # largest difference of a gradient between positions, as a share of the largest gradient
 
 
 def cam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
-    """CAM: what each position adds to the score of a network that averages its features and has one linear layer behind.
+    """Compute CAM: the contribution of each position to the score, for networks with global average pooling and a linear head.
 
-    `sum_k w_k A_k`, where `w` are the weights of the class. They are read from the gradient, which is `w / (H W)` at every position;
-    so the map is Grad-CAM times `H W` without the positive part, its mean plus the class's bias is the logit, and of `versus` and
-    other targets it is right too. Behind a head with more layers `w` is the slope of the score in the averaged features.
+    The map is `sum_k w_k A_k`, where `w` are the weights of the class. They are read from the gradient, which is `w / (H W)` at every
+    position, so the map is also correct for `versus` and other targets. It equals Grad-CAM times `H W` before the positive part is
+    taken, and its mean plus the bias of the class is the logit. For heads with more layers, `w` is the gradient of the score with
+    respect to the averaged features.
 
     Args:
         recording: See `gradcam`.
-        layer: See `gradcam`; the features that are averaged.
-        dtype: float64 computes in double precision.
+        layer: See `gradcam`. It must be the layer whose features are averaged.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; signed, in units of the score, not normalized.
+        Map with the axis `batch`; signed, in units of the score and not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist, or are not averaged over all positions.
@@ -38,8 +39,8 @@ def cam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = tor
     uneven, largest = ((x.abs().flatten(1).amax(1)) for x in (tapped.gradient - weights, tapped.gradient))
     if bool((uneven > _EVEN * largest).any()):
         raise OptionError(
-            f"{tapped.layer}: CAM needs features that are averaged over all positions before the head, but their gradient differs "
-            "between positions. Use method 'hirescam'."
+            f"{tapped.layer}: CAM needs features that are averaged over all positions before the head, but this layer's gradient "
+            "differs between positions. Use method 'hirescam'."
         )
     values = (weights * tapped.features).sum(1) * tapped.layout.cells
     return tapped.map(values, "class activation", "cam", signed=True)

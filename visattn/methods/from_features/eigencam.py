@@ -1,4 +1,4 @@
-"""Eigen-CAM: the first principal component of a layer."""
+"""Eigen-CAM: the first principal component of a layer's features."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from visattn.records import Recording
 
 
 def eigencam(recording: Recording, *, layer: int | str = -1) -> AttentionMap:
-    """Eigen-CAM: the first principal component of one layer's features; it depends on no class and needs no gradient.
+    """Compute Eigen-CAM: the first principal component of one layer's features. It needs neither a class nor a gradient.
 
-    Features `(positions, C)` are centered and projected on their first right singular vector. A component's sign is arbitrary; it is
-    chosen so that the value that is farthest from 0 is positive, and the positive part is the map.
+    Features `(positions, C)` are centered and projected onto their first right singular vector. The sign of a component is arbitrary.
+    It is chosen so that the value farthest from 0 is positive, and the positive part is the map.
 
     Args:
-        recording: Features of a layer, maps or tokens.
+        recording: Recording with the features of a layer, feature maps or tokens.
         layer: See `gradcam`.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features do not exist.
         MissingExtra: If the package grad-cam is not installed.
 
     Reference:
-        Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, arXiv:2008.00299. As the package grad-cam has it: features are centered. The sign is
-        that of Chung & Ying, "Seg-Eigen-CAM", Applied Sciences 2025.
+        Muhammad & Yeasin, "Eigen-CAM", IJCNN 2020, arXiv:2008.00299. Features are centered, as in the package grad-cam. The sign
+        is chosen as by Chung & Ying, "Seg-Eigen-CAM", Applied Sciences 2025.
     """
     need("pytorch_grad_cam", "cam", "eigencam")
     from pytorch_grad_cam.utils.svd_on_activations import get_2d_projection

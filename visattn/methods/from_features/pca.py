@@ -1,4 +1,4 @@
-"""Principal components of the features of patches."""
+"""Principal components of patch features."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from visattn.records import Recording
 
 
 def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> AttentionMap:
-    """Principal components of the patch features, fitted jointly over all patches of all images of the batch.
+    """Compute principal components of the patch features, fitted jointly on all patches of all images in the batch.
 
     Args:
-        recording: A recording with token features.
-        layer: Position or dotted name among the layers with token features.
+        recording: Recording with token features.
+        layer: Index or dotted name among the layers with token features.
         components: Number of components.
 
     Returns:
-        Map with axes `batch` and `component`; signed scores. The sign, which is arbitrary, is fixed: the loading that is largest in
-        size is positive. The share of the variance is in the notes.
+        Map with axes `batch` and `component`; signed scores. The sign of a component, which is arbitrary, makes its loading of largest
+        magnitude positive. The notes give the explained variance.
 
     Raises:
-        OptionError: If the features or so many components do not exist.
+        OptionError: If the features do not exist or have fewer components.
 
     Reference:
-        Oquab et al., "DINOv2: Learning Robust Visual Features without Supervision", arXiv:2304.07193, figure 1. Differs: no
-        background is removed by thresholding the first component.
+        Oquab et al., "DINOv2: Learning Robust Visual Features without Supervision", arXiv:2304.07193, figure 1. Differs: the
+        first component is not thresholded to remove the background.
     """
     feature = tokens_of(recording, layer)
     layout = feature.layout
@@ -45,7 +45,7 @@ def pca(recording: Recording, *, layer: int | str = -1, components: int = 3) -> 
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     scores = centered @ (vectors * largest.sign())
     shares = (variances.flip(0)[:components] / variances.sum().clamp_min(torch.finfo(torch.float64).tiny)).tolist()
-    notes = ("components hold " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features",)
+    notes = ("components explain " + ", ".join(f"{share:.0%}" for share in shares) + " of the variance of the patch features",)
     return to_map(
         recording,
         "pca",

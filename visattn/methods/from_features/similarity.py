@@ -1,4 +1,4 @@
-"""Cosine similarity of one patch with all others."""
+"""Cosine similarity between one token and all patches."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Of = Literal["tokens", "keys", "queries", "values"]
 
 
 def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: int | str = -1, image: int = 0) -> AttentionMap:
-    """How alike one token and every patch are: the cosine of their vectors, within its image and in the others of the batch.
+    """Compute the cosine similarity between one token and every patch, in its own image and in the others of the batch.
 
     Args:
-        recording: A recording with token features (`of="tokens"`), attention, or values (`capture(model, values=True)`).
-        query: The token that is compared: `patch:ROW,COL`, `cls`, `register:N`; of a photo `pixel:X,Y` too.
-        of: Which vectors: token features, or the keys, queries or values of an attention layer with its heads joined.
-        layer: Position or dotted name, among the layers with such vectors.
-        image: The image of the batch whose token it is.
+        recording: Recording with token features (`of="tokens"`), attention, or values (`capture(model, values=True)`).
+        query: Token to compare: `patch:ROW,COL`, `cls` or `register:N`; for photos also `pixel:X,Y`.
+        of: Vectors to compare: token features, or the keys, queries or values of an attention layer with concatenated heads.
+        layer: Index or dotted name among the layers with such vectors.
+        image: Index of the query token's image in the batch.
 
     Returns:
-        Map with the axis `batch`; values in [-1, 1], 1 at the patch itself.
+        Map with the axis `batch`; values in [-1, 1], with 1 at the query patch itself.
 
     Raises:
         OptionError: If the token, the vectors or the image do not exist.
@@ -57,7 +57,7 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
 
 
 def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, TokenLayout, str]:
-    """`(B, N, D)` vectors, their layout and the layer they come from."""
+    """Return `(B, N, D)` vectors, their layout and the name of their layer."""
     if of == "tokens":
         feature = tokens_of(recording, layer)
         assert feature.layout is not None  # noqa: S101 - tokens always have one
@@ -72,7 +72,7 @@ def _vectors(recording: Recording, of: Of, layer: int | str) -> tuple[Tensor, To
         vectors = (operator.key if of == "keys" else operator.query)[:, :, 0]
         layout = record.keys if of == "keys" else record.queries
     else:
-        raise OptionError(f"{record.layer} gives no {of} in token order. Use of='tokens'.")
+        raise OptionError(f"{record.layer} has no {of} in token order. Use of='tokens'.")
     return vectors.transpose(1, 2).flatten(2), layout, record.layer
 
 

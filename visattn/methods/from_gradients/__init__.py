@@ -1,1 +1,1 @@
-"""Methods that read the gradient of a score at features or at the pixels."""
+"""Methods that read the gradient of a score with respect to features or pixels."""

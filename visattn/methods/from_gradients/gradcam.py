@@ -1,4 +1,4 @@
-"""Grad-CAM and its kin: each channel has one weight, made of its gradient; the map is the positive part of the weighted sum."""
+"""Grad-CAM and variants: channels are weighted by their gradient; the map is the positive part of the weighted sum."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from visattn.maps import AttentionMap
 from visattn.methods.taps import cam_method, tap
 from visattn.records import Recording
 
-_XGRAD = 1e-7  # the authors' own; it keeps an empty channel from dividing by 0
+_XGRAD = 1e-7  # as in the authors' code; avoids division by 0 for empty channels
 
 
 def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
-    """Grad-CAM: channels weighted by the mean of their gradient over the positions, then the positive part of their sum.
+    """Compute Grad-CAM: the positive part of the sum of channels, each weighted by its gradient averaged over positions.
 
-    `(sum_k mean_ij(g_k) A_k)^+`, where `A` are the features and `g` is their gradient.
+    The map is `(sum_k mean_ij(g_k) A_k)^+`, where `A` are the features and `g` is their gradient.
 
     Args:
-        recording: Features of a layer, maps or tokens, with the gradient of a score: `recording.gradients(score)`.
-        layer: Dotted name, or position among the recorded features. Of a CNN the usual one is the last before pooling; of a ViT what
-            the last attention reads (`blocks.11.norm1`) is right for every readout: behind it the patches of a model that reads out
-            its class token have no gradient.
-        dtype: float64 computes in double precision.
+        recording: Recording with the features of a layer (feature maps or tokens) and the gradient of a score, as returned by
+            `recording.gradients(score)`.
+        layer: Dotted name of the layer, or its index among the recorded features. For CNNs, use the last layer before pooling. For
+            ViTs, use the input of the last attention (`blocks.11.norm1`). In later layers, the patches have no gradient if the model
+            reads out its class token.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.
@@ -41,21 +42,21 @@ def gradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype =
 def gradcam_plus_plus(
     recording: Recording, *, layer: int | str = -1, epsilon: float = 1e-6, dtype: torch.dtype = torch.float32
 ) -> AttentionMap:
-    """Grad-CAM++: positive gradients are summed with weights that make small and repeated objects count as much as large ones.
+    """Compute Grad-CAM++: positive gradients are weighted so that small and repeated objects count as much as large ones.
 
-    `w_k = sum_ij alpha g^+` with `alpha = g^2 / (2 g^2 + g^3 sum_ij A_k + epsilon)`, 0 where `g` is; map `(sum_k w_k A_k)^+`. This is
-    the paper's closed form for the exponential of the score, so only its first derivative is needed. It is meant for features behind a
-    ReLU, where the denominator has no zero.
+    The map is `(sum_k w_k A_k)^+` with `w_k = sum_ij alpha g^+` and `alpha = g^2 / (2 g^2 + g^3 sum_ij A_k + epsilon)`, which is 0
+    where `g` is 0. This is the paper's closed form for the exponential of the score, so only the first derivative is needed. It is
+    meant for features after a ReLU, where the denominator is never 0.
 
     Args:
         recording: See `gradcam`.
         layer: See `gradcam`.
-        epsilon: What the usual implementation adds to the denominator. Gradients before a pooling are so small that it moves the map;
-            0 is the paper's formula, which does not change with the scale of the features.
-        dtype: float64 computes in double precision.
+        epsilon: Constant added to the denominator. The default is that of common implementations. Gradients before pooling are so
+            small that it changes the map. With 0, as in the paper, the map does not depend on the scale of the features.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist, or `epsilon` is out of range.
@@ -65,7 +66,7 @@ def gradcam_plus_plus(
     """
     between(epsilon, 0, 1, "epsilon")
     tapped = tap(recording, layer, dtype)
-    rising = tapped.gradient > 0  # others have weight 0
+    rising = tapped.gradient > 0  # the others have weight 0
     g = torch.where(rising, tapped.gradient, 1)
     below = 2 + g * tapped.features.sum(-1, keepdim=True) + (epsilon / g.square() if epsilon else 0)
     alpha = 1 / torch.where(below == 0, 1, below)  # as in the authors' code
@@ -75,18 +76,19 @@ def gradcam_plus_plus(
 
 
 def xgradcam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
-    """XGrad-CAM: channels weighted by their gradient where they are active, so that weights of a linear head sum to the score.
+    """Compute XGrad-CAM: channels weighted by their gradient, averaged over positions in proportion to the activation.
 
-    `w_k = sum_ij g_k A_k / sum_ij A_k`; map `(sum_k w_k A_k)^+`. It is meant for features behind a ReLU: where they have both signs a
-    sum near 0 lets one channel rule the map.
+    The map is `(sum_k w_k A_k)^+` with `w_k = sum_ij g_k A_k / sum_ij A_k`. For a linear head, the sum of the map before the positive
+    part is the score without its bias. The method is meant for features after a ReLU. If features have both signs, a sum near 0 lets
+    one channel dominate the map.
 
     Args:
         recording: See `gradcam`.
         layer: See `gradcam`.
-        dtype: float64 computes in double precision.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.

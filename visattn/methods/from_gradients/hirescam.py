@@ -1,4 +1,4 @@
-"""Maps that keep each position's own gradient."""
+"""Class activation maps that use the gradient at each position, without averaging it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from visattn.records import Recording
 
 
 def hirescam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
-    """HiResCAM: features times their own gradient, summed over channels; the positive part.
+    """Compute HiResCAM: the positive part of features times their own gradient, summed over channels.
 
-    `(sum_k g_k A_k)^+`. If one linear layer follows, with or without an average before it, the sum over all positions before the
-    positive part is the score without its bias: the map shows what was added up. Behind an average it equals Grad-CAM.
+    The map is `(sum_k g_k A_k)^+`. If only a linear layer follows, with or without average pooling, the sum of the map before the
+    positive part is the score without its bias. Before global average pooling, the method equals Grad-CAM.
 
     Args:
         recording: See `gradcam`.
         layer: See `gradcam`.
-        dtype: float64 computes in double precision.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.
@@ -35,24 +35,24 @@ def hirescam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype 
 
 
 def layercam(recording: Recording, *, layer: int | str = -1, dtype: torch.dtype = torch.float32) -> AttentionMap:
-    """Layer-CAM: features times the positive part of their own gradient, summed over channels; the positive part.
+    """Compute Layer-CAM: the positive part of features times their own positive gradient, summed over channels.
 
-    `(sum_k g_k^+ A_k)^+`. It stays meaningful in early layers, whose maps are finer.
+    The map is `(sum_k g_k^+ A_k)^+`. It is also meaningful in early layers, whose maps are finer.
 
     Args:
         recording: See `gradcam`.
         layer: See `gradcam`.
-        dtype: float64 computes in double precision.
+        dtype: Compute type; float64 for double precision.
 
     Returns:
-        Map with the axis `batch`; non-negative, not normalized.
+        Map with the axis `batch`; non-negative and not normalized.
 
     Raises:
         OptionError: If the features or their gradient do not exist.
 
     Reference:
-        Jiang et al., "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", TIP 2021. The maps of several layers
-        that the paper joins are not joined here.
+        Jiang et al., "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", TIP 2021. Differs: maps of several
+        layers are not combined.
     """
     tapped = tap(recording, layer, dtype)
     return tapped.map((tapped.gradient.clamp(min=0) * tapped.features).sum(1).clamp_(min=0), "Layer-CAM", "layercam")

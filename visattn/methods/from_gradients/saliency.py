@@ -1,6 +1,7 @@
-"""Attributions of one gradient: the oldest pictures of what a score depends on. The algorithms are captum's.
+"""Attributions from a single gradient of the score with respect to the pixels, computed by captum.
 
-In and out: see `visattn.methods.by_perturbation.captum`. One way forward and one back, and nothing is drawn by chance.
+Each method takes one forward and one backward pass and involves no randomness. See `visattn.methods.by_perturbation.captum` for inputs
+and outputs.
 """
 
 from __future__ import annotations
@@ -10,35 +11,35 @@ from torch import Tensor
 from visattn.maps import AttentionMap
 from visattn.methods.by_perturbation.captum import captum_of
 from visattn.methods.method import attribution_method
-from visattn.methods.scored import Asked, Found, Scored, attributed
+from visattn.methods.scored import KernelInput, KernelOutput, ScoredImages, attributed
 from visattn.methods.segments import Parts
 from visattn.records import Recording
 
 
-def saliency(recording: Recording, *, scored: Scored, signed: bool = False) -> AttentionMap:
-    """Saliency: the gradient of the score by the pixels, of each pixel the largest of its channels, without sign.
+def saliency(recording: Recording, *, scored: ScoredImages, signed: bool = False) -> AttentionMap:
+    """Compute saliency: the gradient of the score with respect to the pixels, as the largest magnitude over channels.
 
-    It is taken by the pixels as the model takes them, normalized; by those of the photo each channel would be divided by its standard
-    deviation, of which it takes no notice, as SmoothGrad does. What the score is made of at the photo it does not tell: only where a
-    small change would move it.
+    The gradient is taken with respect to the normalized pixels that the model receives, as in SmoothGrad. With respect to the photo's
+    own pixels, each channel would also be divided by its standard deviation. Saliency shows where a small change would affect the
+    score, not which pixels the score is made of.
 
     Args:
-        recording: For its provenance.
-        scored: Pixels and their score.
-        signed: Take the sum over channels with its sign. SmoothGrad is the mean of that over noisy copies.
+        recording: Recording that gives the provenance.
+        scored: Images and their score function.
+        signed: Sum the gradient over channels and keep its sign. SmoothGrad is the mean of this map over noisy copies.
 
     Returns:
-        Map of the input's pixels: score per unit of the normalized pixels.
+        Map on the input's pixels, in score per unit of the normalized pixels.
 
     Reference:
         Simonyan et al., "Deep Inside Convolutional Networks: Visualizing Image Classification Models and Saliency Maps", 2013,
         arXiv:1312.6034.
     """
-    attr = captum_of("saliency", 1, 1)
+    attr = captum_of("saliency")
 
-    def kernel(asked: Asked) -> Found:
+    def kernel(asked: KernelInput) -> KernelOutput:
         slope = attr.Saliency(asked.score).attribute(_leaf(asked.image), abs=not signed)[0]
-        return Found((slope.sum(0) if signed else slope.amax(0)).flatten())
+        return KernelOutput((slope.sum(0) if signed else slope.amax(0)).flatten())
 
     return attributed(
         "captum.saliency",
@@ -54,19 +55,24 @@ def saliency(recording: Recording, *, scored: Scored, signed: bool = False) -> A
 
 
 def input_x_gradient(
-    recording: Recording, *, scored: Scored, segments: Parts = "pixels", cells: tuple[int, int] | None = None, count: int = 196
+    recording: Recording,
+    *,
+    scored: ScoredImages,
+    segments: Parts = "pixels",
+    grid_size: tuple[int, int] | None = None,
+    num_segments: int = 196,
 ) -> AttentionMap:
-    """Input x gradient: the normalized pixels times the gradient of the score, summed over channels.
+    """Compute input x gradient: the normalized pixels times the gradient of the score, summed over channels.
 
-    Values sum to the score's rise from the mean color of the training images where the score is linear between the two; what they do
-    sum to is noted beside that rise. A pixel of the mean color has the value 0, however steep the score is there.
+    If the score is linear between the mean color of the training images and the image, the values sum to the score's rise from the
+    one to the other. The notes compare the sum with this rise. A pixel of the mean color has value 0, whatever its gradient.
 
     Args:
-        recording: For its provenance.
-        scored: Pixels and their score.
+        recording: Recording that gives the provenance.
+        scored: Images and their score function.
         segments: See `integrated_gradients`.
-        cells: Rows and columns of `grid`.
-        count: About how many parts, where `cells` does not say.
+        grid_size: Numbers of rows and columns, for `segments='grid'`.
+        num_segments: Approximate number of parts; ignored if `grid_size` is given.
 
     Returns:
         Map in units of the score.
@@ -76,11 +82,11 @@ def input_x_gradient(
         arXiv:1605.01713; Ancona et al., "Toward better understanding of gradient-based attribution methods for Deep Neural
         Networks", ICLR 2018, arXiv:1711.06104.
     """
-    attr = captum_of("input_x_gradient", 1, 1)
+    attr = captum_of("input_x_gradient")
 
-    def kernel(asked: Asked) -> Found:
+    def kernel(asked: KernelInput) -> KernelOutput:
         found = attr.InputXGradient(asked.score).attribute(_leaf(asked.image))
-        return Found(asked.parts.summed(found[0].detach().sum(0)))
+        return KernelOutput(asked.parts.summed(found[0].detach().sum(0)))
 
     return attributed(
         "captum.input_x_gradient",
@@ -88,13 +94,13 @@ def input_x_gradient(
         recording,
         scored,
         kernel,
-        scored.parts(segments, cells, count),
+        scored.parts(segments, grid_size, num_segments),
         baseline="mean",
     )
 
 
 def _leaf(image: Tensor) -> Tensor:
-    """A copy that asks for its gradient, so that captum need not change the caller's."""
+    """Return a copy that requires a gradient, so that captum need not change the caller's tensor."""
     return image.detach().clone().requires_grad_()
 
 

@@ -1,1 +1,1 @@
-"""Attention for models that exist: where it may go, how it is put in, and how checkpoints load."""
+"""Attention modules in existing models: choosing sites, inserting modules, loading checkpoints."""

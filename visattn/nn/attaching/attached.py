@@ -1,4 +1,4 @@
-"""The handle of attention that was attached: where it is, what it costs, what is new, and how to take it out."""
+"""Handle of attached attention: its sites, cost and new parameters, and how to remove it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 from visattn._support.tables import Row, to_text
 from visattn.errors import ModelError, OptionError
-from visattn.nn.attaching.plugged import Plugged
 from visattn.nn.attaching.sites import Place, places, plain_name
 from visattn.nn.attaching.trail import Layout
+from visattn.nn.attaching.with_attention import WithAttention
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place with attention.
+    """One site in a model with attention.
 
     Attributes:
-        name: What the module there is called in the model as it was.
-        channels: C of its maps.
-        size: `(H, W)` of its maps in the forward that was followed; None if it did not run there.
-        layout: On which axis the channels lie.
-        module: The attention.
-        parameters: How many numbers it learns, the gate of the identity included.
-        macs: Multiply-adds of its convolutions and matrix products in that forward; None if unknown.
+        name: Name of the module at this site in the original model.
+        channels: Number of channels of its feature maps.
+        size: Size `(H, W)` of its feature maps in the traced forward pass; None if it did not run.
+        layout: Axis order of its feature maps, `NCHW` or `NHWC`.
+        module: Attention module.
+        parameters: Number of learned parameters, including the identity gate.
+        macs: Multiply-adds of its convolutions and matrix products in the traced forward pass; None if unknown.
     """
 
     name: str
@@ -40,87 +40,87 @@ class Site:
     macs: int | None
 
 
-class Attached:
-    """What `attach` did to a model, and how to undo it.
+class Attachment:
+    """Handle returned by `attach`: it separates the attached attention from the original model, and can detach it.
 
-    The model's own `state_dict`, `load_state_dict`, `train` and `to` are what to use; this only tells the new from the old.
+    Use the model's own `state_dict`, `load_state_dict`, `train` and `to` as usual.
 
     Attributes:
         model: The model.
-        sites: Where attention is, in the order of the model.
+        sites: Sites with attention, in the order of the model.
     """
 
-    def __init__(self, model: nn.Module, sites: list[Site], plugged: list[tuple[Place, Plugged]] | None) -> None:
-        """Built by `attach`."""
+    def __init__(self, model: nn.Module, sites: list[Site], plugged: list[tuple[Place, WithAttention]] | None) -> None:
+        """Build the handle; only `attach` does."""
         self.model = model
         self.sites = tuple(sites)
         self._plugged = plugged
         self._group: tuple[torch.optim.Optimizer, dict[str, Any]] | None = None
 
     def __repr__(self) -> str:
-        return f"Attached({len(self.sites)} sites in {type(self.model).__name__})"
+        return f"Attachment({len(self.sites)} sites in {type(self.model).__name__})"
 
     @property
     def supplied(self) -> tuple[str, ...]:
-        """Keys that the last checkpoint did not have, so that the attention kept what it had.
+        """State dict keys that the last loaded checkpoint did not contain, so the attention kept its values.
 
-        After a plain checkpoint these are all keys of the attention; after one that was saved from the attached model, none. One that
-        has some of the sites and lacks others is incomplete: `load_state_dict` reports these keys as missing.
+        For a checkpoint of the original model these are all keys of the attention. For a checkpoint of the attached model there are none. A
+        checkpoint with only some of the sites is incomplete: `load_state_dict` reports these keys as missing.
         """
         actual = {id(module): name for name, module in self.model.named_modules()}
         return tuple(f"{actual[id(plugged)]}.{key}" for _, plugged in self._active() for key in plugged.supplied)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What was added for learning, by its names in the model."""
+        """Yield the added parameters with their names in the model."""
         actual = {id(module): name for name, module in self.model.named_modules()}
         for _, plugged in self._active():
             for key, parameter in plugged.added():
                 yield f"{actual[id(plugged)]}.{key}", parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What was added for learning."""
+        """Yield the added parameters."""
         for _, plugged in self._active():
             for _, parameter in plugged.added():
                 yield parameter
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What attaching added to the model's state dict; `model.load_state_dict(..., strict=False)` takes it back."""
+        """Return the part of the model's state dict that attaching added. Load it with `model.load_state_dict(..., strict=False)`."""
         return {key: value for key, value in self.model.state_dict().items() if plain_name(self.model, key) is None}
 
     def base_state_dict(self) -> dict[str, Tensor]:
-        """The state dict that the model would have without attention, under the keys it had then."""
+        """Return the state dict of the model without attention, under its original keys."""
         state = self.model.state_dict()
         plain = OrderedDict((name, value) for key, value in state.items() if (name := plain_name(self.model, key)) is not None)
-        versions = getattr(state, "_metadata", {})  # which some models want to see when they load
+        versions = getattr(state, "_metadata", {})  # some models read versions when they load
         named = {name: value for key, value in versions.items() if (name := plain_name(self.model, key)) is not None}
         plain._metadata = named  # type: ignore[attr-defined]
         return plain
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make sure that an optimizer has all that was added.
+        """Check that an optimizer has all added parameters.
 
         Raises:
-            OptionError: If it lacks some of it, as one that was built before.
+            OptionError: If it lacks some, for example because it was built before `attach`.
         """
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         lacking = [name for name, parameter in self.named_parameters() if parameter.requires_grad and id(parameter) not in known]
         if lacking:
             raise OptionError(
-                f"{type(optimizer).__name__} must be given all parameters of the attention, got all but {len(lacking)}, such as "
+                f"{type(optimizer).__name__} lacks {len(lacking)} parameters of the attention, such as "
                 f"'{lacking[0]}'. Build it after attach, or call handle.join(optimizer)."
             )
 
     def join(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give an optimizer what it lacks of the attention, as one more group; `detach` takes it out again.
+        """Add the parameters of the attention that an optimizer lacks as a new parameter group; `detach` removes it.
 
         Raises:
-            OptionError: If it is no optimizer, or has a scheduler, which would not know the new group.
+            OptionError: If it is not an optimizer, or already has a scheduler, which would not update the new group.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise OptionError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}. Build it first.")
         if any("initial_lr" in group for group in optimizer.param_groups):
             raise OptionError(
-                "optimizer must have no scheduler yet, which would not know the new group. Join it first, then build the scheduler."
+                "optimizer must not have a scheduler yet: it would not update the new group. Join first, then build the scheduler."
             )
         known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         new = [parameter for parameter in self.parameters() if id(parameter) not in known]
@@ -129,7 +129,7 @@ class Attached:
             self._group = (optimizer, optimizer.param_groups[-1])
 
     def rows(self) -> list[dict[str, Any]]:
-        """What each site costs, as data; the last row is the total."""
+        """Return the cost of each site as rows of a table; the last row is the total."""
         rows: list[dict[str, Any]] = [
             {
                 "site": site.name,
@@ -150,25 +150,25 @@ class Attached:
         ]
 
     def summary(self) -> str:
-        """What each site costs, as a table; `rows` has it as data."""
+        """Return the cost of each site as a text table; `rows` returns the data."""
         rows: list[Row] = list(self.rows())
         return to_text(rows)
 
     def detach(self) -> nn.Module:
-        """Put the modules back that were there, the very same objects, and take what was added out of the optimizer.
+        """Restore the original modules (the same objects) and remove the added parameters from the optimizer.
 
         Returns:
             The model.
 
         Raises:
-            ModelError: If nothing is attached any more, or the model was changed at one of the places since.
+            ModelError: If nothing is attached any more, or if the model has been changed at one of the sites since.
         """
         plugged = self._active()
         current = {place.name: place for place in places(self.model)}
         for place, module in plugged:
             if place.name not in current or current[place.name].module is not module:
                 raise ModelError(
-                    f"'{place.name}' is no longer what attach put there, so nothing was detached. Undo that change first."
+                    f"'{place.name}' has been replaced since attach, so nothing was detached. Undo that change first."
                 )
         for place, module in plugged:
             current[place.name].parent._modules[place.key] = module.base
@@ -180,7 +180,7 @@ class Attached:
         self._plugged = None
         return self.model
 
-    def _active(self) -> list[tuple[Place, Plugged]]:
+    def _active(self) -> list[tuple[Place, WithAttention]]:
         if self._plugged is None:
-            raise ModelError("nothing is attached: it was detached before, or attach was told dry_run=True. Call attach again.")
+            raise ModelError("nothing is attached: it was already detached, or attach ran with dry_run=True. Call attach again.")
         return self._plugged

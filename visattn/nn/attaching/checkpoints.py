@@ -1,4 +1,4 @@
-"""Checkpoints of others into our modules, alone or inside of a network: `load_checkpoint`."""
+"""Loading checkpoints of other implementations into our modules, alone or inside a network."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from visattn._support.checks import one_of, printable
 from visattn.errors import OptionError, WeightsError
 from visattn.nn.attaching.layouts import LAYOUTS, OWN, Layout
-from visattn.nn.attaching.plugged import Plugged
+from visattn.nn.attaching.with_attention import WithAttention
 
 _SHOWN = 5
-_COUNTS = "num_batches_tracked"  # which torch supplies where an old checkpoint has none
+_COUNTS = "num_batches_tracked"  # torch adds it where an old checkpoint has none
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """The tensors of one module in one layout.
+    """Tensors of one module, interpreted in one layout.
 
     Attributes:
         layout: The layout.
-        names: Of each of their names, ours.
-        tensors: By our names, in our shapes where that is certain.
-        gap: How many names on either side have no match.
+        names: Mapping from names in the checkpoint to our names.
+        tensors: Tensors by our names, reshaped to our shapes where this is unambiguous.
+        gap: Number of names on either side without a match.
         fits: Whether names and shapes are those of the layout.
     """
 
@@ -39,21 +39,22 @@ class _Reading:
 
 
 def load_checkpoint(module: nn.Module, state: Mapping[str, Tensor], layout: str | None = None) -> None:
-    """Load a checkpoint of another's code, or of ours, strictly into a module of ours or a network that has such modules.
+    """Load a checkpoint, of our code or another implementation, strictly into one of our modules or a network that contains some.
 
-    The table in `docs/modules.md` has the layouts. Which one a checkpoint has is told by names and shapes. What no checkpoint holds,
-    as heads, activations and pools, is for the module's options to say.
+    The table in `docs/modules.md` lists the layouts. The layout of a checkpoint is detected from names and shapes. Settings that no
+    checkpoint stores, such as heads, activations and pooling, must match the options of the module.
 
     Args:
-        module: One of `visattn.nn`, or any network with some. Names of the rest are those of the network; where a module of ours has
-            another name than theirs in its block, as `attention` and `cbam`, it takes the one part there that the network lacks.
-        state: Tensors by name: what `state_dict()` gave.
-        layout: The name of a layout, for checkpoints that fit several.
+        module: A module of `visattn.nn`, or any network that contains some. The other names must be those of the network. Our module
+            may have another name than theirs in its block, such as `attention` instead of `cbam`. It is then loaded from the only part of
+            that block in the checkpoint that the network lacks.
+        state: Tensors by name, as returned by `state_dict()`.
+        layout: Name of a layout, for checkpoints that fit several.
 
     Raises:
-        OptionError: If no layout has the name, or `module` is no module.
-        WeightsError: If a tensor is missing, too many or of another shape, if the module's options compute something else than the
-            code of the layout, or if the layout cannot be told.
+        OptionError: If no layout has this name, or `module` is not a module.
+        WeightsError: If a tensor is missing, unexpected or has another shape, if the options of the module differ from the code of the
+            layout, or if the layout is ambiguous.
     """
     given = translate(module, state, layout)
     own = module.state_dict()
@@ -61,11 +62,11 @@ def load_checkpoint(module: nn.Module, state: Mapping[str, Tensor], layout: str 
     if wrong:
         name, more = wrong[0], f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise WeightsError(
-            f"{_kind(module)} must be given {printable(name)} of {_size(own[name])}, got {_size(given[name])}{more}. Build it as the "
-            "module that the checkpoint is of."
+            f"{_kind(module)} must be given {printable(name)} of {_size(own[name])}, got {_size(given[name])}{more}. Build it with the "
+            "settings of the checkpoint."
         )
     try:
-        missing, unexpected = module.load_state_dict(given, strict=False)  # judged here, in a line
+        missing, unexpected = module.load_state_dict(given, strict=False)  # reported below in one line
     except RuntimeError as problem:
         raise WeightsError(f"{_kind(module)} refuses the checkpoint: {printable(' '.join(str(problem).split()))}") from problem
     parts = [
@@ -73,33 +74,33 @@ def load_checkpoint(module: nn.Module, state: Mapping[str, Tensor], layout: str 
     ]
     if parts:
         raise WeightsError(
-            f"the checkpoint must have the tensors of {_kind(module)}, got {'; '.join(parts)}. Build it as the module that the "
-            "checkpoint is of; docs/modules.md tells which fit."
+            f"the checkpoint must have the tensors of {_kind(module)}, got {'; '.join(parts)}. Build it with the settings of "
+            "the checkpoint; docs/modules.md lists which fit."
         )
 
 
 def translate(module: nn.Module, state: Mapping[str, Tensor], layout: str | None = None) -> dict[str, Tensor]:
-    """Return a checkpoint under our names: those of the layouts are translated, all others stay as they are.
+    """Return a checkpoint with our names: names of a known layout are translated, all others stay.
 
     Args:
-        module: What it is for; only read.
+        module: Module to load the checkpoint into; it is not changed.
         state: Tensors by name.
-        layout: As in `load_checkpoint`.
+        layout: Name of a layout, as in `load_checkpoint`.
 
     Returns:
         Tensors by name, for `module.load_state_dict`.
 
     Raises:
-        OptionError: If no layout has the name, or `module` is no module.
-        WeightsError: If `state` has no tensors by name, the module's options compute something else than the code of the layout, or
-            the layout cannot be told.
+        OptionError: If no layout has this name, or `module` is not a module.
+        WeightsError: If `state` is not a mapping from names to tensors, if the options of the module differ from the code of the layout, or
+            if the layout is ambiguous.
     """
     if not isinstance(module, nn.Module):
-        raise OptionError(f"module must be a torch.nn.Module, got {type(module).__name__}. Pass the one to load into.")
+        raise OptionError(f"module must be a torch.nn.Module, got {type(module).__name__}. Pass the module to load into.")
     if layout is not None:
         one_of(layout, [known.name for known in LAYOUTS], "layout")
     if not isinstance(state, Mapping) or not all(isinstance(key, str) and isinstance(state[key], Tensor) for key in state):
-        raise WeightsError(f"a checkpoint must hold tensors by name, got {_content(state)}. Pass what state_dict() gave.")
+        raise WeightsError(f"a checkpoint must map names to tensors, got {_content(state)}. Pass the result of state_dict().")
     given = dict(state)
     for name, part, theirs in _parts(module, state):
         ours = f"{name}." if name else ""
@@ -113,16 +114,16 @@ def translate(module: nn.Module, state: Mapping[str, Tensor], layout: str | None
         given |= {ours + key: tensor for key, tensor in reading.tensors.items()} | {
             theirs + key: tensor for key, tensor in left.items()
         }
-    if hasattr(state, "_metadata"):  # versions, which state_dict() notes beside the tensors and some modules want to see
+    if hasattr(state, "_metadata"):  # versions, which state_dict() adds and some modules read
         given = OrderedDict(given)
         given._metadata = state._metadata  # type: ignore[attr-defined]
     return given
 
 
 def _parts(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[str, nn.Module, str]]:
-    """The modules that layouts know, with the names of each, and with what its names in the checkpoint begin."""
+    """Yield each module that has a layout: its name, the module, and the prefix of its names in the checkpoint."""
     modules = dict(module.named_modules())
-    blocks: dict[str, list[str]] = {}  # of modules that the checkpoint has not under their names
+    blocks: dict[str, list[str]] = {}  # modules that the checkpoint does not have under their names
     for name, part in modules.items():
         if not any(type(part) is layout.module for layout in LAYOUTS):
             continue
@@ -130,7 +131,7 @@ def _parts(module: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[str
             yield name, part, f"{name}." if name else ""
             continue
         block = name.rpartition(".")[0]
-        while isinstance(modules[block], Plugged):
+        while isinstance(modules[block], WithAttention):
             block = block.rpartition(".")[0]
         blocks.setdefault(block, []).append(name)
     for block, (name, *others) in blocks.items():
@@ -147,15 +148,15 @@ def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _may_be(part: nn.Module, held: Mapping[str, Tensor]) -> bool:
-    """Whether tensors are of such a module: names that others have too must fit as a whole."""
+    """Check whether tensors may belong to such a module. Names shared with other modules must match completely."""
     return any(one.fits or (one.names and one.layout.names is not OWN) for one in _readings(part, held))
 
 
 def _read(part: nn.Module, held: Mapping[str, Tensor], asked: str | None, name: str) -> _Reading | None:
-    """The tensors of one module in their layout; None if they are in none.
+    """Interpret the tensors of one module in their layout; return None if no layout matches.
 
     Raises:
-        WeightsError: If it has another function than the layout's code, or several layouts fit.
+        WeightsError: If the module computes something else than the code of the layout, or if several layouts fit.
     """
     readings = _readings(part, held)
     named = [one for one in readings if one.layout.name == asked]
@@ -167,24 +168,24 @@ def _read(part: nn.Module, held: Mapping[str, Tensor], asked: str | None, name: 
     elif len({(*one.names.items(), *one.layout.options, one.layout.lacks) for one in fitting}) > 1:
         which = " and ".join(one.layout.name for one in fitting)
         raise WeightsError(
-            f"the layout of {where} must be told: names and shapes fit {which}. Pass layout= with one of these names."
+            f"the layout of {where} is ambiguous: names and shapes fit {which}. Pass layout= with one of these names."
         )
     if not fitting:
         return None
     layout = fitting[0].layout
     if layout.lacks:
-        raise WeightsError(f"{where} cannot take a checkpoint of {layout.name}: {layout.lacks}. No option of it does that.")
+        raise WeightsError(f"{where} cannot load a checkpoint of {layout.name}: {layout.lacks}. No option does that.")
     wrong = [option for option, holds in layout.options.items() if not holds(part)]
     if wrong:
         raise WeightsError(
-            f"{where} must be built with {', '.join(wrong)} to compute what {layout.name} does, whose layout the checkpoint has. "
-            "Its options compute something else."
+            f"{where} must be built with {', '.join(wrong)} to match {layout.name}, whose layout the checkpoint has. "
+            "Its present options compute something else."
         )
     return fitting[0]
 
 
 def _readings(part: nn.Module, held: Mapping[str, Tensor]) -> list[_Reading]:
-    """What a module holds, read in each layout of its class."""
+    """Interpret the tensors of a module in each layout of its class."""
     own = part.state_dict()
     constants = {name: tensor for name, tensor in part.named_buffers() if name not in own}
     kinds = [Layout("ours", type(part), OWN), *(layout for layout in LAYOUTS if layout.module is type(part))]
@@ -207,7 +208,7 @@ def _readings(part: nn.Module, held: Mapping[str, Tensor]) -> list[_Reading]:
 
 
 def _ours(key: str, names: Mapping[str, str]) -> str:
-    """Their name in ours; as it is where the layout does not know it."""
+    """Translate a name of the layout into ours; return an empty string if the layout does not have it."""
     for pattern, stand_in in names.items():
         found = re.match(pattern, key)
         if found:
@@ -216,7 +217,7 @@ def _ours(key: str, names: Mapping[str, str]) -> str:
 
 
 def _shaped(tensor: Tensor, like: Tensor) -> Tensor:
-    """A linear layer as a 1 x 1 convolution, or the other way, and no other change of shape."""
+    """Reshape between a linear layer and a 1 x 1 convolution; any other shape stays."""
     bare, wanted = (list(one.shape) for one in (tensor, like))
     longer, shorter = (bare, wanted) if len(bare) > len(wanted) else (wanted, bare)
     return tensor.reshape(like.shape) if longer == [*shorter, 1, 1] else tensor

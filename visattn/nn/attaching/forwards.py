@@ -1,6 +1,6 @@
-"""What a forward shows of a model: shapes, on which axis channels lie, where residual branches end and what skip connections read.
+"""Tracing of a forward pass: output shapes, channel axes, ends of residual branches, and skip connections.
 
-Nothing is looked up by the names of blocks: additions and joins are seen when they run, so unknown models are followed as well.
+Nothing depends on the names of blocks. Additions and concatenations are traced while they run, so unknown models work too.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _FIRST = frozenset({"conv2d", "conv_transpose2d", "batch_norm", "group_norm", "i
 _LAST = frozenset({"linear", "layer_norm", "rms_norm"})
 _TURNS: dict[tuple[int, ...], tuple[Layout, Layout]] = {(0, 3, 1, 2): ("NHWC", "NCHW"), (0, 2, 3, 1): ("NCHW", "NHWC")}
 _MOVES = frozenset({"transpose", "movedim", "swapaxes", "reshape", "view", "flatten", "unflatten"})
-_PASSING = re.compile("Identity|Drop|StochasticDepth|Permute|LayerScale|Scale$")  # names of classes that only move or scale
+_PASSING = re.compile("Identity|Drop|StochasticDepth|Permute|LayerScale|Scale$")  # classes that only move or scale values
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 
 
 class Flow(TorchFunctionMode):
-    """Follows one forward of the modules that it is given.
+    """Tracer of one forward pass.
 
     Attributes:
-        outputs: By name, the shape of what each run of a module gave, None if that was no tensor.
-        normed: For a convolution the norm that takes what it gives.
+        outputs: Output shapes of each run of a module, by module name; None for an output that is not a tensor.
+        normed: Name of the norm that takes the output of a convolution, by the name of the convolution.
         skips: The skip connections.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        """Listen to `modules`, by name."""
+        """Build a tracer for `modules`, by name."""
         super().__init__()
         self.outputs: dict[str, list[Shape | None]] = defaultdict(list)
         self.normed: dict[str, str] = {}
@@ -47,24 +47,24 @@ class Flow(TorchFunctionMode):
         self._modules = modules
         self._ended: dict[str, int] = defaultdict(int)
         self._layouts: dict[str, Layout | None] = {}
-        self._given: dict[Shape, set[Layout]] = defaultdict(set)  # by shape, the layouts in which layers gave it
-        self._sizes: set[Shape] = set()  # heights and widths that layers gave
+        self._given: dict[Shape, set[Layout]] = defaultdict(set)  # layouts in which layers returned each shape
+        self._sizes: set[Shape] = set()  # heights and widths of layer outputs
         self._trails: MutableMapping[Tensor, Trail] = WeakIdKeyDictionary()
-        self._running: list[int] = []  # the newest tensor when each of the modules that run began
-        self._sums: dict[int, tuple[int, str | None]] = {}  # of an addition: when its module began, and the branch's end
+        self._running: list[int] = []  # per running module, the newest tensor when it began
+        self._sums: dict[int, tuple[int, str | None]] = {}  # per addition: start of its module, and the branch's end
         self._layer_bits = 0
-        self._parents = [0]  # of each tensor, one bit for each that it was made from
+        self._parents = [0]  # per tensor, one bit for each of its inputs
 
     @property
     def ends(self) -> list[str]:
-        """The modules after which a residual branch ends, in the order in which they ran.
+        """Modules that end a residual branch, in the order of execution.
 
-        One that also runs elsewhere, as one ReLU for a whole block, is no place to attach to.
+        Modules that also run elsewhere, such as a ReLU shared by a whole block, are left out: attention there would run several times.
         """
         return [name for name, times in self._ended.items() if times == len(self.outputs[name])]
 
     def layout_of(self, name: str, channels: int | None) -> Layout | None:
-        """On which axis the channels of a module's output lie, None if several may be."""
+        """Determine the channel axis of a module's output; return None if it is ambiguous."""
         shape, layout = self.outputs[name][0], self._layouts.get(name)
         if layout is not None or shape is None:
             return layout
@@ -78,7 +78,7 @@ class Flow(TorchFunctionMode):
         return next(certain, None)
 
     def follow(self, call: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Run `call` and note what is made from the tensors among its arguments."""
+        """Run `call` and trace what is computed from the tensors in its arguments."""
         handles = []
         try:
             for name, module in self._modules.items():
@@ -95,8 +95,8 @@ class Flow(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:  # noqa: ANN401 - whatever the function gives
-        """Run the function, and note what its result was made from."""
+    ) -> Any:  # noqa: ANN401 - the function's result
+        """Run the function and record the inputs of its result."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         sources = [(tensor, self._trails[tensor]) for tensor in _tensors((args, kwargs)) if tensor in self._trails]
         if not sources or name == "__get__":
@@ -135,7 +135,7 @@ class Flow(TorchFunctionMode):
         return Trail(past | 1 << serial)
 
     def _begin(self, tensors: int) -> int:
-        """What a set of tensors was made from, outside the set."""
+        """Return the tensors outside a set from which the set was computed."""
         begin, left = 0, tensors
         while left:
             serial = left.bit_length() - 1
@@ -144,9 +144,9 @@ class Flow(TorchFunctionMode):
         return begin & ~tensors
 
     def _branch(self, one: tuple[Tensor, Trail], two: tuple[Tensor, Trail]) -> str | None:
-        """The module that ends the residual branch, if this addition closes a residual block.
+        """Return the name of the module that ends the residual branch if this addition closes a residual block, else None.
 
-        The branch is made inside the module that adds. It is added to what it was made from, or to what was made from the same tensor
+        The branch is computed inside the module that adds. It is added to its own input, or to a shortcut computed from the same tensor
         with fewer layers.
         """
         if one[0].ndim != 4 or one[0].shape != two[0].shape or self._of_three(one[1], two[1]):
@@ -166,7 +166,7 @@ class Flow(TorchFunctionMode):
         return None
 
     def _of_three(self, one: Trail, two: Trail) -> bool:
-        """Whether a third is added to the sum of two in the same module: branches side by side, as in RepVGG."""
+        """Check whether a third tensor is added to a sum in the same module: parallel branches, as in RepVGG."""
         for total, other in ((one, two), (two, one)):
             began, end = self._sums.get(total.serial, (None, None))
             if began == self._running[-1] and not other.past >> total.serial & 1:
@@ -176,7 +176,7 @@ class Flow(TorchFunctionMode):
         return False
 
     def _fits(self, name: str, tensor: Tensor) -> bool:
-        """Whether a module gave maps of this shape, on whatever axis their channels lie."""
+        """Check whether a module returned maps of this shape, in either layout."""
         shape = self.outputs[name][-1]
         return shape is not None and len(shape) == 4 and sorted(shape) == sorted(tensor.shape)
 
@@ -208,7 +208,7 @@ class Flow(TorchFunctionMode):
 
 
 def _layout(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], trails: list[Trail]) -> Layout | None:
-    """On which axis the channels of a function's result lie, as far as the function and what it was given tell."""
+    """Determine the channel axis of a function's result from the function and its inputs; None if unknown."""
     if name in _FIRST:
         return "NCHW"
     if name in _LAST:

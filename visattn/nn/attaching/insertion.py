@@ -1,4 +1,4 @@
-"""Attention for a model that exists: `attach` puts it into the model, and gives a handle that knows where and can take it out."""
+"""Insertion of attention modules into an existing model: `attach` returns a handle that can remove them again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from visattn._support.checks import one_of, suggest
 from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
-from visattn.nn.attaching.attached import Attached, Site
-from visattn.nn.attaching.plugged import Company, Plugged, plug
+from visattn.nn.attaching.attached import Attachment, Site
 from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_of
 from visattn.nn.attaching.trail import AnyLayout
+from visattn.nn.attaching.with_attention import Company, WithAttention, plug
 from visattn.nn.shapes import at_least
 from visattn.nn.table import ATTENTION
 
@@ -41,45 +41,54 @@ def attach(
     min_channels: int = 1,
     strict_attention: bool = False,
     dry_run: bool = False,
-    **module_options: Any,  # noqa: ANN401 - those of the attention
-) -> Attached:
-    """Put attention into a CNN, in place: of timm, of torchvision or your own, whether it classifies, detects or segments.
+    **module_options: Any,  # noqa: ANN401 - options of the attention
+) -> Attachment:
+    """Insert attention modules into a CNN, in place. It may be a classifier, detector or segmenter from timm, torchvision or your own code.
 
-    Each chosen module is replaced by one that runs it and then the attention. By default that changes no output by a single bit, and
-    a checkpoint of the model as it was still loads with `strict=True`. Attention must be trained to help: plain attention put into a
-    trained network destroys what it knows.
+    Each chosen module is replaced by one that runs it and then the attention. By default the outputs stay bit-identical, and a checkpoint
+    of the original model still loads with `strict=True`. Attention helps only after training: plain attention (`init="paper"`) in a trained
+    network destroys its accuracy.
 
-    One forward is followed to see sizes and layouts, and for `residual` which additions close a residual branch.
+    One forward pass is traced to find sizes and layouts, and for `residual` the additions that close a residual branch.
 
     Args:
-        model: Changed in place. Attach before it is compiled or wrapped for several devices, and before a scheduler is built.
-        attention: A name of `visattn.nn.ATTENTION`, a class, or a function of the number of channels that gives a module.
-        where: `residual`: the end of each residual branch that a module ends, before the addition. `stage`: after each stage, of a
-            U-Net those of encoder and decoder; what is left out warns. `depthwise`: after each depthwise convolution, or its norm
-            where one follows. Else a pattern such as `layer4.*.bn3`, in which `*` stays within one part of a name and `**` goes over
-            several, a list of names, or a function of name and module. Names are those of the model before anything was attached.
-        init: `identity`: `x + g (A(x) - x)` with one learned number `g`, which begins at 0; a number: the same, and `g` begins with it.
-            `paper`: plain `A(x)`. `zero_last`: plain `A(x)` with its last layer zero, for attention that is then the identity, as gc
-            and nl. `two_sigmoid`: `2 A(x)` with its last layer zero, for attention whose one gate is then a half, as se and eca; no
-            number more than the paper's, but another function. At `g = 0` only `g` gets a gradient in the first step, and the
-            attention from the second on; 1e-3 lets both learn at once and changes outputs a little. Where a branch begins at zero, all
-            of this comes a step later, whatever `g` is: its last norm's weight, or a gain behind it, must first leave zero, as in
-            timm's ResNets from scratch (`zero_init_last`). Of sites that give nothing but zeros a number other than 0 warns.
-        layout: Where the channels lie. `auto` sees it in the forward; both are kept inside the module.
-        example: What the model takes: a tensor, a tuple of arguments or a dict of named ones. None is one image of the model's size.
-        min_channels: Places with fewer channels are left out.
-        strict_attention: Report a checkpoint without any attention as incomplete too. Else the attention keeps what it has, and
-            `supplied` of the handle tells so; one that lacks some of the sites only is always incomplete.
-        dry_run: Change nothing; the handle has sites and costs.
-        module_options: Passed to the attention.
+        model: Model to change in place. Attach before you compile it, wrap it for several devices or build a scheduler.
+        attention: A name in `visattn.nn.ATTENTION`, a class, or a function from the number of channels to a module.
+        where: Sites of the attention; names are those of the original model. One of:
+
+            - `residual`: after the module that ends each residual branch, before the addition.
+            - `stage`: after each stage; in a U-Net after those of encoder and decoder. Stages that cannot have attention cause a warning.
+            - `depthwise`: after each depthwise convolution, or after its norm if it has one.
+            - a pattern such as `layer4.*.bn3`, in which `*` matches within one part of a name and `**` across several.
+            - a list of names, or a function of name and module.
+        init: Initialization of the attention `A`. One of:
+
+            - `identity`: `x + g (A(x) - x)` with one learned scalar `g`, which starts at 0.
+            - a number: as `identity`, but `g` starts at this number.
+            - `paper`: plain `A(x)`.
+            - `zero_last`: `A(x)` with its last layer zeroed, for attention that is then the identity (gc and nl).
+            - `two_sigmoid`: `2 A(x)` with its last layer zeroed, for attention whose only gate is then 1/2 (se and eca). It adds no
+              parameter to the paper's module, but computes another function.
+
+            With `g = 0` only `g` gets a gradient in the first step; the attention gets one from the second step on. With 1e-3 both learn
+            at once, and outputs change a little. Both happen a step later if the residual branch itself starts at zero, as in timm's
+            ResNets from scratch (`zero_init_last`). The weight of its last norm, or a gain after it, must then become nonzero first.
+            A nonzero `g` causes a warning for sites whose output is all zeros.
+        layout: Channel axis of the feature maps. `auto` detects it in the forward pass. The output keeps the layout of the input.
+        example: Input of the model: a tensor, a tuple of arguments or a dict of named ones. None uses one image of the model's input size.
+        min_channels: Leave out sites with fewer channels.
+        strict_attention: Also report a checkpoint without any attention as incomplete. Otherwise the attention keeps its values, and
+            `supplied` of the handle lists their keys. A checkpoint that lacks only some of the sites is always incomplete.
+        dry_run: Change nothing, and return a handle with sites and costs.
+        module_options: Options of the attention module.
 
     Returns:
         The handle: `sites`, `summary()`, `parameters()`, `base_state_dict()`, `join(optimizer)`, `check(optimizer)`, `detach()`.
 
     Raises:
-        OptionError: If an option, name or pattern is unknown, fits nothing, or a place has attention or hangs twice.
-        ShapeError: If a place gives no maps, or the attention does not keep their shape.
-        ModelError: If the model is wrapped, compiled or scripted already.
+        OptionError: If an option or name is unknown, if nothing matches `where`, or if a site already has attention or is registered twice.
+        ShapeError: If a site does not return feature maps, or if the attention does not keep their shape.
+        ModelError: If the model is already wrapped, compiled or scripted.
 
     Example:
         >>> import timm, visattn
@@ -95,7 +104,9 @@ def attach(
     wide = [(place, maps) for place, maps in seen if maps.channels >= min_channels]
     if not wide:
         most = max(maps.channels for _, maps in seen)
-        raise OptionError(f"min_channels must leave a place, got {min_channels} where the widest has {most}. Choose a lower one.")
+        raise OptionError(
+            f"min_channels must be at most {most}, the channels of the widest site, got {min_channels}. Choose a lower number."
+        )
     sites, plugged, company = [], [], Company()
     with torch.random.fork_rng(devices=[], enabled=dry_run):
         for place, maps in wide:
@@ -115,7 +126,7 @@ def attach(
             numbers = sum(parameter.numel() for _, parameter in wrapper.added())
             sites.append(Site(place.name, maps.channels, maps.size, maps.layout, module, numbers, macs))
             plugged.append((place, wrapper))
-    handle = Attached(model, sites, None if dry_run else plugged)
+    handle = Attachment(model, sites, None if dry_run else plugged)
     if dry_run:
         return handle
     _warn(model, plugged, idle=[] if isinstance(flow, Exception) else [place.name for place, maps in wide if not maps.shapes])
@@ -133,7 +144,7 @@ def _check_options(model: nn.Module, init: str | float, layout: str) -> None:
     kind = type(model).__name__
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or kind in _WRAPPERS:
         raise ModelError(
-            f"the model must not be wrapped or compiled yet, got {kind}, which would not know the attention. Attach first."
+            f"the model must not be wrapped or compiled yet, got {kind}, which would miss the attention. Attach first."
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"the model must be a Python module, got {kind}, whose code is fixed. Attach first.")
@@ -146,11 +157,11 @@ def _check_options(model: nn.Module, init: str | float, layout: str) -> None:
 
 
 def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str) -> nn.Module:
-    """The attention for one place."""
+    """Build the attention for one site."""
     if isinstance(attention, nn.Module) or not (isinstance(attention, str) or callable(attention)):
         raise OptionError(
             f"attention must be a name, a class or a function of the channels, got {type(attention).__name__}. "
-            "One module for all places would share its weights."
+            "One module for all sites would share its weights."
         )
     make = ATTENTION[one_of(attention, sorted(ATTENTION), "attention")] if isinstance(attention, str) else attention
     label = attention if isinstance(attention, str) else getattr(attention, "__name__", "the function")
@@ -169,12 +180,12 @@ def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str)
         raise OptionError(f"{what} Known: {', '.join(known) or 'none'}.") from problem
     module = make(maps.channels, **options)
     if not isinstance(module, nn.Module):
-        raise OptionError(f"{label} must give a torch.nn.Module for '{name}', got {type(module).__name__}.")
+        raise OptionError(f"{label} must return a torch.nn.Module for '{name}', got {type(module).__name__}.")
     return module
 
 
 def _macs(module: nn.Module, maps: Maps, name: str) -> int | None:
-    """Multiply-adds in the forward that was followed, counted without numbers where the module can do without.
+    """Count the multiply-adds in the traced forward pass, on the meta device if the module supports it.
 
     Raises:
         ShapeError: If the module does not keep the shape.
@@ -187,29 +198,27 @@ def _macs(module: nn.Module, maps: Maps, name: str) -> int | None:
         macs = counter.get_total_flops() // 2 if maps.shapes else None
     except ShapeError:
         raise
-    except Exception:  # it must see numbers, or refuses these with them as well
+    except Exception:  # it needs real values, or rejects this shape anyway
         macs = None
         try:
             outputs = [_still(module, torch.zeros(shapes[0]))]
         except Exception as problem:
             why = str(problem).strip().split("\n")[0].rstrip(".")
             raise ShapeError(
-                f"the attention must take {shapes[0]} at '{name}', got: {why}. Build it for what it is given."
+                f"the attention must accept {shapes[0]} at '{name}', got: {why}. Build it for this input."
             ) from problem
     for output, shape in zip(outputs, shapes, strict=False):
         found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if found != shape:
-            raise ShapeError(
-                f"the attention must keep {shape} at '{name}', got {found}. Build it for the channels that it is given."
-            )
+            raise ShapeError(f"the attention must keep {shape} at '{name}', got {found}. Build it for these channels.")
     return macs
 
 
 def _prepare(module: nn.Module, init: str, maps: Maps) -> float:
-    """Set the last layer to zero if `init` says so, make sure of what that is for, and give the factor that it needs.
+    """Zero the last layer if `init` requires it, check that this gives the identity up to a factor, and return that factor.
 
     Raises:
-        OptionError: If the attention is then not the identity.
+        OptionError: If the attention is not the identity then.
     """
     if init not in ("zero_last", "two_sigmoid"):
         return 1.0
@@ -221,16 +230,16 @@ def _prepare(module: nn.Module, init: str, maps: Maps) -> float:
         for parameter in layers[-1].parameters(recurse=False) if layers else ():
             parameter.zero_()
     if _factor(module, maps) != 1 / factor:
-        wanted = "what it is given" if factor == 1 else "half of it"
+        wanted = "its input" if factor == 1 else "half its input"
         raise OptionError(
-            f"init='{init}' must make {type(module).__name__} give {wanted} when its last layer is zero, and it does not. "
+            f"init='{init}' requires that {type(module).__name__} returns {wanted} when its last layer is zero, and it does not. "
             "Use init='identity'."
         )
     return factor
 
 
 def _factor(module: nn.Module, maps: Maps) -> float | None:
-    """The power of two that a module multiplies all numbers with, if it does nothing else."""
+    """Return 1 or 0.5 if the module only multiplies its input by this number, else None."""
     size = maps.size if maps.size is not None and math.prod(maps.size) <= 1024 else (14, 15)
     x = torch.sin(torch.arange(2 * maps.channels * math.prod(size))).reshape(2, maps.channels, *size)
     y = _still(module, x)
@@ -238,7 +247,7 @@ def _factor(module: nn.Module, maps: Maps) -> float | None:
 
 
 def _still(module: nn.Module, x: Tensor) -> Tensor:
-    """What a module gives in evaluation mode; its flags are put back."""
+    """Run a module in evaluation mode, then restore its training flags."""
     flags = [(part, part.training) for part in module.modules()]
     with torch.no_grad():
         weight = _like(module, module)
@@ -249,17 +258,17 @@ def _still(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _like(module: nn.Module, model: nn.Module) -> Tensor | None:
-    """A tensor whose device and dtype a module's attention should have."""
+    """Return a tensor with the device and dtype that the attention of a module should have."""
     tensors = chain(module.parameters(), module.buffers(), model.parameters(), model.buffers())
     return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
 
 
-def _warn(model: nn.Module, plugged: list[tuple[Place, Plugged]], idle: list[str]) -> None:
-    """Say what attaching allows, but is seldom meant."""
+def _warn(model: nn.Module, plugged: list[tuple[Place, WithAttention]], idle: list[str]) -> None:
+    """Warn about sites that are allowed but probably unintended."""
     if idle:
         warnings.warn(
-            f"{_some(idle)} did not run in the forward, so attention there may never run. Modules whose weights alone are used are such, "
-            "and heads that run only in training.",
+            f"{_some(idle)} did not run in the forward pass, so attention there may never run. Examples are modules of which only the "
+            "weights are used, and heads that run only in training.",
             VisattnWarning,
             stacklevel=3,
         )
@@ -270,21 +279,21 @@ def _warn(model: nn.Module, plugged: list[tuple[Place, Plugged]], idle: list[str
     ]
     if still and model.training:
         warnings.warn(
-            f"{_some(still)} stay in evaluation mode in a model that trains, and so do the norms of their attention, whose mean and "
-            "variance are still 0 and 1. Call train() on the modules of handle.sites.",
+            f"{_some(still)} stay in evaluation mode while the model trains, and so do the norms of their attention, whose running mean "
+            "and variance are still 0 and 1. Call train() on the modules of handle.sites.",
             VisattnWarning,
             stacklevel=3,
         )
 
 
 def _warn_of_sites(
-    model: nn.Module, example: object, plugged: list[tuple[Place, Plugged]], seen: list[Maps], gate: float
+    model: nn.Module, example: object, plugged: list[tuple[Place, WithAttention]], seen: list[Maps], gate: float
 ) -> None:
-    """Say which modules the model still reaches past their attention, as through a list of its own, and which give only zeros."""
+    """Warn about modules that the model calls without their attention, for example through its own list, and about all-zero outputs."""
     met: set[nn.Module] = set()
     alive: set[nn.Module] = set()
 
-    def told(wrapper: Plugged) -> Callable[[nn.Module, object, Tensor], None]:
+    def told(wrapper: WithAttention) -> Callable[[nn.Module, object, Tensor], None]:
         return lambda _module, _args, output: alive.add(wrapper) if output.is_meta or output.any() else None
 
     handles = [wrapper.register_forward_pre_hook(lambda module, _: met.add(module)) for _, wrapper in plugged]
@@ -298,15 +307,15 @@ def _warn_of_sites(
     bypassed = [place.name for place, wrapper in ran if wrapper not in met]
     if bypassed:
         warnings.warn(
-            f"{_some(bypassed)} ran before and does not run with attention: the model holds the module somewhere else too, as in a list. "
-            "Attach to a module that it reaches by name.",
+            f"{_some(bypassed)} ran before but does not run with attention, because the model also stores the module elsewhere, such as "
+            "in a list. Attach to a module that the model calls by name.",
             VisattnWarning,
             stacklevel=3,
         )
     zero = [place.name for place, wrapper in ran if gate and wrapper in met - alive]
     if zero:
         warnings.warn(
-            f"{_some(zero)} give only zeros at first, so init={gate:g} lets nothing learn there in the first step. Build the model with "
+            f"{_some(zero)} return only zeros at first, so with init={gate:g} nothing there learns in the first step. Build the model with "
             "zero_init_last=False (timm) or zero_init_residual=False (torchvision), or load its weights first.",
             VisattnWarning,
             stacklevel=3,

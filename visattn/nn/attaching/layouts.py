@@ -1,4 +1,4 @@
-"""By which names the code of others knows what our modules hold: one `Layout` for each class of theirs."""
+"""Checkpoint layouts of other implementations: one `Layout` per class maps its tensor names to ours."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OWN: Names = {"": ""}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a class of somebody else names its tensors.
+    """Tensor names of a class in another implementation.
 
     Attributes:
-        name: Of the layout: package and class.
+        name: Name of the layout: package and class.
         module: Our class.
-        names: Beginnings of their names, as patterns, and what stands for them in ours.
-        options: What must be said when our module is built to compute what theirs does, and whether a module was built so.
-        change: Of a tensor whose numbers are in another order: our module, our name for it and the tensor to what we hold.
-        note: What else must be the same, as the documentation's table says it.
-        lacks: Why no option of our module computes what theirs does; empty where one does.
-        told: For such a class: whether tensors, by our names, are of it and not of a class that loads.
+        names: Regular expressions for the beginnings of their names, and the replacements in ours.
+        options: Options with which our module computes the same as theirs, each with a check whether a module has it.
+        change: Conversion of a tensor whose values are in another order: from our module, our name and the tensor to our tensor.
+        note: Further requirements, for the table in the documentation.
+        lacks: Reason why none of our options computes the same as theirs; empty if one does.
+        told: Check, for a class with `lacks`, whether tensors under our names belong to it and not to a class that loads.
     """
 
     name: str
@@ -67,19 +67,19 @@ _TIMM_SK = {
 }
 _TIMM_NON_LOCAL = {r"t\.": "query.", r"p\.": "key.", r"g\.": "value.", r"z\.": "output.", r"norm\.": "norm."}
 _TIMM_NON_LOCAL_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
-    'kind="embedded_gaussian"': lambda module: module.kind == "embedded_gaussian",
+    'variant="embedded_gaussian"': lambda module: module.variant == "embedded_gaussian",
     "pool=False": lambda module: not module.pool,
 }
 _TIMM_EPS: Mapping[str, Callable[[Any], bool]] = {"eps=1e-6": lambda module: module.norm.eps == 1e-6}
 
 
 def _exchanged(module: CBAM, name: str, tensor: Tensor) -> Tensor:
-    """The kernel for the planes in our order: timm's is mean, max, and ours only with `paper`."""
+    """Reorder the kernel for our order of planes: timm's order is mean, max; ours is so only with `variant="paper"`."""
     return tensor.flip(1) if name == "conv.weight" and module.variant == "official" else tensor
 
 
 def _split(module: SelectiveKernel, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the convolutions may each see a share of the channels only."""
+    """Check whether each branch may get only a share of the channels."""
     inputs, branches = tensors["convs.0.weight"].shape[1], len(module.convs)
     return module.channels % (inputs * branches) == 0
 
@@ -102,7 +102,7 @@ LAYOUTS: tuple[Layout, ...] = (
         CBAM,
         _TIMM_CBAM,
         change=_exchanged,
-        note='`variant="paper"`; of `mlp_bias=True` `variant="official"`, for which its two planes are exchanged',
+        note='`variant="paper"`; with `mlp_bias=True`, `variant="official"` (the two planes are swapped on loading)',
     ),
     Layout(
         "timm.LightCbamModule",
@@ -129,12 +129,12 @@ LAYOUTS: tuple[Layout, ...] = (
         {**_OFFICIAL, "dilation=4": lambda module: module.convs[1].dilation == (4, 4)},
     ),
     Layout("timm.SEModule", SqueezeExcite, OWN, note="ReLU and sigmoid; not its `norm_layer` and `add_maxpool`"),
-    Layout("timm.SqueezeExciteCl", SqueezeExcite, OWN, note="as `timm.SEModule`; linear layers become 1 x 1 convolutions"),
+    Layout("timm.SqueezeExciteCl", SqueezeExcite, OWN, note="same as `timm.SEModule`; linear layers become 1 x 1 convolutions"),
     Layout(
         "torchvision.SqueezeExcitation",
         SqueezeExcite,
         OWN,
-        note="ReLU and sigmoid, which are not those of its MobileNetV3 and EfficientNet",
+        note="ReLU and sigmoid; its MobileNetV3 and EfficientNet use others",
     ),
     Layout(
         "senet.pytorch.SELayer",
@@ -142,7 +142,7 @@ LAYOUTS: tuple[Layout, ...] = (
         {r"fc\.0\.": "fc1.", r"fc\.2\.": "fc2."},
         note="`bias=False`; linear layers become 1 x 1 convolutions",
     ),
-    Layout("timm.EcaModule", ECA, OWN, note="a `kernel` as its `kernel_size`; not its `use_mlp`"),
+    Layout("timm.EcaModule", ECA, OWN, note="the same `kernel_size`; not its `use_mlp`"),
     Layout("timm.CoordAttn", CoordinateAttention, OWN, note="its `bias=True`; not its `has_skip`"),
     Layout(
         "timm.GlobalContext(fuse_add)",
@@ -173,25 +173,25 @@ LAYOUTS: tuple[Layout, ...] = (
         "timm.SelectiveKernel(split_input=True)",
         SelectiveKernel,
         _TIMM_SK,
-        lacks="each of its branches sees a share of the channels",
+        lacks="each of its branches gets only a share of the channels",
         told=_split,
     ),
     Layout(
         "torch.MultiheadAttention",
         MultiHeadAttention,
         {r"in_proj_weight$": "qkv.weight", r"in_proj_bias$": "qkv.bias", r"out_proj\.": "proj."},
-        note="as many heads; its `bias=True`, not its `kdim`, `vdim`, `add_bias_kv`",
+        note="the same number of heads; its `bias=True`; not its `kdim`, `vdim`, `add_bias_kv`",
     ),
-    Layout("timm.Attention", MultiHeadAttention, OWN, note="as many heads; not its `qk_norm` and `scale_norm`"),
-    Layout("timm.ClassAttn", ClassAttention, OWN, note="as many heads"),
-    Layout("timm.TalkingHeadAttn", TalkingHeadsAttention, OWN, note="as many heads"),
-    Layout("timm.XCA", CrossCovarianceAttention, OWN, note="as many heads"),
+    Layout("timm.Attention", MultiHeadAttention, OWN, note="the same number of heads; not its `qk_norm` and `scale_norm`"),
+    Layout("timm.ClassAttn", ClassAttention, OWN, note="the same number of heads"),
+    Layout("timm.TalkingHeadAttn", TalkingHeadsAttention, OWN, note="the same number of heads"),
+    Layout("timm.XCA", CrossCovarianceAttention, OWN, note="the same number of heads"),
     Layout("timm.WindowAttention", WindowAttention, OWN, note="the same window and heads"),
     Layout(
         "torchvision.ShiftedWindowAttention",
         WindowAttention,
         {r"relative_position_index$": "offsets", "": ""},
-        note="the same window and heads; its list of offsets is compared and left out",
+        note="the same window and heads; its index buffer is compared and left out",
     ),
 )
-"""What loads, and what has no counterpart, in the order of the documentation's table."""
+"""All layouts, including those that cannot be loaded, in the order of the table in the documentation."""

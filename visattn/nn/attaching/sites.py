@@ -1,4 +1,4 @@
-"""Where attention may go in a model: names as they were before anything was attached, presets, and what a forward shows of them."""
+"""Selection of the sites for attention in a model: by original names, patterns or presets, with shapes from a traced forward pass."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from visattn._support.checks import printable, suggest
 from visattn._support.modes import evaluating
 from visattn.errors import OptionError, ShapeError, VisattnWarning
 from visattn.nn.attaching.forwards import Flow
-from visattn.nn.attaching.plugged import Plugged
 from visattn.nn.attaching.trail import AnyLayout, Layout
+from visattn.nn.attaching.with_attention import WithAttention
 
 Where = str | Callable[[str, nn.Module], bool] | Sequence[str]
 
 PRESETS = ("residual", "stage", "depthwise")
-_STAGES = (  # the first that two modules or more have, of those the least deep
-    r"layer[1-9]\d*",  # ResNet and its kin
+_STAGES = (  # the first that two or more modules match; of those the least deep
+    r"layer[1-9]\d*",  # the ResNet family
     r"stages?[._]?\d+",
     r"s[1-9]",  # timm's RegNet
     r"level[1-9]",  # DLA
     r"(dense)?block\d+",
 )
 _CHAINS = (
-    r"(blocks|features|layers|body|backbone)\.\d+|Mixed_\d\w|inception\d\w"  # blocks in a row: the last of each size is the end
+    r"(blocks|features|layers|body|backbone)\.\d+|Mixed_\d\w|inception\d\w"  # chains of blocks: the last of each size is the end
 )
 _CERTAIN = (nn.modules.conv._ConvNd, nn.modules.batchnorm._BatchNorm, nn.Linear)  # what they declare are channels
 _DECLARED = ("num_features", "out_channels", "out_features", "out_chs", "num_channels")
@@ -38,7 +38,7 @@ _DECLARED = ("num_features", "out_channels", "out_features", "out_chs", "num_cha
 
 @dataclass(frozen=True)
 class Place:
-    """One module of a model and where it hangs."""
+    """One module of a model and its position in the module tree."""
 
     name: str
     parent: nn.Module
@@ -48,12 +48,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Maps:
-    """The feature maps of a place.
+    """Feature maps returned by a module.
 
     Attributes:
-        channels: C.
-        layout: On which axis the channels lie.
-        shapes: `(B, C, H, W)` of each run in the forward that was followed.
+        channels: Number of channels, C.
+        layout: Axis order, `NCHW` or `NHWC`.
+        shapes: Shape `(B, C, H, W)` of each run in the traced forward pass.
     """
 
     channels: int
@@ -62,29 +62,29 @@ class Maps:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """`(H, W)` of the first run, if there was one."""
+        """Size `(H, W)` of the first run, or None."""
         return self.shapes[0][2:] if self.shapes else None
 
 
 def places(model: nn.Module, above: str = "") -> Iterator[Place]:
-    """All modules below `model`, by their names before anything was attached; one that hangs in two places is given twice."""
+    """Yield all modules below `model` with their original names; a module that is registered twice is yielded twice."""
     for key, module in model._modules.items():
         if module is None:
             continue
         name = f"{above}{key}"
         yield Place(name, model, key, module)
-        yield from places(module.base if isinstance(module, Plugged) else module, f"{name}.")
+        yield from places(module.base if isinstance(module, WithAttention) else module, f"{name}.")
 
 
 def follow(model: nn.Module, example: object) -> Flow | Exception:
-    """One forward of `example`, else of an input of the model's own size, or why there was none.
+    """Trace one forward pass with `example`, or with a default input of the model's size. If that fails, return the reason.
 
     Args:
-        model: Put into evaluation mode for the while, without gradients.
+        model: Model to run, temporarily in evaluation mode and without gradients.
         example: A tensor, a tuple of arguments, a dict of named ones, or None.
 
     Raises:
-        OptionError: If the model refuses `example`.
+        OptionError: If the model fails on `example`.
     """
     failure = Exception()
     for given in [example] if example is not None else _defaults(model):
@@ -97,30 +97,30 @@ def follow(model: nn.Module, example: object) -> Flow | Exception:
         except Exception as problem:  # whatever a user's model raises
             if example is not None:
                 raise OptionError(
-                    f"the model refuses the example: {_line(problem)}. Pass example= as the model takes it: a tensor, a tuple of "
+                    f"the model failed on the example: {_line(problem)}. Pass example= as the model takes it: a tensor, a tuple of "
                     "arguments or a dict of named ones."
                 ) from problem
             height, width = _size(model)
-            failure = Exception(f"the model refused an input of {height} x {width}: {_line(problem)}")
+            failure = Exception(f"the model failed on an input of {height} x {width}: {_line(problem)}")
         else:
             return flow
     return failure
 
 
 def chosen(model: nn.Module, where: Where, flow: Flow | Exception) -> list[Place]:
-    """The places that `where` names, in the order of the model.
+    """Return the sites that `where` selects, in the order of the model.
 
     Raises:
-        OptionError: If there are none, a name is unknown, or a place is the whole model or hangs twice.
+        OptionError: If there are none, if a name is unknown, or if a module already has attention or is registered twice.
     """
     known = list(places(model))
     if isinstance(where, str) and where in PRESETS:
         if isinstance(flow, Exception):
-            raise OptionError(f"where='{where}' must see a forward, and {flow}. Pass example=, an input of the model.")
+            raise OptionError(f"where='{where}' requires a forward pass, but {flow}. Pass example=, an input of the model.")
         names = {"residual": _residual, "stage": _stage, "depthwise": _depthwise}[where](known, flow)
         if not names:
             raise OptionError(
-                f"{type(model).__name__} has no {_MEANING[where]}. Name modules or a pattern, such as {_examples(known)}."
+                f"{type(model).__name__} has no {_MEANING[where]}. Pass names of modules or a pattern, such as {_examples(known)}."
             )
     elif isinstance(where, str):
         pattern = _compiled(where)
@@ -130,7 +130,9 @@ def chosen(model: nn.Module, where: Where, flow: Flow | Exception) -> list[Place
     elif callable(where):
         names = {place.name for place in known if where(place.name, place.module)}
         if not names:
-            raise OptionError(f"the function says no to all {len(known)} modules. It is given names such as {_examples(known)}.")
+            raise OptionError(
+                f"where= is a function that returned False for all {len(known)} modules. It gets names such as {_examples(known)}."
+            )
     elif not isinstance(where, (list, tuple, set)):
         raise OptionError(f"where must be a preset, a pattern, a list of names or a function, got {type(where).__name__}.")
     else:
@@ -138,18 +140,18 @@ def chosen(model: nn.Module, where: Where, flow: Flow | Exception) -> list[Place
         for name in (name for name in where if name not in {place.name for place in known}):
             raise OptionError(f"no module is called '{printable(str(name))}'. {_nearest(str(name), known)}")
         if not names:
-            raise OptionError(f"where must name a module, got none. There are names such as {_examples(known)}.")
+            raise OptionError(f"where must name at least one module, got none. Examples: {_examples(known)}.")
     found = [place for place in known if place.name in names]
     _check_single(found, known)
     return found
 
 
 def maps_of(place: Place, flow: Flow | Exception, layout: AnyLayout) -> Maps:
-    """Channels, shapes and layout of what a place gives.
+    """Determine channels, shapes and layout of a module's output.
 
     Raises:
-        ShapeError: If it gives no maps, or none with the channels it declares.
-        OptionError: If it cannot be told which axis is that of the channels.
+        ShapeError: If the output is not feature maps, or has other channels than the module declares.
+        OptionError: If the channel axis is ambiguous.
     """
     declared = next((value for name in _DECLARED if isinstance(value := getattr(place.module, name, None), int)), None)
     shapes = [] if isinstance(flow, Exception) else flow.outputs.get(place.name, [])
@@ -158,14 +160,14 @@ def maps_of(place: Place, flow: Flow | Exception, layout: AnyLayout) -> Maps:
     for shape in shapes:
         if shape is None or len(shape) != 4:
             gives = "no single tensor" if shape is None else f"{shape}"
-            hint = " Those are tokens; attention of tokens belongs inside their blocks." if shape and len(shape) == 3 else ""
+            hint = " Those are tokens; attention over tokens belongs inside their blocks." if shape and len(shape) == 3 else ""
             raise ShapeError(
-                f"'{place.name}' must give maps, (B, C, H, W) or (B, H, W, C), got {gives}.{hint} Choose another module."
+                f"'{place.name}' must return maps, (B, C, H, W) or (B, H, W, C), got {gives}.{hint} Choose another module."
             )
     known = flow.layout_of(place.name, declared) if layout == "auto" else layout
     if known is None:
         raise OptionError(
-            f"layout must be given for '{place.name}', got 'auto' and {shapes[0]}, whose channels may come first or last. "
+            f"layout='auto' is ambiguous for '{place.name}': in {shapes[0]} channels may come first or last. "
             "Pass layout='NCHW' or layout='NHWC'."
         )
     order = (0, 1, 2, 3) if known == "NCHW" else (0, 3, 1, 2)
@@ -173,17 +175,17 @@ def maps_of(place: Place, flow: Flow | Exception, layout: AnyLayout) -> Maps:
     channels = found[0][1]
     if isinstance(place.module, _CERTAIN) and declared is not None and declared != channels:
         raise ShapeError(
-            f"'{place.name}' must give {declared} channels, got {channels} in {shapes[0]} as {known}. Pass layout='auto'."
+            f"'{place.name}' must return {declared} channels, got {channels} in {shapes[0]} as {known}. Pass layout='auto'."
         )
     return Maps(channels, known, found)
 
 
 def plain_name(model: nn.Module, key: str) -> str | None:
-    """What a key of the state dict of a model was called before anything was attached; None for what was not there."""
+    """Return the original name of a key of the state dict, or None for a key that attaching added."""
     module: Any = model
     parts: list[str] = []
     for part in key.split("."):
-        if isinstance(module, Plugged):
+        if isinstance(module, WithAttention):
             if part != "base":
                 return None
         else:
@@ -194,7 +196,7 @@ def plain_name(model: nn.Module, key: str) -> str | None:
 
 _MEANING = {
     "residual": "residual branch that ends in a module",
-    "stage": "stages that this library can tell",
+    "stage": "stages that visattn recognizes",
     "depthwise": "depthwise convolution",
 }
 
@@ -204,19 +206,19 @@ def _residual(known: list[Place], flow: Flow) -> set[str]:
 
 
 def _stage(known: list[Place], flow: Flow) -> set[str]:
-    """Stages by their names, and those at both ends of skip connections, which names seldom tell.
+    """Return stages found by name, and modules at both ends of skip connections, which names rarely identify.
 
-    Of what cannot be attached to a warning tells.
+    Warn about stages that cannot have attention.
     """
     named, odd = _named_stages(known, flow)
     ends = flow.skips.ends(lambda name: len(flow.outputs[name]) == 1)
     skips = [name for name in ends if name is not None and not any(flow.skips.same(name, other) for other in named)]
     left = [name for name in odd if not any(other.startswith(f"{name}.") for other in (*named, *skips))]
     if (named or skips) and (left or None in ends):
-        which = [*map(repr, left), *(["a skip connection that no module alone gives"] if None in ends else [])]
+        which = [*map(repr, left), *(["a skip connection that is not the output of one module"] if None in ends else [])]
         warnings.warn(
-            f"{', '.join(which)} {'is' if len(which) == 1 else 'are'} left out: no single map comes from there. Name modules "
-            "inside in where=, or leave it so.",
+            f"{', '.join(which)} {'is' if len(which) == 1 else 'are'} left out: the output is not a single map. To include it, name "
+            "modules inside with where=.",
             VisattnWarning,
             stacklevel=4,
         )
@@ -224,7 +226,7 @@ def _stage(known: list[Place], flow: Flow) -> set[str]:
 
 
 def _named_stages(known: list[Place], flow: Flow) -> tuple[list[str], list[str]]:
-    """Whole stages by their names, else of blocks in a row the last before the size changes; and stages that give no single map."""
+    """Return stages found by name, else the last block before each size change in a chain; also stages without a single map."""
     for pattern in _STAGES:
         found = [place.name for place in known if place.name in flow.outputs and re.fullmatch(rf"(.+\.)?{pattern}", place.name)]
         depth = min((name.count(".") for name in found if name in flow.skips.sizes), default=0)
@@ -242,21 +244,19 @@ def _named_stages(known: list[Place], flow: Flow) -> tuple[list[str], list[str]]
 
 
 def _depthwise(known: list[Place], flow: Flow) -> set[str]:
-    """Depthwise convolutions, or their norms, so that the two can still be fused."""
+    """Return depthwise convolutions, or their norms, so that the two can still be fused."""
     found = (place for place in known if isinstance(place.module, nn.Conv2d) and place.name in flow.outputs)
     deep = (place.name for place in found if getattr(place.module, "groups", 1) == getattr(place.module, "in_channels", 0) > 1)
     return {flow.normed.get(name, name) for name in deep}
 
 
 def _unseen(place: Place, declared: int | None, flow: Flow | Exception, layout: AnyLayout) -> Maps:
-    """What a place is known to give though it did not run."""
+    """Determine the output of a module that did not run, from its attributes."""
     types = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d)
     channels = place.module.num_channels if isinstance(place.module, nn.GroupNorm) else declared
     if channels is None or (layout == "auto" and not isinstance(place.module, types)):
-        why = str(flow) if isinstance(flow, Exception) else "it did not run in the forward"
-        raise OptionError(
-            f"the maps of '{place.name}' must be seen to tell their channels, and {why}. Pass example=, an input that reaches it."
-        )
+        why = str(flow) if isinstance(flow, Exception) else "it did not run in the forward pass"
+        raise OptionError(f"the channels of '{place.name}' are unknown: {why}. Pass example=, an input that reaches it.")
     return Maps(channels, "NCHW" if layout == "auto" else layout)
 
 
@@ -265,26 +265,26 @@ def _check_single(found: list[Place], known: list[Place]) -> None:
     for place in known:
         by_object.setdefault(id(place.module), []).append(place.name)
     for place in found:
-        if isinstance(place.module, Plugged):
+        if isinstance(place.module, WithAttention):
             kind = type(place.module.attention).__name__
-            raise OptionError(f"'{place.name}' has attention already ({kind}). Detach that first, or name other modules.")
+            raise OptionError(f"'{place.name}' already has attention ({kind}). Detach that first, or name other modules.")
         if len(names := by_object[id(place.module)]) > 1:
             raise OptionError(
-                f"'{names[0]}' and '{names[1]}' are one module, which would have attention in both places. Give each place its own."
+                f"'{names[0]}' and '{names[1]}' are the same module, so both would get attention. Use separate modules."
             )
 
 
 def _defaults(model: nn.Module) -> Iterator[object]:
-    """Inputs of the model's own size: as many channels as its first convolution takes, else three."""
+    """Yield default inputs of the model's size: with the channels of its first convolution, then with three."""
     first = next((part for part in model.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
     for channels in dict.fromkeys(([] if first is None else [first.in_channels]) + [3]):
         pixels = torch.sin(torch.arange(channels * (size := _size(model))[0] * size[1]).float()).reshape(1, channels, *size)
-        detector = type(getattr(model, "transform", None)).__name__ == "GeneralizedRCNNTransform"  # torchvision's want a list
+        detector = type(getattr(model, "transform", None)).__name__ == "GeneralizedRCNNTransform"  # torchvision's take a list
         yield [pixels[0]] if detector else pixels
 
 
 def _size(model: nn.Module) -> tuple[int, int]:
-    """Height and width that a model was made for, as timm says it, else 224."""
+    """Return the input height and width of a model from its timm attributes, else 224 x 224."""
     config = getattr(model, "pretrained_cfg", None)
     fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)
     size = fixed or (config["input_size"][1:] if isinstance(config, Mapping) and "input_size" in config else (224, 224))
@@ -292,7 +292,7 @@ def _size(model: nn.Module) -> tuple[int, int]:
 
 
 def _moved(value: Any, model: nn.Module) -> Any:  # noqa: ANN401 - as nested as the user's example
-    """Tensors on the model's device, those with a point in its dtype; copies, as a model may write into what it is given."""
+    """Copy tensors to the model's device, and floating-point ones to its dtype. Copies, because a model may modify its input."""
     weight = next((one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()), None)
 
     def moved(tensor: Tensor) -> Tensor:
@@ -305,10 +305,10 @@ def _moved(value: Any, model: nn.Module) -> Any:  # noqa: ANN401 - as nested as 
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern in which `*` and `?` stay within one part of a name, and `**` goes over any number of parts.
+    """Compile a pattern in which `*` and `?` match within one part of a name and `**` matches across parts.
 
     Raises:
-        OptionError: If a range in it is none.
+        OptionError: If a character range is invalid.
     """
     wild = {"**.": r"(.+\.)?", "**": ".*", "*": "[^.]*", "?": "[^.]"}
     parts = re.findall(r"\*\*\.?|\*|\?|\[[^\]]+\]|.", pattern, flags=re.DOTALL)

@@ -1,6 +1,6 @@
-"""Skip connections of a forward, as in a U-Net: what a decoder takes from its encoder, where it begins, and what it makes of it.
+"""Skip connections of a forward pass, as in a U-Net: the encoder's maps, where the decoder begins, and its outputs.
 
-A decoder is known by maps that are enlarged. It joins them with, or adds them to, maps from which it was itself made.
+A decoder is recognized by upsampled maps. It concatenates them with, or adds them to, earlier maps from which it was computed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class _Level:
     """One resolution of a decoder.
 
     Attributes:
-        made: The join, or the enlarged map where nothing is joined.
-        size: Its height and width.
-        sources: The encoder's maps in it.
-        taker: The first module with parameters that began afterward.
+        made: Trail of the merged map, or of the upsampled map if nothing is merged.
+        size: Height and width of that map.
+        sources: Trails of the encoder's maps in it.
+        taker: Name of the first module with parameters that began afterward.
     """
 
     made: Trail
@@ -36,26 +36,26 @@ class _Level:
 
     @property
     def newest(self) -> int:
-        """The last of the encoder's maps."""
+        """Number of the newest of the encoder's maps."""
         return max((source.serial for source in self.sources), default=0)
 
 
 class Skips:
-    """The skip connections of one forward.
+    """Skip connections of one forward pass.
 
     Attributes:
-        sizes: By name, height and width of the maps that a module gave last.
+        sizes: Height and width of the last output of each module, by name.
     """
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Build an empty collection."""
         self.sizes: dict[str, Shape] = {}
         self._levels: list[_Level] = []
-        self._spans: dict[str, tuple[int, int]] = {}  # the newest tensors when a module began and when it had run
+        self._spans: dict[str, tuple[int, int]] = {}  # the newest tensors when a module began and ended
         self._given: dict[str, Trail] = {}
 
     def made(self, name: str, made: Trail, sources: Sequence[tuple[Tensor, Trail]], tensor: Tensor) -> Trail:
-        """Return `made`, the trail of what a function gave, with what is known of its decoder."""
+        """Return `made`, the trail of a function's result, with its decoder fields filled in."""
         first, trail = sources[0]
         grown = [one for _, one in sources if one.grown]
         fresh = [one for _, one in sources if not one.grown]
@@ -64,7 +64,7 @@ class Skips:
                 self._levels.append(_Level(made, made.size(tensor), ()))
             return replace(made, grown=True, turn=trail.turn if trail.grown else trail)
         merges = name in _JOINS or name in ADDITIONS
-        if not grown or (fresh and not merges):  # a gate from a decoder leaves a map where it was
+        if not grown or (fresh and not merges):  # a map that a decoder only gates still belongs to the encoder
             return replace(made, scaled=fresh[0].scaled or fresh[0]) if grown else made
         made = replace(made, grown=True, turn=grown[0].turn)
         past = 0
@@ -78,26 +78,26 @@ class Skips:
         return made
 
     def begun(self, name: str, module: nn.Module) -> None:
-        """Note that a module begins."""
+        """Record that a module begins."""
         if any(not level.taker for level in self._levels) and any(True for _ in module.parameters()):
             for level in self._levels:
                 level.taker = level.taker or name
 
     def gave(self, name: str, span: tuple[int, int], output: Tensor, trail: Trail) -> None:
-        """Note what a module gave, and the newest tensors when it began and ended."""
+        """Record the output of a module, and the newest tensors when it began and ended."""
         self._spans[name], self._given[name] = span, trail
         if output.ndim == 4:
             self.sizes[name] = trail.size(output)
 
     def same(self, one: str, two: str) -> bool:
-        """Return whether two modules gave the same tensor, as the last part of a block and the block."""
+        """Check whether two modules returned the same tensor, such as a block and its last part."""
         return one == two or (one in self._given and two in self._given and self._given[one].serial == self._given[two].serial)
 
     def ends(self, once: Callable[[str], bool]) -> list[str | None]:
-        """Return the modules at both ends of skip connections and between them; None for what no module alone gives.
+        """Return the modules at both ends of skip connections and between them; None for a map that is not the output of one module.
 
         Args:
-            once: Whether a module ran once. One that runs elsewhere too, as one activation for all, gives nothing alone.
+            once: Check whether a module ran once. A module that also runs elsewhere, such as a shared activation, does not count.
         """
         found: dict[str | None, None] = {}
         levels = [level for level in self._levels if not self._gates(level)]
@@ -110,13 +110,13 @@ class Skips:
         return list(found)
 
     def _gates(self, level: _Level) -> bool:
-        """Whether a join only makes a gate: a module around it gives a map of the encoder."""
+        """Check whether a merge only computes a gate: a module around it returns a map of the encoder."""
         serial = level.made.serial
         around = (name for name, (begin, end) in self._spans.items() if begin < serial <= end)
         return any(not self._given[name].grown for name in around)
 
     def _decoded(self, level: _Level, levels: Sequence[_Level]) -> str | None:
-        """The largest module that makes of one level what has its size, else the one that gives the join."""
+        """Return the largest module that decodes one level at its size, else the module that returns the merged map."""
         dots = [dot.start() for dot in re.finditer(r"\.", level.taker)]
         for name in (level.taker[:end] for end in (*dots, len(level.taker))):
             begin, end = self._spans.get(name, (0, 0))

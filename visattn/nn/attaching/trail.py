@@ -1,4 +1,4 @@
-"""What is known of how a tensor of a forward was made."""
+"""Provenance of a tensor in a traced forward pass."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Literal
 from torch import Tensor
 
 Layout = Literal["NCHW", "NHWC"]
-AnyLayout = Literal["auto", "NCHW", "NHWC"]  # auto: as the forward shows
+AnyLayout = Literal["auto", "NCHW", "NHWC"]  # auto: detected in the forward pass
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """How a tensor was made.
+    """Provenance of a tensor.
 
     Attributes:
-        past: One bit for each tensor that it depends on, and its own, which is the highest.
-        end: The last module that gave it, if all that followed was to move or scale it.
-        inner: Where that module has no parameters, the one before it.
-        layout: On which axis its channels lie.
-        resized: Whether it was just split from a larger one or enlarged, as where scales or pieces are merged.
-        grown: Whether it comes from a map that was enlarged, as in a decoder.
-        turn: How that map was made, the first on its way that was enlarged.
-        scaled: How the map was made that a gate scaled to give it.
+        past: Bit set of the tensors that it depends on, including itself, which is the highest bit.
+        end: Name of the last module that returned it, if it was only moved or scaled since.
+        inner: Name of the module before that, if that module has no parameters.
+        layout: Axis order, `NCHW` or `NHWC`; None if unknown.
+        resized: Whether the last operation split or upsampled it, as when scales or pieces are merged.
+        grown: Whether it depends on an upsampled map, as in a decoder.
+        turn: Trail of the map that was upsampled first.
+        scaled: Trail of the map that a gate scaled to produce it.
     """
 
     past: int
@@ -38,14 +38,14 @@ class Trail:
 
     @property
     def serial(self) -> int:
-        """The number of the tensor."""
+        """Number of the tensor."""
         return self.past.bit_length() - 1
 
     @property
     def given(self) -> bool:
-        """Whether it is what the model was given."""
+        """True for an input of the model."""
         return self.past == 1 << self.serial
 
     def size(self, tensor: Tensor) -> Shape:
-        """Height and width of its tensor."""
+        """Return the height and width of its tensor."""
         return tuple(tensor.shape[1:3] if self.layout == "NHWC" else tensor.shape[2:])

@@ -1,1 +1,1 @@
-"""Attention over channels: each channel has a gate."""
+"""Channel attention: one gate per channel."""

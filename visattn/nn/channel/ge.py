@@ -16,35 +16,39 @@ Variant = Literal["theta-minus", "theta", "theta-plus"]
 
 
 class GatherExcite(nn.Module):
-    """Gather-excite: each place of each channel is scaled by a gate that sees its surroundings in that channel.
+    """Gather-excite: each position of each channel is scaled by a gate computed from its neighborhood in that channel.
 
-    `g = sigmoid(up(gather(x)))`, `y = x g`, where `up` repeats the nearest value. In `theta-minus`, `gather` is the mean over
-    `2e - 1` rows and columns at every `e`-th place, as far as they lie in the map, or over the whole map. In `theta` it is learned:
-    `log2(e)` depthwise 3x3 convolutions of stride 2, each with a norm and all but the last with a ReLU, or one depthwise convolution
-    as large as the map. `theta-plus` has squeeze-and-excitation's two layers between the learned `gather` and `up`. It belongs where
-    squeeze-and-excitation does.
+    `g = sigmoid(up(gather(x)))`, `y = x g`, where `up` is nearest-neighbor upsampling. The variants differ in `gather`:
+
+    - `theta-minus`: average pooling with kernel `2e - 1` and stride `e`, padding not counted; or the mean over the whole map.
+    - `theta`: learned. `log2(e)` depthwise 3x3 convolutions of stride 2, each followed by a norm, with a ReLU between them; or one
+      depthwise convolution as large as the map.
+    - `theta-plus`: as `theta`, followed by the two layers of squeeze-and-excitation.
+
+    Place it as squeeze-and-excitation: on the residual branch, after its last norm and before the addition.
 
     Args:
-        channels: C.
-        reduction: In `theta-plus` the bottleneck has `C // reduction` channels, at least 1.
-        width: The bottleneck's channels, in the place of `reduction`.
-        extent: `e`: 2, 4 or 8, or 0 for the whole map.
-        variant: Which of the paper's three.
-        size: `(H, W)` of the maps; needed where the whole map is gathered by a convolution, which then takes no other size.
+        channels: Number of channels, C.
+        reduction: Reduction ratio of `theta-plus`. The bottleneck has `C // reduction` channels, at least 1.
+        width: Number of channels in the bottleneck; overrides `reduction`.
+        extent: Extent `e`: 2, 4 or 8, or 0 for the whole map.
+        variant: One of the paper's three: `theta-minus`, `theta` or `theta-plus`.
+        size: Size `(H, W)` of the maps. Required if a convolution gathers the whole map; the module then takes no other size.
 
     Shape:
-        `(B, C, H, W)` to the same.
+        `(B, C, H, W)` to `(B, C, H, W)`.
 
     Publishes:
-        `gate`, `(B, C, H, W)`, in `(0, 1)`; if the extent is the whole map, `channel_gate`, `(B, C)`.
+        `gate`, `(B, C, H, W)`, in `(0, 1)`; with `extent=0`, `channel_gate`, `(B, C)`.
 
     Raises:
-        OptionError: If a width is below 1, the extent or the variant unknown, or `size` missing.
-        ShapeError: In the forward, if the input is not `(B, C, H, W)`, or of another size, or a norm trains on a single value.
+        OptionError: If a width is below 1, the extent or variant is unknown, or `size` is missing.
+        ShapeError: In the forward pass, if the input is not `(B, C, H, W)` or has another size, or if a batch norm in training mode gets
+            one value per channel.
 
     Reference:
-        Hu et al., "Gather-Excite: Exploiting Feature Context in Convolutional Neural Networks", NeurIPS 2018, arXiv:1810.12348.
-        Differs: sizes that `e` does not divide are allowed; the gate is brought to the map's size, not multiplied by `e`.
+        Hu et al., "Gather-Excite: Exploiting Feature Context in Convolutional Neural Networks", NeurIPS 2018, arXiv:1810.12348. Differs:
+        sizes that `e` does not divide are allowed; the gate is resized to the map, not upsampled by the factor `e`.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class GatherExcite(nn.Module):
         variant: Variant = "theta-minus",
         size: tuple[int, int] | None = None,
     ) -> None:
-        """Build with PyTorch's initial values of a convolution."""
+        """Build with PyTorch's default initialization."""
         super().__init__()
         one_of(variant, get_args(Variant), "variant of GatherExcite")
         if extent not in (0, 2, 4, 8):
@@ -83,16 +87,16 @@ class GatherExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale what was gathered around."""
+        """Apply the gate."""
         check_maps(self, x, self.channels)
-        gate: Tensor = self.excite(self._gather(x)).sigmoid()
+        gate: Tensor = self.excite(self._gather(x)).sigmoid()  # (B, C, h, w)
         if self.extent:
-            gate = functional.interpolate(gate, size=x.shape[2:], mode="nearest")
+            gate = functional.interpolate(gate, size=x.shape[2:], mode="nearest")  # (B, C, H, W)
         publish(self, "gate" if self.extent else "channel_gate", gate)
         return x * gate
 
     def _gather(self, x: Tensor) -> Tensor:
-        """`(B, C, h, w)` with `h = ceil(H / e)`, or 1."""
+        """Gather context for each cell of a coarse grid: `(B, C, h, w)`, where `h` is `ceil(H / e)`, or 1 for the whole map."""
         if self.size:
             check_size(self, x, self.size)
         for step, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):

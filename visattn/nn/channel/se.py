@@ -10,33 +10,33 @@ from visattn.nn.shapes import bottleneck, check_maps
 
 
 class SqueezeExcite(nn.Module):
-    """Squeeze-and-excitation: each channel is scaled by a gate that sees the means of all channels.
+    """Squeeze-and-excitation: each channel is scaled by a gate computed from the means of all channels.
 
-    `g = sigmoid(W2 relu(W1 mean(x) + b1) + b2)`, `y = x g`. It belongs on the residual branch, after its last norm and before the
-    addition. Names and shapes of its parameters are those of torchvision's `SqueezeExcitation` and timm's `SEModule`.
+    `g = sigmoid(W2 relu(W1 mean(x) + b1) + b2)`, `y = x g`. Place it on the residual branch, after its last norm and before the addition.
+    Parameter names and shapes are those of torchvision's `SqueezeExcitation` and timm's `SEModule`.
 
     Args:
-        channels: C.
-        reduction: The bottleneck has `C // reduction` channels, at least 1.
-        width: The bottleneck's channels, in the place of `reduction`.
-        bias: Whether both layers have biases; the published networks have them.
+        channels: Number of channels, C.
+        reduction: Reduction ratio. The bottleneck has `C // reduction` channels, at least 1.
+        width: Number of channels in the bottleneck; overrides `reduction`.
+        bias: Whether both layers have a bias; in the published networks they do.
 
     Shape:
-        `(B, C, H, W)` to the same.
+        `(B, C, H, W)` to `(B, C, H, W)`.
 
     Publishes:
         `channel_gate`, `(B, C)`, in `(0, 1)`.
 
     Raises:
         OptionError: If a width is below 1.
-        ShapeError: In the forward, if the input is not `(B, C, H, W)`.
+        ShapeError: In the forward pass, if the input is not `(B, C, H, W)`.
 
     Reference:
         Hu et al., "Squeeze-and-Excitation Networks", CVPR 2018, arXiv:1709.01507.
     """
 
     def __init__(self, channels: int, reduction: int = 16, *, width: int | None = None, bias: bool = True) -> None:
-        """Build with PyTorch's initial values of a convolution."""
+        """Build with PyTorch's default initialization."""
         super().__init__()
         hidden = bottleneck(channels, reduction, width)
         self.channels = channels

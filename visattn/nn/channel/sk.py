@@ -14,33 +14,33 @@ from visattn.nn.shapes import at_least, bottleneck, check_maps, normed
 
 
 class SelectiveKernel(nn.Module):
-    """Selective kernels: convolutions of growing reach side by side, mixed channel by channel by what they see together.
+    """Selective kernels: parallel convolutions of growing dilation, mixed per channel by weights computed from their sum.
 
     `U_i = relu(BN(conv_i(x)))`, a 3x3 convolution of dilation `i`; `z = relu(BN(W mean(sum_i U_i)))`; `a = softmax_i(A_i z)`;
-    `y = sum_i a_i U_i`. It is no addition to a block but takes the place of its 3x3 convolution.
+    `y = sum_i a_i U_i`. Use it instead of the 3x3 convolution of a block, not in addition to it.
 
     Args:
-        channels: C.
-        reduction: The bottleneck has `out_channels // reduction` channels, at least 32.
-        width: The bottleneck's channels, in the place of `reduction`; may be less than 32.
-        out_channels: D; by default C.
-        branches: How many convolutions.
-        groups: Of each convolution; by default 32, or what 32 shares with C and D.
-        stride: Of each convolution.
+        channels: Number of input channels, C.
+        reduction: Reduction ratio. The bottleneck has `out_channels // reduction` channels, at least 32.
+        width: Number of channels in the bottleneck; overrides `reduction` and may be less than 32.
+        out_channels: Number of output channels, D; C by default.
+        branches: Number of parallel convolutions.
+        groups: Groups of each convolution; by default the greatest common divisor of 32, C and D.
+        stride: Stride of each convolution.
 
     Shape:
-        `(B, C, H, W)` to `(B, D, H, W)`, or one place of every `stride` in H and W.
+        `(B, C, H, W)` to `(B, D, H, W)`; with a stride, H and W become `ceil(H / stride)` and `ceil(W / stride)`.
 
     Publishes:
         `branch_gate`, `(B, branches, D)`, which sums to 1 over the branches.
 
     Raises:
-        OptionError: If a number is too small or the groups do not divide C and D.
-        ShapeError: In the forward, if the input is not `(B, C, H, W)`, or a norm trains on a single value.
+        OptionError: If a number is too small or `groups` does not divide C and D.
+        ShapeError: In the forward pass, if the input is not `(B, C, H, W)`, or if a batch norm in training mode gets one value per channel.
 
     Reference:
-        Li et al., "Selective Kernel Networks", CVPR 2019, arXiv:1903.06586. No layer has a bias, as in the authors' code. timm's
-        module of this name gives each branch a share of the channels unless it is told `split_input=False`.
+        Li et al., "Selective Kernel Networks", CVPR 2019, arXiv:1903.06586. No layer has a bias, as in the authors' code. timm's module of
+        this name splits the channels among the branches unless it is built with `split_input=False`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SelectiveKernel(nn.Module):
         groups: int | None = None,
         stride: int = 1,
     ) -> None:
-        """Build with PyTorch's initial values of a convolution."""
+        """Build with PyTorch's default initialization."""
         super().__init__()
         wide = channels if out_channels is None else at_least("out_channels", out_channels)
         self.channels, self.out_channels = at_least("channels", channels), wide
@@ -63,7 +63,7 @@ class SelectiveKernel(nn.Module):
         parts = math.gcd(32, channels, wide) if groups is None else at_least("groups", groups)
         if channels % parts or wide % parts:
             raise OptionError(
-                f"groups must divide {channels} and {wide} channels, got {groups}. Leave it out for a number that does."
+                f"groups must divide {channels} and {wide} channels, got {groups}. Leave it out to use a divisor of both."
             )
         at_least("stride", stride)
         reaches = range(1, at_least("branches", branches) + 1)
@@ -76,12 +76,12 @@ class SelectiveKernel(nn.Module):
         self.select = nn.Conv2d(hidden, branches * wide, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve and mix."""
+        """Run all branches and mix them per channel."""
         check_maps(self, x, self.channels)
-        branches = [normed(norm, conv(x)).relu() for conv, norm in zip(self.convs, self.norms, strict=True)]
-        means = reduce(torch.add, branches).mean((2, 3), keepdim=True)
-        scores = self.select(normed(self.norm, self.squeeze(means)).relu())
+        branches = [normed(norm, conv(x)).relu() for conv, norm in zip(self.convs, self.norms, strict=True)]  # each (B, D, H, W)
+        means = reduce(torch.add, branches).mean((2, 3), keepdim=True)  # (B, D, 1, 1)
+        scores = self.select(normed(self.norm, self.squeeze(means)).relu())  # (B, branches * D, 1, 1)
         weights: Tensor = scores.reshape(-1, len(branches), self.out_channels, 1, 1).softmax(1)  # (B, branches, D, 1, 1)
         publish(self, "branch_gate", lambda: weights.flatten(2))
-        # Not stacked: a stack of five axes forgets that channels are last
+        # Not stacked: a 5-d stack loses the channels-last memory format
         return reduce(torch.add, [branch * weights[:, index] for index, branch in enumerate(branches)])

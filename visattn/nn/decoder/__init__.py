@@ -1,1 +1,1 @@
-"""Attention of decoders and recurrent models: where to look at each step."""
+"""Attention for decoders and recurrent models, which attend anew at each step."""

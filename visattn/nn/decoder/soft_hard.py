@@ -1,6 +1,7 @@
-"""Where a decoder looks at each step: at a mean of all places, or at one.
+"""Soft and hard attention for decoders: at each step, the context is a weighted mean of all locations or a single location.
 
-In: features `(B, L, D)` of L places and a state `(B, n)`. Out: a context `(B, D)` and the weights `(B, L)`. Words are not known here.
+Inputs are features `(B, L, D)` of L locations and a hidden state `(B, n)`. Outputs are a context `(B, D)` and the weights `(B, L)`. The
+modules do not depend on words.
 """
 
 from __future__ import annotations
@@ -12,85 +13,85 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from visattn._support.checks import one_of
-from visattn._support.types import How
+from visattn._support.types import Sampling
 from visattn.errors import OptionError, ShapeError
 from visattn.nn.shapes import at_least, check_tokens, is_traced, shape_text
 
 Reduction = Literal["paper", "arctic", "mean"]
 
-Evaluation = Literal["expected", "argmax"]
+EvalMode = Literal["expected", "argmax"]
 
 
 class _Alignment(nn.Module):
-    """The network that scores places; see `SoftAttention`."""
+    """Network that scores locations; see `SoftAttention`."""
 
-    def __init__(self, channels: int, state_width: int, *, width: int | None = None) -> None:
-        """Build with PyTorch's initial values of a linear layer."""
+    def __init__(self, feature_dim: int, hidden_dim: int, *, attention_dim: int | None = None) -> None:
+        """Build with PyTorch's default initialization."""
         super().__init__()
-        self.channels, self.state_width = at_least("channels", channels), at_least("state_width", state_width)
-        width = channels if width is None else at_least("width", width)
-        self.feature = nn.Linear(channels, width)
-        self.state = nn.Linear(state_width, width, bias=False)
-        self.score = nn.Linear(width, 1)
+        self.feature_dim, self.hidden_dim = at_least("feature_dim", feature_dim), at_least("hidden_dim", hidden_dim)
+        attention_dim = feature_dim if attention_dim is None else at_least("attention_dim", attention_dim)
+        self.feature = nn.Linear(feature_dim, attention_dim)
+        self.state = nn.Linear(hidden_dim, attention_dim, bias=False)
+        self.score = nn.Linear(attention_dim, 1)
 
     def keys(self, features: Tensor) -> Tensor:
-        """What of the features the scores need: `(B, L, width)`."""
-        check_tokens(self, features, self.channels)
+        """Project the features for scoring, `(B, L, attention_dim)`."""
+        check_tokens(self, features, self.feature_dim)
         keys: Tensor = self.feature(features)
         return keys
 
     def _log_alpha(self, features: Tensor, state: Tensor, keys: Tensor | None) -> Tensor:
-        check_tokens(self, features, self.channels)
-        if not is_traced(state) and (
-            state.ndim != 2 or state.shape[1] != self.state_width or state.shape[0] != features.shape[0]
-        ):
-            wanted = f"({features.shape[0]}, {self.state_width})"
+        check_tokens(self, features, self.feature_dim)
+        if not is_traced(state) and (state.ndim != 2 or state.shape[1] != self.hidden_dim or state.shape[0] != features.shape[0]):
+            wanted = f"({features.shape[0]}, {self.hidden_dim})"
             raise ShapeError(
-                f"the state of {type(self).__name__} must be {wanted}, got {shape_text(state)}. One step is given at a time."
+                f"the hidden state for {type(self).__name__} must be {wanted}, got {shape_text(state)}. Pass one step at a time."
             )
         keys = self.keys(features) if keys is None else keys
         scores: Tensor = self.score((keys + self.state(state)[:, None]).tanh()).squeeze(-1)  # (B, L)
-        return scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))  # sums of alpha count
+        return scores.log_softmax(
+            -1, dtype=torch.promote_types(scores.dtype, torch.float32)
+        )  # in float32: later terms sum alpha over steps
 
 
 class SoftAttention(_Alignment):
-    """Soft attention: the context is the mean of all places, weighted by how they fit the state.
+    """Soft attention: the context is the mean of all locations, weighted by how well they match the hidden state.
 
     `e_i = u . tanh(W_a a_i + W_h h + b) + c`, `alpha = softmax(e)`, `z = sum_i alpha_i a_i`.
 
     Args:
-        channels: D, of the features.
-        state_width: n, of the decoder's state.
-        width: Of the hidden layer, by default D.
+        feature_dim: Width of the features, D.
+        hidden_dim: Width of the decoder's hidden state, n.
+        attention_dim: Width of the hidden layer of the scoring network, D by default.
 
     Shape:
-        Features `(B, L, D)` and state `(B, n)` to the context, `(B, D)`, and `alpha`, `(B, L)`. What `keys(features)` gives may be
-        passed as `keys`, so that a decoder makes it once for all its steps.
+        Features `(B, L, D)` and hidden state `(B, n)` to the context `(B, D)` and `alpha`, `(B, L)`. Optionally pass `keys=keys(features)`,
+        which a decoder computes once for all steps.
 
     Raises:
         OptionError: If a width is below 1.
-        ShapeError: In the forward, if a shape is another.
+        ShapeError: In the forward pass, if a shape is wrong.
 
     Reference:
-        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs: the authors' script for COCO has one more layer
-        with a tanh in the network of the scores. The gate on the context belongs to the decoder.
+        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs: the authors' script for COCO has one more layer with a
+        tanh in the scoring network. The gate on the context is part of the decoder.
     """
 
     def forward(self, features: Tensor, state: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Look everywhere."""
+        """Compute the context and the attention weights."""
         alpha = self._log_alpha(features, state, keys).exp()
         return _mean(alpha, features), alpha
 
 
 class Glimpse(NamedTuple):
-    """What hard attention took in one step.
+    """Output of one step of hard attention.
 
     Attributes:
-        context: `(B, D)`.
-        alpha: `(B, L)`, the probabilities of the places.
-        taken: `(B, L)`, 1 at the place that was taken; `alpha` itself where the mean was. No gradient.
-        log_probability: `(B,)`, of what was taken, `sum_i taken_i log alpha_i`; of a mean its gradient is 0.
-        entropy: `(B,)`, of `alpha`.
+        context: Context, `(B, D)`.
+        alpha: Probabilities of the locations, `(B, L)`.
+        taken: One-hot selected location, `(B, L)`; `alpha` itself if the expected context was taken. It has no gradient.
+        log_probability: Log-probability of the selection, `sum_i taken_i log alpha_i`, `(B,)`. For the expected context its gradient is 0.
+        entropy: Entropy of `alpha`, `(B,)`.
     """
 
     context: Tensor
@@ -100,31 +101,32 @@ class Glimpse(NamedTuple):
     entropy: Tensor
 
 
-HOWS: tuple[How, ...] = get_args(How)
+SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 
 class HardAttention(_Alignment):
-    """Hard attention: the context is one place, drawn with the probabilities `alpha` of soft attention.
+    """Hard attention: the context is a single location, sampled with the probabilities `alpha` of soft attention.
 
-    No gradient flows through the draw: `reinforce` makes one of the log-probabilities. With `how="gumbel"` the draw is that of the
-    largest `log alpha + noise`, which has the same probabilities, and its gradient is that of `softmax((log alpha + noise) / temperature)`:
-    biased, but of little noise.
+    Sampling has no gradient; `reinforce` estimates one from the log-probabilities. `sampling="gumbel"` takes the location with the largest
+    `log alpha + noise`, which has the same probabilities. Its gradient is that of `softmax((log alpha + noise) / temperature)`, which is
+    biased but has low variance.
 
     Args:
-        channels: D, of the features.
-        state_width: n, of the decoder's state.
-        width: Of the hidden layer, by default D.
-        evaluation: What is taken in evaluation mode: the `expected` context, that of soft attention, or the place of the largest
+        feature_dim: Width of the features, D.
+        hidden_dim: Width of the decoder's hidden state, n.
+        attention_dim: Width of the hidden layer of the scoring network, D by default.
+        eval_mode: Context in evaluation mode. `expected`: the weighted mean, as in soft attention. `argmax`: the location with the largest
             `alpha`.
-        temperature: Of `gumbel`, above 0.
+        temperature: Temperature of `gumbel`, above 0.
 
     Shape:
-        Features `(B, L, D)` and state `(B, n)` to a `Glimpse`, whose first two are context and `alpha`. `how` chooses for one step;
-        the authors take the mean in the place of a draw for half of all sequences. `places`, `(B,)`, are taken in the place of a draw.
+        Features `(B, L, D)` and hidden state `(B, n)` to a `Glimpse`, whose first two fields are the context and `alpha`. `sampling`
+        overrides the mode of one step; the authors use the expected context instead of a sample for half of all sequences. `locations`,
+        `(B,)`, prescribes the locations instead of sampling them.
 
     Raises:
-        OptionError: If a width is below 1, `evaluation` or `how` is unknown, or the temperature not positive.
-        ShapeError: In the forward, if a shape is another.
+        OptionError: If a width is below 1, `eval_mode` or `sampling` is unknown, or the temperature is not positive.
+        ShapeError: In the forward pass, if a shape is wrong.
 
     Reference:
         Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. `gumbel`: Jang et al., "Categorical Reparameterization with
@@ -133,19 +135,19 @@ class HardAttention(_Alignment):
 
     def __init__(
         self,
-        channels: int,
-        state_width: int,
+        feature_dim: int,
+        hidden_dim: int,
         *,
-        width: int | None = None,
-        evaluation: Evaluation = "expected",
+        attention_dim: int | None = None,
+        eval_mode: EvalMode = "expected",
         temperature: float = 1.0,
     ) -> None:
-        """Build with PyTorch's initial values of a linear layer."""
-        super().__init__(channels, state_width, width=width)
-        one_of(evaluation, get_args(Evaluation), "evaluation of HardAttention")
+        """Build with PyTorch's default initialization."""
+        super().__init__(feature_dim, hidden_dim, attention_dim=attention_dim)
+        one_of(eval_mode, get_args(EvalMode), "eval_mode of HardAttention")
         if not temperature > 0:
             raise OptionError(f"the temperature of HardAttention must be above 0, got {temperature:g}. The usual one is 1.")
-        self.evaluation: How = evaluation
+        self.eval_mode: Sampling = eval_mode
         self.temperature = temperature
 
     def forward(
@@ -153,22 +155,22 @@ class HardAttention(_Alignment):
         features: Tensor,
         state: Tensor,
         keys: Tensor | None = None,
-        how: How | None = None,
-        places: Tensor | None = None,
+        sampling: Sampling | None = None,
+        locations: Tensor | None = None,
     ) -> Glimpse:
-        """Look at one place."""
-        how = how or ("sample" if self.training else self.evaluation)
-        one_of(how, HOWS, "way to take a place")
-        log_alpha = self._log_alpha(features, state, keys)
+        """Select one location and return its features as the context."""
+        sampling = sampling or ("sample" if self.training else self.eval_mode)
+        one_of(sampling, SAMPLINGS, "sampling")
+        log_alpha = self._log_alpha(features, state, keys)  # (B, L)
         alpha = log_alpha.exp()
-        if places is not None:
-            taken = _one_hot(places, alpha)
-        elif how == "gumbel":
+        if locations is not None:
+            taken = _one_hot(locations, alpha)
+        elif sampling == "gumbel":
             taken = F.gumbel_softmax(log_alpha, self.temperature, hard=True)
-        elif how == "expected":
+        elif sampling == "expected":
             taken = alpha
         else:
-            taken = _one_hot(torch.multinomial(alpha.detach(), 1)[:, 0] if how == "sample" else alpha.argmax(-1), alpha)
+            taken = _one_hot(torch.multinomial(alpha.detach(), 1)[:, 0] if sampling == "sample" else alpha.argmax(-1), alpha)
         log_probability = (taken.detach() * log_alpha).sum(-1)
         entropy = -(alpha * log_alpha).sum(-1)
         return Glimpse(_mean(taken, features), alpha, taken.detach(), log_probability, entropy)
@@ -184,37 +186,37 @@ def reinforce(
     strength: float = 1.0,
     entropy_strength: float = 0.0,
 ) -> Tensor:
-    """A loss whose gradient, on average over draws, is that of the expected cost with respect to where hard attention looks.
+    """Compute the REINFORCE loss of hard attention: averaged over samples, its gradient is that of the expected cost.
 
-    `mean_B sum_T [strength (cost - baseline) log p(s_t) - entropy_strength H(s_t)]`; add it to the cost itself, which trains what
-    comes behind the context. Any baseline that does not depend on the draw leaves the mean of the gradient as it is; the running
-    mean of costs makes it much less noisy.
+    `mean_B sum_T [strength (cost - baseline) log p(s_t) - entropy_strength H(s_t)]`. Add it to the cost itself, which trains the layers
+    after the context. A baseline that does not depend on the sample leaves the expected gradient unchanged. The running mean of the costs
+    reduces its variance a lot.
 
     Args:
-        cost: `(B,)`, of each sequence, such as the negative log-likelihood of its words. No gradient is sent into it.
-        log_probability: `(B, T)`, of the places taken.
-        entropy: `(B, T)`.
-        baseline: A number, one for each sequence, `(B,)`, or for each of its steps, `(B, T)`. The authors' is
-            `0.9 b + 0.1 mean(cost)`, from batch to batch.
-        steps: Boolean, `(B, T)`, True where a step counts; all by default.
-        strength: The paper's `lambda_r`; 0.1 in the authors' code.
-        entropy_strength: The paper's `lambda_e`; 0.002 in the authors' code.
+        cost: Cost of each sequence, `(B,)`, such as the negative log-likelihood of its words. It gets no gradient.
+        log_probability: Log-probabilities of the selected locations, `(B, T)`.
+        entropy: Entropies of the location probabilities, `(B, T)`.
+        baseline: Baseline of the cost: one number, one per sequence, `(B,)`, or one per step, `(B, T)`. The authors update theirs as
+            `0.9 b + 0.1 mean(cost)` after each batch.
+        steps: Boolean mask, `(B, T)`, True where a step counts; all steps by default.
+        strength: Weight of the REINFORCE term, the paper's `lambda_r`; 0.1 in the authors' code.
+        entropy_strength: Weight of the entropy term, the paper's `lambda_e`; 0.002 in the authors' code.
 
     Returns:
-        A number.
+        The loss, a scalar.
 
     Raises:
-        OptionError: If the steps are not boolean.
-        ShapeError: If a shape is another.
+        OptionError: If `steps` is not boolean.
+        ShapeError: If a shape is wrong.
 
     Reference:
-        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs: the authors' code averages each cost over steps,
-        padding among them.
+        Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044. Differs: the authors' code averages each cost over its steps,
+        padding included.
     """
     shape = log_probability.shape
     if log_probability.ndim != 2 or entropy.shape != shape or cost.shape != shape[:1]:
         got = f"{shape_text(cost)}, {shape_text(log_probability)} and {shape_text(entropy)}"
-        raise ShapeError(f"costs must be (B,), log-probabilities and entropies (B, T), got {got}. Stack steps in axis 1.")
+        raise ShapeError(f"costs must be (B,), log-probabilities and entropies (B, T), got {got}. Stack the steps along axis 1.")
     if isinstance(baseline, Tensor) and baseline.shape not in ((), shape[:1], shape):
         raise ShapeError(f"the baseline must be a number, (B,) or (B, T) = {tuple(shape)}, got {shape_text(baseline)}.")
     _check_steps(steps, shape)
@@ -227,27 +229,28 @@ def reinforce(
 
 
 def doubly_stochastic(alphas: Tensor, steps: Tensor | None = None, *, reduction: Reduction = "paper") -> Tensor:
-    """How far a decoder is from looking at every place equally often: `sum_i (1 - sum_t alpha_ti)^2`.
+    """Compute the doubly stochastic penalty, which encourages equal total attention on all locations: `sum_i (1 - sum_t alpha_ti)^2`.
 
     Args:
-        alphas: `(B, T, L)`.
-        steps: Boolean, `(B, T)`, True where a step counts; all by default, as in the authors' code, which counts padding too.
-        reduction: `paper`: the sum over places, and the mean over the batch. `arctic`, the authors' code: the mean over places and the
-            sum over the batch, so it grows with the batch. `mean`: the mean over both, as other implementations.
+        alphas: Attention weights of all steps, `(B, T, L)`.
+        steps: Boolean mask, `(B, T)`, True where a step counts. By default all steps count, as in the authors' code, which includes
+            padding.
+        reduction: `paper`: sum over locations, mean over the batch. `arctic`, the authors' code: mean over locations, sum over the batch,
+            so it grows with the batch size. `mean`: mean over both, as in other implementations.
 
     Returns:
-        A number, at least 0; the paper adds it to the loss once.
+        The penalty, a scalar of at least 0. The paper adds it to the loss with weight 1.
 
     Raises:
-        OptionError: If the reduction is unknown or the steps are not boolean.
-        ShapeError: If a shape is another.
+        OptionError: If `reduction` is unknown or `steps` is not boolean.
+        ShapeError: If a shape is wrong.
 
     Reference:
         Xu et al., "Show, Attend and Tell", ICML 2015, arXiv:1502.03044.
     """
     one_of(reduction, get_args(Reduction), "reduction of doubly_stochastic")
     if alphas.ndim != 3:
-        raise ShapeError(f"alphas must be (B, T, L), got {shape_text(alphas)}. Stack the weights of each step in axis 1.")
+        raise ShapeError(f"alphas must be (B, T, L), got {shape_text(alphas)}. Stack the weights of the steps along axis 1.")
     _check_steps(steps, alphas.shape[:2])
     if steps is not None:
         alphas = alphas.masked_fill(~steps[..., None], 0)
@@ -257,8 +260,8 @@ def doubly_stochastic(alphas: Tensor, steps: Tensor | None = None, *, reduction:
     return missing.sum(1).mean() if reduction == "paper" else missing.mean(1).sum()
 
 
-def _one_hot(places: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros_like(like).scatter(1, places[:, None], 1.0)
+def _one_hot(locations: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter(1, locations[:, None], 1.0)
 
 
 def _mean(weights: Tensor, features: Tensor) -> Tensor:
@@ -271,6 +274,4 @@ def _check_steps(steps: Tensor | None, shape: torch.Size) -> None:
     if steps.dtype != torch.bool:
         raise OptionError(f"steps must be boolean, True where a step counts, got {steps.dtype}. Use steps.bool().")
     if steps.shape != shape:
-        raise ShapeError(
-            f"steps must be (B, T) = {tuple(shape)}, got {shape_text(steps)}. One number is for each step of a sequence."
-        )
+        raise ShapeError(f"steps must be (B, T) = {tuple(shape)}, got {shape_text(steps)}. Pass one flag per step.")

@@ -1,1 +1,1 @@
-"""Attention over positions of feature maps, alone or together with channels."""
+"""Spatial attention over the positions of feature maps, alone or combined with channel attention."""

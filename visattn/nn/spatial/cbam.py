@@ -15,34 +15,33 @@ from visattn.nn.shapes import bottleneck, check_maps, normed, odd
 
 
 class CBAM(nn.Module):
-    """Convolutional block attention: a gate for the channels, then one for the places.
+    """Convolutional block attention: a channel gate, then a spatial gate.
 
-    `g_c = sigmoid(M(mean x) + M(max x))` with one bottleneck `M` for both, `x' = x g_c`;
-    `g_s = sigmoid(BN(conv([mean_c x', max_c x'])))`, `y = x' g_s`. It belongs on the residual branch of every block, after its last
-    norm and before the addition.
+    `g_c = sigmoid(M(mean x) + M(max x))` with one shared bottleneck `M`, `x' = x g_c`; `g_s = sigmoid(BN(conv([mean_c x', max_c x'])))`, `y
+    = x' g_s`. Place it on the residual branch of every block, after its last norm and before the addition.
 
     Args:
-        channels: C.
-        reduction: The bottleneck has `C // reduction` channels, at least 1.
-        width: The bottleneck's channels, in the place of `reduction`.
-        kernel: Side of the spatial convolution, odd.
-        variant: `official`: the authors' code, whose checkpoints `load_checkpoint` takes: biases in the bottleneck, planes in the
-            order max, mean.
-            `paper`: no biases, planes in the order mean, max.
+        channels: Number of channels, C.
+        reduction: Reduction ratio. The bottleneck has `C // reduction` channels, at least 1.
+        width: Number of channels in the bottleneck; overrides `reduction`.
+        kernel_size: Kernel size of the spatial convolution, odd.
+        variant: `official`: the authors' code, with biases in the bottleneck and pooled planes in the order max, mean; `load_checkpoint`
+            accepts its checkpoints. `paper`: no biases, planes in the order mean, max.
 
     Shape:
-        `(B, C, H, W)` to the same.
+        `(B, C, H, W)` to `(B, C, H, W)`.
 
     Publishes:
         `channel_gate`, `(B, C)`, and `spatial_gate`, `(B, 1, H, W)`, both in `(0, 1)`.
 
     Raises:
-        OptionError: If a width is below 1, the kernel is even or the variant unknown.
-        ShapeError: In the forward, if the input is not `(B, C, H, W)`, or the norm trains on a single value.
+        OptionError: If a width is below 1, the kernel size is even or the variant is unknown.
+        ShapeError: In the forward pass, if the input is not `(B, C, H, W)`, or if the batch norm in training mode gets one value per
+            channel.
 
     Reference:
-        Woo et al., "CBAM: Convolutional Block Attention Module", ECCV 2018, arXiv:1807.06521. Differs: the paper does not name the
-        norm of the spatial gate, which the authors' code has.
+        Woo et al., "CBAM: Convolutional Block Attention Module", ECCV 2018, arXiv:1807.06521. Differs: the spatial gate has a batch norm,
+        as in the authors' code; the paper does not mention it.
     """
 
     def __init__(
@@ -51,31 +50,31 @@ class CBAM(nn.Module):
         reduction: int = 16,
         *,
         width: int | None = None,
-        kernel: int = 7,
+        kernel_size: int = 7,
         variant: Variant = "official",
     ) -> None:
-        """Build with PyTorch's initial values of a convolution."""
+        """Build with PyTorch's default initialization."""
         super().__init__()
         one_of(variant, get_args(Variant), "variant of CBAM")
         hidden = bottleneck(channels, reduction, width)
-        odd("kernel", kernel)
+        odd("kernel_size", kernel_size)
         biased = variant == "official"
         self.channels, self.variant = channels, variant
         self.fc1 = nn.Conv2d(channels, hidden, 1, bias=biased)
         self.act = nn.ReLU()
         self.fc2 = nn.Conv2d(hidden, channels, 1, bias=biased)
-        self.conv = nn.Conv2d(2, 1, kernel, padding=kernel // 2, bias=False)
+        self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
         self.norm = nn.BatchNorm2d(1, momentum=0.01)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale the channels, then the places."""
+        """Apply the channel gate, then the spatial gate."""
         check_maps(self, x, self.channels)
-        pooled = mean_over(x, 2, 3), x.amax((2, 3), keepdim=True)  # adaptive pools do not export
+        pooled = mean_over(x, 2, 3), x.amax((2, 3), keepdim=True)  # each (B, C, 1, 1); adaptive pooling does not export
         mean, peak = (self.fc2(self.act(self.fc1(one))) for one in pooled)
         channel_gate = (mean + peak).sigmoid()  # (B, C, 1, 1)
         publish(self, "channel_gate", channel_gate)
         x = x * channel_gate
-        planes = mean_over(x, 1), x.amax(1, keepdim=True)
+        planes = mean_over(x, 1), x.amax(1, keepdim=True)  # each (B, 1, H, W)
         plane = self.conv(torch.cat(planes[::-1] if self.variant == "official" else planes, dim=1))
         spatial_gate = normed(self.norm, plane).sigmoid()  # (B, 1, H, W)
         publish(self, "spatial_gate", spatial_gate, x)

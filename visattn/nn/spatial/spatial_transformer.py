@@ -1,4 +1,4 @@
-"""Spatial transformers: a learned window, sampled."""
+"""Spatial transformers: sampling from a predicted affine window."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from visattn.nn.shapes import at_least, check_maps, is_traced, shape_text
 
 
 class SpatialTransformer(nn.Module):
-    """Spatial transformer: a small network chooses an affine window of the input, which is resampled to the output.
+    """Spatial transformer: a small network predicts an affine window of the input, which is resampled to the output size.
 
-    `theta = W f(x) + b`, `(B, 2, 3)`; the output at `(u, v)` in `[-1, 1]` is the input at `theta (u, v, 1)`, between its pixels, and 0
-    outside. `-1` and `1` are the outer edges of the image, as with `align_corners=False`, both in making positions and in sampling.
+    `theta = W f(x) + b`, `(B, 2, 3)`. The output at `(u, v)` in `[-1, 1]` is the input at `theta (u, v, 1)`, interpolated bilinearly, and 0
+    outside. `-1` and `1` are the outer edges of the image (`align_corners=False`), both for the sampling grid and for sampling.
 
-    It starts as the identity: `W` is zero. Positions are in float32 at least, also under autocast. Where a window lies wholly outside,
-    its gradient is zero, so `f` and `W` are often given a smaller step than the rest.
+    It starts as the identity, because `W` is zero. Positions are in at least float32, also under autocast. If a window lies entirely
+    outside the image, its gradient is zero, so `f` and `W` are often trained with a smaller learning rate than the rest.
 
     Args:
-        channels: C.
-        localization: `f`, from `(B, C, H, W)` to `(B, features)`. By default two convolutions with a pool to 4 x 4 between.
-        features: How many numbers `f` gives.
-        attention: Whether the window may only be scaled and shifted: `theta` is `[[s, 0, x], [0, s, y]]`, of three numbers.
-        size: Height and width of the output; the input's by default.
+        channels: Number of channels, C.
+        localization: Localization network `f`, from `(B, C, H, W)` to `(B, features)`. By default two convolutions with adaptive pooling to
+            4 x 4 between them.
+        features: Number of features that `f` returns.
+        attention: Whether the window is only scaled and shifted: `theta` is `[[s, 0, x], [0, s, y]]`, with three free numbers.
+        size: Height and width of the output; those of the input by default.
 
     Shape:
         `(B, C, H, W)` to `(B, C, *size)`.
 
     Publishes:
-        `transform`, `(B, 2, 3)`: `theta`, from output to input, x first.
+        `transform`, `(B, 2, 3)`: `theta`, which maps output coordinates to input coordinates, x first.
 
     Raises:
         OptionError: If a number is below 1.
-        ShapeError: In the forward, if the input is not `(B, C, H, W)`, or `f` gives another number of features.
+        ShapeError: In the forward pass, if the input is not `(B, C, H, W)`, or if `f` returns another number of features.
 
     Reference:
-        Jaderberg et al., "Spatial Transformer Networks", NeurIPS 2015, arXiv:1506.02025, which leaves `f` to the task.
+        Jaderberg et al., "Spatial Transformer Networks", NeurIPS 2015, arXiv:1506.02025, which leaves the choice of `f` to the task.
     """
 
     def __init__(
@@ -64,20 +65,20 @@ class SpatialTransformer(nn.Module):
             self.theta.bias.copy_(torch.tensor((1.0, 0, 0) if attention else (1.0, 0, 0, 0, 1, 0)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Show the window that was chosen."""
+        """Sample the predicted window."""
         check_maps(self, x, self.channels)
-        seen = self.localization(x)
+        seen = self.localization(x)  # (B, features)
         if not is_traced(x) and (seen.ndim != 2 or seen.shape[1] != self.theta.in_features):
             raise ShapeError(
-                f"localization must give (B, {self.theta.in_features}), got {shape_text(seen)}. "
-                "Tell SpatialTransformer how many features it gives."
+                f"localization must return (B, {self.theta.in_features}), got {shape_text(seen)}. "
+                "Set features= of SpatialTransformer to the width that it returns."
             )
         with exact(x):
             numbers = wide(self.theta(seen.to(self.theta.weight.dtype)))
             if self.attention:
                 scale, zero = numbers[:, 0], torch.zeros_like(numbers[:, 0])
                 numbers = torch.stack((scale, zero, numbers[:, 1], zero, scale, numbers[:, 2]), 1)
-            theta = torch.unflatten(numbers, 1, (2, 3))
+            theta = torch.unflatten(numbers, 1, (2, 3))  # (B, 6) -> (B, 2, 3)
             publish(self, "transform", theta, x)
             height, width = self.size or (x.shape[2], x.shape[3])
             positions = F.affine_grid(theta, [x.shape[0], x.shape[1], height, width], align_corners=False)
@@ -85,25 +86,27 @@ class SpatialTransformer(nn.Module):
 
     @staticmethod
     def corners(theta: Tensor) -> Tensor:
-        """Where the corners of the output lie on the input, for pictures.
+        """Compute where the corners of the output lie on the input, for figures.
 
         Args:
             theta: `(B, 2, 3)`, as published.
 
         Returns:
-            `(B, 4, 2)`, each (y, x), of which the image covers `[0, 1]`; in the order top left, top right, bottom right, bottom left
+            `(B, 4, 2)`, each corner as (y, x), where the image spans `[0, 1]`. The order is top left, top right, bottom right, bottom left
             of the output.
 
         Raises:
             ShapeError: If `theta` is not `(B, 2, 3)`.
         """
         if theta.shape[1:] != (2, 3):
-            raise ShapeError(f"theta must be (B, 2, 3), got {shape_text(theta)}. Pass what SpatialTransformer publishes.")
+            raise ShapeError(
+                f"theta must be (B, 2, 3), got {shape_text(theta)}. Pass the transform that SpatialTransformer publishes."
+            )
         return theta.new_tensor([affine_corners(one) for one in theta.tolist()])
 
 
 def _localization(channels: int, features: int) -> nn.Sequential:
-    """A network that sees where things are, for maps of any size."""
+    """Build the default localization network, which accepts maps of any size and keeps a coarse 4 x 4 layout."""
     return nn.Sequential(
         nn.Conv2d(channels, 16, 5, padding=2),
         nn.ReLU(),

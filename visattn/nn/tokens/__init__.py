@@ -1,1 +1,1 @@
-"""Attention among tokens, and among positions of feature maps as tokens."""
+"""Attention between tokens, and between the positions of feature maps."""

@@ -11,43 +11,43 @@ from visattn.nn.tokens.heads import check_heads, mix, split_qkv
 
 
 class CrossCovarianceAttention(nn.Module):
-    """Cross-covariance attention: channels attend to channels, so its cost is linear in the number of tokens.
+    """Cross-covariance attention: channels attend to channels, so the cost is linear in the number of tokens.
 
-    Per head `A = softmax(t q k^T)` with `q` and `k` of shape `(d, N)`, each of their rows of length 1 over the tokens, and a learned
-    temperature `t`; then `A v`, heads joined and projected. **There is no map over the image in it**: `A` says which channels are
-    mixed, and each token is treated alike. Names and shapes of its parameters are those of timm's `XCA`.
+    Per head `A = softmax(t q k^T)`, where `q` and `k` have shape `(d, N)`, each row is L2-normalized over the tokens, and `t` is a learned
+    temperature. The output is `A v`, heads concatenated and projected. **`A` is no map over the image**: it weights channels, in the same
+    way for every token. Parameter names and shapes are those of timm's `XCA`.
 
     Args:
-        channels: C.
-        heads: A divisor of C.
-        qkv_bias: Whether queries, keys and values have biases.
+        embed_dim: Width of a token, C.
+        num_heads: Number of heads, a divisor of C.
+        qkv_bias: Whether the query, key and value projections have a bias.
 
     Shape:
-        `(B, N, C)` to the same. With `need_weights=True` also the weights between channels, `(B, heads, d, d)` with `d = C / heads`.
+        `(B, N, C)` to `(B, N, C)`. With `need_weights=True` also the weights between channels, `(B, heads, d, d)` with `d = C / heads`.
 
     Raises:
-        OptionError: If heads do not divide the channels.
-        ShapeError: In the forward, if the input is not `(B, N, C)`.
+        OptionError: If `num_heads` does not divide `embed_dim`.
+        ShapeError: In the forward pass, if the input is not `(B, N, C)`.
 
     Reference:
-        El-Nouby et al., "XCiT: Cross-Covariance Image Transformers", NeurIPS 2021, arXiv:2106.09681. Its temperature is trained
+        El-Nouby et al., "XCiT: Cross-Covariance Image Transformers", NeurIPS 2021, arXiv:2106.09681. The authors train the temperature
         without weight decay.
     """
 
-    def __init__(self, channels: int, heads: int = 8, *, qkv_bias: bool = False) -> None:
-        """Build with PyTorch's initial values of a linear layer and temperatures of 1."""
+    def __init__(self, embed_dim: int, num_heads: int = 8, *, qkv_bias: bool = False) -> None:
+        """Build with PyTorch's default initialization and temperatures of 1."""
         super().__init__()
-        check_heads(channels, heads)
-        self.channels, self.heads = channels, heads
-        self.temperature = nn.Parameter(torch.ones(heads, 1, 1))
-        self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
-        self.proj = nn.Linear(channels, channels)
+        check_heads(embed_dim, num_heads)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
+        self.proj = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, x: Tensor, need_weights: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Mix the channels of each head."""
-        check_tokens(self, x, self.channels)
-        query, key, value = (part.mT for part in split_qkv(self.qkv(x), self.heads))  # (B, heads, d, N)
+        """Attend between the channels of each head."""
+        check_tokens(self, x, self.embed_dim)
+        query, key, value = (part.mT for part in split_qkv(self.qkv(x), self.num_heads))  # (B, heads, d, N)
         query, key = F.normalize(query, dim=-1) * self.temperature, F.normalize(key, dim=-1)
-        out, weights = mix(query, key, value, scale=1.0, need_weights=need_weights)
-        out = self.proj(out.permute(0, 3, 1, 2).flatten(2))
+        out, weights = mix(query, key, value, scale=1.0, need_weights=need_weights)  # (B, heads, d, N), (B, heads, d, d)
+        out = self.proj(out.permute(0, 3, 1, 2).flatten(2))  # (B, N, C)
         return out if weights is None else (out, weights)

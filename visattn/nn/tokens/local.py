@@ -14,40 +14,40 @@ from visattn.nn.tokens.scores import check_value
 
 
 class LocalMonotonic(nn.Module):
-    """Local attention around a place that moves on with the query: query `t` attends around place `t`.
+    """Local attention with monotonic alignment: query `t` attends to a window around position `t`.
 
-    The softmax is taken over the places that lie at most `radius` from it along each axis. A window is clipped at the borders; one
-    that covers the map is global attention.
+    The softmax is over the positions at most `radius` away along each axis. The window is clipped at the borders; a window that covers the
+    map gives global attention.
 
     Args:
-        radius: D.
+        radius: Half width of the window, D.
 
     Shape:
-        Scores `(B, T, N)`, values `(B, N, dv)` and a grid, `(N,)` or `(rows, columns)` of N places row by row, to `(B, T, dv)` and
-        the weights, `(B, T, N)`. `first` is the number of the first query, for decoders that ask one by one; queries behind the last
-        place attend around that. The mask is that of `attend`.
+        Scores `(B, T, N)`, values `(B, N, dv)` and a grid to the output `(B, T, dv)` and the weights `(B, T, N)`. The grid is `(N,)` or
+        `(rows, columns)`, with N positions in row-major order. `first` is the index of the first query, for decoders that pass one query at
+        a time. Queries beyond the last position attend around the last one. The mask is that of `attend`.
 
     Raises:
         OptionError: If the radius is below 1 or the mask is not boolean.
-        ShapeError: In the forward, if the grid does not count the places or a shape is another.
+        ShapeError: In the forward pass, if a shape is wrong or the grid does not have N positions.
 
     Reference:
-        Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", EMNLP 2015, arXiv:1508.04025 (local-m).
-        On a grid of rows and columns it is ours: place `t` is counted row by row, and the window is square.
+        Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", EMNLP 2015, arXiv:1508.04025 (local-m). The
+        extension to 2-d grids is ours: position `t` is in row-major order, and the window is square.
     """
 
     def __init__(self, radius: int) -> None:
-        """Nothing is learned."""
+        """Build the module; it has no parameters."""
         super().__init__()
         self.radius = at_least("radius", radius)
 
     def forward(
         self, scores: Tensor, value: Tensor, grid: Sequence[int], mask: Tensor | None = None, *, first: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Attend around the queries' own places."""
+        """Attend around the position of each query."""
         check_value(scores, value)
         check_mask(mask, scores.shape)
-        places = _places(grid, scores)
+        places = _places(grid, scores)  # (N, axes)
         number = torch.arange(first, first + scores.shape[1], device=scores.device).clamp(max=len(places) - 1)
         near = ((places[number][:, None] - places).abs() <= self.radius).all(-1)  # (T, N)
         weights = softmax(scores, near if mask is None else near & mask)
@@ -55,54 +55,54 @@ class LocalMonotonic(nn.Module):
 
 
 class LocalPredictive(nn.Module):
-    """Local attention around a place that the query predicts.
+    """Local attention with predictive alignment: each query predicts the position around which it attends.
 
-    Along each axis of length S the center is `p = (S - 1) sigmoid(v . tanh(W q))`. The softmax is taken over the places at most
-    `radius` from it and multiplied with a Gaussian around it, of standard deviation `radius / 2`; through that the center learns.
+    Along each axis of length S the center is `p = (S - 1) sigmoid(v . tanh(W q))`. The softmax over the positions at most `radius` away is
+    multiplied by a Gaussian around the center, with standard deviation `radius / 2`. The center gets its gradient through this Gaussian.
 
     Args:
-        query_width: dq.
-        radius: D.
-        axes: 1 for a sequence, 2 for a grid.
-        width: Of the hidden layer, by default dq.
-        renormalize: Whether weights sum to 1: the Gaussian's logarithm is then added to the scores. The paper does not: its weights
-            sum to less, on a grid to a tenth or a twentieth, and what is taken shrinks as much.
-        cut: Whether places outside the window have no weight, as in the paper. Without, the Gaussian alone makes it local, and
-            weights are a smooth function of the center.
+        query_dim: Width of a query, dq.
+        radius: Half width of the window, D.
+        axes: Number of axes: 1 for a sequence, 2 for a grid.
+        attention_dim: Width of the hidden layer, dq by default.
+        renormalize: Whether to make the weights sum to 1, by adding the logarithm of the Gaussian to the scores. The paper does not: its
+            weights sum to less than 1 (0.05 to 0.1 on a grid), and the output shrinks in proportion.
+        truncate: Whether positions outside the window get weight 0, as in the paper. Otherwise only the Gaussian makes attention local, and
+            the weights are a smooth function of the center.
 
     Shape:
-        Queries `(B, T, dq)`, scores `(B, T, N)`, values `(B, N, dv)` and a grid, `(N,)` or `(rows, columns)` of N places row by row,
-        to `(B, T, dv)` and the weights, `(B, T, N)`. The mask is that of `attend`.
+        Queries `(B, T, dq)`, scores `(B, T, N)`, values `(B, N, dv)` and a grid to the output `(B, T, dv)` and the weights `(B, T, N)`.
+        The grid is `(N,)` or `(rows, columns)`, with N positions in row-major order. The mask is that of `attend`.
 
     Raises:
-        OptionError: If a number is below 1, there are other than 1 or 2 axes, or the mask is not boolean.
-        ShapeError: In the forward, if the grid does not count the places or a shape is another.
+        OptionError: If a number is below 1, `axes` is not 1 or 2, or the mask is not boolean.
+        ShapeError: In the forward pass, if a shape is wrong or the grid does not have N positions.
 
     Reference:
-        Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", EMNLP 2015, arXiv:1508.04025 (local-p).
-        Differs: the paper's `p` is `S sigmoid(...)`; ours ends at the last place, as in the authors' code, which also rounds the
-        window's middle down. Rows and columns are ours: the Gaussian is round and the window square.
+        Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", EMNLP 2015, arXiv:1508.04025 (local-p). Differs:
+        the paper's `p` is `S sigmoid(...)`; ours ends at the last position, as in the authors' code, which also rounds the center of the
+        window down. The extension to 2-d grids is ours: the Gaussian is isotropic and the window square.
     """
 
     def __init__(
         self,
-        query_width: int,
+        query_dim: int,
         radius: int,
         *,
         axes: int = 2,
-        width: int | None = None,
+        attention_dim: int | None = None,
         renormalize: bool = False,
-        cut: bool = True,
+        truncate: bool = True,
     ) -> None:
-        """Build with PyTorch's initial values of a linear layer: centers start in the middle."""
+        """Build with PyTorch's default initialization; predicted centers start near the middle."""
         super().__init__()
         if axes not in {1, 2}:
             raise OptionError(f"axes must be 1 or 2, got {axes}. A sequence has 1, an image 2.")
-        self.query_width, self.radius = at_least("query_width", query_width), at_least("radius", radius)
-        self.axes, self.renormalize, self.cut = axes, renormalize, cut
-        width = query_width if width is None else at_least("width", width)
-        self.hidden = nn.Linear(query_width, width, bias=False)
-        self.vector = nn.Linear(width, axes, bias=False)
+        self.query_dim, self.radius = at_least("query_dim", query_dim), at_least("radius", radius)
+        self.axes, self.renormalize, self.truncate = axes, renormalize, truncate
+        attention_dim = query_dim if attention_dim is None else at_least("attention_dim", attention_dim)
+        self.hidden = nn.Linear(query_dim, attention_dim, bias=False)
+        self.vector = nn.Linear(attention_dim, axes, bias=False)
 
     def forward(
         self, query: Tensor, scores: Tensor, value: Tensor, grid: Sequence[int], mask: Tensor | None = None
@@ -111,14 +111,14 @@ class LocalPredictive(nn.Module):
         return self.attend(scores, value, self.centers(query, grid), grid, mask)
 
     def centers(self, query: Tensor, grid: Sequence[int]) -> Tensor:
-        """Where queries look: `(B, T, axes)`, in places from 0, rows before columns."""
-        check_tokens(self, query, self.query_width)
+        """Predict the center of each query's window: `(B, T, axes)`, as indices from 0, row before column."""
+        check_tokens(self, query, self.query_dim)
         if len(grid) != self.axes:
             raise ShapeError(
                 f"the grid must have {self.axes} axes, got {tuple(grid)}. Build LocalPredictive with axes={len(grid)}."
             )
-        share: Tensor = self.vector(self.hidden(query).tanh())
-        share = share.to(torch.promote_types(share.dtype, torch.float32)).sigmoid()  # places need more digits than bfloat16 has
+        share: Tensor = self.vector(self.hidden(query).tanh())  # (B, T, axes)
+        share = share.to(torch.promote_types(share.dtype, torch.float32)).sigmoid()  # bfloat16 is too coarse for positions
         return share * torch.tensor([size - 1 for size in grid], dtype=share.dtype, device=share.device)
 
     def attend(
@@ -128,20 +128,20 @@ class LocalPredictive(nn.Module):
         check_value(scores, value)
         check_mask(mask, scores.shape)
         away = _places(grid, scores) - centers[:, :, None]  # (B, T, N, axes)
-        if self.cut:
-            near = (away.abs() <= self.radius).all(-1)
+        if self.truncate:
+            near = (away.abs() <= self.radius).all(-1)  # (B, T, N)
             mask = near if mask is None else near & mask
-        closeness = away.square().sum(-1) * (-2 / self.radius**2)  # the logarithm of the Gaussian
+        closeness = away.square().sum(-1) * (-2 / self.radius**2)  # log of the Gaussian, (B, T, N)
         weights = softmax(scores + closeness, mask) if self.renormalize else softmax(scores, mask) * closeness.exp()
         return weights.to(value.dtype) @ value, weights
 
 
 def _places(grid: Sequence[int], scores: Tensor) -> Tensor:
-    """Rows and columns of all places: `(N, axes)`."""
+    """Return the row and column of each position, `(N, axes)`."""
     axes = [torch.arange(size, device=scores.device) for size in grid]
     places = torch.stack([part.flatten() for part in torch.meshgrid(axes, indexing="ij")], -1)
     if not is_traced(scores) and len(places) != scores.shape[2]:
         raise ShapeError(
-            f"the grid must count the {scores.shape[2]} places of the scores, got {tuple(grid)}. Pass (rows, columns)."
+            f"the grid must have the {scores.shape[2]} positions of the scores, got {tuple(grid)}. Pass (rows, columns)."
         )
     return places

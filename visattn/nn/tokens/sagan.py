@@ -14,34 +14,32 @@ from visattn.nn.shapes import bottleneck, check_maps
 
 
 class SelfAttention2d(nn.Module):
-    """Self-attention of SAGAN: each place takes from all places, by as much as a learned number lets it.
+    """Self-attention of SAGAN: each position attends to all positions, and a learned scalar scales what is added.
 
-    `A_ji = softmax_i(g_j . f_i)`, `y_j = x_j + gamma v(sum_i A_ji h_i)` with 1 x 1 convolutions `f` (keys), `g` (queries), `h`
-    (values) and `v` without biases. `gamma` starts at zero: the module changes nothing at first, and only `gamma` learns in the first
-    step.
+    `A_ji = softmax_i(g_j . f_i)`, `y_j = x_j + gamma v(sum_i A_ji h_i)` with 1 x 1 convolutions `f` (keys), `g` (queries), `h` (values) and
+    `v`, all without bias. `gamma` starts at zero: the module starts as the identity, and in the first step only `gamma` gets a gradient.
 
     Args:
-        channels: C.
-        reduction: Queries and keys have `C // reduction` channels, at least 1.
-        width: Their channels, in the place of `reduction`.
-        variant: `paper`: values have as many channels as keys. `official`: the authors' code, where values have half of C, and
-            keys and values are the largest of each 2 x 2 places.
+        channels: Number of channels, C.
+        reduction: Reduction ratio. Queries and keys have `C // reduction` channels, at least 1.
+        width: Number of channels of queries and keys; overrides `reduction`.
+        variant: `paper`: values have as many channels as keys. `official`: as in the authors' code, values have C / 2 channels, and 2 x 2
+            max pooling is applied to keys and values.
 
     Shape:
-        `(B, C, H, W)` to the same; with `need_weights` also `A`, `(B, 1, H * W, N)`, (query, key), whose rows sum to 1; `N` is
+        `(B, C, H, W)` to `(B, C, H, W)`; with `need_weights` also `A`, `(B, 1, H * W, N)`, (query, key), whose rows sum to 1. `N` is
         `H * W`, or `(H // 2) * (W // 2)` with `official`.
 
     Publishes:
-        Nothing: no numbers are multiplied by `A`.
+        Nothing: attention weights are not gates.
 
     Raises:
-        OptionError: If a width is below 1 or the variant unknown.
-        ShapeError: In the forward, if the input is not `(B, C, H, W)`, or a side of what is pooled is 1.
+        OptionError: If a width is below 1 or the variant is unknown.
+        ShapeError: In the forward pass, if the input is not `(B, C, H, W)`, or if a map to be pooled has a side of 1.
 
     Reference:
-        Zhang et al., "Self-Attention Generative Adversarial Networks", ICML 2019, arXiv:1805.08318. Differs: their spectral norm of
-        the convolutions is left to `torch.nn.utils.parametrizations.spectral_norm`. A widespread port has values of C channels and
-        no `v`.
+        Zhang et al., "Self-Attention Generative Adversarial Networks", ICML 2019, arXiv:1805.08318. Differs: the convolutions have no
+        spectral norm; add it with `torch.nn.utils.parametrizations.spectral_norm`. A widespread port has values with C channels and no `v`.
     """
 
     def __init__(
@@ -65,11 +63,11 @@ class SelfAttention2d(nn.Module):
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, need_weights: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Add to each place what it attends to."""
+        """Add the attention output to each position."""
         check_maps(self, x, self.channels)
         key, value = self.key(x), self.value(x)
         if self.variant == "official":
             key, value = halved(self, key), halved(self, value)
         mixed, weights = attend(tokens(self.query(x)), tokens(key), tokens(value), scale=1.0, need_weights=need_weights)
-        y = x + self.gamma * self.output(grid(mixed, x))
+        y = x + self.gamma * self.output(grid(mixed, x))  # (B, C, H, W)
         return y if weights is None else (y, weights)

@@ -12,70 +12,72 @@ from visattn.nn.shapes import at_least, check_maps
 
 
 class StandAloneSelfAttention(nn.Module):
-    """Stand-alone self-attention: in the place of a convolution, each place attends to the places around it.
+    """Stand-alone self-attention: each position attends to its neighborhood. It replaces a convolution.
 
-    `A_ij,ab = softmax_ab(q_ij . k_ab + q_ij . r_(a-i, b-j))`, `y_ij = sum_ab A_ij,ab v_ab` in each head, over the `kernel` x
-    `kernel` places around `ij`; `r` is a learned row offset in the first half of a head's numbers and a learned column offset in the
-    second. Places beyond the image have no weight.
+    `A_ij,ab = softmax_ab(q_ij . k_ab + q_ij . r_(a-i, b-j))`, `y_ij = sum_ab A_ij,ab v_ab` in each head, over the `kernel_size` x
+    `kernel_size` positions around `ij`. The first half of the embedding `r` depends on the row offset, the second half on the column
+    offset; both are learned. Positions outside the image get weight 0.
 
     Args:
-        in_channels: Channels of the input.
-        out_channels: Those of the output, a multiple of twice the heads; as many as come in by default.
-        kernel: Side of the neighborhood, odd.
-        heads: Number of heads.
+        in_channels: Number of input channels.
+        out_channels: Number of output channels, a multiple of `2 * num_heads`; `in_channels` by default.
+        kernel_size: Side of the neighborhood, odd.
+        num_heads: Number of heads.
 
     Shape:
-        `(B, in_channels, H, W)` to `(B, out_channels, H, W)`; with `need_weights` also `A`, `(B, heads, H, W, kernel, kernel)`: the
-        query's row and column, then the key's, counted from the neighborhood's top left. Each neighborhood sums to 1.
+        `(B, in_channels, H, W)` to `(B, out_channels, H, W)`; with `need_weights` also `A`, `(B, heads, H, W, kernel, kernel)`: the row and
+        column of the query, then those of the key, counted from the top left of the neighborhood. Each neighborhood sums to 1.
 
     Publishes:
-        Nothing: no numbers are multiplied by `A`.
+        Nothing: attention weights are not gates.
 
     Raises:
-        OptionError: If a number is below 1, the kernel even, or the output's channels no multiple of twice the heads.
-        ShapeError: In the forward, if the input is not `(B, in_channels, H, W)`.
+        OptionError: If a number is below 1, the kernel size is even, or `out_channels` is not a multiple of `2 * num_heads`.
+        ShapeError: In the forward pass, if the input is not `(B, in_channels, H, W)`.
 
     Reference:
-        Ramachandran et al., "Stand-Alone Self-Attention in Vision Models", NeurIPS 2019, arXiv:1906.05909, whose strided layers are
-        this one and an average pool of 2 x 2. The paper has no scale, and says neither what lies beyond the image nor how offsets
-        start. Widespread ports multiply queries and keys number by number, which is attention in each channel, and give the zeros
-        around the image a share.
+        Ramachandran et al., "Stand-Alone Self-Attention in Vision Models", NeurIPS 2019, arXiv:1906.05909, whose strided layers are this
+        module followed by 2 x 2 average pooling. The paper has no scale, and specifies neither the padding nor the initialization of the
+        embeddings. Widespread ports multiply queries and keys elementwise, which is attention per channel, and give weight to the zero
+        padding.
     """
 
-    def __init__(self, in_channels: int, out_channels: int | None = None, *, kernel: int = 7, heads: int = 8) -> None:
-        """Build with PyTorch's initial values of a convolution, and offsets from a normal distribution."""
+    def __init__(self, in_channels: int, out_channels: int | None = None, *, kernel_size: int = 7, num_heads: int = 8) -> None:
+        """Build with PyTorch's default initialization; position embeddings are drawn from a normal distribution."""
         super().__init__()
-        out_channels = at_least("channels", in_channels) if out_channels is None else at_least("channels", out_channels)
-        if at_least("kernel", kernel) % 2 == 0:
-            raise OptionError(f"kernel must be odd, got {kernel}: an even one has no center.")
-        if out_channels % (2 * at_least("heads", heads)):
-            raise OptionError(f"channels must be a multiple of twice the {heads} heads, got {out_channels}. Choose other heads.")
-        width = out_channels // heads
-        self.channels, self.kernel, self.heads = in_channels, kernel, heads
+        out_channels = at_least("in_channels", in_channels) if out_channels is None else at_least("out_channels", out_channels)
+        if at_least("kernel_size", kernel_size) % 2 == 0:
+            raise OptionError(f"kernel_size must be odd, got {kernel_size}. An even kernel has no center.")
+        if out_channels % (2 * at_least("num_heads", num_heads)):
+            raise OptionError(
+                f"channels must be a multiple of 2 x {num_heads} heads, got {out_channels}. Choose another num_heads."
+            )
+        width = out_channels // num_heads
+        self.channels, self.kernel_size, self.num_heads = in_channels, kernel_size, num_heads
         self.query = nn.Conv2d(in_channels, out_channels, 1, bias=False)
         self.key = nn.Conv2d(in_channels, out_channels, 1, bias=False)
         self.value = nn.Conv2d(in_channels, out_channels, 1, bias=False)
-        self.rows = nn.Parameter(torch.randn(heads, kernel, width // 2) * width**-0.5)
-        self.columns = nn.Parameter(torch.randn(heads, kernel, width // 2) * width**-0.5)
+        self.rows = nn.Parameter(torch.randn(num_heads, kernel_size, width // 2) * width**-0.5)
+        self.columns = nn.Parameter(torch.randn(num_heads, kernel_size, width // 2) * width**-0.5)
 
     def forward(self, x: Tensor, need_weights: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Attend from each place to those around it."""
+        """Attend from each position to its neighborhood."""
         check_maps(self, x, self.channels)
-        query = tokens(self.query(x), self.heads)  # (B, heads, H * W, d)
+        query = tokens(self.query(x), self.num_heads)  # (B, heads, H * W, d)
         half = query.shape[-1] // 2
         by_row = query[..., :half] @ self.rows.transpose(1, 2)  # (B, heads, H * W, kernel)
         by_column = query[..., half:] @ self.columns.transpose(1, 2)
-        bias = (by_row.unsqueeze(4) + by_column.unsqueeze(3)).flatten(3)
+        bias = (by_row.unsqueeze(4) + by_column.unsqueeze(3)).flatten(3)  # (B, heads, H * W, kernel * kernel)
         outside = self._around(torch.ones_like(x[:1, :1]), 1)[..., 0] == 0  # (1, 1, H * W, kernel * kernel)
         bias = bias.masked_fill(outside, -torch.inf).unsqueeze(3)
-        key, value = self._around(self.key(x), self.heads), self._around(self.value(x), self.heads)
+        key, value = self._around(self.key(x), self.num_heads), self._around(self.value(x), self.num_heads)
         y, weights = attend(query.unsqueeze(3), key, value, scale=1.0, bias=bias, need_weights=need_weights)
-        y = grid(y.squeeze(3), x)
+        y = grid(y.squeeze(3), x)  # (B, heads, H * W, 1, d) -> (B, out_channels, H, W)
         if weights is None:
             return y
-        return y, torch.unflatten(torch.unflatten(weights.squeeze(3), 3, (self.kernel, self.kernel)), 2, x.shape[2:])
+        return y, torch.unflatten(torch.unflatten(weights.squeeze(3), 3, (self.kernel_size, self.kernel_size)), 2, x.shape[2:])
 
-    def _around(self, x: Tensor, heads: int) -> Tensor:
-        """The neighborhood of each place, `(B, heads, H * W, kernel * kernel, d)`, with zeros beyond the image."""
-        patches = F.unfold(x, self.kernel, padding=self.kernel // 2)  # (B, heads * d * kernel * kernel, H * W)
-        return torch.unflatten(patches, 1, (heads, -1, self.kernel**2)).permute(0, 1, 4, 3, 2)
+    def _around(self, x: Tensor, num_heads: int) -> Tensor:
+        """Extract the neighborhood of each position, `(B, heads, H * W, kernel * kernel, d)`, with zeros outside the image."""
+        patches = F.unfold(x, self.kernel_size, padding=self.kernel_size // 2)  # (B, heads * d * kernel * kernel, H * W)
+        return torch.unflatten(patches, 1, (num_heads, -1, self.kernel_size**2)).permute(0, 1, 4, 3, 2)

@@ -9,47 +9,47 @@ from visattn.nn.tokens.heads import check_heads, join, split_qkv
 
 
 class TalkingHeadsAttention(nn.Module):
-    """Talking heads: the scores of all heads are mixed before the softmax, and the weights after it.
+    """Talking-heads attention: linear layers mix the scores across heads before the softmax, and the weights after it.
 
-    `A = P_w softmax(P_l (Q K^T / sqrt(d)))`, where `P_l` and `P_w` act across heads, then `A V`, heads joined and projected. No fused
-    kernel does this, so weights are always written out. Names and shapes of its parameters are those of timm's `TalkingHeadAttn`.
+    `A = P_w softmax(P_l (Q K^T / sqrt(d)))`, where `P_l` and `P_w` act across heads; then `A V`, heads concatenated and projected. No fused
+    kernel supports this, so the weights are always materialized. Parameter names and shapes are those of timm's `TalkingHeadAttn`.
 
     Args:
-        channels: C.
-        heads: A divisor of C.
-        qkv_bias: Whether queries, keys and values have biases.
+        embed_dim: Width of a token, C.
+        num_heads: Number of heads, a divisor of C.
+        qkv_bias: Whether the query, key and value projections have a bias.
 
     Shape:
-        `(B, N, C)` to the same. With `need_weights=True` also the weights behind `P_w`, `(B, heads, N, N)`: those that multiply the
-        values. Their rows need not sum to 1 and may be negative.
+        `(B, N, C)` to `(B, N, C)`. With `need_weights=True` also the weights after `P_w`, `(B, heads, N, N)`, which multiply the values.
+        They can be negative, and their rows need not sum to 1.
 
     Raises:
-        OptionError: If heads do not divide the channels.
-        ShapeError: In the forward, if the input is not `(B, N, C)`.
+        OptionError: If `num_heads` does not divide `embed_dim`.
+        ShapeError: In the forward pass, if the input is not `(B, N, C)`.
 
     Reference:
-        Shazeer et al., "Talking-Heads Attention", 2020, arXiv:2003.02436. Differs: both mixtures have biases and as many heads on
-        either side, as in CaiT.
+        Shazeer et al., "Talking-Heads Attention", 2020, arXiv:2003.02436. Differs: as in CaiT, both mixing layers have a bias and as many
+        output heads as input heads.
     """
 
-    def __init__(self, channels: int, heads: int = 8, *, qkv_bias: bool = False) -> None:
-        """Build with PyTorch's initial values of a linear layer."""
+    def __init__(self, embed_dim: int, num_heads: int = 8, *, qkv_bias: bool = False) -> None:
+        """Build with PyTorch's default initialization."""
         super().__init__()
-        check_heads(channels, heads)
-        self.channels, self.heads = channels, heads
-        self.qkv = nn.Linear(channels, 3 * channels, bias=qkv_bias)
-        self.proj_l = nn.Linear(heads, heads)
-        self.proj_w = nn.Linear(heads, heads)
-        self.proj = nn.Linear(channels, channels)
+        check_heads(embed_dim, num_heads)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
+        self.proj_l = nn.Linear(num_heads, num_heads)
+        self.proj_w = nn.Linear(num_heads, num_heads)
+        self.proj = nn.Linear(embed_dim, embed_dim)
 
     def forward(self, x: Tensor, need_weights: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Let each token attend to all."""
-        check_tokens(self, x, self.channels)
-        query, key, value = split_qkv(self.qkv(x), self.heads)
+        """Attend from each token to all tokens."""
+        check_tokens(self, x, self.embed_dim)
+        query, key, value = split_qkv(self.qkv(x), self.num_heads)
         scores = (query * query.shape[-1] ** -0.5) @ key.mT  # (B, heads, N, N)
         shares = _talk(self.proj_l, scores).softmax(-1)
         weights = _talk(self.proj_w, shares)
-        out: Tensor = self.proj(join(weights @ value))
+        out: Tensor = self.proj(join(weights @ value))  # (B, N, C)
         return (out, weights) if need_weights else out
 
 

@@ -1,1 +1,1 @@
-"""What a run shows to people: cards, curves, comparisons."""
+"""Reports of a run: model card, curves, comparison tables."""

@@ -1,6 +1,6 @@
-"""The model card of a run: what it is, what it was trained on and how, what it reaches, and what is not known of it.
+"""Model card of a run: model, training data, training procedure, results and limits.
 
-A function of plain facts. What is not among them is said to be unknown, never made up.
+A card is a function of plain facts. Missing facts are stated as unknown.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from visattn.training.report.costs import Cost
 
 @dataclass(frozen=True)
 class Data:
-    """What a network was trained and tested on.
+    """Training and test data of a network.
 
     Attributes:
-        name: A folder's, or that of a named data set.
+        name: Name of a folder or of a known dataset.
         classes: Names of the classes.
-        train: Number of training pictures.
-        test: Number of test pictures.
-        fingerprints: sha256 of both, by split.
-        license: Of the pictures; empty where it is not known.
+        train: Number of training images.
+        test: Number of test images.
+        fingerprints: sha256 of each split, by its name.
+        license: License of the images; empty if unknown.
     """
 
     name: str
@@ -37,17 +37,17 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """What a run reached, and where.
+class Achieved:
+    """Results of a run, its duration and its machine.
 
     Attributes:
-        accuracy: Share of the test pictures that are told right, from 0 to 1.
-        loss: Mean cross-entropy on them, in nats.
-        epochs: That were trained.
-        steps: Of the optimizer.
-        seconds: That it took.
+        accuracy: Accuracy on the test images, from 0 to 1; for captioners, accuracy of the words.
+        loss: Mean cross-entropy on the test images, in nats; for captioners, per word.
+        epochs: Number of epochs trained.
+        steps: Number of optimizer steps.
+        seconds: Training time.
         images_per_second: Training throughput.
-        machine: That it ran on.
+        machine: Description of the machine.
     """
 
     accuracy: float
@@ -61,13 +61,13 @@ class Reached:
 
 @dataclass(frozen=True)
 class Origin:
-    """How a network was made.
+    """Command, software and weights of a network.
 
     Attributes:
-        command: That made it.
-        versions: Of the libraries, by name.
-        sha256: Of the weights' file.
-        license: Of the weights.
+        command: Command that trained it.
+        versions: Versions of the libraries, by name.
+        sha256: sha256 of the weights file.
+        license: License of the weights.
     """
 
     command: str
@@ -79,26 +79,26 @@ class Origin:
 def card(
     config: Config,
     data: Data,
-    reached: Reached,
+    reached: Achieved,
     origin: Origin,
     *,
     cost: Cost,
     shape: tuple[int, int, int],
     limits: Sequence[str] = (),
 ) -> str:
-    """A page of Markdown; the same facts give the same page.
+    """Return the model card of a classifier as Markdown. It depends only on the arguments.
 
     Args:
-        config: Of the run.
-        data: What it was trained and tested on.
-        reached: What it reached.
-        origin: How it was made.
-        cost: Of the network; no multiply-accumulates where they could not be counted.
-        shape: `(channels, height, width)` of its input.
-        limits: Sentences beside those that follow from the facts.
+        config: Settings of the run.
+        data: Training and test data.
+        reached: Results.
+        origin: Command, software and weights.
+        cost: Cost of the network; 0 multiply-accumulates if they could not be counted.
+        shape: `(channels, height, width)` of the input.
+        limits: Further sentences for the section on limits.
 
     Returns:
-        The page. Names that come from outside stand between backticks, on one line.
+        The page. Names given by the user are set in backticks, on one line.
     """
     channels, height, width = shape
     low, high = wilson(reached.accuracy, data.test)
@@ -110,20 +110,21 @@ def card(
         reached,
         origin,
         what=(
-            f"An image classifier: from {'gray' if channels == 1 else 'color'} pictures of {height} x {width} pixels to one of "
-            f"{len(data.classes)} classes, {_first(data.classes)}.",
+            f"An image classifier: {'gray' if channels == 1 else 'color'} images of {height} x {width} pixels, "
+            f"{len(data.classes)} classes: {_first(data.classes)}.",
             f"Network: {code(config.model)}, "
-            + ("plain." if config.attention == "none" else f"with attention `{config.attention}`."),
+            + ("plain." if config.attention == "none" else f"with attention modules `{config.attention}`."),
             counted(cost),
         ),
         results=(
-            f"Test accuracy: {percent(reached.accuracy)}, 95 % interval {percent(low)} to {percent(high)}.",
+            f"Test accuracy: {percent(reached.accuracy)}, 95 % confidence interval {percent(low)} to {percent(high)}.",
             f"Test loss: {reached.loss:.4f} nats.",
         ),
         limits=(
-            f"One run, of seed {config.seed}. The interval is over test pictures (Wilson); another seed may give an accuracy outside it.",
-            "Measured on the test pictures above only; nothing is known of others, or of other sizes.",
-            "It answers with one of its classes whatever a picture shows.",
+            f"One run, with seed {config.seed}. The interval (Wilson) covers the choice of test images only; the accuracy with another "
+            "seed may lie outside it.",
+            "Measured on the test images above only. Performance on other data or other image sizes is unknown.",
+            "The model predicts one of its classes for every image, whatever the image shows.",
             *limits,
         ),
     )
@@ -133,27 +134,27 @@ def page(
     title: str,
     config: Recipe,
     data: Data,
-    reached: Reached,
+    reached: Achieved,
     origin: Origin,
     *,
     what: Sequence[str],
     results: Sequence[str],
     limits: Sequence[str],
 ) -> str:
-    """The card of any network: what differs from one kind to the next is given in sentences; see `card` for the rest."""
+    """Return the model card of any network as Markdown. The sentences that depend on the task are arguments; see `card`."""
     parts = {
-        "What it is": _list(
+        "Model details": _list(
             *what,
-            f"Weights at the start: {'random' if config.weights == 'none' else code(config.weights)}.",
-            f"Weights now: sha256 `{origin.sha256}`." if origin.sha256 else "",
+            f"Initial weights: {'random' if config.weights == 'none' else code(config.weights)}.",
+            f"Final weights: sha256 `{origin.sha256}`." if origin.sha256 else "",
         ),
-        "What it was trained on": _list(
-            f"{code(data.name)}: {data.train:,} pictures to train on, {data.test:,} to test on.",
+        "Training data": _list(
+            f"{code(data.name)}: {data.train:,} training images, {data.test:,} test images.",
             *(f"Fingerprint ({split}): `{digest}`." for split, digest in data.fingerprints.items()),
-            f"License of the pictures: {data.license or 'not stated'}.",
+            f"License of the images: {data.license or 'not stated'}.",
         ),
-        "How it was made": f"{_block(origin.command, 'console')}\n{_block(config.toml(), 'toml')}",
-        "What it reaches": _list(
+        "Training procedure": f"{_block(origin.command, 'console')}\n{_block(config.toml(), 'toml')}",
+        "Evaluation results": _list(
             *results,
             f"Training: {reached.epochs:g} epochs, {reached.steps:,} steps, {reached.seconds / 60:,.1f} minutes, "
             f"{reached.images_per_second:,.0f} images/s.",
@@ -167,23 +168,23 @@ def page(
 
 
 def counted(cost: Cost) -> str:
-    """What a network costs, in a sentence."""
+    """Format the cost of a network as a sentence."""
     return f"{cost.parameters:,} parameters" + (
-        f"; {cost.macs / 1e6:,.1f} M multiply-accumulates for an image (convolutions, matrix products, attention)."
+        f"; {cost.macs / 1e6:,.1f} M multiply-accumulates per image (convolutions, matrix products, attention)."
         if cost.macs
         else "; multiply-accumulates could not be counted."
     )
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share of independent cases, within [0, 1].
+    """Compute the 95 % Wilson confidence interval of a proportion.
 
     Args:
-        share: From 0 to 1.
-        count: Of cases, 1 or more.
+        share: Observed proportion, from 0 to 1.
+        count: Number of independent cases, 1 or more.
 
     Returns:
-        Lower and upper end.
+        Lower and upper end, within [0, 1].
 
     Reference:
         Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA 1927.
@@ -194,7 +195,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def percent(share: float) -> str:
-    """A share as text, with two digits."""
+    """Format a share as percent with two decimals."""
     return f"{100 * share:.2f} %"
 
 
@@ -208,7 +209,7 @@ def _first(names: Sequence[str], most: int = 100) -> str:
 
 
 def code(name: str) -> str:
-    """A name as it is, between more backticks than it has in a row."""
+    """Format a name as Markdown code, in more backticks than its longest run of backticks."""
     text = printable(name)
     ticks = _ticks(text, 1)
     edge = " " if text[:1] == "`" or text[-1:] == "`" else ""

@@ -1,4 +1,4 @@
-"""A comparison of trainings that are run here."""
+"""Comparison of attention variants that trains every run itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from visattn.training.tasks.classification import blueprint_of
 
 
 def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int, *, quiet: bool = True) -> list[Row]:
-    """Train all variants from all seeds into one folder, or go on with that; see `compare`.
+    """Train every variant with every seed into one folder, or resume that; see `compare`.
 
     Returns:
         The rows of the table.
 
     Raises:
-        VisattnError: As `compare` and `train` do.
+        VisattnError: If `compare` or `train` raises one.
     """
     blueprint = blueprint_of(config)
 
@@ -32,7 +32,7 @@ def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int,
         for message in result.bad:
             warnings.warn(message, VisattnWarning, stacklevel=2)
         if result.stopped:
-            signal.raise_signal(result.stopped)  # whoever asked for it meant the whole comparison
+            signal.raise_signal(result.stopped)  # the signal was meant for the whole comparison
 
     return compare(
         config,

@@ -1,7 +1,7 @@
-"""The same recipe with and without attention: what a module brings, beside what the seed alone does and what it costs.
+"""Comparison of the same training with and without attention modules: accuracy, variation over seeds, and cost.
 
-Runs go in, tables come out. Every variant is trained from the same seeds, so that a difference is one of two runs that see the same
-pictures in the same order. How a network is trained is not known here.
+Every variant is trained with the same seeds. So each difference is between two runs that receive the same images in the same order.
+This module turns results into tables; the function that trains is an argument.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from visattn.training.report.costs import Cost, cost
 from visattn.training.report.paired import Estimate, estimate, paired, verdict
 from visattn.training.tasks.widths import wide
 
-PLAIN, WIDE = "none", "wide"
+PLAIN, WIDE = "none", "wide_baseline"
 RESULT, RECIPE = "result.json", "recipe.json"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run reached: `result.json` of its folder.
+    """Result of a finished run, as in its `result.json`.
 
     Attributes:
-        accuracy: Share of the test pictures that are told right, from 0 to 1.
-        loss: Mean cross-entropy on them, in nats.
-        images_per_second: Training throughput; 0 of a run too short to tell.
-        parameters: Of the network.
-        steps: Of the optimizer.
+        accuracy: Accuracy on the test images, from 0 to 1.
+        loss: Mean cross-entropy on the test images, in nats.
+        images_per_second: Training throughput; 0 if the run was too short to measure it.
+        parameters: Number of parameters of the network.
+        steps: Number of optimizer steps.
     """
 
     accuracy: float
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the networks that are compared: its configuration, what it costs, and what should be said about it."""
+    """One of the compared networks: its settings, its cost, and a note for the table."""
 
     config: Config
     cost: Cost
@@ -75,34 +75,35 @@ def compare(
     shape: tuple[int, int, int],
     machine: str = "",
 ) -> list[Row]:
-    """Train each variant from each seed and write what differs; what is finished already is not trained again.
+    """Train every variant with every seed and write tables of the differences. Finished runs are not trained again.
 
-    Runs lie in `RUN/VARIANT/seed0`, seed after seed through all variants, and after each seed `comparison.json`, `.csv`, `.md` and,
-    with matplotlib, `.png` are written anew: an interrupted comparison is balanced, and goes on when it is called again.
+    Each run has its own folder, such as `RUN/VARIANT/seed0`. All variants are trained with one seed before the next seed starts, so an
+    interrupted comparison is balanced; call the function again to resume it. After each seed `comparison.json`, `.csv`, `.md` and,
+    with matplotlib, `.png` are written again.
 
     Args:
-        config: The recipe; its own attention is not used, its seed is the first.
+        config: Settings of all runs. Its `attention` is ignored, and its `seed` is the first seed.
         run: Folder of the comparison.
-        variants: Names of `visattn.nn.ATTENTION`, and `wide`: a plain network with as many parameters as the largest of the others.
-            The plain network, `none`, is always there and first.
-        seeds: How often each is trained, 1 or more; of one there are no intervals.
-        train: Trains a configuration into a folder, goes on where it stopped there, and leaves `result.json` at the end.
-        build: The network of a configuration, for counting.
-        shape: `(channels, height, width)` of its input.
-        machine: What it was trained on, for the table.
+        variants: Names in `visattn.nn.ATTENTION`, and `wide_baseline`: a plain network with as many parameters as the largest variant. The
+            plain network, `none`, is always included and comes first.
+        seeds: Number of seeds for each variant, 1 or more. With one seed there are no intervals.
+        train: Function that trains with given settings into a folder, resumes there, and writes `result.json` at the end.
+        build: Function that builds the network of given settings, to count its parameters and operations.
+        shape: `(channels, height, width)` of the input.
+        machine: Description of the machine, for the table.
 
     Returns:
-        Rows as `rows` gives them.
+        Rows of the table; see `rows`.
 
     Raises:
         OptionError: If there is nothing to compare, or a network cannot be built.
-        CheckpointError: If the folder holds runs of another recipe, or a damaged result.
+        CheckpointError: If the folder holds runs with other settings, or a damaged result.
         OutputError: If the folder cannot be written.
     """
     names = list(dict.fromkeys([PLAIN, *variants]))
     if len(names) < 2 or seeds < 1:
         raise OptionError(
-            f"a comparison needs a variant beside the plain network and a seed, got {list(variants)} and {seeds} seeds."
+            f"a comparison needs a variant besides the plain network and at least one seed, got {list(variants)} and {seeds} seeds."
         )
     check_own(run, (RECIPE, "comparison.*"), names)
     made = planned(config, names, build, shape)
@@ -125,26 +126,27 @@ def compare(
 def planned(
     config: Config, names: Sequence[str], build: Callable[[Config], nn.Module], shape: tuple[int, int, int]
 ) -> dict[str, Variant]:
-    """Every variant with its configuration and cost, built once, so that a wrong name is told before hours of training.
+    """Build every variant once and count its cost, so that errors appear before hours of training.
 
     Args:
-        config: The recipe.
-        names: Of the variants, the plain network among them.
-        build: The network of a configuration.
-        shape: `(channels, height, width)` of its input.
+        config: Settings of all runs.
+        names: Names of the variants, including the plain network.
+        build: Function that builds the network of given settings.
+        shape: `(channels, height, width)` of the input.
 
     Returns:
-        Variants by name, in the order given.
+        Variants by name, in the given order.
 
     Raises:
-        OptionError: If `wide` has nothing to be as large as, or the network is none that can be widened.
+        OptionError: If no variant has more parameters than the plain network, so that `wide_baseline` has no target, or if the network
+            cannot be widened.
     """
     configs = {name: replace(config, attention=name) for name in names if name != WIDE}
     made = {name: Variant(each, cost(build(each), shape)) for name, each in configs.items()}
     if WIDE in names:
         largest = max(made, key=lambda name: made[name].cost.parameters)
         if made[largest].cost.parameters == made[PLAIN].cost.parameters:
-            raise OptionError(f"'{WIDE}' must stand beside a variant that adds parameters, got {', '.join(made)}. Leave it out.")
+            raise OptionError(f"'{WIDE}' needs another variant that adds parameters, got {', '.join(made)}. Leave it out.")
         plain = configs[PLAIN]
         found = wide(lambda widths: build(replace(plain, widths=widths or config.widths)), made[largest].cost.parameters)
         wider = replace(plain, widths=found.widths)
@@ -154,24 +156,25 @@ def planned(
 
 
 def rows(outcomes: Outcomes, costs: Mapping[str, Cost]) -> list[Row]:
-    """A row for each variant, over the seeds that all of them have finished.
+    """Compute one table row per variant, over the seeds that all variants have finished.
 
     Args:
-        outcomes: Of `none` and others, by variant and seed.
-        costs: By variant.
+        outcomes: Results of `none` and the other variants, by variant and seed.
+        costs: Cost of each variant.
 
     Returns:
-        `attention`, `parameters`, `macs`, `images_per_second` (mean) and `speed` (geometric mean of its ratio to the plain network of
-        the same seed; both None where a run was too short to tell), `seeds`, `accuracy` in percent and `difference` to the plain
-        network in points, both with the ends of their 95 % intervals over seeds (None of one seed), and the `verdict`, which follows
-        from the interval of the difference alone.
+        Rows with the keys `attention`, `parameters`, `macs`, `images_per_second` (mean), `speed`, `seeds`, `accuracy` (percent),
+        `difference` (to the plain network, in percentage points) and `verdict`. `speed` is the geometric mean of the throughput
+        relative to the plain network with the same seed; it and `images_per_second` are None if a run was too short to measure.
+        `accuracy` and `difference` have 95 % intervals over seeds, in the keys with `_low` and `_high`; None if there is one seed. The
+        `verdict` depends only on the interval of the difference.
 
     Raises:
-        OptionError: If no seed is finished by all.
+        OptionError: If no seed is finished for all variants.
     """
     seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values())))
     if not seeds:
-        raise OptionError("a comparison needs a seed that all variants have finished, got none. Let it run on.")
+        raise OptionError("a comparison needs a seed that all variants have finished, got none. Let the runs finish.")
     made: list[Row] = []
     for name, runs in outcomes.items():
         accuracy = _over(runs, seeds, "accuracy", 100)
@@ -199,7 +202,7 @@ def rows(outcomes: Outcomes, costs: Mapping[str, Cost]) -> list[Row]:
 
 
 def to_page(table: Sequence[Row], notes: Sequence[str], title: str, recipe: str) -> str:
-    """The rows as a Markdown page, with what must be known to read them."""
+    """Format the rows as a Markdown page, with notes on the method and the settings."""
     seeds = table[0]["seeds"]
     shown = [
         {
@@ -216,7 +219,7 @@ def to_page(table: Sequence[Row], notes: Sequence[str], title: str, recipe: str)
     facts = [
         _method(seeds, len(table) - 1),
         "MACs: multiply-accumulates of convolutions, matrix products and attention, of the forward pass of one image.",
-        "images/s: of training; the ratio is to the plain network of the same seed.",
+        "images/s: training throughput; the ratio is relative to the plain network with the same seed.",
         *notes,
     ]
     return (
@@ -226,12 +229,13 @@ def to_page(table: Sequence[Row], notes: Sequence[str], title: str, recipe: str)
 
 def _method(seeds: int, compared: int) -> str:
     if seeds == 1:
-        return "One seed each: there is no interval, and a difference may be the seed's alone."
+        return "One seed each: there is no interval, and a difference may come from the seed alone."
     return (
-        f"{seeds} seeds each, the same for all. Intervals: 95 %, Student's t with {seeds - 1} degree{'s' * (seeds > 2)} of freedom, over "
-        "seeds and not over other test pictures; differences are paired by seed. The verdict follows from the interval of the difference "
-        "alone: above 0, below 0, or on both sides, which does not show that there is no difference. "
-        f"{compared} interval{'s' * (compared > 1)}, each at 95 % by itself."
+        f"{seeds} seeds each, the same for all variants. Intervals are 95 % Student's t intervals with {seeds - 1} "
+        f"degree{'s' * (seeds > 2)} of freedom. They cover the choice of seed, not of test images. Differences are paired by seed. "
+        "The verdict depends only on the interval of the difference: above 0, below 0, or on both sides of 0. An interval on both sides "
+        f"does not prove that there is no difference. {compared} interval{'s' * (compared > 1)}, each at 95 % without correction for "
+        "multiple comparisons."
     )
 
 
@@ -257,20 +261,20 @@ def _signed(row: Row) -> str:
 
 @contextmanager
 def _claimed(run: Path, config: Config) -> Iterator[None]:
-    """Write the recipe into the folder, or see that it is the one that lies there; take it back if the first run is refused.
+    """Write the settings into the folder, or check that they match those already there. Undo this if the first run is refused.
 
     Raises:
-        CheckpointError: If it is another.
-        OutputError: If the folder cannot be made.
-        VisattnError: As the body does.
+        CheckpointError: If the folder has other settings.
+        OutputError: If the folder cannot be created.
+        VisattnError: If the body raises one.
     """
     file, name = run / RECIPE, printable(str(run))
     made = [place for place in (file, run, *run.parents) if not os.path.lexists(place)]
     if file not in made:
-        own = {key: config.digest()[key] for key in ("attention", "seed")}  # not the recipe's
+        own = {key: config.digest()[key] for key in ("attention", "seed")}  # these may differ
         changed = differences(_json(file) | own, config)
         if changed:
-            raise CheckpointError(f"{name}: holds runs of another recipe ({'; '.join(changed)}); choose another folder.")
+            raise CheckpointError(f"{name}: holds runs with other settings ({'; '.join(changed)}). Choose another folder.")
     else:
         try:
             run.mkdir(parents=True, exist_ok=True)
@@ -289,10 +293,10 @@ def _claimed(run: Path, config: Config) -> Iterator[None]:
 
 
 def _outcome(file: Path, variant: Variant) -> Outcome:
-    """The result of a finished run of this variant.
+    """Read the result of a finished run of this variant.
 
     Raises:
-        CheckpointError: If it is missing, damaged or of another network.
+        CheckpointError: If the result is missing, damaged or from another network.
     """
     told, name = _json(file), printable(str(file))
     measured = {key: told.get(key) for key in Outcome.__dataclass_fields__}
@@ -306,31 +310,31 @@ def _outcome(file: Path, variant: Variant) -> Outcome:
         raise CheckpointError(f"{name}: must hold an accuracy from 0 to 1, a finite loss and a speed, got {shown(told)}.")
     if found.parameters != variant.cost.parameters:
         raise CheckpointError(
-            f"{name}: is of a network with {found.parameters:,} parameters, this one has {variant.cost.parameters:,}; "
-            "choose another folder."
+            f"{name}: belongs to a network with {found.parameters:,} parameters, but this one has {variant.cost.parameters:,}. "
+            "Choose another folder."
         )
     return found
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """An object of JSON.
+    """Read a JSON object from a file.
 
     Raises:
-        CheckpointError: If the file holds none.
+        CheckpointError: If the file cannot be read or holds something else.
     """
     name = printable(str(file))
     try:
         told = json.loads(read_own(file))
     except (OSError, ValueError, RecursionError) as error:
         cause = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"{name}: cannot be read ({cause.lower()}); remove it to train again.") from error
+        raise CheckpointError(f"{name}: cannot be read ({cause.lower()}). Remove it to train again.") from error
     if not isinstance(told, dict):
-        raise CheckpointError(f"{name}: must hold a JSON object, got a {type(told).__name__}; remove it to train again.")
+        raise CheckpointError(f"{name}: must hold a JSON object, got a {type(told).__name__}. Remove it to train again.")
     return told
 
 
 def _write(run: Path, config: Config, made: Mapping[str, Variant], outcomes: Outcomes, table: list[Row], machine: str) -> None:
-    """The tables and the picture of what is finished."""
+    """Write the tables and, with matplotlib, the plot of all finished seeds."""
     runs = [{"attention": name, "seed": seed} | asdict(outcomes[name][seed]) for name in outcomes for seed in outcomes[name]]
     notes = [variant.note for variant in made.values() if variant.note] + [f"Machine: {machine}."] * bool(machine)
     config = config.shared()

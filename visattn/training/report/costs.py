@@ -1,4 +1,4 @@
-"""What a network costs: the numbers that it learns, and the multiplications of one forward pass."""
+"""Cost of a network: parameters, and multiply-accumulates of one forward pass."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from visattn.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters, and multiply-accumulates of the forward pass of one image."""
+    """Number of parameters, and multiply-accumulates (MACs) of the forward pass of one image."""
 
     parameters: int
     macs: int
 
 
 def cost(model: nn.Module, shape: tuple[int, int, int]) -> Cost:
-    """Count a network on a copy without values, so that nothing is computed and the network is left alone.
+    """Count parameters and multiply-accumulates, on a copy on the meta device. The network itself is not run or changed.
 
-    Multiply-accumulates of every convolution, matrix product and attention that runs in evaluation mode, fixed ones like those of a
-    shortcut that subsamples among them: half of PyTorch's count of operations. Norms, activations, pools, gates' products with the
-    map and other elementwise work are not counted, as in the figures of papers.
+    Multiply-accumulates are half of the operations that PyTorch counts. They include every convolution, matrix product and attention
+    call in evaluation mode, also those with fixed weights, such as a subsampling shortcut. As in papers, norms, activations, pooling,
+    the product of a gate with its feature map and other elementwise operations are not counted.
 
     Args:
-        model: A network of images.
+        model: Network for images.
         shape: `(channels, height, width)` of an image.
 
     Returns:
-        Parameters, each once where modules share it, and multiply-accumulates of one image.
+        Parameters (shared ones are counted once) and multiply-accumulates for one image.
 
     Raises:
-        UnsupportedModel: If the network cannot run without values.
+        UnsupportedModel: If the network cannot run on the meta device.
     """
     bare = copy.deepcopy(model).to("meta").eval()
     precision = next((parameter.dtype for parameter in bare.parameters()), torch.float32)
@@ -45,6 +45,6 @@ def cost(model: nn.Module, shape: tuple[int, int, int]) -> Cost:
     except Exception as error:
         raise UnsupportedModel(
             f"counting needs a network that takes images of {shape} and runs on PyTorch's meta device, got {type(model).__name__}: "
-            f"{error}. Give the size it was built for, and let no branch depend on values."
+            f"{error}. Give the image size of the network. Its control flow must not depend on tensor values."
         ) from error
     return Cost(sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops() // 2)

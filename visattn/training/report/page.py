@@ -1,4 +1,4 @@
-"""What a finished run shows to people: a model card, and curves where matplotlib is installed."""
+"""Report files of a finished run: the model card and, with matplotlib, the training curves."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from visattn._support.files import write_whole
 from visattn.loading.weights import WEIGHTS, digest
 from visattn.provenance import Provenance
 from visattn.training.config import Recipe
-from visattn.training.report.card import Origin, Reached
+from visattn.training.report.card import Achieved, Origin
 from visattn.training.run.folder import CARD, CURVES, FINAL, LOG, SPEED, Result
 from visattn.training.run.log import Log
 from visattn.training.tasks.task import Task
 
 
 def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
-    """Write `README.md`, and `curves.png`, into the folder of a finished run.
+    """Write `README.md` and, with matplotlib, `curves.png` into the folder of a finished run.
 
     Args:
-        run: The folder; its log and its weights are there.
-        task: That was learned.
-        model: The network.
-        result: What was reached.
+        run: Folder of the run, with its log and its weights.
+        task: Task of the run.
+        model: Trained network.
+        result: Result of the run.
     """
     config = task.config.shared()
     rows = Log(run / LOG).rows()
     seconds = sum(row["seconds"] for row in Log(run / SPEED).rows())
-    reached = Reached(result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine())
+    reached = Achieved(
+        result.accuracy, result.loss, rows[-1]["epoch"], result.steps, seconds, result.images_per_second, machine()
+    )
     versions = {name: version(name) for name in ("visattn", "torch", "torchvision", "timm")}
     origin = Origin(command(config), versions, digest(run / FINAL / WEIGHTS), config.license)
     write_whole(run / CARD, task.card(model, reached, origin).encode())
@@ -49,7 +51,7 @@ def write_page(run: Path, task: Task, model: nn.Module, result: Result) -> None:
 
 
 def command(config: Recipe) -> str:
-    """The line that trains with this configuration, which names files and folders without where they lie."""
+    """Return the command that trains with these settings. Paths are reduced to base names."""
     config = config.shared()
     words = ["visattn", "train", config.command]
     usual = type(config)()
@@ -71,7 +73,7 @@ def command(config: Recipe) -> str:
 
 
 def machine() -> str:
-    """What trains here, in words."""
+    """Describe this machine: the name of the GPU, or of the CPU with the number of threads."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{_processor()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"

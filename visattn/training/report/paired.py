@@ -1,4 +1,4 @@
-"""Paired differences over seeds: their mean, an interval of it, and what the interval says."""
+"""Paired differences over seeds: mean, confidence interval and verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from visattn.errors import OptionError
 
 
 class Estimate(NamedTuple):
-    """A mean with both ends of its 95 % interval; None of a single value."""
+    """Mean with the ends of its 95 % interval, which are None for a single value."""
 
     mean: float
     low: float | None
@@ -19,19 +19,19 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean of independent values, with Student's interval `mean -+ t s / sqrt(n)`.
+    """Compute the mean of independent values and Student's 95 % interval `mean -+ t s / sqrt(n)`.
 
     Args:
-        values: One or more; of one there is no interval.
+        values: One or more numbers. For a single one there is no interval.
 
     Returns:
-        The interval holds the true mean in 95 of 100 cases where the values are normal.
+        Mean and interval. If the values are normally distributed, the interval covers the true mean in 95 % of cases.
 
     Raises:
-        OptionError: If there are none, or one is no finite number.
+        OptionError: If there are no values, or one is not finite.
     """
     if not values or not all(math.isfinite(value) for value in values):
-        raise OptionError(f"a mean must be of one or more finite numbers, got {list(values)}. Leave out runs that failed.")
+        raise OptionError(f"a mean needs one or more finite numbers, got {list(values)}. Leave out runs that failed.")
     mean = fmean(values)
     if len(values) == 1:
         return Estimate(mean, None, None)
@@ -40,20 +40,22 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(plain: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
-    """How much larger a metric is than the plain network's of the same seed, which has the same order of pictures.
+    """Compute the mean difference between a network and the plain one, paired by seed.
+
+    Both networks of a pair receive the same images in the same order.
 
     Args:
-        plain: Of the plain network, by seed.
-        other: Of another one, by seed; only seeds of both count.
+        plain: Metric of the plain network, by seed.
+        other: Metric of another network, by seed. Only seeds that both have are used.
 
     Returns:
-        Mean of the differences and its interval over seeds.
+        Mean of the differences, other minus plain, and its interval over seeds.
     """
     return estimate([other[seed] - plain[seed] for seed in sorted(plain.keys() & other.keys())])
 
 
 def verdict(difference: Estimate) -> str:
-    """What the interval of a difference says, and nothing else: `gain`, `loss`, `no difference shown`, or that there is none."""
+    """Return the verdict of an interval: `gain`, `loss`, `no difference shown`, or `one seed, no interval`."""
     if difference.low is None or difference.high is None:
         return "one seed, no interval"
     if difference.low > 0:
@@ -62,16 +64,16 @@ def verdict(difference: Estimate) -> str:
 
 
 def t_quantile(degrees: int, confidence: float = 0.95) -> float:
-    """The number that Student's t stays within, to either side, with a probability.
+    """Compute the two-sided quantile of Student's t: the number `q` with `P(|t| < q) = confidence`.
 
-    With `t = sqrt(degrees) tan(angle)` the probability is a finite sum over powers of `cos(angle)`, which is bisected.
+    With `t = sqrt(degrees) tan(angle)`, the probability is a finite sum over powers of `cos(angle)`. It is inverted by bisection.
 
     Args:
-        degrees: Of freedom, 1 or more.
-        confidence: The probability, between 0 and 1.
+        degrees: Degrees of freedom, 1 or more.
+        confidence: Probability, between 0 and 1.
 
     Returns:
-        Exact to rounding: 12.706 for 1 degree, 1.960 for infinitely many.
+        The quantile, exact up to rounding. For 95 % it is 12.706 with 1 degree, and tends to 1.960.
 
     Raises:
         OptionError: If an argument is out of range.
@@ -92,6 +94,6 @@ def t_quantile(degrees: int, confidence: float = 0.95) -> float:
         return 2 / math.pi * (angle + total) if odd else total
 
     low, high = 0.0, math.pi / 2
-    while low < (middle := (low + high) / 2) < high:  # until no number lies between
+    while low < (middle := (low + high) / 2) < high:  # until the ends are adjacent floats
         low, high = (middle, high) if inside(middle) < confidence else (low, middle)
     return math.sqrt(degrees) * math.tan(high)

@@ -1,1 +1,1 @@
-"""What a run keeps on disk and shares between processes."""
+"""Files of a run, and the coordination of its processes."""

@@ -1,8 +1,9 @@
-"""Training states on disk: folders of safetensors and JSON, written whole, checked when read, found by step.
+"""Checkpoints: folders of safetensors and JSON files that are written atomically and verified when read.
 
-`checkpoints/step_00000120/` has a safetensors file for each group of tensors (`model`, `optimizer`, `ema`, `random`) and `state.json`, with
-all that is no tensor, the sha256 of each file, and its own. The folder gets its name when everything is on disk, so a name without
-its content does not exist; two are kept, so that one that rots has a predecessor. Nothing is unpickled.
+`checkpoints/step_00000120/` contains a safetensors file for each group of tensors (`model`, `optimizer`, `ema`, and `random0`,
+`random1`, ... for the random generators of each process) and `state.json`. That file stores all other values and the sha256 of each
+file, including its own. A folder gets its final name only when all files are on disk, so an incomplete checkpoint never has that name.
+The last two are kept, in case one gets damaged. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class State:
-    """What a run needs to go on: `facts` are JSON values; `tensors` are groups of tensors by name."""
+    """Training state that a run needs to resume: `facts` are JSON values, `tensors` are named groups of tensors."""
 
     step: int
     facts: dict[str, Any]
@@ -45,25 +46,28 @@ class State:
 
 
 class Checkpoints:
-    """The states of one run."""
+    """Checkpoints of one run."""
 
     def __init__(self, folder: Path, keep: int = KEEP) -> None:
-        """Nothing is written yet.
+        """Set the folder, without writing to it.
 
         Args:
-            folder: Where the states are, or will be.
-            keep: How many of the last states stay.
+            folder: Folder of the checkpoints. It need not exist yet.
+            keep: Number of most recent checkpoints to keep.
         """
         self.folder, self.keep = folder, keep
 
     def save(self, state: State) -> Path:
-        """Write a state, then remove those that are too old.
+        """Write a checkpoint, then remove the ones that are too old.
+
+        Returns:
+            Folder of the checkpoint.
 
         Raises:
-            ResourceError: If the disk is full or the folder can no longer be written; earlier states stay as they are.
+            ResourceError: If the disk is full or the folder can no longer be written. Earlier checkpoints are kept.
         """
         place = self.folder / f"step_{state.step:08d}"
-        if place.exists():  # of the same step of the same run, or a damaged one that was passed over
+        if place.exists():  # from an earlier attempt at this step, or a damaged checkpoint
             if readable(place):
                 return place
             _remove(place)
@@ -84,26 +88,26 @@ class Checkpoints:
                 }
                 (building / _STATE).write_text(json.dumps(told | {"own_sha256": _own(told)}, indent=1))
         except OutputError as error:
-            raise ResourceError(f"the state of step {state.step} could not be saved: {error}") from error
+            raise ResourceError(f"the checkpoint of step {state.step} could not be saved: {error}") from error
         found = self.found()
         here = found.index(place)
-        damaged = [later for later in found[here + 1 :] if not readable(later)]  # they were passed over
+        damaged = [later for later in found[here + 1 :] if not readable(later)]  # the run resumed from an earlier one
         for old in (*found[: max(0, here + 1 - self.keep)], *damaged):
             _remove(old)
         return place
 
     def found(self) -> list[Path]:
-        """Folders of states, the oldest first: by step, whatever clocks say."""
+        """List the checkpoint folders, sorted by step."""
         if not self.folder.is_dir():
             return []
         named = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(named)]
 
     def latest(self) -> State | None:
-        """The newest state that is whole, None if there never was one; damaged ones are passed over with a warning.
+        """Load the newest intact checkpoint, or return None if there are no checkpoints. Damaged ones are skipped with a warning.
 
         Raises:
-            CheckpointError: If there are states and none is whole, or the newest is of a newer version.
+            CheckpointError: If all checkpoints are damaged, or the newest was made by a newer version.
         """
         damaged: list[str] = []
         for place in reversed(self.found()):
@@ -113,27 +117,28 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             for message in damaged:
-                warnings.warn(f"{message}; going on from the one before, step {state.step}", VisattnWarning, stacklevel=2)
+                warnings.warn(f"{message}; resuming from an earlier checkpoint, step {state.step}", VisattnWarning, stacklevel=2)
             return state
         if damaged:
             raise CheckpointError(
-                f"{'; '.join(damaged)}. No state of this run is whole; restore one, or start again in another folder (-o/--output)."
+                f"{'; '.join(damaged)}. All checkpoints of this run are damaged. Restore one, or start again in another folder "
+                "(-o/--output)."
             )
         return None
 
     def tidy(self) -> None:
-        """Remove what a killed save left; only for who holds the run's lock."""
+        """Remove leftovers of an interrupted save. The caller must hold the lock of the run."""
         for rest in self.folder.glob(".visattn-*") if self.folder.is_dir() else ():
             with contextlib.suppress(OutputError):
                 discard(rest)
 
 
 class DamagedState(CheckpointError):
-    """A state that is not whole: the one before may be."""
+    """Damaged or incomplete checkpoint. An earlier one may be intact."""
 
 
 def readable(place: Path) -> bool:
-    """Whether a state is whole."""
+    """Check whether a checkpoint is intact."""
     try:
         read(place)
     except CheckpointError:
@@ -142,16 +147,16 @@ def readable(place: Path) -> bool:
 
 
 def read(place: Path) -> State:
-    """One state, checked against its digests.
+    """Load one checkpoint and verify the sha256 of its files.
 
     Raises:
-        CheckpointError: If it is no state of visattn, or of a newer version.
-        DamagedState: If it is not whole; the message names the file.
+        CheckpointError: If the folder is no visattn checkpoint, or was made by a newer version.
+        DamagedState: If a file is missing or damaged. The message names the file.
     """
     name = printable(str(place))
     if place.is_symlink() or not place.is_dir():
         raise CheckpointError(
-            f"{name}: is no folder with safetensors and {_STATE}; only states that visattn saved can be resumed."
+            f"{name}: must be a folder with safetensors files and {_STATE}. Only checkpoints that visattn saved can be resumed."
         )
     try:
         told = json.loads(read_own(place / _STATE))
@@ -164,7 +169,7 @@ def read(place: Path) -> State:
     if not isinstance(told, dict) or told.pop("own_sha256", None) != own:
         raise DamagedState(f"{name}/{_STATE}: is damaged (its sha256 differs)")
     if not _well_formed(told):
-        raise CheckpointError(f"{name}/{_STATE}: must hold what visattn writes, got other names or types; restore the file.")
+        raise CheckpointError(f"{name}/{_STATE}: has unexpected keys or types. Restore the file.")
     tensors = {}
     for file, digest in told["sha256"].items():
         try:
@@ -176,17 +181,19 @@ def read(place: Path) -> State:
         try:
             tensors[file.removesuffix(".safetensors")] = safetensors.torch.load(content)
         except (safetensors.SafetensorError, LookupError, ValueError, TypeError, RuntimeError) as error:
-            raise CheckpointError(f"{name}/{file}: is no safetensors file ({_first_line(error)}); restore the file.") from error
+            raise CheckpointError(f"{name}/{file}: is no safetensors file ({_first_line(error)}). Restore the file.") from error
     return State(told["step"], told["facts"], tensors)
 
 
 def pack(tree: Any, name: str = "") -> tuple[Any, Tensors]:  # noqa: ANN401
-    """Nested dictionaries, lists, tuples and plain values with tensors among them, as JSON values and the tensors by name."""
+    """Split a nested structure of dictionaries, lists and tuples into JSON values and named tensors."""
     if isinstance(tree, Tensor):
         return {"tensor": name}, {name: tree}
     if isinstance(tree, dict):
         parts = {key: pack(value, f"{name}.{_part(key)}" if name else _part(key)) for key, value in tree.items()}
-        packed: Any = {"dict": [[key, value] for key, (value, _) in parts.items()]}  # keys may be numbers
+        packed: Any = {
+            "dict": [[key, value] for key, (value, _) in parts.items()]
+        }  # a list of pairs, because keys may be numbers
     elif isinstance(tree, (list, tuple)):
         parts = {i: pack(value, f"{name}.{i}" if name else str(i)) for i, value in enumerate(tree)}
         packed = {type(tree).__name__: [value for value, _ in parts.values()]}
@@ -196,12 +203,12 @@ def pack(tree: Any, name: str = "") -> tuple[Any, Tensors]:  # noqa: ANN401
 
 
 def _part(key: str | int) -> str:
-    """A key in a tensor's name, such that no two paths have one name."""
+    """Format a key for the name of a tensor, so that different paths get different names."""
     return key if isinstance(key, str) and key.isidentifier() else repr(key)
 
 
 def unpack(packed: Any, tensors: Tensors) -> Any:  # noqa: ANN401
-    """What `pack` was given."""
+    """Rebuild the structure that `pack` split."""
     if not isinstance(packed, dict):
         return packed
     ((kind, content),) = packed.items()
@@ -214,7 +221,7 @@ def unpack(packed: Any, tensors: Tensors) -> Any:  # noqa: ANN401
 
 
 def _well_formed(told: dict[str, Any]) -> bool:
-    """Whether all is there that `read` needs; digests tell of rot, not of who wrote them."""
+    """Check that the keys and types that `read` needs are present. The sha256 does not show who wrote a file."""
     digests = told.get("sha256")
     return (
         type(told.get("format")) is int
@@ -227,7 +234,7 @@ def _well_formed(told: dict[str, Any]) -> bool:
 
 
 def _remove(place: Path) -> None:
-    """Remove a state; one that is half removed must not have the name of a state."""
+    """Remove a checkpoint. It is renamed first, so that a partly removed one does not look like a checkpoint."""
     gone = place.with_name(f".visattn-{place.name}")
     with contextlib.suppress(OSError):
         place.rename(gone)
@@ -244,4 +251,4 @@ def _first_line(error: Exception) -> str:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()  # a copy: tensors that share memory are refused
+    return tensor.detach().to("cpu", copy=True).contiguous()  # copied, because safetensors refuses tensors that share memory

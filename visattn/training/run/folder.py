@@ -1,4 +1,4 @@
-"""The folder of a run: who may write in it, which recipe it is of, and what is there when the run is over."""
+"""Folder of a run: its lock, its settings, and its result."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _FILES = (
     CURVES,
     _LOCK,
     "nonfinite*.jsonl",
-)  # the last of each process that met such a loss
+)  # the last: one file for each process with a nonfinite loss
 _FOLDERS = (FINAL, STATES, MAPS)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run reached.
+    """Result of a run.
 
     Attributes:
-        accuracy: Share of the test pictures that are told right, from 0 to 1; of their words, for captions.
-        loss: Mean cross-entropy on them, in nats.
+        accuracy: Accuracy on the test images, from 0 to 1; for captioners, accuracy of the words.
+        loss: Mean cross-entropy on the test images, in nats; for captioners, per word.
         images_per_second: Training throughput, the median over the run.
-        parameters: Of the network.
-        steps: Of the optimizer.
-        bad: Pictures that could not be read, with the reason.
-        stopped: The signal that stopped the run before its end, 0 if it is finished.
+        parameters: Number of parameters of the network.
+        steps: Number of optimizer steps.
+        bad: Messages about images that could not be read.
+        stopped: Signal that stopped the run early; 0 if the run finished.
     """
 
     accuracy: float
@@ -59,10 +59,10 @@ class Result:
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    """Have a run's folder for oneself; if nothing was begun in it, it is afterward as it was before.
+    """Hold an exclusive lock on the folder of a run. If no run was started, restore the folder on exit.
 
     Raises:
-        OutputError: If it is no folder of a run, cannot be written, leads elsewhere, or another process trains in it.
+        OutputError: If the folder contains other files, cannot be written, is a link, or another process trains in it.
     """
     name = printable(str(run))
     check_own(run, _FILES, _FOLDERS)
@@ -70,21 +70,21 @@ def held(run: Path) -> Iterator[None]:
     try:
         check_output(run / _LOCK, overwrite=True)
         if not (run / CONFIG).exists() and any(not item.name.startswith(".") for item in run.iterdir()):
-            raise OutputError(f"{name}: holds other files than a run's; choose another folder (-o/--output)")
+            raise OutputError(f"{name}: holds files that do not belong to a run; choose another folder (-o/--output)")
         with _locked(run):
             yield
     finally:
         for place in made:
-            with suppress(OSError, ValueError):  # it holds something, or its name cannot be
+            with suppress(OSError, ValueError):  # not empty, or an invalid name
                 place.rmdir()
 
 
 @contextmanager
 def _locked(run: Path) -> Iterator[None]:
-    """Hold the lock of a folder, and remove it where nothing was begun.
+    """Hold the lock file of a folder. Remove the file on exit if no run was started.
 
     Raises:
-        OutputError: If another process holds it.
+        OutputError: If another process holds the lock.
     """
     try:
         lock = os.fdopen(open_own(run / _LOCK, os.O_RDWR | os.O_CREAT), "w")
@@ -93,8 +93,12 @@ def _locked(run: Path) -> Iterator[None]:
         raise refused from error
     with lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: workers would hold it on when this process is killed
-            ours = os.path.samestat(os.fstat(lock.fileno()), (run / _LOCK).stat())  # who had it before may have removed it
+            fcntl.lockf(
+                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # not flock: workers would inherit it and keep it if this process is killed
+            ours = os.path.samestat(
+                os.fstat(lock.fileno()), (run / _LOCK).stat()
+            )  # its previous holder may have removed the file
         except (BlockingIOError, PermissionError, FileNotFoundError):
             ours = False
         if not ours:
@@ -102,7 +106,7 @@ def _locked(run: Path) -> Iterator[None]:
                 f"{printable(str(run))}: another process is training here; wait for it, or choose another folder (-o/--output)"
             )
         try:
-            for rest in run.glob(".visattn-*"):  # what a killed process left
+            for rest in run.glob(".visattn-*"):  # leftovers of a killed process
                 discard(rest)
             yield
         finally:
@@ -111,18 +115,20 @@ def _locked(run: Path) -> Iterator[None]:
 
 
 def check_recipe(run: Path, config: Recipe) -> None:
-    """Compare the recipe with that of a run that was begun.
+    """Check that the settings match those of the run in the folder, if there is one.
 
     Raises:
-        OptionError: If the run was begun with another recipe.
+        OptionError: If the run was started with other settings.
     """
-    if any((run / name).exists() for name in (LOG, RESULT, STATES)):  # else a kill left nothing but the recipe
+    if any(
+        (run / name).exists() for name in (LOG, RESULT, STATES)
+    ):  # otherwise the run was killed before its first checkpoint or log row
         before = type(config)(**read_config(run / CONFIG, type(config))).digest()
         check_same(run, differences(before, config))
 
 
 def claim(run: Path, config: Recipe) -> None:
-    """Write the recipe into the folder, which is a run's from then on.
+    """Write the settings into the folder. From then on it belongs to a run.
 
     Raises:
         OutputError: If the folder cannot be written.
@@ -131,20 +137,25 @@ def claim(run: Path, config: Recipe) -> None:
 
 
 def check_same(run: Path, different: list[str]) -> None:
-    """Refuse to go on where something differs.
+    """Check that the list of differences to the run in the folder is empty.
 
     Raises:
-        OptionError: If so; the message lists it.
+        OptionError: If it is not. The message lists the differences.
     """
     if different:
-        way = "overwrite=True (--overwrite) to begin anew: it is over" if finished(run) else "force=True (--force) to go on so"
+        way = (
+            "overwrite=True (--overwrite) to start again, because this run is finished"
+            if finished(run)
+            else "force=True (--force) to resume anyway"
+        )
         raise OptionError(
-            f"{printable(str(run))}: was begun otherwise: {'; '.join(different)}. Choose another folder (-o/--output), or pass {way}."
+            f"{printable(str(run))}: was started with other settings: {'; '.join(different)}. "
+            f"Choose another folder (-o/--output), or pass {way}."
         )
 
 
 def finished(run: Path) -> Result | None:
-    """The result of a run that is over."""
+    """Read the result of a finished run. Return None if the run is not finished."""
     try:
         told = json.loads(read_own(run / RESULT))
         found = Result(**{**told, "bad": tuple(told["bad"])})
@@ -164,16 +175,16 @@ def finished(run: Path) -> Result | None:
 
 
 def finish(run: Path, result: Result) -> Result:
-    """Write the result, which says that the run is over."""
+    """Write the result, which marks the run as finished, and return it."""
     write_whole(run / RESULT, to_json(asdict(result)).encode())
     return result
 
 
 def check_clear(run: Path) -> None:
-    """Refuse to clear a folder that holds other files than a run's.
+    """Check that a folder holds only files of a run, so that it can be cleared.
 
     Raises:
-        OutputError: If it does; the message names one.
+        OutputError: If it holds other files. The message names one.
     """
     strange = sorted(item.name for item in run.iterdir() if not any(map(item.match, (*_FILES, *_FOLDERS))))
     if strange:
@@ -183,9 +194,9 @@ def check_clear(run: Path) -> None:
 
 
 def clear(run: Path, but: Collection[str] = ()) -> None:
-    """Remove what an earlier run left, to begin anew; folders of the names `but` stay, empty. See `check_clear`."""
+    """Remove the files of an earlier run. Folders named in `but` are emptied and kept. See `check_clear`."""
     check_clear(run)
-    order = {RESULT: 0, CONFIG: 2}  # killed in between, it is a run without a result, which can be cleared again
+    order = {RESULT: 0, CONFIG: 2}  # if killed in between, an unfinished run remains, which can be cleared again
     for item in sorted(run.iterdir(), key=lambda item: (order.get(item.name, 1), item.name)):
         if item.name != _LOCK:
             discard(item)

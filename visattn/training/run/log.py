@@ -1,7 +1,7 @@
-"""What a run tells of itself: `log.jsonl`, a row as it happens, and tables made from it.
+"""Log of a run: `log.jsonl`, to which rows are appended during training, and a table made from it.
 
-A row of the log holds nothing that another run of the same configuration would not give too; how long things took is in `speed.jsonl`.
-So a run that was interrupted, and goes on by cutting the log back to its last checkpoint, ends with the same bytes as one that was not.
+The log contains only values that are the same in every run with the same settings. Durations are written to `speed.jsonl`. A resumed
+run truncates the log to its last checkpoint. So at the end its log has the same bytes as that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Row = dict[str, Any]
 
 
 class Log:
-    """Rows in a file, one line each."""
+    """File with one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read or written yet; the file is made when the first row comes."""
+        """Set the path, without reading or writing. The first row creates the file."""
         self.path = path
 
     def check(self, length: int | None, *needed: str) -> int:
-        """Return how many bytes of the file stay when a run goes on; see `cut`.
+        """Validate the rows to keep when a run is resumed. Return their length in bytes, for `cut`.
 
         Args:
-            length: Bytes that should stay; None: all.
-            needed: Names under which each row must have a number, 0 or more.
+            length: Number of bytes to keep; None: all complete rows.
+            needed: Keys that each row must have, with numbers of 0 or more.
 
         Raises:
-            CheckpointError: If a row that stays is no object of numbers.
+            CheckpointError: If a row to keep is not an object of numbers with these keys.
             OutputError: If the file cannot be read.
         """
         content = self._content()
-        whole = content.rfind(b"\n") + 1  # a kill may have cut the last row
+        whole = content.rfind(b"\n") + 1  # the last row may be incomplete after a kill
         stays = whole if length is None else min(whole, length)
         for number, line in enumerate(content[:stays].splitlines(), start=1):
             row = _parsed(line)
@@ -50,12 +50,12 @@ class Log:
             ):
                 raise CheckpointError(
                     f"{printable(str(self.path))}, line {number}: must be an object of numbers with {', '.join(needed)}, got "
-                    f"{shown(row)}; restore the file, or start again in another folder (-o/--output)."
+                    f"{shown(row)}. Restore the file, or start again in another folder (-o/--output)."
                 )
         return stays
 
     def cut(self, length: int) -> None:
-        """Keep only so many bytes.
+        """Truncate the file to a length in bytes.
 
         Raises:
             ResourceError: If the file can no longer be written.
@@ -64,7 +64,7 @@ class Log:
             self._write(lambda descriptor: os.ftruncate(descriptor, length), os.O_WRONLY)
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
-        """One more row.
+        """Append a row.
 
         Raises:
             ResourceError: If the disk is full, or the folder can no longer be written.
@@ -73,10 +73,10 @@ class Log:
         self._write(lambda descriptor: os.write(descriptor, line), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def _write(self, act: Callable[[int], object], flags: int) -> None:
-        """Do something with the open file.
+        """Open the file and call `act` with its descriptor.
 
         Raises:
-            ResourceError: If that fails.
+            ResourceError: If the file cannot be opened or `act` fails.
         """
         try:
             descriptor = open_own(self.path, flags)
@@ -87,24 +87,24 @@ class Log:
         except OSError as error:
             cause = (error.strerror or str(error)).lower()
             raise ResourceError(
-                f"{printable(str(self.path))}: cannot be written ({cause}); mend that, and run the same command again to go on."
+                f"{printable(str(self.path))}: cannot be written ({cause}). Fix this and run the same command again to resume."
             ) from error
 
     @property
     def length(self) -> int:
-        """Bytes."""
+        """Length of the file in bytes."""
         return len(self._content())
 
     def rows(self) -> list[Row]:
-        """All rows; a last line that a kill cut short is left out."""
+        """Read all rows. An incomplete last line, left by a kill, is ignored."""
         rows = map(_parsed, self._content().splitlines())
         return [row for row in rows if isinstance(row, dict)]
 
     def _content(self) -> bytes:
-        """What is in the file.
+        """Read the file. Return no bytes if it does not exist.
 
         Raises:
-            OutputError: If it is there and cannot be read.
+            OutputError: If the file exists but cannot be read.
         """
         try:
             return read_own(self.path)
@@ -117,14 +117,14 @@ class Log:
             ) from error
 
     def to_csv(self, path: Path) -> Path:
-        """All rows as one table, an empty cell where a row has no such value."""
+        """Write all rows as one CSV table, with an empty cell for each missing value. Return its path."""
         rows = self.rows()
         names = list(dict.fromkeys(name for row in rows for name in row))
         return write_whole(path, to_csv([{name: row.get(name) for name in names} for row in rows]).encode())
 
 
 def _parsed(line: bytes) -> Any:  # noqa: ANN401 - of JSON
-    """Return what a line holds; None if it is no JSON."""
+    """Parse a line of JSON. Return None if it is invalid."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -132,10 +132,10 @@ def _parsed(line: bytes) -> Any:  # noqa: ANN401 - of JSON
 
 
 def _numeric(value: object) -> bool:
-    """Whether a value is one that a row of the log may have; a mean of no losses is None, one that diverged infinite."""
+    """Check whether a value is allowed in a row. The mean of no losses is None, and a loss that diverged is not finite."""
     return value is None or type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
 def _counted(value: object) -> bool:
-    """Whether a value tells how many or how long."""
+    """Check whether a value is a valid count or duration."""
     return type(value) in (int, float) and 0 <= value < 2**53  # type: ignore[operator] # a number

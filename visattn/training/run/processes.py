@@ -1,4 +1,4 @@
-"""The processes of a run: one, or several that `torchrun` started."""
+"""Processes of a run: a single one, or several started by `torchrun`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of its run."""
+    """This process, its device, and its rank among all processes of the run."""
 
     device: torch.device
     rank: int = 0
@@ -28,18 +28,18 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and talks."""
+        """True for the main process, which writes files and messages."""
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Of every process."""
+        """Sum values over all processes (all-reduce)."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device if self.device.type == "cuda" else "cpu")
         if self.world > 1:
             dist.all_reduce(total)
         return total.tolist()
 
     def gather(self, value: Any) -> list[Any]:  # noqa: ANN401
-        """What each process gives, in order of rank, on every process."""
+        """Gather a value from every process, ordered by rank, on every process (all-gather)."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -47,13 +47,13 @@ class Processes:
         return values
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the first one's values."""
+        """Broadcast tensors from the main process, in place."""
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
     def from_first(self, value: Any) -> Any:  # noqa: ANN401
-        """What the first process gives."""
+        """Broadcast a value from the main process and return it."""
         if self.world == 1:
             return value
         box = [value]
@@ -61,10 +61,10 @@ class Processes:
         return box[0]
 
     def by_first(self, act: Callable[[], Result]) -> Result:
-        """What a function gives in the first process; the others wait for it, and an error of ours there is one here.
+        """Call a function in the main process and return its result in every process.
 
         Raises:
-            VisattnError: As the function does.
+            VisattnError: If the function raises one. It is raised in every process.
         """
         told: tuple[Any, VisattnError | None] = None, None
         if self.first:
@@ -82,17 +82,17 @@ class Processes:
 
 @contextmanager
 def processes(device: str) -> Iterator[Processes]:
-    """Join the other processes, if `torchrun` started several, and leave them at the end.
+    """Join the process group if `torchrun` started several processes, and leave it on exit.
 
     Args:
-        device: `auto`, `cpu`, `cuda` or `cuda:N`; with several processes each takes the GPU of its own number.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`. With several processes and `auto` or `cuda`, each takes the GPU of its local rank.
 
     Yields:
         This process.
 
     Raises:
-        OptionError: If no device goes by such a name, or the environment tells of processes that cannot be.
-        ModelError: If there is no such device.
+        OptionError: If the name of the device or an environment variable of `torchrun` is invalid, or the processes cannot connect.
+        ModelError: If the device does not work on this machine.
     """
     world = _told("WORLD_SIZE", "1", 1, 2**16)
     rank = _told("RANK", "0", 0, world - 1)
@@ -100,13 +100,15 @@ def processes(device: str) -> Iterator[Processes]:
     if world == 1:
         yield Processes(place)
         return
-    joined = dist.is_initialized()  # by the caller
+    joined = dist.is_initialized()  # the caller has joined already
     if not joined:
         try:
             dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
         except (ValueError, RuntimeError) as error:
             cause = printable(str(error).splitlines()[0])
-            raise OptionError(f"the other {world - 1} processes cannot be met ({cause}). Start all by torchrun.") from error
+            raise OptionError(
+                f"cannot connect to the other {world - 1} processes ({cause}). Start all of them with torchrun."
+            ) from error
     try:
         yield Processes(place, rank, world)
     finally:
@@ -115,16 +117,16 @@ def processes(device: str) -> Iterator[Processes]:
 
 
 def _told(name: str, usual: str, low: int, high: int) -> int:
-    """Return a number that `torchrun` puts into the environment.
+    """Read an integer that `torchrun` sets in the environment.
 
     Raises:
-        OptionError: If it is none, or out of range.
+        OptionError: If the value is no integer, or out of range.
     """
     text = os.environ.get(name, usual)
     number = whole_number(text)
     if number is None or not low <= number <= high:
         raise OptionError(
-            f"{name} must be a whole number from {low} to {high}, got '{printable(text)}'. Start processes by torchrun, or unset it."
+            f"{name} must be a whole number from {low} to {high}, got '{printable(text)}'. Start the processes with torchrun, or unset it."
         )
     return number
 
@@ -139,9 +141,9 @@ def _device(name: str, local: int | None) -> torch.device:
     if name == "cuda" and local is not None:
         place = torch.device("cuda", local)
     try:
-        torch.zeros(1, device=place).cpu()  # what holds no values is no device to train on
+        torch.zeros(1, device=place).cpu()  # fails for missing devices and for the meta device
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ModelError(f"device '{place}' must be one that works on this machine. Choose cpu, or auto.") from error
+        raise ModelError(f"device '{place}' does not work on this machine. Choose cpu, or auto.") from error
     if place.type == "cuda":
         torch.cuda.set_device(place)
     return place

@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint holds beside the learner and the random streams."""
+"""Progress of a run: the part of a checkpoint besides the trainer and the random number generators."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _MOST = 2**63
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        step: Steps of the optimizer.
-        seen: Pictures.
-        losses: Since the last row of the log.
-        skipped: Steps in a row that were left out.
-        bad: Messages about pictures, in the order in which they were met.
+        step: Number of optimizer steps taken.
+        seen: Number of training images processed.
+        losses: Losses since the last row of the log.
+        skipped: Number of consecutive steps with a nonfinite loss.
+        bad: Messages about unreadable images, in order of occurrence.
     """
 
     step: int = 0
@@ -29,11 +29,11 @@ class Progress:
 
     @staticmethod
     def of(step: int, facts: dict[str, Any], rank: int, world: int) -> Progress:
-        """Return the progress that the facts of a state tell of, for one of so many processes.
+        """Restore the progress of process `rank` of `world` from the facts of a checkpoint.
 
         Raises:
             KeyError: If a fact is missing.
-            ValueError: If one cannot be.
+            ValueError: If a fact is invalid.
         """
         each, bad = facts["losses_of_each"], facts["bad"]
         if not (isinstance(each, list) and each and all(isinstance(own, list) and all(map(_number, own)) for own in each)):
@@ -45,11 +45,11 @@ class Progress:
 
 
 def count(facts: dict[str, Any], name: str) -> int:
-    """Return a fact that is how many.
+    """Return a fact that must be a count.
 
     Raises:
-        KeyError: If it is missing.
-        ValueError: If it is no such number.
+        KeyError: If the fact is missing.
+        ValueError: If it is not an integer of 0 or more.
     """
     value = facts[name]
     if type(value) is not int or not 0 <= value < _MOST:
@@ -58,5 +58,5 @@ def count(facts: dict[str, Any], name: str) -> int:
 
 
 def _number(value: object) -> bool:
-    """Whether a value is a loss; one that diverged is infinite or none."""
+    """Check whether a value is a loss. A loss that diverged is infinite or NaN."""
     return type(value) is float or (type(value) is int and abs(value) < _MOST)

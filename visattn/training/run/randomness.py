@@ -1,7 +1,7 @@
-"""Random states: of a picture's augmentation, made from what it is of; of a process, as tensors that a checkpoint keeps.
+"""Random number generators: seeds for the augmentation of each image, and generator states as tensors for checkpoints.
 
-What happens to a picture is a function of the seed, the epoch and the picture. So it does not matter which worker reads it, in which
-order, or how often a run was interrupted, and no worker has a state that would have to be saved.
+The augmentation of an image depends only on the seed, the epoch and the index of the image. It does not depend on the worker that loads
+the image, on the order, or on interruptions. So no state of a worker needs to be saved.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-_WORDS = 624  # of the state of MT19937
+_WORDS = 624  # words in the state of MT19937
 
 
 def seed_of(*numbers: int) -> int:
-    """A seed of 64 bits from some numbers; near numbers give seeds that have nothing in common."""
+    """Derive a 64-bit seed from integers. Similar integers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 def seed_all(seed: int) -> None:
-    """Seed what augmentations and models draw from: torch, numpy, Python."""
-    torch.manual_seed(seed)  # of GPUs too
+    """Seed the generators of PyTorch, NumPy and Python, which augmentations and models use."""
+    torch.manual_seed(seed)  # also seeds the GPUs
     _seed(seed)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of a seed inside, and the streams as they were afterward; those of a loader's worker are nobody's."""
+    """Seed all generators inside the context and restore them on exit. In data loader workers nothing is restored."""
     if get_worker_info() is not None:
         _seed(seed)
         yield
@@ -48,12 +48,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - timm draws from the global stream
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - timm uses the global generator
     random.seed(seed)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The streams of this process as tensors."""
+    """Return the states of this process's generators as tensors."""
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     _, python, next_gauss = random.getstate()
     state = {
@@ -69,15 +69,15 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put the streams of this process where they were.
+    """Restore the states of this process's generators.
 
     Raises:
-        ValueError: If they were nowhere.
+        ValueError: If a state is invalid.
     """
     torch.set_rng_state(state["torch"])
     position, has_gauss, gauss = state["numpy_rest"].tolist()
-    if not 0 <= position <= _WORDS:  # numpy would read behind its keys
-        raise ValueError(f"a stream must stand at one of its {_WORDS} words, got {position}")
+    if not 0 <= position <= _WORDS:  # NumPy would read beyond the end of its keys
+        raise ValueError(f"the position of a generator must be from 0 to {_WORDS}, got {position}")
     keys = state["numpy_keys"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", keys, int(position), int(has_gauss), gauss))  # noqa: NPY002
     random.setstate((3, tuple(state["python"].tolist()), state["python_gauss"].item() if len(state["python_gauss"]) else None))

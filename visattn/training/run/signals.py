@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop."""
+"""Handling of signals that ask a training to stop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """The first SIGTERM or SIGINT asks to stop after a step, the second stops at once.
+    """Handle SIGTERM and SIGINT: the first asks to stop after the current step, the second stops at once.
 
     Yields:
-        The signals that came; in a thread beside the main one none ever do.
+        List of the signals received so far. It stays empty outside the main thread, where signals cannot be handled.
     """
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,1 +1,1 @@
-"""What can be learned: classification and captioning."""
+"""Training tasks: classification and captioning."""

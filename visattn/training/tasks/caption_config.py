@@ -1,4 +1,4 @@
-"""The recipe of a captioner."""
+"""Settings for training a captioner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRAWN = _HARD | {"estimator": "reinforce"}
 
 @dataclass(frozen=True)
 class CaptionConfig(Recipe):
-    """The recipe of a captioner; its own defaults are those of the authors' script for COCO, where there is one.
+    """Settings for training a captioner. Defaults follow the authors' script for COCO where it has a counterpart.
 
     Raises:
         OptionError: If a value is unknown or out of range.
@@ -28,65 +28,104 @@ class CaptionConfig(Recipe):
 
     data: str = setting(
         "scenes",
-        "JSONL, Karpathy's or COCO's JSON, Flickr's token file, a folder with one of them, or scenes, scenes-new, scenes-any.",
+        "Dataset: a JSONL file, Karpathy's or COCO's JSON, Flickr's token file, a folder with one of these, scenes, scenes-new or "
+        "scenes-any.",
     )
-    root: str = setting("", "Folder of the pictures.", free=True)
+    root: str = setting("", "Folder of the images.", free=True)
     model: str = setting(
         "visattn_local_features",
-        "The encoder: a name of timm, tv:NAME of torchvision, or file.py:factory; its feature map is used.",
+        "Encoder, of which a feature map is used: a timm name, tv:NAME for torchvision, or FILE.py:FUNCTION.",
     )
-    weights: str = setting("none", "Of the encoder. none: random; auto: published ones; or a FILE.")
-    batch_size: int = setting(64, "Pictures a step, over all processes and accumulated parts; each with one of its captions.")
-    opt: str = setting("adam", "Optimizer, a name of timm.")
-    lr: float = setting(4e-4, "Learning rate at its highest.")
-    weight_decay: float = setting(0.0, "Weight decay; not of norms and biases.")
-    clip_grad: float = setting(5.0, "Largest norm of the gradient; 0: any.")
+    weights: str = setting("none", "Initial weights of the encoder. none: random; auto: published weights; or a file.")
+    batch_size: int = setting(
+        64, "Images per optimizer step, summed over all processes and micro-batches; each with one of its captions."
+    )
+    opt: str = setting("adam", "Optimizer, by its timm name.")
+    lr: float = setting(4e-4, "Peak learning rate.")
+    weight_decay: float = setting(0.0, "Weight decay. Not applied to norm parameters and biases.")
+    clip_grad: float = setting(5.0, "Clip the gradient to this norm; 0: no clipping.")
     augment: str = setting(
-        "none", "As for classifiers; but a flip turns left into right, which captions may tell.", choices=AUGMENTATIONS
+        "none",
+        "Data augmentation. flip: horizontal; turn: flip and rotations by 90 degrees; crop: flip and shifts by up to an eighth of "
+        "the side; imagenet: random resized crop, flip and color jitter. Avoid flips if captions mention left or right.",
+        choices=AUGMENTATIONS,
     )
-    attention: str = setting("soft", "soft, hard, or uniform: a baseline that cannot choose.", choices=ATTENTIONS)
-    layer: str = setting("", "Feature map of the encoder: a dotted name, or a number of timm's; the last by default.")
-    freeze: bool = setting(False, "Leave the encoder as it is, as the paper does.")
-    coordinates: bool = setting(False, "Add learned coordinates to the features; for features that see a small part each.")
-    embedding: int = setting(512, "Width of a word.")
-    state: int = setting(512, "Width of the LSTM's state.")
-    width: int = setting(0, "Width of the hidden layer of the attention's scores; 0: that of the features.")
-    dropout: float = setting(0.5, "Before the last layer.")
-    word_dropout: float = setting(0.0, "Probability that the word before is hidden: what is said next must then be seen.")
-    gray: float = setting(0.0, "Probability that a picture is made gray.")
-    min_count: int = setting(1, "Words that occur less often are unknown.")
-    longest: int = setting(50, "Most words of a caption; longer ones are left out.")
-    regularizer: float = setting(_USUAL.regularizer, "Weight of the doubly stochastic term: look at every place equally often.")
-    reduction: str = setting(_USUAL.reduction, "Its normalization.", choices=get_args(Reduction))
+    attention: str = setting(
+        "soft", "Attention of the decoder: soft, hard, or uniform (a baseline with equal weights everywhere).", choices=ATTENTIONS
+    )
+    layer: str = setting(
+        "", "Feature map of the encoder: a module name, or an index of timm's intermediate feature maps; by default the last."
+    )
+    freeze: bool = setting(False, "Keep the encoder fixed, including its batch norm statistics, as in the paper.")
+    coordinates: bool = setting(
+        False, "Add learned row and column embeddings to the features; useful if their receptive field is small."
+    )
+    embed_dim: int = setting(512, "Dimension of the word embeddings.")
+    hidden_dim: int = setting(512, "Dimension of the LSTM's hidden state.")
+    attention_dim: int = setting(0, "Dimension of the hidden layer that computes attention scores; 0: the same as the features.")
+    dropout: float = setting(0.5, "Dropout before the output layer.")
+    word_dropout: float = setting(
+        0.0, "Probability of hiding the previous word in training, so that the decoder must use the image."
+    )
+    grayscale: float = setting(0.0, "Probability of converting a training image to gray.")
+    min_count: int = setting(1, "Replace words that occur less often than this by <unknown>.")
+    max_length: int = setting(50, "Longest caption, in words. Longer captions are left out of the training.")
+    regularizer: float = setting(
+        _USUAL.regularizer, "Weight of the doubly stochastic term, which rewards attending to every location equally."
+    )
+    reduction: str = setting(
+        _USUAL.reduction,
+        "Normalization of the doubly stochastic term. paper: sum over locations, mean over the batch; arctic (the authors' code): mean "
+        "over locations, sum over the batch; mean: mean over both.",
+        choices=get_args(Reduction),
+    )
     estimator: str = setting(
-        _USUAL.estimator, "How hard attention learns where to look.", choices=get_args(Estimator), only=_HARD
+        _USUAL.estimator, "Gradient estimator of hard attention. Only for attention=hard.", choices=get_args(Estimator), only=_HARD
     )
     semi_sampling: float = setting(
-        _USUAL.semi_sampling, "Hard: share of batches that take the expected context, not a draw.", only=_HARD
+        _USUAL.semi_sampling,
+        "Share of batches in which hard attention uses the expected context instead of a sample. Only for attention=hard.",
+        only=_HARD,
     )
-    reward: float = setting(_USUAL.reward, "Hard: weight of REINFORCE, the paper's lambda_r.", only=_DRAWN)
-    entropy: float = setting(_USUAL.entropy, "Hard: weight of the entropy, the paper's lambda_e.", only=_HARD)
-    decay: float = setting(_USUAL.decay, "Hard: of the running mean of costs that is the baseline.", only=_DRAWN)
+    reward: float = setting(
+        _USUAL.reward,
+        "Weight of the REINFORCE term, the paper's lambda_r. Only for attention=hard and estimator=reinforce.",
+        only=_DRAWN,
+    )
+    entropy: float = setting(
+        _USUAL.entropy, "Weight of the entropy term, the paper's lambda_e. Only for attention=hard.", only=_HARD
+    )
+    decay: float = setting(
+        _USUAL.decay,
+        "Decay of the running mean that is the REINFORCE baseline. Only for attention=hard and estimator=reinforce.",
+        only=_DRAWN,
+    )
     cost: str = setting(
-        _USUAL.cost, "Hard: the mean over the longest caption's steps, or the sum.", choices=get_args(Cost), only=_DRAWN
+        _USUAL.cost,
+        "REINFORCE cost of a caption: sum over its words, or mean over the steps of the batch's longest one. Only for "
+        "attention=hard and estimator=reinforce.",
+        choices=get_args(Cost),
+        only=_DRAWN,
     )
-    temperature: float = setting(1.0, "Hard: of Gumbel draws.", only=_HARD | {"estimator": "gumbel"})
+    temperature: float = setting(
+        1.0, "Temperature of Gumbel samples. Only for attention=hard and estimator=gumbel.", only=_HARD | {"estimator": "gumbel"}
+    )
 
     def _check_ranges(self) -> None:
         super()._check_ranges()
-        for name in ("embedding", "state", "min_count", "longest"):
+        for name in ("embed_dim", "hidden_dim", "min_count", "max_length"):
             between(getattr(self, name), 1, 2**15, name)
-        between(self.width, 0, 2**15, "width")
-        for name in ("dropout", "word_dropout", "gray", "semi_sampling", "decay"):
+        between(self.attention_dim, 0, 2**15, "attention_dim")
+        for name in ("dropout", "word_dropout", "grayscale", "semi_sampling", "decay"):
             between(getattr(self, name), 0, 1, name)
         for name in ("regularizer", "reward", "entropy"):
             between(getattr(self, name), 0, 1e9, name)
         if not 0 < self.temperature <= 1e9:
             raise OptionError(f"temperature must be a finite number above 0, at most 1e9, got {self.temperature}.")
         if self.reduction != _USUAL.reduction and not self.regularizer:
-            raise OptionError(f"reduction is of the regularizer, which is 0, got {self.reduction}. Leave one out.")
+            raise OptionError(f"reduction needs a regularizer other than 0, got {self.reduction}. Change one of them.")
 
     @property
     def objective(self) -> Objective:
-        """The constants of the loss."""
+        """Constants of the loss."""
         return Objective(**{name: getattr(self, name) for name in Objective.__dataclass_fields__})

@@ -1,4 +1,4 @@
-"""Captions as a task: pictures with captions in, a captioner out."""
+"""Captioning task: trains a captioner on images with captions."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from visattn._support.types import Split
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning.folders import CaptionerBlueprint, save
 from visattn.data.captions.pictures import SCENES
-from visattn.data.captions.readers import Captioned, read_captions
+from visattn.data.captions.readers import CaptionDataset, load_captions
 from visattn.drawing.pictures import to_png
 from visattn.errors import DataError, ImageError, OptionError, VisattnWarning, WeightsError
 from visattn.loading import load_model
 from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
 from visattn.provenance import Provenance
-from visattn.training.report.card import Origin, Reached, code, page, percent
+from visattn.training.report.card import Achieved, Origin, code, page, percent
 from visattn.training.tasks.caption_config import CaptionConfig
 from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
 
-_SHOWN = 4  # test pictures whose filmstrips are drawn
-_TOLD = 500  # test pictures whose captions are scored for the card
-_AT_ONCE = 16  # decoded photos in memory
+_SHOWN = 4  # number of test images whose filmstrips are drawn
+_TOLD = 500  # number of test images whose captions are scored for the card
+_AT_ONCE = 16  # images captioned at the same time
 _BEAM = 5
 
 
 class Words:
-    """One caption of a picture, drawn anew in each epoch, as numbers of words."""
+    """Targets for captioning: word indices of one caption per image, drawn at random in each epoch."""
 
-    def __init__(self, vocabulary: Vocabulary, longest: int) -> None:
-        """Of captions of at most `longest` words."""
-        self.vocabulary, self.longest = vocabulary, longest
+    def __init__(self, vocabulary: Vocabulary, max_length: int) -> None:
+        """Set the vocabulary, and the number of words above which captions are left out."""
+        self.vocabulary, self.max_length = vocabulary, max_length
 
     def fitting(self, captions: Sequence[str]) -> list[str]:
-        """Those that are short enough."""
-        return [caption for caption in captions if len(split(caption)) <= self.longest]
+        """Return the captions of at most `max_length` words."""
+        return [caption for caption in captions if len(split(caption)) <= self.max_length]
 
     def one(self, known: Sequence[str]) -> list[int]:
-        """Numbers, `END` at the end."""
+        """Draw one caption and encode it as word indices that end with `END`."""
         captions = self.fitting(known)
         return self.vocabulary.encode(captions[int(torch.randint(len(captions), ()))])
 
     def batch(self, targets: list[list[int]]) -> Targeted:
-        """Words `(B, T)`, and how many of each caption, `(B,)`."""
+        """Pad captions to word indices `(B, T)`. Return these and the lengths `(B,)`."""
         lengths = torch.tensor([len(numbers) for numbers in targets], dtype=torch.long)
         words = torch.zeros(len(targets), int(lengths.max()) if targets else 0, dtype=torch.long)
         for row, numbers in zip(words, targets, strict=True):
@@ -62,23 +62,23 @@ class Words:
 
 
 class Captioning(Task):
-    """What to say of a picture."""
+    """Image captioning task."""
 
     def __init__(self, config: CaptionConfig) -> None:
-        """Read the data, and know its words.
+        """Load the data and build the vocabulary.
 
         Raises:
-            DataError: If it cannot be learned from.
-            OptionError: If there is no such layer.
-            UnsupportedModel: If the encoder gives no map.
+            DataError: If the data cannot be used for training.
+            OptionError: If the layer does not exist.
+            UnsupportedModel: If the encoder has no feature map.
         """
         self.config: CaptionConfig = config
-        self.pictures: Captioned
-        self.tests: Captioned
+        self.pictures: CaptionDataset
+        self.tests: CaptionDataset
         self.pictures, self.tests = (self._read(part) for part in get_args(Split))
         known = (caption for index in range(len(self.pictures)) for caption in self.pictures.captions(index))
         vocabulary = Vocabulary.of(known, config.min_count)
-        self.targets: Words = Words(vocabulary, config.longest)
+        self.targets: Words = Words(vocabulary, config.max_length)
         for pictures in (self.pictures, self.tests):
             self._check(pictures)
         channels = 3 if config.weights != "none" or config.model.startswith("tv:") else self.pictures.channels
@@ -89,9 +89,9 @@ class Captioning(Task):
             vocabulary.words,
             layer=config.layer,
             attention=cast(Attention, config.attention),
-            embedding=config.embedding,
-            state=config.state,
-            width=config.width,
+            embed_dim=config.embed_dim,
+            hidden_dim=config.hidden_dim,
+            attention_dim=config.attention_dim,
             dropout=config.dropout,
             word_dropout=config.word_dropout,
             coordinates=config.coordinates,
@@ -99,37 +99,40 @@ class Captioning(Task):
         )
         self.model: ShowAttendTell
 
-    def _read(self, part: Split) -> Captioned:
+    def _read(self, part: Split) -> CaptionDataset:
         config = self.config
         count = config.train_count if part == "train" else config.test_count
         if config.root and config.data in SCENES:
-            raise OptionError(f"root is for pictures in files, got {config.data}, which are drawn. Leave root (--root) out.")
+            raise OptionError(
+                f"root needs a dataset of image files, got {config.data}, which is generated. Leave root (--root) out."
+            )
         root = Path(config.root) if config.root else None
-        return read_captions(config.data, part, root=root, count=count or None, size=scenes_size(config))
+        return load_captions(config.data, part, root=root, count=count or None, size=scenes_size(config))
 
-    def _check(self, pictures: Captioned) -> None:
-        """Every picture has a caption that is short enough, and some word of them is known."""
+    def _check(self, pictures: CaptionDataset) -> None:
+        """Check that every image has a caption of at most `max_length` words, and that at least one of the words is known."""
         known = False
         for index in range(len(pictures)):
             captions = self.targets.fitting(pictures.captions(index))
             if not captions:
                 raise DataError(
-                    f"{pictures.name(index)}: must have a caption of at most {self.config.longest} words, got longer ones only; raise "
-                    "longest (--longest), or leave the picture out."
+                    f"{pictures.name(index)}: must have a caption of at most {self.config.max_length} words, got only longer ones. Raise "
+                    "max_length (--max-length), or leave the image out."
                 )
             known = known or any(set(self.targets.vocabulary.encode(caption)[:-1]) - {UNKNOWN} for caption in captions)
         if not known:
             raise DataError(
-                f"{printable(self.config.data)}: no word of the test captions occurs in the training captions; are both of one language?"
+                f"{printable(self.config.data)}: no word of the test captions occurs in the training captions. Check that "
+                "both have the same language."
             )
 
     @property
     def blueprint(self) -> CaptionerBlueprint:
-        """What the captioner is built from."""
+        """Specification from which the captioner is built."""
         return self._blueprint
 
     def build(self) -> ShowAttendTell:
-        """The captioner, with a published encoder where it is asked for."""
+        """Build the captioner, and load published weights into its encoder if requested."""
         self.model = self.blueprint.build()
         if self.config.weights != "none":
             _begin_with(self.model.encoder.model, self.config)  # type: ignore[arg-type] # a module's attribute
@@ -137,35 +140,35 @@ class Captioning(Task):
             self.model.encoder.requires_grad_(False)
             if self.config.weights == "none":
                 warnings.warn(
-                    "freeze (--freeze) leaves the encoder's random weights as they are; pass weights (--weights)",
+                    "freeze (--freeze) keeps the random weights of the encoder. Pass weights (--weights)",
                     VisattnWarning,
                     stacklevel=2,
                 )
         return self.model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
-        """See `visattn.models.show_attend_tell.loss`."""
+        """Compute the loss; see `visattn.models.show_attend_tell.loss`."""
         words, lengths = targets
         if self.config.freeze:
-            self.model.encoder.eval()  # its batch norms too
-        if self.config.gray:
-            chosen = (torch.rand(len(pixels), 1, 1, 1) < self.config.gray).to(pixels.device)
+            self.model.encoder.eval()  # also freezes batch norm statistics
+        if self.config.grayscale:
+            chosen = (torch.rand(len(pixels), 1, 1, 1) < self.config.grayscale).to(pixels.device)
             pixels = torch.where(chosen, pixels.mean(1, keepdim=True), pixels)
         objective = self.config.objective
-        told = forward(pixels, words, lengths, how=objective.how() if self.model.attention == "hard" else None)
-        return loss(self.model, told, words, objective)
+        decoded = forward(pixels, words, lengths, sampling=objective.sampling() if self.model.attention == "hard" else None)
+        return loss(self.model, decoded, words, objective)
 
     def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> tuple[float, float, float]:
-        """Words told right after the true ones before them, and their negative log-likelihood."""
+        """Compute the number of correct words with teacher forcing, their negative log-likelihood, and the number of words."""
         words, lengths = targets
         with torch.no_grad():
-            told = model(pixels, words, lengths)
-        right = float((told.logits.argmax(2) == words)[told.steps].sum())
-        chances = told.logits.float().log_softmax(2).gather(2, words[..., None])[..., 0]
-        return right, -float(chances[told.steps].sum()), int(lengths.sum())
+            decoded = model(pixels, words, lengths)
+        right = float((decoded.logits.argmax(2) == words)[decoded.steps].sum())
+        chances = decoded.logits.float().log_softmax(2).gather(2, words[..., None])[..., 0]
+        return right, -float(chances[decoded.steps].sum()), int(lengths.sum())
 
     def maps(self, model: nn.Module, run: Path) -> Draw:
-        """Filmstrips of the true captions of some test pictures, one below the other."""
+        """Return a function that draws filmstrips of some test images with their reference captions."""
         shown = [(picture.convert("RGB"), self.targets.fitting(captions)[0]) for picture, captions in self.shown(_SHOWN)]
         photos, captions = zip(*shown, strict=True)
         folder = run / "maps"
@@ -177,7 +180,7 @@ class Captioning(Task):
             captioner = Captioner(cast(ShowAttendTell, model), self.blueprint, Provenance(model=self.title))
             strips = []
             for caption in captioner.score(photos, captions):
-                with suppress(OptionError):  # too narrow to be shown
+                with suppress(OptionError):  # an image too narrow for a filmstrip
                     strips.append(caption.filmstrip(panel=96))
             if not strips:
                 return
@@ -191,30 +194,30 @@ class Captioning(Task):
         return draw
 
     def keep(self, model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:
-        """For `visattn caption`."""
+        """Save the captioner for `visattn caption`."""
         save(cast(ShowAttendTell, model), self.blueprint, folder, facts)
 
     @property
     def title(self) -> str:
-        """As `soft attention captioner on scenes`."""
+        """Title, such as `soft attention captioner on scenes`."""
         return f"{self.config.attention} attention captioner on {self.config.shared().data}"
 
-    def card(self, model: nn.Module, reached: Reached, origin: Origin) -> str:
-        """What it tells of test pictures is scored where the scorers are installed."""
+    def card(self, model: nn.Module, reached: Achieved, origin: Origin) -> str:
+        """Return the model card. Generated captions are scored if `pycocoevalcap` is installed."""
         config, data = self.config.shared(), self.data()
         captioner = Captioner(cast(ShowAttendTell, model), self.blueprint, Provenance())
         grid, field = captioner.grid, captioner.field
         height, width = self.blueprint.size
-        told, references = self._told(captioner)
+        decoded, references = self._told(captioner)
         exact = sum(
-            split(one) in [split(reference) for reference in known] for one, known in zip(told, references, strict=True)
-        ) / max(len(told), 1)
+            split(one) in [split(reference) for reference in known] for one, known in zip(decoded, references, strict=True)
+        ) / max(len(decoded), 1)
         results = [
-            f"Words told right after the true words before them: {percent(reached.accuracy)}; {reached.loss:.4f} nats a word.",
-            f"Of {len(told)} test pictures with beam {_BEAM}: {percent(exact)} of the captions are one of the references, word for word.",
+            f"Next-word accuracy with teacher forcing: {percent(reached.accuracy)}; {reached.loss:.4f} nats per word.",
+            f"Captions of {len(decoded)} test images with beam size {_BEAM}: {percent(exact)} match a reference word for word.",
         ]
         if installed("pycocoevalcap"):
-            scores = caption_scores(told, references)
+            scores = caption_scores(decoded, references)
             results.append(
                 ", ".join(f"{name} {value:.3f}" for name, value in scores.items()) + " (visattn.captioning.caption_scores)."
             )
@@ -225,24 +228,24 @@ class Captioning(Task):
             reached,
             origin,
             what=(
-                f"Show, attend and tell with {config.attention} attention: from pictures of {height} x {width} pixels to a caption from a "
+                f"Show, Attend and Tell with {config.attention} attention: images of {height} x {width} pixels, captions from a "
                 f"vocabulary of {len(self.blueprint.words) - 2} words.",
-                f"Encoder: {code(config.model)}, a map of {grid[0]} x {grid[1]} places; each knows {field[0]} x {field[1]} "
-                f"pixels, {percent(field[0] / height)} of the height (measured by gradients).",
+                f"Encoder: {code(config.model)}, with a feature map of {grid[0]} x {grid[1]} cells. The receptive field of a cell is "
+                f"{field[0]} x {field[1]} pixels, {percent(field[0] / height)} of the image height (measured with gradients).",
                 f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters.",
             ),
             results=results,
             limits=(
-                f"One run, of seed {config.seed}. Measured on the test pictures above only.",
-                "It knows the words of its training captions and no others, and describes any picture with them.",
-                "A map says where a word looked, not why it was chosen.",
+                f"One run, with seed {config.seed}. Measured on the test images above only.",
+                "The model can only use words from its training captions, whatever an image shows.",
+                "An attention map shows where the model attended while it generated a word, not why it chose the word.",
             ),
         )
 
     def _told(self, captioner: Captioner) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Captions of the first test pictures that can be read, and the references."""
+        """Generate captions of the first readable test images. Return them with the references."""
         references: list[tuple[str, ...]] = []
-        told: list[str] = []
+        decoded: list[str] = []
         for start in range(0, min(_TOLD, len(self.tests)), _AT_ONCE):
             photos = []
             for index in range(start, min(start + _AT_ONCE, _TOLD, len(self.tests))):
@@ -251,22 +254,24 @@ class Captioning(Task):
                     photos.append(picture.convert("RGB"))
                     references.append(captions)
             if photos:
-                told += [one.text for one in captioner.tell(photos, beam=_BEAM, longest=self.config.longest + 1)]
-        return told, references
+                decoded += [
+                    one.text for one in captioner.generate(photos, beam_size=_BEAM, max_length=self.config.max_length + 1)
+                ]
+        return decoded, references
 
 
 def _begin_with(model: nn.Module, config: CaptionConfig) -> None:
-    """Give an encoder the published weights of its model.
+    """Load published weights into an encoder.
 
     Raises:
-        WeightsError: If weights cannot be had, or are of another network.
+        WeightsError: If weights are not available, or belong to another network.
     """
     published = load_model(config.model, weights=config.weights).state_dict()
     own = model.state_dict()
     other = [name for name, tensor in own.items() if name not in published or published[name].shape != tensor.shape]
     if other:
         raise WeightsError(
-            f"{config.model}: {len(other)} tensors differ from the published ones ({printable(other[0])}, ...); leave model_kwargs and "
-            "img_size (--img-size) as they were published, or pass weights='none' (--weights none)."
+            f"{config.model}: {len(other)} tensors differ from the published ones ({printable(other[0])}, ...). Use the published "
+            "model_kwargs and img_size (--img-size), or pass weights='none' (--weights none)."
         )
     model.load_state_dict({name: published[name] for name in own})

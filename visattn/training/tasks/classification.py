@@ -1,4 +1,4 @@
-"""Classification as a task: labeled pictures in, a classifier out."""
+"""Classification task: trains a classifier on labeled images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn._support.types import Split
-from visattn.data import Labeled, read
+from visattn.data import LabeledDataset, load_labeled
 from visattn.data.labeled.readers import PUBLISHED
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import trained
@@ -27,7 +27,7 @@ from visattn.pipeline.tensors import prepare_tensor
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.batches import Labels
 from visattn.training.config import Config, Recipe
-from visattn.training.report.card import Origin, Reached, card
+from visattn.training.report.card import Achieved, Origin, card
 from visattn.training.report.costs import Cost, cost
 from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
 
@@ -35,67 +35,69 @@ _RAM = "visattn_ram"
 
 
 class Classification(Task):
-    """Which class a picture is of."""
+    """Image classification task."""
 
     def __init__(self, config: Config) -> None:
-        """Read the data.
+        """Load the data.
 
         Raises:
-            DataError: If it cannot be learned from.
-            OptionError: If pictures are mixed for RAM.
+            DataError: If the data cannot be used for training.
+            OptionError: If mixup, CutMix or label smoothing is set for RAM.
         """
         self.config: Config = config
-        self.pictures: Labeled
-        self.tests: Labeled
+        self.pictures: LabeledDataset
+        self.tests: LabeledDataset
         self.pictures, self.tests = (labeled(config, split) for split in get_args(Split))
         self.targets = Labels()
-        if config.model == _RAM and (config.mixup or config.cutmix or config.smoothing != Config().smoothing):
+        if config.model == _RAM and (config.mixup or config.cutmix or config.label_smoothing != Config().label_smoothing):
             raise OptionError(
-                f"{_RAM} is rewarded for right classes, which mixed and smoothed labels have not. Leave out mixup (--mixup), "
-                "cutmix (--cutmix) and smoothing (--smoothing)."
+                f"{_RAM} needs hard labels for its reward. Leave out mixup (--mixup), "
+                "cutmix (--cutmix) and label_smoothing (--label-smoothing)."
             )
         self._blueprint = blueprint_of(config, self.pictures)
         self.in_pairs = config.mixup > 0 or config.cutmix > 0
         self.mixup = (
-            Mixup(config.mixup, config.cutmix, label_smoothing=config.smoothing, num_classes=len(self._blueprint.classes))
+            Mixup(config.mixup, config.cutmix, label_smoothing=config.label_smoothing, num_classes=len(self._blueprint.classes))
             if self.in_pairs
             else None
         )
-        self.criterion = SoftTargetCrossEntropy() if self.in_pairs else nn.CrossEntropyLoss(label_smoothing=config.smoothing)
+        self.criterion = (
+            SoftTargetCrossEntropy() if self.in_pairs else nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+        )
 
     @property
     def blueprint(self) -> Blueprint:
-        """What the network is built from."""
+        """Specification from which the network is built."""
         return self._blueprint
 
     def build(self) -> nn.Module:
-        """The network, with published weights where they are asked for."""
+        """Build the network, and load published weights if requested."""
         model = self.blueprint.build()
         if self.config.weights != "none":
             begin_with(model, self.config)
         return model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
-        """Cross-entropy; RAM has a loss of its own."""
+        """Compute the cross-entropy. RAM has its own loss."""
         (labels,) = targets
         if self.mixup is not None:
             pixels, labels = self.mixup(pixels, labels)
         output = forward(pixels)
-        if isinstance(output, ram.Looked):
+        if isinstance(output, ram.RAMOutput):
             return ram.loss(output, labels)
         loss: Tensor = self.criterion(output, labels)
         return loss
 
     def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> tuple[float, float, float]:
-        """Pictures told right, and cross-entropy."""
+        """Compute the number of correct classes, the sum of cross-entropies, and the number of images."""
         (labels,) = targets
         output = model(pixels)
-        logits = (output.logits if isinstance(output, ram.Looked) else output).float()
+        logits = (output.logits if isinstance(output, ram.RAMOutput) else output).float()
         right = float((logits.argmax(1) == labels).sum())
         return right, float(F.cross_entropy(logits, labels, reduction="sum")), len(labels)
 
     def maps(self, model: nn.Module, run: Path) -> Draw:
-        """Sheets of an `AttentionLogger`."""
+        """Return an `AttentionLogger` for some test images."""
         transform = evaluation_transform(self.blueprint)
         shown = [(transform(picture.convert(self.mode)), label) for picture, label in self.shown()]
         pixels = torch.stack([pixels for pixels, _ in shown])
@@ -109,18 +111,18 @@ class Classification(Task):
         )
 
     def keep(self, model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:
-        """For `visattn.load_model`."""
+        """Save the network for `visattn.load_model`."""
         folders.save(model, self.blueprint, folder, dict(facts))
 
     @property
     def title(self) -> str:
-        """As `resnet18 with se on photos`."""
+        """Title, such as `resnet18 with se on photos`."""
         inside = "" if self.config.attention == "none" else f" with {self.config.attention}"
         shown = self.config.shared()
         return f"{shown.model}{inside} on {shown.data}"
 
-    def card(self, model: nn.Module, reached: Reached, origin: Origin) -> str:
-        """Multiply-accumulates are told where they can be counted."""
+    def card(self, model: nn.Module, reached: Achieved, origin: Origin) -> str:
+        """Return the model card, with multiply-accumulates if they can be counted."""
         shape = (self.blueprint.channels, *self.blueprint.size)
         try:
             found = cost(model, shape)
@@ -129,23 +131,25 @@ class Classification(Task):
         return card(self.config.shared(), self.data(self.blueprint.classes), reached, origin, cost=found, shape=shape)
 
 
-def labeled(config: Config, split: Split) -> Labeled:
-    """The pictures to train or to test on.
+def labeled(config: Config, split: Split) -> LabeledDataset:
+    """Load the training or test images.
 
     Raises:
-        DataError: If they cannot be learned from.
-        OptionError: If a root is told that they do not have.
+        DataError: If the data cannot be used for training.
+        OptionError: If `root` is set for a dataset that does not use it.
     """
     if config.root and config.data not in PUBLISHED:
-        raise OptionError(f"root is for {', '.join(PUBLISHED)} alone, got {printable(config.data)}. Leave root (--root) out.")
+        raise OptionError(
+            f"root needs one of the datasets {', '.join(PUBLISHED)}, got {printable(config.data)}. Leave root (--root) out."
+        )
     count = config.train_count if split == "train" else config.test_count
-    return read(
+    return load_labeled(
         config.data, split, root=Path(config.root) if config.root else None, count=count or None, size=scenes_size(config)
     )
 
 
-def blueprint_of(config: Config, pictures: Labeled | None = None, *, like: Blueprint | None = None) -> Blueprint:
-    """The network of a configuration for its pictures, or for those of a blueprint that is given."""
+def blueprint_of(config: Config, pictures: LabeledDataset | None = None, *, like: Blueprint | None = None) -> Blueprint:
+    """Return the blueprint of the network for its images. If `like` is given, take input and classes from it instead."""
     options = config.model_kwargs | ({"widths": config.widths} if config.widths else {})
     if like is not None:
         return replace(like, model=config.model, attention=config.attention, options=options)
@@ -158,21 +162,21 @@ def blueprint_of(config: Config, pictures: Labeled | None = None, *, like: Bluep
 
 
 def begin_with(model: nn.Module, config: Recipe) -> None:
-    """Give a network the published weights of its model, but for the layers whose shape the classes and channels decide.
+    """Load published weights into a network, except for layers whose shape differs because of the classes or channels.
 
     Raises:
-        WeightsError: If weights cannot be had, or more than the first and the last layer differ.
+        WeightsError: If weights are not available, or more than two layers (the first and the last) differ.
     """
     published = load_model(config.model, weights=config.weights).state_dict()
     own = model.state_dict()
-    plain = {name.replace(".base.", "."): name for name in own}  # under attached attention
+    plain = {name.replace(".base.", "."): name for name in own}  # attached attention modules wrap a layer as `base`
     fitting = {
         plain[name]: tensor for name, tensor in published.items() if name in plain and own[plain[name]].shape == tensor.shape
     }
     other = sorted({name.rpartition(".")[0] for name in published if plain.get(name) not in fitting})
     if len(other) > 2:
         raise WeightsError(
-            f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...); "
-            "leave model_kwargs and img_size (--img-size) as they were published, or pass weights='none' (--weights none)."
+            f"{config.model}: {len(other)} layers differ from the published ones ({', '.join(other[:4])}, ...). "
+            "Use the published model_kwargs and img_size (--img-size), or pass weights='none' (--weights none)."
         )
     model.load_state_dict(fitting, strict=False)

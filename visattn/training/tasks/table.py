@@ -1,4 +1,4 @@
-"""The tasks by their recipes: `TASKS` is the one table that the loop reads."""
+"""Table of the tasks and their settings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TASKS: dict[str, tuple[type[Recipe], Callable[[Any], Task]]] = {
 
 
 def task_of(config: Recipe) -> Task:
-    """The task of a recipe, with its data.
+    """Create the task that belongs to the settings, and load its data.
 
     Raises:
-        DataError: If the data cannot be learned from.
-        TypeError: If it is no recipe of a task.
+        DataError: If the data cannot be used for training.
+        TypeError: If no task has settings of this type.
     """
     for recipe, task in TASKS.values():
         if isinstance(config, recipe):
             return task(config)
-    raise TypeError(f"no task has a {type(config).__name__}")
+    raise TypeError(f"no task has settings of type {type(config).__name__}")

@@ -1,6 +1,6 @@
-"""What is to be learned, apart from how: pictures, the network for them, its loss, its test, and what is kept of it.
+"""Interface of a training task: data, network, loss, test metric, and the saved model.
 
-The loop knows a `Task` alone.
+The training loop uses a task only through `Task`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from visattn.data.captions.pictures import SCENES
-from visattn.data.pictures import Pictures
+from visattn.data.pictures import ImageDataset
 from visattn.data.scenes.store import MARKS
 from visattn.errors import DataError, ImageError
 from visattn.families import input_spec
@@ -23,75 +23,75 @@ from visattn.families.trained import InputFacts
 from visattn.loading import load_model
 from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
-from visattn.training.report.card import Data, Origin, Reached
+from visattn.training.report.card import Achieved, Data, Origin
 
 _LICENSES = {"fashion-mnist": "MIT (Zalando SE)"}
-_SHOWN = 8  # test pictures whose maps are drawn
-_USUAL = 224  # pixels, of pictures of many sizes
+_SHOWN = 8  # number of test images whose maps are drawn
+_USUAL = 224  # input side in pixels if the images have different sizes
 _SCENES = 64
 Targeted = tuple[Tensor, ...]
-Draw = Callable[[int], object]  # of a step
+Draw = Callable[[int], object]  # argument: the step
 
 
 class Task(ABC):
-    """One thing to learn.
+    """Training task.
 
     Attributes:
-        config: The recipe.
-        pictures: To train on.
-        tests: To test on.
-        blueprint: What the network is built from.
-        targets: What is learned of a picture.
-        in_pairs: Whether pictures of a batch are mixed in pairs.
+        config: Settings.
+        pictures: Training images.
+        tests: Test images.
+        blueprint: Specification from which the network is built.
+        targets: Conversion of annotations to targets.
+        in_pairs: Whether the images of a batch are mixed in pairs.
     """
 
     config: Recipe
-    pictures: Pictures
-    tests: Pictures
+    pictures: ImageDataset
+    tests: ImageDataset
     targets: Targets
     in_pairs: bool = False
 
     @property
     @abstractmethod
     def blueprint(self) -> InputFacts:
-        """What the network is built from."""
+        """Specification from which the network is built."""
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The network, as training begins with it."""
+        """Build the network with its initial weights."""
 
     @abstractmethod
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401 - a module, wrapped or compiled
-        """The loss of a batch."""
+        """Compute the loss of a batch."""
 
     @abstractmethod
     def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> tuple[float, float, float]:
-        """Of a batch of tests: right answers, the sum of losses, and of how many."""
+        """Compute the number of correct answers, the sum of losses, and the number of answers in a test batch."""
 
     @abstractmethod
     def maps(self, model: nn.Module, run: Path) -> Draw:
-        """What draws where a model looks in some test pictures, into `run/maps`."""
+        """Return a function that draws attention maps of some test images into `run/maps`."""
 
     @abstractmethod
     def keep(self, model: nn.Module, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the finished network."""
+        """Save the finished network."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is learned from what, in words."""
+        """Title for cards and plots: the model and its dataset."""
 
     @abstractmethod
-    def card(self, model: nn.Module, reached: Reached, origin: Origin) -> str:
-        """The model card."""
+    def card(self, model: nn.Module, reached: Achieved, origin: Origin) -> str:
+        """Return the model card."""
 
     @property
     def mode(self) -> Literal["L", "RGB"]:
-        """What pictures are converted to."""
+        """PIL mode to which images are converted."""
         return "L" if self.blueprint.channels == 1 else "RGB"
 
     def data(self, classes: Sequence[str] = ()) -> Data:
-        """What the card tells of the pictures."""
+        """Describe the dataset for the model card."""
         name = self.config.data
         return Data(
             name=self.config.shared().data,
@@ -103,10 +103,10 @@ class Task(ABC):
         )
 
     def shown(self, count: int = _SHOWN) -> list[tuple[Image.Image, Any]]:
-        """The first test pictures that can be read.
+        """Load the first readable test images, with their annotations.
 
         Raises:
-            DataError: If there is none.
+            DataError: If no test image can be read.
         """
         found: list[tuple[Image.Image, Any]] = []
         for index in range(len(self.tests)):
@@ -115,22 +115,22 @@ class Task(ABC):
             with suppress(ImageError):
                 found.append(self.tests[index])
         if not found:
-            raise DataError(f"{self.config.data}: no test picture can be read.")
+            raise DataError(f"{self.config.data}: no test image can be read.")
         return found
 
 
 def scenes_size(config: Recipe) -> tuple[int, int]:
-    """`(height, width)` of scenes."""
+    """Return the `(height, width)` of generated scenes."""
     return (config.img_size or _SCENES,) * 2
 
 
 def input_size(config: Recipe, pictures: tuple[int, int] | None) -> tuple[int, int]:
-    """`(height, width)` of the input, for pictures of a size, or of many."""
+    """Return the `(height, width)` of the input. `pictures` is the size of the images, None if it varies."""
     return (config.img_size,) * 2 if config.img_size else pictures or (_USUAL, _USUAL)
 
 
-def moments_of(config: Recipe, pictures: Pictures, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the pixels: of the pictures, or of those that published weights were trained on."""
+def moments_of(config: Recipe, pictures: ImageDataset, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation for normalization: those of the images, or of published weights if they are used."""
     if config.weights == "none":
         return moments(pictures, "L" if channels == 1 else "RGB")
     spec = input_spec(load_model(config.model, weights="none"))

@@ -1,4 +1,4 @@
-"""A plain network with as many parameters as one with attention: what the parameters alone would bring."""
+"""Wide baseline: a plain network with as many parameters as one with attention, to separate the effect of the parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from visattn.models.resnet import ResNet
 
 Widths = tuple[int, ...]
 
-_REACH = 2  # channels to either side of the common factor
-_SLACK = 0.004  # of the parameters: closer counts are had by bending the network's shape only
+_REACH = 2  # channels by which a width may differ from its ideal
+_SLACK = 0.004  # relative excess of parameters; a smaller one would distort the shape of the network
 
 
 @dataclass(frozen=True)
 class Wide:
-    """Widths of a plain network, its number of parameters, and by how many percent that exceeds what was asked for."""
+    """Widths of a plain network, its number of parameters, and the percentage by which it exceeds the target."""
 
     widths: Widths
     parameters: int
@@ -28,26 +28,27 @@ class Wide:
 
 
 def wide(build: Callable[[Widths], nn.Module], parameters: int) -> Wide:
-    """The plain reference network with a number of parameters, wider by nearly the same factor throughout.
+    """Find the widths of a plain ResNet with a given number of parameters, scaling all stages by nearly the same factor.
 
-    Looked at are all widths within 2 channels of the plain network's times the factor that gives the number, none smaller than the
-    one before. Of those with up to 0.4 % more parameters than asked for, and never fewer, it is the one nearest to that factor.
+    The ideal widths are the plain network's times the one factor that gives the number of parameters. Candidates are all nondecreasing
+    widths within 2 channels of the ideal ones. Of those with 0 to 0.4 % more parameters than required, the one nearest to the ideal is
+    chosen.
 
     Args:
-        build: From the widths of its stages to a `visattn.models.ResNet` without attention; from `()` to the one with its default widths.
-        parameters: At least so many; those of the largest network that it is compared to.
+        build: Function from the widths of the stages to a `visattn.models.ResNet` without attention. `()` stands for the default widths.
+        parameters: Required number of parameters: that of the largest network in the comparison.
 
     Returns:
-        The widths; where none are within 0.4 %, those with the fewest parameters.
+        The widths. If no candidate is within 0.4 %, the one with the fewest parameters that is not below the required number.
 
     Raises:
-        OptionError: If it is another network.
+        OptionError: If `build` returns another network.
     """
-    with torch.random.fork_rng(devices=[]):  # what is built here is only counted
+    with torch.random.fork_rng(devices=[]):  # the networks built here are only counted
         plain = build(())
         if not isinstance(plain, ResNet):
             raise OptionError(
-                f"'wide' must widen a network of visattn.models.resnet, got {type(plain).__name__}. Leave it out of the comparison."
+                f"'wide_baseline' needs a network of visattn.models.resnet, got {type(plain).__name__}. Leave it out."
             )
         start = _widths(plain)
         count = _counted(lambda widths: _parameters(build(widths)), len(start))
@@ -62,12 +63,12 @@ def wide(build: Callable[[Widths], nn.Module], parameters: int) -> Wide:
 
 
 def _widths(network: ResNet) -> Widths:
-    """Channels in the 3x3 convolutions of each stage."""
+    """Return the channels of the 3x3 convolutions of each stage."""
     return tuple(network.get_submodule(f"{name}.0.bn1").num_features for name in network.stages)  # type: ignore[misc]
 
 
 def _ideal(count: Callable[[Widths], int], start: Widths, parameters: int) -> list[float]:
-    """The widths times the one factor, 1 or more, at which rounded widths reach the number of parameters."""
+    """Scale the widths by the smallest factor, 1 or more, at which the rounded widths reach the number of parameters."""
     low, high = 1.0, 1 + parameters / count(start)
     for _ in range(60):
         middle = (low + high) / 2
@@ -76,15 +77,16 @@ def _ideal(count: Callable[[Widths], int], start: Widths, parameters: int) -> li
 
 
 def _near(ideal: list[float]) -> Iterator[Widths]:
-    """All nondecreasing widths near the ideal ones."""
+    """Iterate over all nondecreasing widths near the ideal ones."""
     choices = [range(max(1, round(aim) - _REACH), round(aim) + _REACH + 1) for aim in ideal]
     return (widths for widths in itertools.product(*choices) if list(widths) == sorted(widths))
 
 
 def _counted(measure: Callable[[Widths], int], stages: int) -> Callable[[Widths], int]:
-    """The number of parameters as a function of the widths: a polynomial of second degree, so a few networks tell it for all.
+    """Return the number of parameters as a function of the widths, computed from a few small networks.
 
-    Each weight joins two widths at most. The networks are narrow ones, a channel or two wider in one or two stages.
+    Each weight depends on at most two widths, so the number is a polynomial of degree 2. Its coefficients follow from narrow networks
+    that are a channel or two wider in one or two stages.
     """
 
     def probe(*wider: int) -> int:

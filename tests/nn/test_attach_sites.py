@@ -1,4 +1,4 @@
-"""Where attention is attached: branches, stages, depthwise convolutions, names; channels and sizes that are seen."""
+"""Sites of attention: residual branches, stages, depthwise convolutions and names; traced channels and sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.nn.attaching import Silence, names
 from tests.nn.small import Net, example
 from tests.nn.sweep import difference, logits
 from visattn.errors import OptionError
-from visattn.nn import Plugged, attach
+from visattn.nn import WithAttention, attach
 
 RESIDUAL: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "torchvision ResNet-18": (torchvision.models.resnet18, r"layer\d\.\d\.bn2", 8),
@@ -56,7 +56,7 @@ SILENCED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[Tensor], Tenso
 
 
 @pytest.mark.parametrize("name", list(SILENCED))
-def test_a_silent_branch_leaves_its_shortcut(name: str) -> None:
+def test_a_zeroed_branch_leaves_only_its_shortcut(name: str) -> None:
     make, blocks, after = SILENCED[name]
     model = make().eval()
     handle = attach(model, Silence, init="paper", example=torch.randn(1, 3, 64, 64))
@@ -81,7 +81,7 @@ def test_a_silent_branch_leaves_its_shortcut(name: str) -> None:
     assert not torch.equal(one, two), "attention is on the trunk, where silence silences the model"
 
 
-def test_a_branch_that_functions_end_is_attached_at_what_drops_it() -> None:
+def test_a_branch_that_ends_in_functions_is_attached_at_its_drop_path() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -102,14 +102,14 @@ SMALL: dict[str, tuple[type[nn.Module], list[tuple[str, str, int]]]] = {
     "additions of pieces": (small.Pieces, [("1.end", "NCHW", 8)]),
     "side by side": (small.SideBySide, []),
     "norm beside a layer": (small.Normed, []),
-    "two alike": (small.Twins, []),
+    "two equal branches": (small.Twins, []),
     "two scales": (small.Pyramid, []),
     "one activation for all": (small.OneActivation, []),
 }
 
 
 @pytest.mark.parametrize("name", list(SMALL))
-def test_residual_is_told_from_other_additions(name: str) -> None:
+def test_residual_branches_are_distinguished_from_other_additions(name: str) -> None:
     kind, expected = SMALL[name]
     model = small.around(kind())
     model(example())
@@ -164,11 +164,11 @@ def test_depthwise_is_after_the_norm_that_follows() -> None:
     ],
     ids=["star", "question mark", "range", "not in range", "any depth", "top", "list", "function"],
 )
-def test_places_are_chosen_by_name(net: Net, where: Any, expected: list[str]) -> None:
+def test_sites_are_chosen_by_name(net: Net, where: Any, expected: list[str]) -> None:
     assert names(attach(net, "se", where=where, example=example())) == expected
 
 
-def test_names_stay_those_of_the_model_before(net: Net) -> None:
+def test_site_names_ignore_attention_attached_before(net: Net) -> None:
     before = net(example())
     stages = attach(net, "se", where="stage", example=example())
     inside = attach(net, "cbam", where="layer1.*.bn2", example=example())
@@ -177,14 +177,14 @@ def test_names_stay_those_of_the_model_before(net: Net) -> None:
     stages.detach()
     assert torch.equal(net(example()), before)
     inside.detach()
-    assert not any(isinstance(module, Plugged) for module in net.modules())
+    assert not any(isinstance(module, WithAttention) for module in net.modules())
 
 
-def test_narrow_places_are_left_out(net: Net) -> None:
+def test_sites_below_min_channels_are_left_out(net: Net) -> None:
     assert names(attach(net, "se", example=example(), min_channels=12)) == ["layer2.0.bn2"]
 
 
-def test_channels_and_sizes_are_seen(net: Net) -> None:
+def test_channels_and_sizes_are_taken_from_the_example(net: Net) -> None:
     handle = attach(net, "se", example=example())
     assert [(site.channels, site.size, site.layout) for site in handle.sites] == [
         (8, (14, 10), "NCHW"),
@@ -193,7 +193,7 @@ def test_channels_and_sizes_are_seen(net: Net) -> None:
     ]
 
 
-def test_the_model_is_left_as_it_was_by_the_forward() -> None:
+def test_the_dry_run_leaves_modes_state_and_hooks_unchanged() -> None:
     model = Net().train()
     model.layer1[0].eval()
     flags = [module.training for module in model.modules()]
@@ -205,19 +205,19 @@ def test_the_model_is_left_as_it_was_by_the_forward() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_model_that_writes_into_its_input_leaves_the_example_alone() -> None:
+def test_a_model_with_in_place_operations_does_not_change_the_example() -> None:
     pixels = example()
     attach(nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 4, 1)), "se", where=["1"], example=pixels)
     assert torch.equal(pixels, example())
 
 
-def test_an_own_size_is_used_when_there_is_no_example() -> None:
+def test_the_models_input_size_is_used_without_an_example() -> None:
     handle = attach(timm.create_model("test_resnet", in_chans=1), "se", dry_run=True)
     assert handle.sites[0].size == (40, 40)  # of 160
 
 
 @pytest.mark.parametrize("given", ["tuple", "dict"])
-def test_an_example_may_be_what_the_model_is_called_with(net: Net, given: str) -> None:
+def test_an_example_may_be_a_tuple_or_a_dictionary_of_arguments(net: Net, given: str) -> None:
     pixels = (example(),) if given == "tuple" else {"x": example()}
     assert len(attach(net, "se", example=pixels).sites) == 3
 
@@ -227,13 +227,15 @@ def test_a_model_that_cannot_be_run_is_attached_by_what_its_layers_declare(net: 
     handle = attach(model, "se", where=["0", "1"])
     assert [(site.channels, site.size, site.macs) for site in handle.sites] == [(8, None, None)] * 2
     assert handle.rows()[-1]["macs"] is None
-    with pytest.raises(OptionError, match=r"where='stage' must see a forward, and the model refused an input of 224 x 224"):
+    with pytest.raises(
+        OptionError, match=r"where='stage' requires a forward pass, but the model failed on an input of 224 x 224"
+    ):
         attach(model, "se", where="stage")
-    with pytest.raises(OptionError, match=r"maps of '2' must be seen to tell their channels, and the model refused"):
+    with pytest.raises(OptionError, match=r"the channels of '2' are unknown: the model failed"):
         attach(model, "se", where=["2"])
 
 
-def test_channels_last_are_seen_in_swin() -> None:
+def test_channels_last_layout_of_swin_is_detected() -> None:
     model = torchvision.models.swin_t().eval()
     x = torch.randn(1, 3, 64, 64)
     before = logits(model, x)
@@ -249,6 +251,6 @@ def test_an_ambiguous_layout_is_refused_until_it_is_given() -> None:
             return x.reshape(x.shape) * 2
 
     model = nn.Sequential(Opaque())
-    with pytest.raises(OptionError, match=r"layout must be given for '0', got 'auto' and \(1, 4, 5, 4\).*Pass layout='NCHW' or"):
+    with pytest.raises(OptionError, match=r"layout='auto' is ambiguous for '0': in \(1, 4, 5, 4\).*Pass layout='NCHW' or"):
         attach(model, "se", where=["0"], example=torch.randn(1, 4, 5, 4))
     assert attach(model, "se", where=["0"], example=torch.randn(1, 4, 5, 4), layout="NHWC").sites[0].size == (4, 5)

@@ -1,4 +1,4 @@
-"""Attention over places against loops written from the papers, against timm with the same weights, and against torch's own kernel."""
+"""Attention over positions against loops written from the papers, timm with the same weights, and torch's own kernel."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def non_local(module: NonLocal, image: Grid) -> Grid:
 
     def mixed(place: Vector) -> Vector:
         query, count = dense(module.query, place), len(flat(keys))
-        if module.kind == "dot":
+        if module.variant == "dot":
             weights = [dot(query, key) / count for key in flat(keys)]
-        elif module.kind == "concat":
+        elif module.variant == "concat":
             pair = [*module.from_query.weight[0].tolist(), *module.from_key.weight[0].tolist()]
             weights = [max(0, dot(pair, [*query, *key])) / count for key in flat(keys)]
         else:
@@ -93,17 +93,17 @@ def heads_of(vector: Vector, heads: int) -> list[Vector]:
 
 
 def stand_alone(module: StandAloneSelfAttention, image: Grid) -> Grid:
-    rows, columns, reach = len(image), len(image[0]), module.kernel // 2
+    rows, columns, reach = len(image), len(image[0]), module.kernel_size // 2
     by_row, by_column = module.rows.tolist(), module.columns.tolist()
 
     def at(i: int, j: int) -> Vector:
         around = [(a, b) for a in range(i - reach, i + reach + 1) for b in range(j - reach, j + reach + 1)]
         around = [(a, b) for a, b in around if 0 <= a < rows and 0 <= b < columns]
         out = []
-        for h in range(module.heads):
-            query = heads_of(dense(module.query, image[i][j]), module.heads)[h]
-            keys = [heads_of(dense(module.key, image[a][b]), module.heads)[h] for a, b in around]
-            values = [heads_of(dense(module.value, image[a][b]), module.heads)[h] for a, b in around]
+        for h in range(module.num_heads):
+            query = heads_of(dense(module.query, image[i][j]), module.num_heads)[h]
+            keys = [heads_of(dense(module.key, image[a][b]), module.num_heads)[h] for a, b in around]
+            values = [heads_of(dense(module.value, image[a][b]), module.num_heads)[h] for a, b in around]
             offsets = [[*by_row[h][a - i + reach], *by_column[h][b - j + reach]] for a, b in around]
             scores = [dot(query, key) + dot(query, offset) for key, offset in zip(keys, offsets, strict=True)]
             out += mean(softmax(scores), values)
@@ -117,16 +117,16 @@ def augmented(module: AttentionAugmentedConv2d, image: Grid) -> Grid:
 
     def at(i: int, j: int) -> Vector:
         out: Vector = []
-        for h in range(module.heads):
-            query = heads_of(dense(module.query, image[i][j]), module.heads)[h]
+        for h in range(module.num_heads):
+            query = heads_of(dense(module.query, image[i][j]), module.num_heads)[h]
             scores = []
             for a, b in places:
-                score = dot(query, heads_of(dense(module.key, image[a][b]), module.heads)[h])
+                score = dot(query, heads_of(dense(module.key, image[a][b]), module.num_heads)[h])
                 if module.size is not None:
                     score += dot(query, module.rows[a - i + module.size[0] - 1].tolist())
                     score += dot(query, module.columns[b - j + module.size[1] - 1].tolist())
                 scores.append(score / math.sqrt(len(query)))
-            values = [heads_of(dense(module.value, image[a][b]), module.heads)[h] for a, b in places]
+            values = [heads_of(dense(module.value, image[a][b]), module.num_heads)[h] for a, b in places]
             out += mean(softmax(scores), values)
         return convolved(module.conv, image, i, j) + dense(module.output, out)
 
@@ -167,17 +167,17 @@ ORACLES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Grid]]] = {
     "GC scale": (lambda: GlobalContext(6, width=3, fusion="scale"), global_context),
     "NL": (lambda: NonLocal(6), non_local),
     "NL pooled": (lambda: NonLocal(6, width=2, pool=True, norm=False), non_local),
-    "NL gaussian": (lambda: NonLocal(6, kind="gaussian", pool=True), non_local),
-    "NL dot": (lambda: NonLocal(6, kind="dot", pool=True), non_local),
-    "NL concat": (lambda: NonLocal(6, kind="concat"), non_local),
+    "NL gaussian": (lambda: NonLocal(6, variant="gaussian", pool=True), non_local),
+    "NL dot": (lambda: NonLocal(6, variant="dot", pool=True), non_local),
+    "NL concat": (lambda: NonLocal(6, variant="concat"), non_local),
     "SAGAN": (lambda: SelfAttention2d(6, 2), sagan),
     "SAGAN official": (lambda: SelfAttention2d(6, 3, variant="official"), sagan),
-    "SASA": (lambda: StandAloneSelfAttention(6, 8, kernel=5, heads=2), stand_alone),
-    "SASA of 3": (lambda: StandAloneSelfAttention(6, kernel=3, heads=3), stand_alone),
-    "augmented": (lambda: AttentionAugmentedConv2d(6, 7, heads=2, key_width=6, value_width=4), augmented),
-    "augmented with offsets": (lambda: AttentionAugmentedConv2d(6, 7, heads=2, key_width=4, size=(3, 5)), augmented),
-    "augmented, smaller than its offsets": (lambda: AttentionAugmentedConv2d(6, 7, heads=1, size=(5, 5)), augmented),
-    "augmented, attention alone": (lambda: AttentionAugmentedConv2d(6, 4, heads=2, value_width=4), augmented),
+    "SASA": (lambda: StandAloneSelfAttention(6, 8, kernel_size=5, num_heads=2), stand_alone),
+    "SASA of 3": (lambda: StandAloneSelfAttention(6, kernel_size=3, num_heads=3), stand_alone),
+    "augmented": (lambda: AttentionAugmentedConv2d(6, 7, num_heads=2, key_dim=6, value_dim=4), augmented),
+    "augmented with offsets": (lambda: AttentionAugmentedConv2d(6, 7, num_heads=2, key_dim=4, size=(3, 5)), augmented),
+    "augmented, smaller than its offsets": (lambda: AttentionAugmentedConv2d(6, 7, num_heads=1, size=(5, 5)), augmented),
+    "augmented, attention only": (lambda: AttentionAugmentedConv2d(6, 4, num_heads=2, value_dim=4), augmented),
     "external": (lambda: ExternalAttention(6, slots=5), external),
     "external official": (lambda: ExternalAttention(6, slots=5, variant="official"), external),
 }
@@ -228,7 +228,7 @@ def test_non_local_equals_the_kernel_of_torch(scale: str | None, factor: float) 
 
 
 def test_stand_alone_attention_equals_the_kernel_of_torch_with_a_band() -> None:
-    module, x = ready(StandAloneSelfAttention(6, 8, kernel=3, heads=2)), example(6, 4, 5)
+    module, x = ready(StandAloneSelfAttention(6, 8, kernel_size=3, num_heads=2)), example(6, 4, 5)
     query, key, value = (layer(x).unflatten(1, (2, 4)).flatten(3).mT for layer in (module.query, module.key, module.value))
     bias = torch.full((2, 2, 20, 20), -torch.inf, dtype=torch.float64)
     for n, m in itertools.product(range(20), repeat=2):

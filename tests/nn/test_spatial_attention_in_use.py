@@ -1,4 +1,4 @@
-"""Attention over places as it is used: its weights, at its start, at its edges, captured, compiled, exported, in other formats."""
+"""Attention over positions in use: weights, start, borders, capture, compilation, export and formats."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=str)
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_the_output_is_the_same_with_weights(name: str, dtype: torch.dtype, atol: float) -> None:
+def test_need_weights_does_not_change_the_output(name: str, dtype: torch.dtype, atol: float) -> None:
     build, inputs = PLACES[name]
     module = build().to(dtype).eval() if dtype == torch.float32 else ready(build())
     given = [x.to(dtype) for x in inputs()]
@@ -63,12 +63,12 @@ def test_the_output_is_the_same_with_weights(name: str, dtype: torch.dtype, atol
     assert weights.shape == SHAPES[name]
     rows = weights.flatten(4).sum(-1) if name == "SASA" else weights.sum(-1)
     if name not in ("NL dot", "NL concat", "DRAW read"):
-        rounded = 1e-6 if name.startswith("external") else atol  # 1e-9 is added to what a row is divided by
+        rounded = 1e-6 if name.startswith("external") else atol  # 1e-9 is added to the divisor of a row
         torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=rounded)
 
 
-def test_places_beyond_the_image_have_no_weight() -> None:
-    module = ready(StandAloneSelfAttention(4, kernel=5, heads=2))
+def test_positions_outside_the_image_have_no_weight() -> None:
+    module = ready(StandAloneSelfAttention(4, kernel_size=5, num_heads=2))
     weights = module(example(4, 3, 4), need_weights=True)[1]  # (B, heads, H, W, 5, 5)
     for i in range(3):
         for j in range(4):
@@ -82,7 +82,7 @@ def test_weights_index_query_then_key() -> None:
     module = SelfAttention2d(2, 1)
     for layer in (module.query, module.key):
         layer.weight.data = torch.eye(2)[:, :, None, None]
-    x = torch.tensor([[[[4.0, 0.0]], [[3.0, 5.0]]]])  # two places, (4, 3) and (0, 5)
+    x = torch.tensor([[[[4.0, 0.0]], [[3.0, 5.0]]]])  # two positions, (4, 3) and (0, 5)
     expected = torch.tensor([[25.0, 15.0], [15.0, 25.0]]).softmax(1)
     torch.testing.assert_close(module(x, need_weights=True)[1][0, 0], expected)
 
@@ -100,7 +100,7 @@ def test_module_starts_as_the_identity(name: str, training: bool) -> None:
     assert torch.equal(module(x), x)
 
 
-def test_global_context_that_scales_starts_by_halving() -> None:
+def test_global_context_with_scale_fusion_starts_by_halving_its_input() -> None:
     (x,) = PLACES["GC scale"][1]()
     assert torch.equal(GlobalContext(8, fusion="scale")(x), x / 2)
 
@@ -114,7 +114,7 @@ def test_spatial_transformer_starts_as_the_identity(attention: bool, dtype: torc
     torch.testing.assert_close(y, x, rtol=0, atol=1e-4)
 
 
-def test_spatial_transformer_starts_as_the_identity_to_the_last_digits() -> None:
+def test_spatial_transformer_starts_as_the_identity_up_to_rounding() -> None:
     x = example(3, 37, 53)
     torch.testing.assert_close(SpatialTransformer(3).double()(x), x, rtol=0, atol=1e-12)
 
@@ -127,16 +127,16 @@ def test_only_gamma_learns_in_the_first_step() -> None:
     ]
 
 
-# the edges
+# the borders
 
 ONE_CHANNEL: dict[str, nn.Module] = {
     "GC": GlobalContext(1),
     "NL": NonLocal(1),
-    "NL dot": NonLocal(1, kind="dot"),
-    "NL concat": NonLocal(1, kind="concat"),
+    "NL dot": NonLocal(1, variant="dot"),
+    "NL concat": NonLocal(1, variant="concat"),
     "SAGAN": SelfAttention2d(1),
-    "SASA": StandAloneSelfAttention(1, 2, kernel=3, heads=1),
-    "augmented": AttentionAugmentedConv2d(1, 3, heads=1, size=(5, 5)),
+    "SASA": StandAloneSelfAttention(1, 2, kernel_size=3, num_heads=1),
+    "augmented": AttentionAugmentedConv2d(1, 3, num_heads=1, size=(5, 5)),
     "external": ExternalAttention(1),
     "STN": SpatialTransformer(1),
 }
@@ -144,7 +144,7 @@ ONE_CHANNEL: dict[str, nn.Module] = {
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5), (4, 2)], ids=str)
 @pytest.mark.parametrize("name", list(ONE_CHANNEL))
-def test_one_channel_and_few_places_are_enough(name: str, size: tuple[int, int]) -> None:
+def test_one_channel_and_few_positions_are_enough(name: str, size: tuple[int, int]) -> None:
     module, x = ready(copy.deepcopy(ONE_CHANNEL[name])), example(1, *size, batch=1)
     y = module(x)
     assert y.shape[2:] == size
@@ -152,7 +152,7 @@ def test_one_channel_and_few_places_are_enough(name: str, size: tuple[int, int])
 
 
 @pytest.mark.parametrize("name", list(PLACES))
-def test_images_of_a_batch_do_not_meet(name: str) -> None:
+def test_images_of_a_batch_are_independent(name: str) -> None:
     build, inputs = PLACES[name]
     module, given = ready(build()), [x.double() for x in inputs()]
     alone = torch.cat([module(*(x[i : i + 1] for x in given)) for i in range(2)])
@@ -175,19 +175,19 @@ def test_scores_beyond_float16_stay_finite(build: Any, weights: bool, dtype: tor
 
 
 def test_means_of_dot_products_beyond_float16_stay_finite() -> None:
-    module, x = ready(NonLocal(8, kind="dot", norm=False)).half(), (example(8) * 100).half()
+    module, x = ready(NonLocal(8, variant="dot", norm=False)).half(), (example(8) * 100).half()
     weights = module(x, need_weights=True)[1]
     assert bool(weights.isfinite().all())
 
 
-def test_external_attention_of_far_scores_stays_finite_in_float16() -> None:
+def test_external_attention_of_distant_scores_stays_finite_in_float16() -> None:
     module, x = ready(ExternalAttention(8, slots=2)).half(), (example(8) * 30).half()
     y, weights = module(x, need_weights=True)
     assert bool(y.isfinite().all())
-    assert bool((weights.sum(3) < 0.5).any())  # a place that no slot cares for: there float16 alone would divide 0 by 0
+    assert bool((weights.sum(3) < 0.5).any())  # a position with no weight on any slot: in float16 this would be 0 / 0
 
 
-def test_few_channels_still_have_a_context() -> None:
+def test_global_context_with_few_channels_depends_on_distant_positions() -> None:
     module, x = ready(GlobalContext(8)), example(8)
     changed = x.clone()
     changed[..., 0, 0] += 1
@@ -211,14 +211,14 @@ def given_to(name: str) -> tuple[nn.Module, tuple[Tensor, ...], Tensor]:
 
 
 @pytest.mark.parametrize("name", OF_EACH_CLASS)
-def test_module_compiles_whole(name: str) -> None:
+def test_module_compiles_in_one_graph(name: str) -> None:
     module, given, expected = given_to(name)
     torch.compiler.reset()
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(*given), expected)
 
 
-def test_weights_compile_whole() -> None:
+def test_module_with_weights_compiles_in_one_graph() -> None:
     module, given, _ = given_to("NL")
     torch.compiler.reset()
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_module_is_exported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PLACES if name not in ("retina", "DRAW read", "DRAW write")])
-def test_module_is_traced_as_a_part(name: str) -> None:
+def test_module_is_traced_as_a_submodule(name: str) -> None:
     module, given, expected = given_to(name)
     torch.testing.assert_close(fx.symbolic_trace(nn.Sequential(module))(*given), expected)
 
@@ -314,7 +314,7 @@ def test_captured_neighborhoods_lie_on_the_image() -> None:
     assert (record.kind, record.queries.grid, record.keys.grid) == ("self", (5, 7), (5, 7))
     with torch.no_grad():
         weights = module(model[0](pixels), need_weights=True)[1]
-    whole = torch.zeros(2, 2, 35, 7, 9)  # with a frame for what lies beyond the image
+    whole = torch.zeros(2, 2, 35, 7, 9)  # with zero padding around the image
     for i in range(5):
         for j in range(7):
             whole[:, :, i * 7 + j, i : i + 3, j : j + 3] = weights[:, :, i, j]
@@ -332,7 +332,7 @@ PUBLISHED: dict[str, tuple[Role, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", list(PLACES))
-def test_only_multipliers_and_maps_are_published(name: str) -> None:
+def test_only_gates_and_spatial_maps_are_published(name: str) -> None:
     module, given, _ = given_to(name)
     heard: list[tuple[nn.Module, Role, Tensor, Tensor | None]] = []
     with listening(lambda *shown: heard.append(shown)):
@@ -342,27 +342,27 @@ def test_only_multipliers_and_maps_are_published(name: str) -> None:
         torch.testing.assert_close(given[0] * heard[0][2], y)
 
 
-# refusals
+# errors
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "GC of width 1": (lambda: GlobalContext(64, width=1), "width of the bottleneck must be a whole number of at least 2, got 1"),
     "GC fusion": (lambda: GlobalContext(64, fusion="mul"), "unknown fusion of GlobalContext 'mul'"),  # type: ignore[arg-type]
-    "NL kind": (lambda: NonLocal(8, kind="dots"), "unknown kind of NonLocal 'dots'; did you mean 'dot'"),  # type: ignore[arg-type]
+    "NL kind": (lambda: NonLocal(8, variant="dots"), "unknown variant of NonLocal 'dots'; did you mean 'dot'"),  # type: ignore[arg-type]
     "NL scale": (lambda: NonLocal(8, scale="d"), "unknown scale of NonLocal 'd'"),  # type: ignore[arg-type]
-    "NL scaled dot": (lambda: NonLocal(8, kind="dot", scale="width"), "scale must be None for kind 'dot', got 'width'"),
+    "NL scaled dot": (lambda: NonLocal(8, variant="dot", scale="width"), "scale must be None for variant 'dot', got 'width'"),
     "NL width": (lambda: NonLocal(8, width=0), "must be a whole number of at least 1, got 0"),
     "SAGAN variant": (lambda: SelfAttention2d(8, variant="port"), "unknown variant of SelfAttention2d"),  # type: ignore[arg-type]
-    "SASA kernel": (lambda: StandAloneSelfAttention(8, kernel=4), "kernel must be odd, got 4"),
-    "SASA heads": (lambda: StandAloneSelfAttention(8), "multiple of twice the 8 heads, got 8"),
-    "augmented kernel": (lambda: AttentionAugmentedConv2d(8, 8, kernel=2), "kernel must be odd, got 2"),
-    "augmented widths": (lambda: AttentionAugmentedConv2d(8, 8, heads=2, key_width=3), "multiples of the 2 heads, got 3 and 2"),
-    "augmented values": (lambda: AttentionAugmentedConv2d(8, 8, heads=2, value_width=10), "at most the 8 channels .* got 10"),
+    "SASA kernel": (lambda: StandAloneSelfAttention(8, kernel_size=4), "kernel_size must be odd, got 4"),
+    "SASA heads": (lambda: StandAloneSelfAttention(8), "multiple of 2 x 8 heads, got 8"),
+    "augmented kernel": (lambda: AttentionAugmentedConv2d(8, 8, kernel_size=2), "kernel_size must be odd, got 2"),
+    "augmented widths": (lambda: AttentionAugmentedConv2d(8, 8, num_heads=2, key_dim=3), "multiples of num_heads=2, got 3 and 2"),
+    "augmented values": (lambda: AttentionAugmentedConv2d(8, 8, num_heads=2, value_dim=10), "at most out_channels=8, got 10"),
     "external slots": (lambda: ExternalAttention(8, slots=0), "slots must be a whole number of at least 1, got 0"),
     "external variant": (lambda: ExternalAttention(8, variant="block"), "unknown variant of ExternalAttention"),  # type: ignore[arg-type]
     "STN features": (lambda: SpatialTransformer(8, features=0), "features must be a whole number of at least 1, got 0"),
     "STN size": (lambda: SpatialTransformer(8, size=(0, 4)), "height must be a whole number of at least 1, got 0"),
-    "retina factor": (lambda: Retina(8, 2, factor=0), "factor must be a whole number of at least 1, got 0"),
-    "DRAW glimpse": (lambda: DrawWrite(1, 4, glimpse=0), "glimpse must be a whole number of at least 1, got 0"),
+    "retina factor": (lambda: Retina(8, 2, scale_factor=0), "scale_factor must be a whole number of at least 1, got 0"),
+    "DRAW glimpse": (lambda: DrawWrite(1, 4, patch_size=0), "patch_size must be a whole number of at least 1, got 0"),
 }
 
 
@@ -376,15 +376,15 @@ def test_options_are_refused(name: str) -> None:
 MAPS = torch.zeros(2, 8, 5, 7)
 MISFITS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "NL channels": (NonLocal(6), (MAPS,), r"NonLocal must be given \(B, 6, H, W\), got \(2, 8, 5, 7\)"),
-    "NL pooled": (NonLocal(8, pool=True), (MAPS[:, :, :1],), "NonLocal must be given 2 x 2 places or more .* got 1 x 7"),
+    "NL pooled": (NonLocal(8, pool=True), (MAPS[:, :, :1],), "NonLocal must be given 2 x 2 positions or more .* got 1 x 7"),
     "NL norm": (NonLocal(8), (MAPS[:1, :, :1, :1],), "cannot train on one value per channel"),
-    "SAGAN pooled": (SelfAttention2d(8, variant="official"), (MAPS[..., :1],), "2 x 2 places or more .* got 5 x 1"),
+    "SAGAN pooled": (SelfAttention2d(8, variant="official"), (MAPS[..., :1],), "2 x 2 positions or more .* got 5 x 1"),
     "external norm": (ExternalAttention(8, variant="official"), (MAPS[:1, :, :1, :1],), "cannot train on one value per channel"),
-    "augmented size": (AttentionAugmentedConv2d(8, 8, heads=1, size=(5, 6)), (MAPS,), "at most 5 x 6, got 5 x 7"),
+    "augmented size": (AttentionAugmentedConv2d(8, 8, num_heads=1, size=(5, 6)), (MAPS,), "at most 5 x 6, got 5 x 7"),
     "STN features": (
         SpatialTransformer(8, localization=nn.Flatten(), features=9),
         (MAPS,),
-        r"localization must give \(B, 9\), got \(2, 280\)",
+        r"localization must return \(B, 9\), got \(2, 280\)",
     ),
     "retina locations": (Retina(4, 1), (MAPS, torch.zeros(1, 2)), r"locations must be \(2, 2\), .* got \(1, 2\)"),
     "DRAW state": (DrawRead(4), (MAPS, torch.zeros(2, 5)), r"state must be \(B, 4\), got \(2, 5\)"),
@@ -399,13 +399,13 @@ def test_shapes_are_refused(name: str) -> None:
         module(*given)
 
 
-def test_corners_are_of_transforms() -> None:
+def test_corners_refuse_what_is_not_a_batch_of_transforms() -> None:
     with pytest.raises(ShapeError, match=r"theta must be \(B, 2, 3\), got \(2, 3\)"):
         SpatialTransformer.corners(torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gc", GlobalContext), ("nl", NonLocal), ("sagan", SelfAttention2d)])
-def test_names_build_modules_from_channels_alone(name: str, kind: type[nn.Module]) -> None:
+def test_names_build_modules_from_the_number_of_channels(name: str, kind: type[nn.Module]) -> None:
     assert ATTENTION[name] is kind
     module = ATTENTION[name](8)
     assert torch.equal(module(MAPS), MAPS)

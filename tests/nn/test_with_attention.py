@@ -1,4 +1,4 @@
-"""The module that stands where another was: what it computes, whose attributes it shows, what it loads."""
+"""`WithAttention`: its computation, its attributes and its checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visattn.nn import Plugged, SqueezeExcite, attach
+from visattn.nn import SqueezeExcite, WithAttention, attach
 
 
 class Add(nn.Module):
-    """Attention of which the result is known."""
+    """Attention with a known result."""
 
     def __init__(self, number: float) -> None:
         super().__init__()
@@ -25,29 +25,29 @@ class Add(nn.Module):
 
 
 class ByHeight(nn.Module):
-    """Adds 0, 1, ... to the rows of `(B, C, H, W)`, so a wrong layout shows."""
+    """Module that adds 0, 1, ... to the rows of `(B, C, H, W)`, so a wrong layout shows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.arange(x.shape[2])[:, None]
 
 
 def plugged(**options: Any) -> Any:
-    return Plugged(nn.BatchNorm2d(8), SqueezeExcite(8), **options)
+    return WithAttention(nn.BatchNorm2d(8), SqueezeExcite(8), **options)
 
 
 @pytest.mark.parametrize(("gate", "expected"), [(0.0, 1.0), (0.25, 1.5), (1.0, 3.0)])
-def test_gate_goes_from_the_module_to_its_attention(gate: float, expected: float) -> None:
-    module = Plugged(nn.Identity(), Add(2.0), gate=torch.tensor(gate))
+def test_gate_interpolates_between_the_module_and_its_attention(gate: float, expected: float) -> None:
+    module = WithAttention(nn.Identity(), Add(2.0), gate=torch.tensor(gate))
     assert (module(torch.ones(1, 2, 3, 3)) == expected).all()
 
 
-def test_without_a_gate_it_is_the_attention_times_the_scale() -> None:
-    assert (Plugged(nn.Identity(), Add(2.0))(torch.ones(1, 1, 2, 2)) == 3).all()
-    assert (Plugged(nn.Identity(), Add(2.0), scale=2.0)(torch.ones(1, 1, 2, 2)) == 6).all()
+def test_without_a_gate_the_output_is_the_attention_times_the_scale() -> None:
+    assert (WithAttention(nn.Identity(), Add(2.0))(torch.ones(1, 1, 2, 2)) == 3).all()
+    assert (WithAttention(nn.Identity(), Add(2.0), scale=2.0)(torch.ones(1, 1, 2, 2)) == 6).all()
 
 
-def test_channels_last_are_turned_for_the_attention_and_back() -> None:
-    found = Plugged(nn.Identity(), ByHeight(), layout="NHWC")(torch.zeros(1, 4, 3, 2))
+def test_channels_last_layout_is_permuted_for_the_attention_and_back() -> None:
+    found = WithAttention(nn.Identity(), ByHeight(), layout="NHWC")(torch.zeros(1, 4, 3, 2))
     assert torch.equal(found, torch.arange(4.0)[None, :, None, None].expand(1, 4, 3, 2))
 
 
@@ -64,7 +64,7 @@ def test_attributes_of_the_module_inside_are_shown() -> None:
     assert not hasattr(module, "stride")
 
 
-def test_names_of_its_own_may_be_names_inside() -> None:
+def test_the_wrapped_module_may_use_the_same_attribute_names() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -75,27 +75,27 @@ def test_names_of_its_own_may_be_names_inside() -> None:
             return self.attention(self.base(x)) * self.gate  # type: ignore[no-any-return]
 
     plain: Any = Named()
-    module: Any = Plugged(Named(), Add(1.0), gate=torch.tensor(0.0))
+    module: Any = WithAttention(Named(), Add(1.0), gate=torch.tensor(0.0))
     module.load_state_dict(plain.state_dict(), strict=True)
     assert torch.equal(module.base.attention.weight, plain.attention.weight)
     assert module.gate == 0
-    other = Plugged(Named(), Add(2.0), gate=torch.tensor(0.5))
+    other = WithAttention(Named(), Add(2.0), gate=torch.tensor(0.5))
     other.load_state_dict(module.state_dict(), strict=True)
     assert all(torch.equal(one, two) for one, two in zip(module.state_dict().values(), other.state_dict().values(), strict=True))
     assert other.supplied == ()
 
 
-def test_items_of_a_sequence_stay_in_reach() -> None:
+def test_items_of_a_wrapped_sequential_stay_accessible() -> None:
     net: Any = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.ReLU())
     attach(net, "se", where=["0"], layout="NCHW", example=torch.ones(1, 2, 3, 3))
     assert isinstance(net[0][1], nn.Tanh)
     assert [type(part) for part in net[0]] == [nn.ReLU, nn.Tanh]
     assert len(net[0]) == 2
     assert net[0][0] in net[0]
-    assert isinstance(net[0], Plugged)
+    assert isinstance(net[0], WithAttention)
 
 
-def test_plain_keys_load_and_the_attention_is_kept_and_named() -> None:
+def test_plain_checkpoint_loads_and_the_missing_attention_keys_are_listed() -> None:
     module, plain = plugged(gate=torch.tensor(0.5)), nn.BatchNorm2d(8)
     nn.init.normal_(plain.weight)
     before = module.attention.fc1.weight.clone()
@@ -120,7 +120,7 @@ def test_strict_attention_reports_a_plain_checkpoint() -> None:
         module.load_state_dict(nn.BatchNorm2d(8).state_dict(), strict=True)
 
 
-def test_a_part_of_the_attention_is_no_plain_checkpoint() -> None:
+def test_a_checkpoint_that_lacks_part_of_the_attention_is_refused() -> None:
     module = plugged(gate=torch.tensor(0.5))
     state = module.state_dict()
     del state["attention.fc2.bias"]
@@ -137,25 +137,25 @@ def test_a_plain_checkpoint_that_lacks_something_is_reported(lost: str) -> None:
         plugged().load_state_dict(state, strict=True)
 
 
-def test_what_nobody_knows_is_reported_under_its_name() -> None:
+def test_unexpected_keys_are_reported_by_name() -> None:
     state = nn.BatchNorm2d(8).state_dict()
     state["stray"] = torch.ones(1)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"stray\""):
         plugged().load_state_dict(state, strict=True)
 
 
-def test_it_is_copied_and_saved_whole() -> None:
+def test_copied_and_saved_modules_give_the_same_output() -> None:
     module = plugged(gate=torch.tensor(0.5)).eval()
     x = torch.randn(2, 8, 4, 3)
     buffer = io.BytesIO()
     torch.save(module, buffer)
     buffer.seek(0)
     for other in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):  # our own bytes
-        assert type(other) is Plugged
+        assert type(other) is WithAttention
         assert torch.equal(other(x), module(x))
         other.load_state_dict(nn.BatchNorm2d(8).state_dict(), strict=True)
 
 
-def test_a_copy_is_no_copy_of_the_module_inside() -> None:
-    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 3, 1)))  # has a way of its own to be copied
-    assert type(copy.deepcopy(Plugged(graph, Add(1.0)))) is Plugged
+def test_deepcopy_copies_the_wrapper_and_not_only_the_module_inside() -> None:
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 3, 1)))  # has its own copy method
+    assert type(copy.deepcopy(WithAttention(graph, Add(1.0)))) is WithAttention

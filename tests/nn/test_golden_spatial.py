@@ -1,4 +1,4 @@
-"""Attention over places against numbers that the authors' code and timm printed, and numbers of parameters."""
+"""Attention over positions against recorded outputs of the authors' code and timm, and parameter counts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PARAMETERS: dict[str, tuple[nn.Module, int]] = {
     "GC": (GlobalContext(64), 653),
     "GC scale": (GlobalContext(64, fusion="scale"), 653),
     "NL": (NonLocal(64), 3 * (64 * 32 + 32) + 32 * 64 + 64 + 2 * 64),
-    "NL gaussian": (NonLocal(64, kind="gaussian"), 64 * 32 + 32 + 32 * 64 + 64 + 2 * 64),
-    "NL concat": (NonLocal(64, kind="concat"), 3 * (64 * 32 + 32) + 32 * 64 + 64 + 2 * 64 + 2 * 32),
+    "NL gaussian": (NonLocal(64, variant="gaussian"), 64 * 32 + 32 + 32 * 64 + 64 + 2 * 64),
+    "NL concat": (NonLocal(64, variant="concat"), 3 * (64 * 32 + 32) + 32 * 64 + 64 + 2 * 64 + 2 * 32),
     "SAGAN": (SelfAttention2d(64), 64 * 64 // 2 + 1),
     "SAGAN official": (SelfAttention2d(64, variant="official"), 5 * 64 * 64 // 4 + 1),
     "SASA": (StandAloneSelfAttention(64, 96), 3 * 64 * 96 + 7 * 96),
     "augmented": (
-        AttentionAugmentedConv2d(64, 80, key_width=32, value_width=16, size=(6, 9), bias=False),
+        AttentionAugmentedConv2d(64, 80, key_dim=32, value_dim=16, size=(6, 9), bias=False),
         9 * 64 * (80 - 16) + 64 * (2 * 32 + 16) + 16 * 16 + (2 * 6 + 2 * 9 - 2) * 4,
     ),
     "external": (ExternalAttention(64), 2 * 64 * 64),

@@ -1,7 +1,7 @@
-"""A module with attention after it, in the place of the module: what `attach` puts into a model.
+"""A module followed by attention, which `attach` inserts instead of the original module.
 
-It is a module and no forward hook, so whatever rewrites a model sees it: `torch.fx` traces it, and fusing convolutions with norms,
-which silently drops what hooks do, keeps it. To whoever asks for attributes or loads a checkpoint it looks like the module inside.
+It is a module, not a forward hook, so transformations of the model keep it. `torch.fx` traces it, and fusing convolutions with norms
+keeps it, while it would silently drop hooks. For attribute access and checkpoints it behaves like the module inside.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from visattn.nn.attaching.trail import Layout
 
 
 class Company:
-    """The sites of one `attach` while a checkpoint loads, which tell each other whether it has something of any of them.
+    """Shared state of the sites of one `attach` while a checkpoint loads.
 
-    Each meets only its own part of the checkpoint. One without anything of any site is plain, and nothing is missing; of one that has
-    some of them, the others are missing.
+    Each site reads only its own part of the checkpoint. If the checkpoint has none of the sites, it is of the original model and nothing is
+    missing. If it has some of them, the others are missing.
     """
 
     def __init__(self) -> None:
-        """Begin without a load."""
-        self._missing: list[str] | None = None  # torch's list of one load, the same for all sites
-        self._waiting: list[str] = []  # keys that are missing if the checkpoint turns out not to be plain
+        """Build the state before any load."""
+        self._missing: list[str] | None = None  # torch's list for one load, shared by all sites
+        self._waiting: list[str] = []  # keys that are missing if another site turns up
         self._met = False
 
     def note(self, missing: list[str], lacking: Iterable[str]) -> None:
-        """Take in what the checkpoint lacks of one site; an empty `lacking` says that it has the site."""
+        """Record the keys of one site that the checkpoint lacks; an empty `lacking` means that it has the site."""
         if self._missing is not missing:
             self._missing, self._waiting, self._met = missing, [], False
         self._waiting.extend(lacking)
@@ -40,29 +40,29 @@ class Company:
             self._waiting = []
 
 
-class Plugged(nn.Module):
-    """A module, then attention on what it gives: `y = A(x)`, or `y = x + g (A(x) - x)` with a learned number `g`.
+class WithAttention(nn.Module):
+    """A module followed by attention on its output x: `y = A(x)`, or `y = x + g (A(x) - x)` with a learned scalar `g`.
 
-    At `g = 0` it changes nothing, not by a bit, as long as `A(x)` is finite.
+    At `g = 0` the output is bit-identical to that of the module, if `A(x)` is finite.
 
-    A checkpoint of the model as it was before loads strictly: its names are understood, and if it has nothing of any site of the
-    `company`, their attention keeps what it has, and `supplied` names the keys. One that has other sites and lacks this one is
-    incomplete. Names that this class does not know are looked up in the module inside.
+    A checkpoint of the original model loads strictly, under its original names. If it has none of the sites of the `company`, their
+    attention keeps its values and `supplied` lists the keys. A checkpoint that has other sites but lacks this one is incomplete. Unknown
+    attributes are looked up in the module inside.
 
     Args:
-        base: The module that was there.
-        attention: `(B, C, H, W)` to the same.
-        gate: What `g` begins with; None leaves it out.
-        scale: What `A(x)` is multiplied with, for attention that halves what it sees when its last layer is zero.
-        layout: Whether `base` gives `(B, C, H, W)` or `(B, H, W, C)`.
-        strict_attention: Whether a checkpoint without the attention is reported as incomplete.
-        company: Shared by the sites that were attached together; by default this one is alone.
+        base: Original module.
+        attention: Attention module, `(B, C, H, W)` to `(B, C, H, W)`.
+        gate: Start value of `g`; None leaves it out.
+        scale: Factor on `A(x)`, for attention that halves its input when its last layer is zero.
+        layout: Axis order of the output of `base`: `NCHW` or `NHWC`.
+        strict_attention: Whether to report a checkpoint without the attention as incomplete.
+        company: State shared by the sites that were attached together; by default this site is alone.
 
     Shape:
-        Whatever `base` takes, to whatever it gives.
+        The inputs of `base` to the output shape of `base`.
 
     Publishes:
-        `mix`, `(1, 1)`: `g`, where there is one. A gate of the attention inside acts by that share only.
+        `mix`, `(1, 1)`: `g`, if there is one. It scales the effect of the gates inside the attention.
     """
 
     supplied: tuple[str, ...]
@@ -78,11 +78,9 @@ class Plugged(nn.Module):
         strict_attention: bool = False,
         company: Company | None = None,
     ) -> None:
-        """Take both modules as they are, with the training flag of `base`."""
+        """Build from both modules unchanged, with the training flag of `base`."""
         super().__init__()
-        self.register_parameter(
-            "gate", None if gate is None else nn.Parameter(gate)
-        )  # before base, which may have one of its own
+        self.register_parameter("gate", None if gate is None else nn.Parameter(gate))  # before base, which may have its own
         self.base = base
         self.attention = attention
         self.scale, self.layout, self.strict_attention = scale, layout, strict_attention
@@ -90,11 +88,11 @@ class Plugged(nn.Module):
         self.company = company or Company()
         self.training = base.training
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - whatever the module takes
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401 - arguments of the module
         """Run the module, then the attention."""
         x: Tensor = self.base(*args, **kwargs)
         last = self.layout == "NHWC"
-        changed: Tensor = self.attention(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) if last else self.attention(x)
+        changed: Tensor = self.attention(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1) if last else self.attention(x)  # as x
         gate: Tensor | None = self.gate
         if gate is not None:
             publish(self, "mix", gate.reshape(1, 1))
@@ -102,18 +100,18 @@ class Plugged(nn.Module):
         return changed if self.scale == 1 else changed * self.scale
 
     def added(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters that were not there before, with their names in this module."""
+        """Yield the added parameters with their names in this module."""
         if self.gate is not None:
             yield "gate", self.gate
         yield from self.attention.named_parameters("attention")
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the module
         try:
             return super().__getattr__(name)
         except AttributeError:
             if (
                 name == "base" or name.startswith("__") or "_modules" not in self.__dict__
-            ):  # what is unpickled has nothing inside yet
+            ):  # while unpickling, there is nothing inside yet
                 raise
             return getattr(self.base, name)
 
@@ -127,7 +125,7 @@ class Plugged(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Take the names of a plain checkpoint for those of `base`, and supply the attention if it has none."""
+        """Map the names of an original checkpoint to `base`, and keep the attention's values if it has none."""
         keys = [key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)]
         members = {*self.base._modules, *self.base._parameters, *self.base._buffers}
         heads = {key: key.split(".") for key in keys}
@@ -143,8 +141,8 @@ class Plugged(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
-class PluggedSequence(Plugged):
-    """The same around a module with items, so that `model.layer4[-1]` still is its last block."""
+class SequenceWithAttention(WithAttention):
+    """`WithAttention` around a module with items, so that `model.layer4[-1]` is still its last block."""
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401
         return self.base[index]  # type: ignore[index]
@@ -159,9 +157,9 @@ class PluggedSequence(Plugged):
         return item in self.base  # type: ignore[operator]
 
 
-def plug(base: nn.Module, attention: nn.Module, gate: float | None, like: Tensor | None, **options: Any) -> Plugged:  # noqa: ANN401
-    """Put attention after a module, with the device and dtype of `like` and the training flag of the module."""
+def plug(base: nn.Module, attention: nn.Module, gate: float | None, like: Tensor | None, **options: Any) -> WithAttention:  # noqa: ANN401
+    """Wrap a module with attention, on the device and in the dtype of `like`, with the training flag of the module."""
     device, dtype = (None, None) if like is None else (like.device, like.dtype)
     start = None if gate is None else torch.tensor(gate, device=device, dtype=dtype)
-    kind = PluggedSequence if hasattr(type(base), "__len__") and hasattr(type(base), "__getitem__") else Plugged
+    kind = SequenceWithAttention if hasattr(type(base), "__len__") and hasattr(type(base), "__getitem__") else WithAttention
     return kind(base, attention.to(device, dtype).train(base.training), gate=start, **options)
