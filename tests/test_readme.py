@@ -17,7 +17,11 @@ from visattn.cli.commands import COMMANDS, _run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+BLOCKS = [
+    block
+    for page in ("README.md", "docs/getting_started.md")
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+]
 RENAMED = re.compile(r"^\| `[^`]*` (?=\| `[^|]*\|$)|`[^`]*` is (?=`)", re.MULTILINE)  # old names of the changelog
 TEXTS = {page: RENAMED.sub("", page.read_text()) if page.name == "CHANGELOG.md" else page.read_text() for page in PAGES}
 COMMAND_LINES = sorted({line for text in TEXTS.values() for line in re.findall(r"`(visattn [a-z][^`]*)`", text)})
@@ -40,7 +44,7 @@ def offline(dinov2: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.real
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_each_python_block_of_the_readme_draws_its_picture(block: str, tmp_path: Path) -> None:
+def test_each_python_block_for_new_users_draws_its_picture(block: str, tmp_path: Path) -> None:
     exec(compile(block, "README.md", "exec"), {"visattn": visattn})
     assert (tmp_path / "dog.png").exists()
 

@@ -52,13 +52,13 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def test_kills_during_a_save_lose_no_checkpoint(tmp_path: Path, figures: Figures) -> None:
     seen = kills.saves(25, tmp_path)
-    figures("training states lost by 25 kills while saving (T01)", 0, f"0; {seen['in a save']} in a save")
+    figures("training states lost by 25 kills while saving", 0, f"0; {seen['in a save']} in a save")
     assert seen["in a save"] > 0
 
 
 def test_killed_and_resumed_training_is_bit_identical(tmp_path: Path, figures: Figures) -> None:
     places, compared = kills.runs(6, tmp_path)
-    figures("trainings that 6 kills changed (T02)", 0, f"0 of {compared}; {kills._told(places)}")
+    figures("trainings that 6 kills changed", 0, f"0 of {compared}; {kills._told(places)}")
     assert places.total() == 6
 
 

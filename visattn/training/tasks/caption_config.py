@@ -80,7 +80,10 @@ class CaptionConfig(Recipe):
         choices=get_args(Reduction),
     )
     estimator: str = setting(
-        _USUAL.estimator, "Gradient estimator of hard attention. Only for attention=hard.", choices=get_args(Estimator), only=_HARD
+        _USUAL.estimator,
+        "Gradient estimator of hard attention. Only for attention=hard.",
+        choices=get_args(Estimator),
+        only=_HARD,
     )
     semi_sampling: float = setting(
         _USUAL.semi_sampling,
