@@ -267,9 +267,9 @@ FAMILY = '''"""Models that call themselves lamps."""
 
 from __future__ import annotations
 
-from visattn.families.custom import anatomy, cam_layer, head, input_spec
+from visattn.families.custom import cam_layer, describe, head, input_spec
 
-__all__ = ["anatomy", "cam_layer", "head", "input_spec", "labels", "owns"]
+__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns"]
 
 
 def owns(model):

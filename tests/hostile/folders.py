@@ -66,9 +66,9 @@ CAPTIONS: dict[str, Any] = {
     "test_count": 2,
     "batch_size": 4,
     "epochs": 0.5,
-    "embedding": 8,
-    "state": 8,
-    "width": 8,
+    "embed_dim": 8,
+    "hidden_dim": 8,
+    "attention_dim": 8,
 }
 NUMBERS = [
     "",
@@ -162,9 +162,9 @@ def _valid() -> Path:
         "test_count": 2,
         "batch_size": 4,
         "epochs": 1.0,
-        "embedding": 8,
-        "state": 8,
-        "width": 8,
+        "embed_dim": 8,
+        "hidden_dim": 8,
+        "attention_dim": 8,
     }
     train(CaptionConfig(**small, model_kwargs={"width": 16}, device="cpu"), place / "captions")
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(place / "photo.png")

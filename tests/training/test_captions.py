@@ -89,7 +89,7 @@ def test_training_on_200_photos_in_coco_format_runs_end_to_end(run: Run, photos:
 @pytest.mark.parametrize("attention", ["soft", "hard", "uniform"])
 @pytest.mark.parametrize("stop", [2, 4])
 def test_resumed_training_is_bit_identical(attention: str, stop: int, tmp_path: Path) -> None:
-    config = recipe(attention=attention, word_dropout=0.2, gray=0.2, amp="bfloat16")
+    config = recipe(attention=attention, word_dropout=0.2, grayscale=0.2, amp="bfloat16")
     train(config, tmp_path / "whole")
     begun = train_until(config, tmp_path / "begun", stop)
     train(config, begun)

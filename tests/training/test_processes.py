@@ -307,7 +307,7 @@ def test_sigterm_saves_a_checkpoint_that_one_process_resumes(done: Path, figures
 def test_unsynchronized_batch_norm_on_cpu_warns_once(done: Path) -> None:
     first, second = (json.loads((done / f"told{rank}.json").read_text())["warnings"] for rank in range(2))
     assert len(first) == 1
-    assert "torch synchronizes them on GPUs alone" in first[0]
+    assert "PyTorch synchronizes them on GPUs only" in first[0]
     assert not second
 
 
