@@ -56,6 +56,7 @@ HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the
     ("captions by beam search, against a loop over pictures", "captions", r"loop over pictures"),
 )
 SHORT = 10  # tables with more rows are folded
+UNNAMED = "time", "differs"  # columns of text that do not name a row
 
 THREADS = 2  # as in bench.measuring, which imports torch
 ROUNDS = {224: 60, 518: 15, 1036: 5, 1778: 1}  # side in pixels: timed rounds
@@ -534,11 +535,14 @@ def document(measured: dict[str, list[Row]]) -> str:
     intro = (
         "Run `make bench` to measure everything anew; it fails if a bound is exceeded. In the runs below, "
         f"{over} of {kept + over} bounds are exceeded. The word `plain` stands for the model's forward pass without visattn. The page is "
-        "written by `scripts/benchmark.py --write-docs`, each table from one run: [how it was measured](#how-it-was-measured)."
+        "written by `scripts/benchmark.py --write-docs`, each table from one run and with the bounds of that run: [how it was "
+        "measured](#how-it-was-measured)."
     )
     sections = [f"## {title}\n\n{folded(table)}" for title, table in tables.items()]
     how = "\n".join(["## How it was measured\n", *(f"- {line}" for line in protocol()), ""])
-    return "\n".join(["# Benchmarks\n", f"{intro}\n", to_markdown(headlines(tables)), *sections, how])
+    broken = exceeded(tables)
+    listed = ["Exceeded bounds:\n", to_markdown(broken)] if broken else []
+    return "\n".join(["# Benchmarks\n", f"{intro}\n", to_markdown(headlines(tables)), *listed, *sections, how])
 
 
 def headlines(tables: Mapping[str, str]) -> list[Row]:
@@ -548,6 +552,20 @@ def headlines(tables: Mapping[str, str]) -> list[Row]:
         if found := re.search(rf"^\| {start} \|.*$", tables.get(PARTS[part], ""), re.MULTILINE):
             measured, bound, verdict = (cell.strip() for cell in found[0].strip("|").split("|")[-3:])
             rows.append({"what": name, "measured": measured, "bound": bound, "verdict": verdict})
+    return rows
+
+
+def exceeded(tables: Mapping[str, str]) -> list[Row]:
+    """Return the rows whose bound is exceeded, each with its name: the cells of text before the last three, and the pixels."""
+    rows: list[Row] = []
+    for title, table in tables.items():
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for *cells, measured, bound, verdict in lines[2:]:
+            if verdict == "over":
+                named = {head: cell for head, cell in zip(lines[0], cells, strict=False) if head not in UNNAMED}
+                words = [f"{cell} px" if head == "px" else cell for head, cell in named.items()]
+                words = [word for word in words if re.search(r"[^\d.,]", word)]
+                rows.append({"what": f"{title}: {', '.join(words)}", "measured": measured, "bound": bound, "verdict": verdict})
     return rows
 
 

@@ -193,8 +193,8 @@ def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) 
             }
         )
     gates = [
-        f"- {part} gates: {exchanged(model, marked, plain, part):.1%} of the marked scenes with the gates of their unmarked twins, "
-        f"{exchanged(model, plain, marked, part):.1%} of the unmarked scenes with the gates of their marked twins."
+        f"- {part} gates: {exchanged(model, marked, plain, part):.1%} of the marked scenes with the gates of their unmarked copies, "
+        f"{exchanged(model, plain, marked, part):.1%} of the unmarked scenes with the gates of their marked copies."
         for part in PARTS
     ]
     return "\n".join(
@@ -206,7 +206,7 @@ def why(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) 
             to_markdown(rows),
             f"Accuracy on {len(marked)} scenes: {exchanged(model, marked, marked, 'channel'):.1%} with a mark, "
             f"{exchanged(model, plain, plain, 'channel'):.1%} without. The gates of all CBAM modules are then exchanged between a "
-            "marked scene and its unmarked twin. The accuracy becomes",
+            "marked scene and its unmarked copy. The accuracy becomes",
             "",
             *gates,
         ]

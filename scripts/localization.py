@@ -41,7 +41,8 @@ def document(attended: Part, activated: Part) -> str:
             "# Localization: attention and class activation maps on photos\n",
             "`python scripts/localization.py --write-docs` measures this page and writes it.\n",
             "How much of a map lies on the object of a photo? *Lift* answers this: the map's share on the object, over the object's share "
-            "of the area. Chance is 1.\n",
+            "of the area. Chance is 1. Two controls ignore where the object is: the *center prior* is a Gaussian around the middle of "
+            "every photo, and *shifted copies* are the same map moved around the grid.\n",
             f"- **Attention of DINOv2.** {attention.conclusion(attended)}",
             f"- **Class activation maps of EfficientNet-Lite0.** {cams.conclusion(activated)}\n",
             "## How it is measured\n",

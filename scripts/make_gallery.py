@@ -141,7 +141,13 @@ def _holes(model: nn.Module) -> Image.Image:
     return sheet(rows, panel=300, column_labels=titles)
 
 
-TARGETED = "relevance", "legrad", "gradient_rollout", "transition_attention", "gradcam"
+TARGETED = {
+    "relevance": "relevance",
+    "LeGrad": "legrad",
+    "gradient rollout": "gradient_rollout",
+    "transition attention": "transition_attention",
+    "Grad-CAM": "gradcam",
+}
 
 
 def _targets(model: nn.Module) -> Image.Image:
@@ -161,7 +167,7 @@ def _targets(model: nn.Module) -> Image.Image:
     rows = []
     for target in (like_the_macaw, like_the_moose):
         cells = [Cell(pair)]
-        found = [visattn.explain(model, pair, method=method, target=target, resize="fit") for method in TARGETED]
+        found = [visattn.explain(model, pair, method=method, target=target, resize="fit") for method in TARGETED.values()]
         found.append(visattn.explain(model, pair, method="rollout", resize="fit"))
         cells += [Cell(one.overlay(opacity=0.6, marks=False)) for one in found]
         rows.append(cells)

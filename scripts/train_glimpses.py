@@ -1,8 +1,9 @@
 """Comparison of the recurrent attention model with a network of the same size that reads every pixel, on Fashion-MNIST.
 
-`train_glimpses.py -o runs/glimpses` trains both, and a third with random glimpses, with the same epochs, optimizer and seed. It prints
-a table of test accuracies, and writes the recurrent attention model to a folder for `visattn overlay PHOTO --model runs/glimpses --method
-glimpses`, in some minutes on one core. Use `--epochs 1 --train-count 6000` for a quick test. REINFORCE is the same as for hard attention.
+`train_glimpses.py -o runs/glimpses` trains both, and a third with random glimpses, with the same epochs, optimizer and seed. It prints a
+table of test accuracies, and writes the recurrent attention model to a folder for `visattn overlay PHOTO --model runs/glimpses --method
+glimpses`, in about 20 minutes on one core. Use `--epochs 1 --train-count 6000` for a quick test. REINFORCE is the same as for hard
+attention.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ on one only or other part same several some such that their there these they thi
 """
 NOT_VERBS = HARD | {*_ARTICLES_AND_SUCH.split()}  # first words of no function's docstring
 BRITISH = re.compile(
-    r"(?i)\b\w*(?:colour|centre(?!d)|centred|grey|licence|behaviour|neighbour|favour|flavour|labell|modelled|modelling|catalogue|artefact"
+    r"(?i)(?:colour|centre(?!d)|centred|grey|licence|behaviour|neighbour|favour|flavour|labell|modelled|modelling|catalogue|artefact"
     r"|judgement|whilst|learnt|honour|(?:normal|regular|local|initial|optim|summar|recogn|visual|organ|serial|minim|maxim|general|quant"
     r"|standard|util|emphas|penal|special|synchron|parallel|vector|discret|equal|categor|memor|character|custom|token|analy)is(?:e|ed|es"
-    r"|er|ing|ation)s?)\b"
+    r"|er|ing|ation)s?\b)\w*"
 )
 PLAIN = {  # what is written -> what to write instead
     r"speaks? (?:for|against)": "is evidence for, is evidence against",
@@ -49,7 +49,7 @@ PLAIN = {  # what is written -> what to write instead
     r"whoever listens": "the listeners",
     r"have for oneself": "lock",
 }
-_PLAIN = {re.compile(rf"(?i)\b{pattern}\b"): better for pattern, better in PLAIN.items()}
+_ANY = re.compile(rf"(?i)\b(?:{'|'.join(PLAIN)})\b")
 OLD_NAMES = "tests/golden/names.json"
 _PROSE = {".md", ".py", ".toml", ".json"}
 
@@ -164,9 +164,9 @@ def faults(path: Path) -> Iterator[tuple[int, str]]:
     else:
         texts = []
     for begins, text, _ in texts:
-        for pattern, better in _PLAIN.items():
-            if found := pattern.search(text):
-                yield begins, f"'{found[0]}' reads badly; write '{better}'"
+        for found in _ANY.finditer(text):
+            better = next(better for pattern, better in PLAIN.items() if re.fullmatch(f"(?i){pattern}", found[0]))
+            yield begins, f"'{found[0]}' reads badly; write '{better}'"
 
 
 def ease(pages: list[Path]) -> None:

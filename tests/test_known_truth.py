@@ -177,12 +177,13 @@ def test_text_about_grad_cam_and_the_mark_agrees_with_the_tables() -> None:
     ):
         assert sentence in told
     assert mean_of(last["largest cell: center on the mark"]) == 0  # the maximum is never in the corner
-    gates = re.findall(r"(\w+) gates: ([\d.]+)% of the marked .* twins, ([\d.]+)% of the unmarked", text)
+    gates = re.findall(r"(\w+) gates: ([\d.]+)% of the marked .* copies, ([\d.]+)% of the unmarked", text)
     plain = re.search(r": ([\d.]+)% with a mark, ([\d.]+)% without", text)
     assert plain is not None
     whole, chance = plain.groups()
     assert dict((name, rest) for name, *rest in gates) == {"channel": [chance, whole], "spatial": [whole, chance]}
-    assert f"classified correctly in {float(chance):.0f} % of the cases instead of {float(whole):.0f} %" in told
+    low, high = f"{float(chance):.0f} %", f"{float(whole):.0f} %"
+    assert f"{low} correct instead of {high}. The reverse: {high} instead of {low}." in told
     page = " ".join((ROOT / "docs" / "choosing_a_method.md").read_text(encoding="utf-8").split())
     each = [f"{mean_of(layers[name]['largest cell touches the mark']):.0f}" for name in ("layer1", "layer2")]
     assert f"its largest cell touches the mark in {each[0]} and {each[1]} of 100 scenes" in page

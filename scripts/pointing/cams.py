@@ -88,7 +88,7 @@ def conclusion(part: Part) -> str:
     helmet, tripod = (part[name].lifts["Grad-CAM"] for name in ("astronaut", "camera"))
     return (
         f"Grad-CAM has a lift of {lift:.2f} (95 % interval {low:.2f} to {high:.2f}), its shifted copies {times(part, COPIED[0])[0]:.2f}. "
-        f"A center prior, which does not depend on the photo, reaches {times(part, PRIOR)[0]:.2f}. On {len(part)} photos, {told} is "
+        f"The center prior reaches {times(part, PRIOR)[0]:.2f}. On {len(part)} photos, {told} is "
         f"reliably above it (Grad-CAM: {ratio:.2f} times the prior, interval {ratio_low:.2f} to {ratio_high:.2f}). On `astronaut` and "
         f"`camera`, Grad-CAM has a lift of {helmet:.2f} and {tripod:.2f}: the top classes are a helmet and a tripod, which the masks "
         "leave out. A class map need not cover the annotated object."

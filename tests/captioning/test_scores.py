@@ -236,7 +236,10 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_missing_package_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
-    expected = r'^scoring captions needs pycocoevalcap, which is not installed\. Run: pip install "visattn\[caption-metrics\]"$'
+    expected = (
+        r"^scoring captions needs pycocoevalcap, which is not installed\. "
+        r'In the source folder of visattn, run: pip install -e "\.\[caption-metrics\]"$'
+    )
     with pytest.raises(MissingExtra, match=expected):
         caption_scores(["a red star"], ["a red star"])
 

@@ -28,9 +28,11 @@ class Seen(NamedTuple):
 
 
 KINDS = [name for name, _ in SIZES.values()]
-# `make test` runs the first size of each family, `make test-full` also the others
+SLOW = {"botnet", "pvt v2 linear", "sam2 hiera", "mobilenet v4", "swin v2 cr"}  # families with a faster relative in the list
+# `make test` runs the first size of each family, `make test-full` also the others and those of SLOW
 PARAMS = [
-    pytest.param(key, marks=[pytest.mark.full] if name in KINDS[:i] else []) for i, (key, (name, _)) in enumerate(SIZES.items())
+    pytest.param(key, marks=[pytest.mark.full] if name in SLOW or name in KINDS[:i] else [])
+    for i, (key, (name, _)) in enumerate(SIZES.items())
 ]
 
 

@@ -133,7 +133,9 @@ def test_model_without_classes_gives_a_one_line_error(run: Run, photo: Path) -> 
 def test_missing_extra_gives_a_one_line_error(run: Run, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None)
     code, _, err = run("overlay", photo, *TINY, "--method", "captum.lime")
-    line = 'captum.lime needs captum, which is not installed. Run: pip install "visattn[attribution]"'
+    line = (
+        'captum.lime needs captum, which is not installed. In the source folder of visattn, run: pip install -e ".[attribution]"'
+    )
     assert (code, err) == (2, f"visattn: error: {line}\n")
 
 

@@ -207,8 +207,8 @@ def test_tables_and_a_one_line_note_without_matplotlib(run: Run, photos: Path, m
     assert code == 0
     assert [Path(line).suffix for line in out.split()] == [".csv", ".csv", ".csv", ".json"]
     assert (
-        'visattn: only tables are written: a plot needs matplotlib, which is not installed. Run: pip install "visattn[figures]"'
-        in err.splitlines()
+        "visattn: only tables are written: a plot needs matplotlib, which is not installed. "
+        'In the source folder of visattn, run: pip install -e ".[figures]"' in err.splitlines()
     )
 
 

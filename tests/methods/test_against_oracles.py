@@ -37,7 +37,15 @@ from visattn.methods import transition_attention
 from visattn.operators import MatrixGradient, OuterGradient, SoftmaxOperator
 from visattn.records import Recording, TokenLayout
 
-places = pytest.mark.parametrize("place", [place for place in PLACES if place != WIDE])
+# `make test` runs one grid for each prefix, and both for the class token; `make test-full` also the others
+places = pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(place, marks=[pytest.mark.full] if place.endswith("3 x 5") and not place.startswith("1 +") else [])
+        for place in PLACES
+        if place != WIDE
+    ],
+)
 
 
 def queries_of(layout: TokenLayout) -> list[Any]:

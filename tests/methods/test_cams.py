@@ -568,7 +568,7 @@ def test_without_the_package_the_error_names_the_install_command(name: str, monk
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda _: None)
     made, scored = asked("1")
     options = {} if name == "eigencam" else {"scored": scored}
-    with pytest.raises(MissingExtra, match=rf'{name} needs pytorch_grad_cam, .* pip install "visattn\[cam\]"'):
+    with pytest.raises(MissingExtra, match=rf'{name} needs pytorch_grad_cam, .* pip install -e "\.\[cam\]"'):
         methods.METHODS[name].function(made, **options)
 
 

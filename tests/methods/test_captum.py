@@ -539,7 +539,8 @@ def test_a_missing_package_is_reported_with_the_install_command(
 ) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None if name == module else object())
     with pytest.raises(
-        MissingExtra, match=rf'needs {module}, which is not installed\. Run: pip install "visattn\[attribution\]"$'
+        MissingExtra,
+        match=rf'needs {module}, which is not installed\. In the source folder of visattn, run: pip install -e "\.\[attribution\]"$',
     ):
         run(method, asked(lambda pixels: pixels.sum((1, 2, 3))), **options)
 

@@ -222,7 +222,7 @@ def test_channels_as_a_heatmap_are_refused_with_an_alternative(photo: Image.Imag
 
 def test_flow_without_scipy_names_the_install_command(photo: Image.Image, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visattn._support.extras.find_spec", lambda name: None)
-    with pytest.raises(visattn.errors.MissingExtra, match=r'attention_flow needs scipy, .* pip install "visattn\[flow\]"'):
+    with pytest.raises(visattn.errors.MissingExtra, match=r'attention_flow needs scipy, .* pip install -e "\.\[flow\]"'):
         visattn.explain(classifier(), photo, method="attention_flow")
 
 

@@ -583,9 +583,7 @@ def test_same_page_is_written_to_folder_tensorboard_and_function(tmp_path: Path)
 
 @pytest.mark.filterwarnings("default")  # ignore warnings from its own imports
 def test_tensorboard_stores_the_page(tmp_path: Path) -> None:
-    board = pytest.importorskip(
-        "torch.utils.tensorboard", reason="tensorboard is not installed: pip install visattn[tensorboard]"
-    )
+    board = pytest.importorskip("torch.utils.tensorboard", reason="tensorboard is not installed: pip install -e '.[tensorboard]'")
     with board.SummaryWriter(tmp_path) as writer:
         logger_of(plain(), to=writer)(3)
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

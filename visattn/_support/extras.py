@@ -19,4 +19,6 @@ def need(module: str, extra: str, what: str) -> None:
         MissingExtra: If it is not installed.
     """
     if not installed(module):
-        raise MissingExtra(f'{what} needs {module}, which is not installed. Run: pip install "visattn[{extra}]"')
+        raise MissingExtra(
+            f'{what} needs {module}, which is not installed. In the source folder of visattn, run: pip install -e ".[{extra}]"'
+        )
