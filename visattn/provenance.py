@@ -129,6 +129,6 @@ def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
         return ()
     places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
     return (
-        f"{len(found)} sink{'s' * (len(found) > 1)}: {places} the uniform share of attention, received from every query; "
+        f"{len(found)} sink{'s' * (len(found) > 1)}: {places}, in multiples of the uniform share of attention, from every query; "
         "a bright spot there need not be an object",
     )

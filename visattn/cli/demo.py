@@ -84,7 +84,7 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # n
             ring(alike.overlay(), [(probe[1], probe[0])]),
             f"cosine similarity to the ringed patch {alike.map.facts.query[6:]}",
         ),
-        Cell(summed, f"rollout ({len(rolled.map.facts.sinks[0])} sinks ringed)"),
+        Cell(summed, f"rollout, {len(rolled.map.facts.sinks[0])} sink{'s' * (len(rolled.map.facts.sinks[0]) != 1)} ringed"),
         Cell(dropped.overlay(marks=False, opacity=0.6), "rollout, sinks dropped"),
     ]
     count = heads.map.values.shape[0]
@@ -95,7 +95,7 @@ def demo_page(model: Any, photo_file: Path, probe: tuple[int, int]) -> Any:  # n
     third = [
         Cell(
             spotlight(photo, masks.at(head=i).to_heatmap(prepared.geometry, "nearest")),
-            f"head {i}: 60% of its attention in {_area(masks.at(head=i))}",
+            f"head {i}: 60% in {_area(masks.at(head=i))}",
         )
         for i in range(count)
     ]

@@ -221,9 +221,12 @@ class Rules(Writing):
     def _met(a: Tensor, b: Tensor) -> Tensor:
         """Return each pair of codes that meet elementwise, `(pairs, 2)`, without padding."""
         wide = torch.broadcast_tensors(compact(a), compact(b))  # type: ignore[no-untyped-call]
-        both = torch.stack([x.flatten() for x in wide], 1)
-        met: Tensor = torch.unique(both[(both >= 0).all(1)], dim=0)
-        return met
+        first, second = (x.flatten().long() for x in wide)
+        both = (first >= 0) & (second >= 0)
+        first, second = first[both], second[both]
+        span = int(second.max()) + 1 if len(second) else 1
+        pairs = torch.unique(first * span + second)  # one number for each pair: rows would be sorted far more slowly
+        return torch.stack((pairs // span, pairs % span), 1)
 
     def _within(self, fine: Tensor, coarse: Tensor) -> bool:
         """Check whether the center of each cell lies in the coarser cell that it meets; padding and learned tokens may meet any cell."""
