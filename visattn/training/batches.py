@@ -8,8 +8,9 @@ be stored, whatever the number of processes or workers.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
 import timm.data
@@ -241,6 +242,8 @@ def patient() -> Iterator[None]:
     try:
         yield
     except (ConnectionError, EOFError) as error:  # the worker died while it handed over a batch
+        with suppress(RuntimeError):  # the signal handler reports the same death a moment later: here, not in other code
+            time.sleep(1)
         died = _died(error)
         raise died from error
     except RuntimeError as error:
