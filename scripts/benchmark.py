@@ -24,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pages import folded
+
 from visattn._support.tables import Row, to_markdown, to_text
 from visattn.errors import VisattnError
 
@@ -528,7 +530,7 @@ def run_json(python: str, part: str, *arguments: str, allocator: str = "default"
 def document(measured: dict[str, list[Row]]) -> str:
     """Return the docs page: headlines, tables, protocol. Parts that were not measured in this run keep their tables."""
     before = DOCS.read_text(encoding="utf-8") if DOCS.exists() else ""
-    standing = dict(re.findall(r"^## (.+)\n\n(?:<details>\n.+\n\n)?((?:\|.*\n)+)", before, re.MULTILINE))
+    standing = dict(re.findall(r"^## (.+)\n\n(?:<details>.+\n\n)?((?:\|.*\n)+)", before, re.MULTILINE))
     known = {title: to_markdown(measured[part]) if part in measured else standing.get(title) for part, title in PARTS.items()}
     tables = {title: table for title, table in known.items() if table}
     kept, over = (sum(table.count(f"| {verdict} |") for table in tables.values()) for verdict in ("ok", "over"))
@@ -538,7 +540,7 @@ def document(measured: dict[str, list[Row]]) -> str:
         "written by `scripts/benchmark.py --write-docs`, each table from one run and with the bounds of that run: [how it was "
         "measured](#how-it-was-measured)."
     )
-    sections = [f"## {title}\n\n{folded(table)}" for title, table in tables.items()]
+    sections = [f"## {title}\n\n{shortened(table)}" for title, table in tables.items()]
     how = "\n".join(["## How it was measured\n", *(f"- {line}" for line in protocol()), ""])
     broken = exceeded(tables)
     listed = ["Exceeded bounds:\n", to_markdown(broken)] if broken else []
@@ -569,10 +571,10 @@ def exceeded(tables: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-def folded(table: str) -> str:
+def shortened(table: str) -> str:
     """Return a table; a long one is put into a fold."""
     rows = table.count("\n") - 2
-    return table if rows <= SHORT else f"<details>\n<summary>Table of {rows} rows</summary>\n\n{table}\n</details>\n"
+    return table if rows <= SHORT else folded(f"Table of {rows} rows", table)
 
 
 def sizes(quick: bool) -> dict[int, int]:
