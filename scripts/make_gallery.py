@@ -21,7 +21,7 @@ from visattn.cli.demo import PROBES, demo_page
 from visattn.drawing.gate_pages import gate_page
 from visattn.drawing.marks import ring, spotlight
 from visattn.drawing.matrices import matrix_page
-from visattn.drawing.pages import Cell, sheet, side_by_side
+from visattn.drawing.pages import Cell, sheet
 from visattn.drawing.plots import head_statistics
 from visattn.drawing.sheets import contact_sheet
 from visattn.evaluation.survey import Survey
@@ -40,6 +40,7 @@ def main() -> None:
     """Write every picture and print its path."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
+    _save("quickstart", visattn.explain(model, "photo:chelsea").contact_sheet())
     rows = []
     for name, head in HEADS.items():
         prepared = visattn.prepare(visattn.load_image(data.photo_path(name)), model)
@@ -61,7 +62,6 @@ def main() -> None:
             ]
         )
         if name == "coffee":
-            _save("quickstart", side_by_side([prepared.photo, heads.overlay()], panel=400))
             grid = answer(recording, prepared, ask("attention", {"layer": "all"}))
             _save("grid", contact_sheet(prepared.photo, grid.map, prepared.geometry, rows="layer", columns="head", panel=150))
             record = recording.select(kind="self", layer=5)[0]
@@ -97,7 +97,7 @@ def main() -> None:
     caption_pictures(FOLDER)
     _distance(model)
     for name in data.PHOTOS:
-        _save(f"demo_{name}", demo_page(model, data.photo_path(name), PROBES[name]))
+        _save(f"demo_{name}", demo_page(model, f"photo:{name}", PROBES[name]))
 
 
 def _masked(model: nn.Module) -> Image.Image:

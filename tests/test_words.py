@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from click import Command, Context, Group
@@ -108,9 +108,14 @@ def parameters_of(name: str, value: Any) -> set[str]:
         every = inspect.signature(value).parameters.values()
     except (TypeError, ValueError):  # some types of Python have none
         return set()
-    return {
-        f"{name}({one.name})" for one in every if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and one.name != "self"
-    }
+    named = [one.name for one in every if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL) and one.name != "self"]
+    for one in every:
+        if one.kind is one.VAR_KEYWORD and "Unpack" in str(one.annotation):  # the keywords stand in a TypedDict
+            (options,) = get_args(
+                get_type_hints(inspect.unwrap(value.__init__ if inspect.isclass(value) else value), include_extras=True)[one.name]
+            )
+            named += get_type_hints(options)
+    return {f"{name}({one})" for one in named}
 
 
 def options_of(name: str, command: Command) -> set[str]:

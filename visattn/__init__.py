@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         training as training,
     )
     from visattn.capturing import AttentionCall as AttentionCall, permuted as permuted
+    from visattn.data.sources import load_image as load_image
     from visattn.drawing.filmstrips import animation as animation, filmstrip as filmstrip
     from visattn.drawing.gate_pages import gate_page as gate_page
     from visattn.drawing.matrices import matrix_page as matrix_page
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from visattn.errors import VisattnError as VisattnError
     from visattn.evaluation.survey import Survey as Survey
     from visattn.geometry import Geometry as Geometry
-    from visattn.images import load_image as load_image
     from visattn.loading import load_model as load_model
     from visattn.maps import (
         AttentionMap as AttentionMap,
@@ -89,7 +89,7 @@ _NAMES = {
     "filmstrip": "drawing.filmstrips",
     "gate_page": "drawing.gate_pages",
     "intervene": "pipeline.captures",
-    "load_image": "images",
+    "load_image": "data.sources",
     "load_map": "maps",
     "load_model": "loading",
     "matrix_page": "drawing.matrices",

@@ -18,8 +18,8 @@
     │  └─ LayoutError                       tokens that cannot be mapped onto the image
     └─ MissingExtra(ImportError)        2   an optional dependency is not installed
 
-`VisattnWarning` is issued for results that may mislead. Each error also derives from the built-in exception in parentheses. Messages
-state what was expected and what was given, followed by what to do.
+`VisattnWarning` is issued for results that may mislead, `VisattnNote` for choices made for the caller. Each error also derives from the
+built-in exception in parentheses. Messages state what was expected and what was given, followed by what to do.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ __all__ = [
     "TrainingError",
     "UnsupportedModel",
     "VisattnError",
+    "VisattnNote",
     "VisattnWarning",
     "WeightsError",
 ]
@@ -136,3 +137,7 @@ class MissingExtra(VisattnError, ImportError):
 
 class VisattnWarning(UserWarning):
     """A result that may mislead, or that shows nothing."""
+
+
+class VisattnNote(UserWarning):
+    """A choice made for the caller: another source of weights, or what an unusual spelling stands for."""

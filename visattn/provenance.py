@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from visattn._support.names import model_title
+from visattn._support.reprs import brief
 from visattn.geometry import Geometry
 
 __all__ = ["Provenance", "Sink", "sink_warning", "versions"]
@@ -92,6 +93,8 @@ class Provenance:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=versions)
+
+    __repr__ = brief
 
     @property
     def title(self) -> str:

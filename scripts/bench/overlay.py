@@ -23,7 +23,7 @@ from visattn.drawing import colormaps
 from visattn.geometry import Box, Geometry
 
 WIDTH, HEIGHT, GRID = 1024, 768, 37
-ROUNDS, WARMUP = 60, 10
+ROUNDS, WARMUP = 400, 10  # about 20 s, so that a short burst of other work does not move a median
 
 
 def attention_map() -> visattn.AttentionMap:

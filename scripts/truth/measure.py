@@ -24,7 +24,7 @@ from visattn.errors import OptionError
 from visattn.evaluation.cells import cells_of
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
-from visattn.methods import METHODS, method_of
+from visattn.methods import METHODS, name_of
 from visattn.methods.gate_maps import PLACES
 from visattn.pipeline.inputs import prepare_batch
 from visattn.pipeline.run import look
@@ -75,11 +75,11 @@ class Way:
     @property
     def slow(self) -> bool:
         """True if the method runs the model many times."""
-        return self.method not in ONCE and not method_of(self.method).needs.isdisjoint({"score", "replay"})
+        return self.method not in ONCE and not METHODS[name_of(self.method)].needs.isdisjoint({"score", "replay"})
 
     def map(self, model: nn.Module, picture: Image.Image, label: int) -> tuple[AttentionMap, Geometry]:
         """Compute the map of an image as the mean over heads; a class-specific method explains the true class."""
-        target = label if method_of(self.method).targeted else None
+        target = label if METHODS[name_of(self.method)].targeted else None
         found = visattn.explain(model, picture, method=self.method, target=target, **self.parameters)
         return found.panel, found.geometry
 

@@ -277,5 +277,5 @@ def test_doctor_uses_the_network_only_with_the_option(run: Run, monkeypatch: pyt
     assert "model hub" in out
     assert "not checked" in out
     assert "--network" in out
-    assert "not checked" not in run("doctor", "--network")[1]
+    assert "not checked" not in run("doctor", "--network", "--imports")[1]
     assert len(asked) == 1

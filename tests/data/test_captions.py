@@ -149,7 +149,10 @@ def test_captioned_scenes_are_cached_separately_from_labeled_scenes(monkeypatch:
     read: Callable[[], CaptionDataset] = partial(load_captions, "scenes", "train", count=5, size=(48, 48))
     first = read()
     store.drawn("scenes", "train", 5, (48, 48))
-    assert sorted(folder.name for folder in (cache / "scenes").iterdir()) == ["captions-scenes-1-48x48-1-5", "scenes-1-48x48-1-5"]
+    assert sorted(folder.name for folder in (cache / "scenes").iterdir()) == [
+        "captions-scenes-1.2-48x48-1-5",
+        "scenes-1.2-48x48-1-5",
+    ]
     monkeypatch.setattr(Scenes, "scene", None)
     again = pickle.loads(pickle.dumps(read()))
     assert len(pickle.dumps(again)) < 2000

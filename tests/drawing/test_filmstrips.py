@@ -312,7 +312,7 @@ def test_part_outside_the_crop_is_named(written: list[tuple[str, float]]) -> Non
         pytest.param(random_map(), {"panel": 20}, "panel must be a number from 64 to 1024", id="panel"),
         pytest.param(constant(), {"opacity": 2}, "opacity must be a number from 0 to 1", id="opacity"),
         pytest.param(random_map(), {"colormap": "infero"}, "unknown colormap 'infero'", id="colormap"),
-        pytest.param(random_map(), {"interpolation": "cubic"}, "unknown interpolation 'cubic'", id="interpolation"),
+        pytest.param(random_map(), {"interpolation": "spline"}, "unknown interpolation 'spline'", id="interpolation"),
         pytest.param(random_map(), {"normalize": "max"}, "unknown normalization 'max'", id="normalization"),
     ],
 )

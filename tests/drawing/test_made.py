@@ -25,7 +25,7 @@ from visattn.cli.demo import demo_page
 from visattn.drawing.marks import outline, ring, spotlight
 from visattn.drawing.overlays import colorize
 from visattn.drawing.pictures import Picture
-from visattn.errors import OptionError, OutputError, VisattnWarning
+from visattn.errors import VisattnWarning
 from visattn.maps import normalize
 from visattn.provenance import Provenance
 from visattn.training import AttentionLogger
@@ -165,7 +165,7 @@ def test_filmstrips_store_their_provenance(run: Run, photo: Path, tmp_path: Path
 
 
 def test_the_demo_page_stores_its_provenance() -> None:
-    page = demo_page(tiny.vit(dynamic_img_size=True), visattn.data.photo_path("coffee"), (300, 170))
+    page = demo_page(tiny.vit(dynamic_img_size=True), "photo:coffee", (300, 170))
     made = facts(saved(page))
     assert made["image"] == "coffee.png"
     assert made["drawing"]["opacity"] == 0.6
@@ -253,7 +253,8 @@ def test_a_picture_is_a_pillow_image_that_can_be_pickled_and_resized(explanation
     picture = explanation.overlay()
     again = pickle.loads(pickle.dumps(picture))
     assert again.tobytes() == picture.tobytes()
-    for other in (again, picture.resize((9, 6)), picture.crop((0, 0, 9, 6)), picture.convert("L")):
+    assert facts(saved(again)) == facts(saved(picture))
+    for other in (picture.resize((9, 6)), picture.crop((0, 0, 9, 6)), picture.convert("L")):
         with Image.open(io.BytesIO(saved(other))) as back:
             assert "visattn" not in back.info  # another picture
 
@@ -261,25 +262,10 @@ def test_a_picture_is_a_pillow_image_that_can_be_pickled_and_resized(explanation
 # names
 
 
-@pytest.mark.parametrize("name", ["x.jpg", "x.jpeg", "x", "x.webp", "x.png.jpg"])
-def test_save_refuses_file_names_that_do_not_end_in_png(name: str, explanation: visattn.Explanation, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=rf"^{name}: figures are written as PNG\. Choose a name that ends in \.png\.$"):
-        explanation.save(tmp_path / name)
-    assert not list(tmp_path.iterdir())
-
-
 def test_heads_refuse_file_names_that_do_not_end_in_png(run: Run, photo: Path) -> None:
     code, out, err = run("heads", photo, *TINY, "-o", "page.jpg")
     assert (code, out) == (2, "")
     assert err == "visattn: error: page.jpg: figures are written as PNG. Choose a name that ends in .png.\n"
-
-
-def test_saving_twice_is_refused_with_the_overwrite_argument(explanation: visattn.Explanation, tmp_path: Path) -> None:
-    explanation.save(tmp_path / "dog.png")
-    with pytest.raises(OutputError, match=r"exists already; pass overwrite=True \(--overwrite\) to replace it"):
-        explanation.save(tmp_path / "dog.png")
-    explanation.save(tmp_path / "dog.png", overwrite=True, opacity=0.25)
-    assert facts(tmp_path / "dog.png")["drawing"]["opacity"] == 0.25
 
 
 def test_overlays_of_constant_maps_store_their_provenance() -> None:

@@ -306,7 +306,7 @@ def test_panel_is_drawn_at_its_own_size_from_a_larger_photo() -> None:
         pytest.param(("head",), {"shared_axes": ("layer",)}, "unknown axis 'layer'", id="unknown shared"),
         pytest.param(("head",), {"mass": 1.5}, "mass must be a number from 0 to 1", id="mass"),
         pytest.param(("head",), {"colormap": "infero"}, "unknown colormap 'infero'", id="colormap"),
-        pytest.param(("head",), {"interpolation": "cubic"}, "unknown interpolation 'cubic'", id="interpolation"),
+        pytest.param(("head",), {"interpolation": "spline"}, "unknown interpolation 'spline'", id="interpolation"),
         pytest.param((), {}, "a contact sheet needs one or two axes", id="no axis left"),
     ],
 )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import visattn
 from tests import tiny
 from visattn import families, load_model, methods
-from visattn.errors import LayoutError, ModelError, OptionError, UnsupportedModel
+from visattn.errors import LayoutError, ModelError, OptionError, UnsupportedModel, WeightsError
 from visattn.provenance import Provenance
 
 
@@ -234,13 +234,19 @@ def test_file_without_a_model_raises_a_one_line_error(factory: str, message: str
     assert "\n" not in str(caught.value)
 
 
-def test_weights_argument_with_a_python_file_is_refused(tmp_path: Path) -> None:
-    file, other = tmp_path / "mine.py", tmp_path / "no_weights.jpg"
+def test_a_python_file_takes_weights_from_a_file(tmp_path: Path) -> None:
+    file, other, weights = tmp_path / "mine.py", tmp_path / "no_weights.jpg", tmp_path / "weights.pth"
     file.write_text(textwrap.dedent(FILE))
+    expected = {name: torch.randn_like(tensor) for name, tensor in load_model(f"{file}:small").state_dict().items()}
+    torch.save(expected, weights)
+    model = load_model(f"{file}:small", weights=weights)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    assert families.provenance_of(model).weights == "weights.pth"
     other.write_bytes(b"none at all")
-    for weights in (other, str(other), "none"):
-        with pytest.raises(OptionError, match=r"a Python file loads its own weights, got weights .*Leave weights out"):
-            load_model(f"{file}:small", weights=weights)
+    with pytest.raises(WeightsError, match=r"no_weights\.jpg: truncated or not a checkpoint"):
+        load_model(f"{file}:small", weights=str(other))
+    with pytest.raises(OptionError, match=r"a Python file loads its own weights, got weights none. Leave weights out"):
+        load_model(f"{file}:small", weights="none")
 
 
 ENDING = {

@@ -103,7 +103,7 @@ def test_family_owns_torchvision_classifiers_before_custom_models() -> None:
     class Mine(models.ResNet):  # type: ignore[misc]
         """Subclass of a torchvision model."""
 
-    assert list(FAMILIES) == ["trained", "timm", "torchvision", "custom"]
+    assert list(FAMILIES) == ["trained", "timm", "torchvision", "huggingface", "custom"]
     assert family.owns(Mine(models.resnet.BasicBlock, [1, 1, 1, 1]))
     assert not family.owns(nn.Sequential(nn.Conv2d(3, 4, 3)))
     assert not family.owns(models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None))
@@ -300,8 +300,9 @@ def test_another_size_keeps_the_crop_proportion(photo: Image.Image) -> None:
     assert spec.size == (112, 112)
     usual = prepare(photo, load_model(SMALL, weights="none")).geometry.window
     assert tuple(prepare(photo, model).geometry.window) == pytest.approx(tuple(usual), abs=0.5)
-    with pytest.raises(OptionError, match=r"takes 112 x 112 pixels, got 224. Load it with load_model\(img_size=224\)"):
-        input_spec(model, 224)
+    assert input_spec(model, (128, 224)).size == (128, 224)  # a CNN takes any size
+    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 224 x 224. Load it with load_model\(img_size=224\)"):
+        input_spec(little_vit(image_size=64), 224)
 
 
 def test_model_instance_gets_the_default_transform(photo: Image.Image) -> None:

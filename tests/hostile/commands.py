@@ -163,7 +163,7 @@ _KINDS = (
     "overlay",
     "map",
     "heads",
-    "wall",
+    "grid",
     "layers",
     "matrix",
     "stats",

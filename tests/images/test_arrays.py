@@ -13,8 +13,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tests.images.making import Pixels, photo_of
+from visattn import load_image
 from visattn.errors import ImageError
-from visattn.images import as_photo, image_facts, load_image
+from visattn.images import as_photo, image_facts
 
 RAMP = np.arange(30, dtype=np.uint8).reshape(2, 5, 3) * 8  # height 2, width 5
 

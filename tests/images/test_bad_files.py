@@ -19,8 +19,9 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 from tests.images.making import Pixels, encoded, photo_of
+from visattn import load_image
 from visattn.errors import ImageError, OptionError
-from visattn.images import as_photo, image_facts, load_image
+from visattn.images import as_photo, image_facts
 
 
 def png(width: int, height: int) -> bytes:
@@ -282,7 +283,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MEASURE = """
 import resource, sys
-from visattn.images import load_image
+from visattn import load_image
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()
 try:

@@ -16,8 +16,9 @@ from PIL import Image
 from PIL.TiffImagePlugin import OPEN_INFO
 
 from tests.images import tiff
+from visattn import load_image
 from visattn.errors import ImageError
-from visattn.images import image_facts, load_image
+from visattn.images import image_facts
 
 # every gray format that Pillow lists: order, photometric, (format,), fill order, bits, extra samples
 KINDS = [key for key in OPEN_INFO if key[1] in (0, 1)]

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from tests.images.making import Pixels, encoded, photo_of
-from visattn.images import ImageFacts, image_facts, load_image
+from visattn import load_image
+from visattn.images import ImageFacts, image_facts
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "BMP", "PPM"])
@@ -27,7 +28,7 @@ def test_each_format_loads_as_the_first_image_of_a_process(kind: str, tmp_path: 
     """Load each format first in a new process: Pillow loads its plugins one by one, and no format may depend on another."""
     path = tmp_path / "photo.img"
     path.write_bytes(encoded(photo_of(), kind))
-    code = "import sys; from visattn.images import load_image; print(load_image(sys.argv[1]).size)"
+    code = "import sys; from visattn import load_image; print(load_image(sys.argv[1]).size)"
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("(50, 40)", 0), done.stderr
 

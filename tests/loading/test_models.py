@@ -162,7 +162,7 @@ def test_weights_dropped_by_timm_are_noted_but_missing_weights_are_refused(save:
     own = weights(name, **small)
     pool = {"attn_pool.latent": torch.zeros(1, 1, 24)}
     model = timm.create_model(name, **small)
-    translate, lenient = timm_models._outline(name)[1:]
+    translate, lenient = timm_models._unfilled(name, None)[1:]
     assert lenient
     told = fill(model, own | pool, "w.pth", translate, lenient)
     assert told == ("1 tensors of the checkpoint are not used by this model: attn_pool.latent",)
@@ -303,7 +303,7 @@ def test_older_names_are_translated_as_timm_does(save: Save) -> None:
     older = {re.sub(r"ls([12])\.gamma", r"gamma_\1", key): value for key, value in expected.items()}
     assert older.keys() != expected.keys()
     model = timm.create_model("deit3_small_patch16_224", embed_dim=24, depth=1, num_heads=2)
-    fill(model, older, "w.pth", timm_models._outline("deit3_small_patch16_224")[1])
+    fill(model, older, "w.pth", timm_models._unfilled("deit3_small_patch16_224", None)[1])
     assert same(model, expected)
 
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 from PIL import Image
 
+from visattn import load_image
 from visattn.cli.commands import _run
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
-from visattn.images import image_facts as facts_of, load_image
+from visattn.images import image_facts as facts_of
 from visattn.maps import AttentionMap, load_map, save_map, schema
 from visattn.provenance import Provenance, Sink
 from visattn.records import TokenLayout

@@ -15,10 +15,10 @@ from PIL import Image
 
 from tests.maps.making import WINDOWS, make_map, quick, random_map
 from tests.oracles.heatmaps import mix_bicubic, mix_bilinear, mix_nearest, slow_heat
+from visattn import load_image
 from visattn._support.opencv import cv2
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
-from visattn.images import load_image
 from visattn.maps import AttentionMap, normalize
 from visattn.provenance import Sink
 from visattn.records import TokenLayout

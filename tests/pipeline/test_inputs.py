@@ -264,7 +264,7 @@ def test_img_size_is_rounded_to_full_patches(resize: Literal["model", "fit"], as
 
 
 def test_img_size_of_a_fixed_size_model_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 128. Load it with load_model\(img_size=128\)"):
+    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 128 x 128. Load it with load_model\(img_size=128\)"):
         prepare(noise(9, 9), small_vit(), img_size=128)
 
 

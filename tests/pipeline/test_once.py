@@ -40,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counting(loading, "_split", "photo converted")
     counting(question, "check_types", "parameters bound")
     counting(spec.InputSpec, "checked", "input specification built")
-    counting(inputs, "_prepared", "photo prepared")
+    counting(inputs, "prepare_with", "photo prepared")
     counting(np, "savez_compressed", "map compressed")
     return count
 
@@ -80,6 +80,9 @@ print(*sorted(name for name in sys.modules if name.split(".")[0] == "visattn"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     rooms = {".".join(name.split(".")[:2]) for name in loaded}
-    assert not rooms & {f"visattn.{name}" for name in ("nn", "models", "training", "captioning", "cli", "evaluation", "data")}
+    assert not rooms & {f"visattn.{name}" for name in ("nn", "models", "training", "captioning", "cli", "evaluation")}
+    assert not [
+        name for name in loaded if name.startswith(("visattn.data.scenes", "visattn.data.labeled", "visattn.data.captions"))
+    ]
     assert "visattn.pipeline" in rooms
     figures("modules of visattn that explaining a ViT of timm loads", len(loaded), "")

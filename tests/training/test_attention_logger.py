@@ -28,10 +28,10 @@ from visattn import nn as ours
 from visattn._support.publish import publish
 from visattn.drawing.colormaps import table
 from visattn.errors import OptionError, OutputError, ShapeError, UnsupportedModel, VisattnWarning
+from visattn.families.wrappers import unwrapped
 from visattn.pipeline.tensors import prepare_tensor
 from visattn.training import attention_logger
 from visattn.training.attention_logger import AttentionLogger
-from visattn.training.wrappers import unwrapped
 
 HEIGHT, WIDTH = tiny.INPUT
 PANEL = 48

@@ -12,8 +12,10 @@ from visattn.errors import OptionError
 
 
 def suggest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` names in `known` that are close to `name`, the closest first."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    """Return up to `count` names in `known` that are close to `name`, the closest first; else names that contain it."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    return near or [one for one in names if len(name) > 2 and name.lower() in one.lower()][:count]
 
 
 def one_of(value: str, known: Sequence[str], what: str) -> str:

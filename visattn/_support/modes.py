@@ -1,14 +1,33 @@
-"""Context manager for evaluation mode."""
+"""Context managers: evaluation mode, and random numbers that a dry run must not use up."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+import torch
 from torch import nn
 
 from visattn._support.checks import first_line
 from visattn.errors import ModelError
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch (CPU) after the block.
+
+    Yields:
+        Nothing.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 - the one that models use
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from visattn._support.files import exists, is_file
 from visattn._support.modes import evaluating
+from visattn._support.reprs import brief
 from visattn.captioning.beam_search import search
 from visattn.captioning.encoders import receptive_field
 from visattn.captioning.folders import CaptionerBlueprint, load
@@ -62,6 +63,8 @@ class Caption:
     chosen_cells: tuple[tuple[int, int] | None, ...]
     photo: Image.Image
     geometry: Geometry
+
+    __repr__ = brief
 
     @property
     def text(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from visattn._support.checks import printable
+from visattn._support.reprs import brief
 from visattn.captioning.encoders import Shape, encoder
 from visattn.captioning.vocabulary import SPECIAL
 from visattn.errors import UnsupportedModel, VisattnError, WeightsError
@@ -54,6 +55,8 @@ class CaptionerBlueprint:
     word_dropout: float = 0.0
     coordinates: bool = False
     temperature: float = 1.0
+
+    __repr__ = brief
 
     @property
     def channels(self) -> int:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from visattn._support.reprs import brief
 from visattn.errors import DataError
 from visattn.models.show_attend_tell import END, UNKNOWN
 
@@ -36,6 +37,8 @@ class Vocabulary:
     """
 
     words: tuple[str, ...]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         """Validate the words.

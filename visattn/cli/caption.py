@@ -14,8 +14,10 @@ from visattn._support.checks import printable
 from visattn._support.files import check_outputs, is_folder, result_names, write_whole
 from visattn._support.types import Interpolation, Sampling
 from visattn.cli.each import Each
+from visattn.cli.late import Command
 from visattn.cli.options import photo_options, talk_options
 from visattn.cli.talk import note
+from visattn.data.sources import as_file
 from visattn.errors import OptionError, VisattnError, WeightsError
 
 if TYPE_CHECKING:  # these import torch
@@ -29,7 +31,7 @@ _KINDS = (".png", ".webp")
 _SAMPLINGS = [way for way in get_args(Sampling) if way != "gumbel"]  # gumbel is for training only
 
 
-@click.command("caption")
+@click.command("caption", cls=Command)
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--checkpoint", type=click.Path(path_type=Path), required=True, help="Folder of a trained captioner: RUN/final.")
 @click.option(
@@ -202,7 +204,7 @@ def _strips(images: Sequence[Path], filmstrip: Path | None) -> list[Path]:
         raise OptionError(
             f"{filmstrip.name}: --filmstrip must be a {kinds} file for one image, or a folder for several. Choose another name."
         )
-    return [filmstrip / f"{name}.caption.png" for name in result_names(images)]
+    return [filmstrip / f"{name}.caption.png" for name in result_names([as_file(image) for image in images])]
 
 
 def _json_file(output: Path) -> Path:

@@ -12,11 +12,11 @@ from importlib import import_module
 import click
 
 from visattn._support.checks import printable
-from visattn.errors import VisattnError, VisattnWarning
+from visattn.errors import VisattnError, VisattnNote, VisattnWarning
 
 # name -> one line of help; a command `x` is the function `x_command` of visattn.cli.x
 COMMANDS = {
-    "demo": "Draw heads, features, similarity and rollout of DINOv2 on four sample photos.",
+    "demo": "Draw what DINOv2 and a classifier see in four sample photos.",
     "overlay": "Draw a model's attention over photos.",
     "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
     "train": "Train a classifier, with or without attention, or a captioner.",
@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not debug:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
+    warnings.simplefilter("always", VisattnNote)
     sys.exit(_run(given, debug))
 
 
@@ -152,7 +153,8 @@ def complain(message: str) -> None:
 
 
 def _show_warning(message: Warning | str, *_details: object) -> None:
-    click.echo(f"visattn: warning: {_line(str(message))}", err=True)
+    kind = "" if isinstance(message, VisattnNote) else "warning: "
+    click.echo(f"visattn: {kind}{_line(str(message))}", err=True)
 
 
 def _line(message: str) -> str:

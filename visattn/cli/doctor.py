@@ -11,19 +11,22 @@ import click
 
 from visattn._support.files import cache_folder
 from visattn._support.tables import to_json, to_text
+from visattn.cli.late import Command
 from visattn.cli.options import talk_options
 from visattn.errors import VisattnError
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
+@click.option("--imports", is_flag=True, help="Also import PyTorch and look for a GPU, which takes seconds.")
 @click.option("--network", is_flag=True, help="Also check that the Hugging Face Hub can be reached.")
 @talk_options
-def doctor_command(network: bool, as_json: bool, quiet: bool, debug: bool) -> int:
+def doctor_command(imports: bool, network: bool, as_json: bool, quiet: bool, debug: bool) -> int:
     """Check the installation; exit with code 1 if something required is missing. The network is not used without --network."""
     rows = []
     for name, needed, check in _CHECKS:
-        if check is _hub and not network:
-            rows.append({"check": name, "state": "not checked", "detail": "pass --network to check it"})
+        flag = {_devices: "--imports", _hub: "--network"}.get(check, "")
+        if flag and not {"--imports": imports, "--network": network}[flag]:
+            rows.append({"check": name, "state": "not checked", "detail": f"pass {flag} to check it"})
             continue
         try:
             rows.append({"check": name, "state": "ok", "detail": check()})
@@ -38,10 +41,14 @@ def _python() -> str:
 
 
 def _torch() -> str:
+    return ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "timm"))
+
+
+def _devices() -> str:
     import torch
 
     devices = f"CUDA {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "CPU only"
-    return f"torch {torch.__version__}, timm {metadata.version('timm')}, {torch.get_num_threads()} threads, {devices}"
+    return f"{torch.get_num_threads()} threads, {devices}"
 
 
 def _opencv() -> str:
@@ -67,12 +74,11 @@ def _cache() -> str:
 
 
 def _offline() -> str:
-    from visattn.data import OFFLINE_NAME
+    from visattn.data.weights import offline
 
-    path = cache_folder() / f"{OFFLINE_NAME}.safetensors"
-    if not path.exists():
-        raise FileNotFoundError("not downloaded yet; visattn demo downloads them")
-    return str(path)
+    if not (there := [str(path) for model in offline.SOURCES if (path := offline.cached(model)).exists()]):
+        raise FileNotFoundError("not downloaded yet; visattn demo downloads them if the Hugging Face Hub cannot be reached")
+    return ", ".join(there)
 
 
 def _hub() -> str:
@@ -93,9 +99,10 @@ def _installed(name: str) -> bool:
 _CHECKS: tuple[tuple[str, bool, Callable[[], str]], ...] = (
     ("python", True, _python),
     ("torch", True, _torch),
+    ("devices", True, _devices),
     ("opencv", True, _opencv),
     ("pillow", True, _pillow),
     ("cache", True, _cache),
-    ("offline DINOv2 weights", False, _offline),
+    ("offline weights", False, _offline),
     ("model hub", False, _hub),
 )

@@ -10,17 +10,20 @@ import click
 from visattn._support.checks import printable, whole_number
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.tables import Row, to_csv, to_json, to_text
+from visattn.cli.late import Command
 from visattn.cli.options import (
     files_read,
     model_options,
     output_options,
     photo_options,
+    preparing,
     reading,
     refuse_beside,
     style_of,
     style_options,
 )
 from visattn.cli.talk import describe, note, result
+from visattn.data.sources import as_file
 from visattn.drawing.style import PAGE, Style
 from visattn.errors import NoAttentionCaptured, OptionError
 
@@ -28,7 +31,7 @@ _Shown = Literal["attention", "gates"]
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
 
 
-@click.command("heads")
+@click.command("heads", cls=Command)
 @click.argument("image", type=click.Path(path_type=Path))
 @model_options
 @click.option(
@@ -72,12 +75,12 @@ def heads_command(
     """Draw the attention heads of a model for IMAGE in one figure.
 
     \b
-    visattn heads dog.jpg                                  the last layer
-    visattn heads dog.jpg --layer all                      every layer and head
-    visattn heads dog.jpg --query pixel:120,80 --by-layer  one query through the layers
-    visattn heads dog.jpg --layer 5 --head 2 --matrix      query x key
-    visattn heads dog.jpg --layer all --stats              every head in numbers
-    visattn heads dog.jpg --model seresnet50 --method gates
+    visattn heads photo:chelsea                                  the last layer
+    visattn heads photo:chelsea --layer all                      every layer and head
+    visattn heads photo:chelsea --query pixel:120,80 --by-layer  one query through the layers
+    visattn heads photo:chelsea --layer 5 --head 2 --matrix      query x key
+    visattn heads photo:chelsea --layer all --stats              every head in numbers
+    visattn heads photo:chelsea --model seresnet50 --method gates
     """  # noqa: D301 - \b keeps click from wrapping the examples
     gated = options["method"] == "gates"
     options["layer"] = options["layer"] or ("all" if gated else "-1")
@@ -85,15 +88,16 @@ def heads_command(
     Style(**style_of(options))  # raises for values out of range before any file is read
     if kind in ("matrix", "stats"):
         refuse_beside(f"--{kind}", tuple(style_of(options)))
-    target = output or Path(f"{image.stem}.{kind}.png")
+    target = output or Path(f"{as_file(image).stem}.{kind}.png")
     if not options["stats"]:
         check_png(target)
     if output is not None or not options["stats"]:
         check_output(target, overwrite=overwrite, inputs=[image, *files_read(options)])
     from dataclasses import replace
 
+    from visattn.data.sources import load_image
     from visattn.drawing.pictures import to_png
-    from visattn.images import image_facts, load_image
+    from visattn.images import image_facts
     from visattn.loading import load_model
     from visattn.pipeline.explaining import answer
     from visattn.pipeline.inputs import prepare
@@ -102,7 +106,7 @@ def heads_command(
 
     photo = load_image(image, **reading(options))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
-    prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
+    prepared = prepare(photo, model, **preparing(options))
     recording = _with_gates(model, prepared) if gated else look(model, prepared)
     if gated or kind == "stats":
         source = image_facts(photo)

@@ -8,18 +8,19 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.tables import to_json, to_text
-from visattn.cli.options import talk_options
+from visattn.cli.late import Command
+from visattn.cli.options import Size, talk_options
 
 if TYPE_CHECKING:
     from visattn.methods import Method
     from visattn.records import Recording, TokenLayout
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Command)
 @click.argument("model")
-@click.option("--img-size", type=click.IntRange(1), help="Side of the model's input in pixels.")
+@click.option("--img-size", type=Size(), help="Size of the model's input in pixels: a side, or height x width as HxW.")
 @talk_options
-def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool, debug: bool) -> None:
+def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json: bool, quiet: bool, debug: bool) -> None:
     """Show the attention layers of MODEL, and which methods apply to it.
 
     MODEL is the name of a timm model, or file.py:factory. No pretrained weights are needed: one forward pass with random weights is
@@ -28,18 +29,19 @@ def inspect_command(model: str, img_size: int | None, as_json: bool, quiet: bool
     import torch
 
     from visattn.families import cam_layer, input_spec
-    from visattn.loading import load_model
+    from visattn.loading import brings_weights, load_model
     from visattn.methods import METHODS
     from visattn.methods.gate_maps import GATES
     from visattn.pipeline.captures import capture
+    from visattn.pipeline.run import answer_of
 
-    net = load_model(model, weights="none", img_size=img_size)
+    net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
     spec = input_spec(net, img_size)
     known = cam_layer(net)
     with capture(
         net, features="last" if known is None else [known], gradients=True
     ) as recording:  # with the outputs of the kernels, for the column `error`
-        net(torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
+        answer_of(net, torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
     layers = [
         {
             "layer": record.layer,

@@ -1,30 +1,73 @@
-"""Commands that create some of their options on first use, because these options are derived from modules that import torch."""
+"""Commands that understand other spellings of options, and commands that create some of their options on first use.
+
+The latter options are derived from modules that import torch.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
-from visattn._support.checks import whole_number
+from visattn._support.checks import printable, whole_number
+from visattn._support.spellings import ELSEWHERE, note, option_of
+from visattn.errors import OptionError
 
 Late = Callable[[], Sequence[click.Option]]
 _PLAIN: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+_IMAGES = ("image", "images", "img", "input", "photo", "image-path")
 _BESIDE = ("image", "seed")  # commands have one image per map, and one option --seed for everything
 
 
-class LateCommand(click.Command):
-    """Command with options that `late` creates; they are inserted before the option named `before`, or before all others."""
+class Command(click.Command):
+    """Command that understands options in the spellings of other libraries, and images that are given by an option."""
 
-    def __init__(self, *arguments: Any, late: Late, before: str = "", **options: Any) -> None:  # noqa: ANN401
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments after replacing other spellings; see `click.Command.parse_args`."""
+        parameters = self.get_params(ctx)
+        flags = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
+        takes_images = any(isinstance(one, click.Argument) and one.name in ("image", "images") for one in parameters)
+        return super().parse_args(ctx, [own for given in args for own in _own(given, flags, takes_images)])
+
+
+def _own(given: str, flags: Collection[str], takes_images: bool) -> list[str]:
+    """Return an argument as the command spells it.
+
+    Raises:
+        OptionError: If another library has this option, and the command does the same in another way.
+    """
+    flag, equals, value = given.partition("=")
+    name = flag.removeprefix("--")
+    if not flag.startswith("--") or not name or flag in flags:
+        return [given]
+    if takes_images and name in _IMAGES:
+        note(f"{flag} is not needed: images are given without an option")
+        return [value] if equals else []
+    if own := option_of(name, {one.removeprefix("--").replace("-", "_") for one in flags}):
+        own = f"--{own.replace('_', '-')}"
+        note(f"{flag} is understood as {own}")
+        return [own + equals + value]
+    if hint := ELSEWHERE.get(name.replace("-", "_")):
+        raise OptionError(f"no such option {printable(flag)}; {hint}.")
+    return [given]
+
+
+class LateCommand(Command):
+    """Command with options that `late` creates; they are inserted before the option named `before`, or before all others.
+
+    With `spare`, they are created only if they may have been given.
+    """
+
+    def __init__(self, *arguments: Any, late: Late, before: str = "", spare: bool = False, **options: Any) -> None:  # noqa: ANN401
         """Store the function that creates options; all other arguments are those of `click.Command`."""
         super().__init__(*arguments, **options)
-        self._late, self._before = late, before
+        self._late, self._before, self._spare, self._wanted = late, before, spare, True
         self._made: list[click.Option] | None = None
 
     @property
@@ -32,9 +75,17 @@ class LateCommand(click.Command):
         """Names of the created options."""
         return tuple(one.name for one in self._made or () if one.name)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments; create the late options only if they may have been given, since that imports torch."""
+        early = {flag for one in self.params for flag in (*one.opts, *one.secondary_opts)}
+        given = {word.partition("=")[0] for word in args if word.startswith("-")}
+        prefix = f"{ctx.auto_envvar_prefix}_"
+        self._wanted = not (self._spare and given <= early) or any(name.startswith(prefix) for name in os.environ)
+        return super().parse_args(ctx, args)
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, and create the late options on the first call; see `click.Command.get_params`."""
-        if self._made is None:
+        """Return the parameters, and create the late options on the first call that needs them; see `click.Command.get_params`."""
+        if self._made is None and self._wanted:
             self._made = list(self._late())
             at = next((i for i, one in enumerate(self.params) if one.name == self._before), 0)
             self.params[at:at] = self._made

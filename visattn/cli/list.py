@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from importlib import metadata
+from pathlib import Path
+
 import click
 
 from visattn._support.checks import printable
+from visattn._support.files import cache_folder, write_whole
 from visattn._support.tables import to_json, to_text
+from visattn.cli.late import Command
 from visattn.cli.options import talk_options
-from visattn.errors import OptionError
+from visattn.errors import OptionError, VisattnError
 
 
-@click.command("list")
+@click.command("list", cls=Command)
 @click.argument("pattern", default="*")
 @click.option("--methods", "what", flag_value="methods", help="List methods instead of models.")
 @click.option("--colormaps", "what", flag_value="colormaps", help="List color maps instead of models.")
@@ -36,11 +45,40 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
 
         names = list(colormaps.NAMES)
     else:
-        from visattn.loading import list_models
-
-        if not (names := list_models(pattern)):
+        if not (names := [name for name in _every_model() if _fits(name, pattern)]):
             raise OptionError(f"no model name matches '{printable(pattern)}'. Put * before and after a part of the name.")
     click.echo(to_json(names) if as_json else "\n".join(names))
+
+
+def _every_model() -> list[str]:
+    """Return the names of all models.
+
+    They are stored in the cache on the first call, because importing timm to collect them takes seconds. The name of the file has the
+    versions of the libraries and the digest of the modules that choose the names.
+    """
+    from visattn import loading
+
+    chosen = [
+        Path(place, name).read_bytes()
+        for place in loading.__path__
+        for name in ("timm_models.py", "torchvision_models.py", "models.py")
+    ]
+    parts = [metadata.version(name) for name in ("timm", "torchvision")]
+    file = cache_folder() / f"models-{'-'.join(parts)}-{hashlib.sha256(b''.join(chosen)).hexdigest()[:12]}.json"
+    with suppress(OSError, ValueError):
+        names = json.loads(file.read_text())
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return names
+    every: list[str] = loading.list_models()
+    with suppress(OSError, VisattnError):  # without a cache, each call takes seconds
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(every).encode())
+    return every
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Check whether a name matches a pattern as in `list_models`: also without its tag, or without `tv:`."""
+    return any(fnmatchcase(name.removeprefix(prefix), one) for one in (pattern, f"{pattern}.*") for prefix in ("", "tv:"))
 
 
 def _first_line(function: object) -> str:

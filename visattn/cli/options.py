@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 
 import click
 
+from visattn._support.checks import whole_number
 from visattn._support.types import Space
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import OptionError
@@ -17,7 +18,34 @@ from visattn.pipeline.preprocessing import Preprocessing
 F = TypeVar("F", bound=Callable[..., Any])
 
 _READING = ("max_pixels", "color_profile")
+_PREPARING = ("img_size", "resize", "mean", "std")
 DEFAULT_MODEL = "vit_small_patch14_dinov2.lvd142m"
+
+
+class Size(click.ParamType[Any]):
+    """Option type for an input size: one side, or `HxW` (height, width)."""
+
+    name = "SIDE|HxW"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        """Convert text to a side or a pair; see `click.ParamType.convert`."""
+        sides = [whole_number(side) for side in str(value).lower().split("x")]
+        if len(sides) > 2 or any(side is None or side < 1 for side in sides):
+            self.fail(f"{value!r} is not a side such as 224, or height x width such as 192x256", param, ctx)
+        return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+class Numbers(click.ParamType[Any]):
+    """Option type for several numbers, separated by commas."""
+
+    name = "NUMBER,..."
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401
+        """Convert text to a tuple of numbers; see `click.ParamType.convert`."""
+        try:
+            return tuple(float(one) for one in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 0.5,0.5,0.5", param, ctx)
 
 
 def model_options(command: F) -> F:
@@ -29,9 +57,9 @@ def model_options(command: F) -> F:
             "--weights",
             default="auto",
             show_default=True,
-            help="Weights to load: auto (from the cache, else the Hugging Face Hub), none (random weights), or a FILE.",
+            help="Weights: auto (from the cache, else the Hugging Face Hub, else the package index), none (random), or a FILE.",
         ),
-        *_options(Preprocessing, ("img_size", "resize")),
+        *_options(Preprocessing, _PREPARING),
         click.option("--device", default="cpu", show_default=True, help="Device to run on: cpu, cuda or cuda:N."),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of random weights and of random samples."),
     )
@@ -45,6 +73,11 @@ def photo_options(command: F) -> F:
 def reading(options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `load_image` among the options."""
     return {name: options[name] for name in _READING}
+
+
+def preparing(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `prepare` among the options, without those of `load_image`."""
+    return {name: options[name] for name in _PREPARING}
 
 
 def files_read(options: dict[str, Any]) -> list[Path]:
@@ -106,6 +139,10 @@ def _options(record: type, names: Sequence[str], defaults: Mapping[str, Any] | N
             return click.option(flag, type=click.Choice(get_args(kind)), show_default=True, **facts)
         if kind is bool:
             return click.option(f"{flag}/--no-{field.name}", **facts)
+        if tuple[int, int] in get_args(kind):
+            return click.option(flag, type=Size(), **facts)
+        if Sequence[float] in get_args(kind) and field.default is None:
+            return click.option(flag, type=Numbers(), **facts)
         if kind is float:
             return click.option(flag, type=float, show_default=True, **facts)
         if kind is int or int in get_args(kind):

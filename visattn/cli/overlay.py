@@ -16,12 +16,14 @@ from visattn.cli.options import (
     model_options,
     output_options,
     photo_options,
+    preparing,
     refuse_beside,
     style_of,
     style_options,
     target_options,
 )
 from visattn.cli.talk import describe, result
+from visattn.data.sources import as_file
 from visattn.drawing.style import Style
 from visattn.errors import MapError, OptionError
 from visattn.provenance import Provenance
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
 _TARGET = ("target", "versus", "target_space", "labels")
-_OF_MODELS = ("model", "weights", "img_size", "resize", "device", "seed", "method", "caption", *_TARGET)
+_OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "method", "caption", *_TARGET)
 
 
-@click.command("overlay", cls=LateCommand, late=method_options, before="mass")
+@click.command("overlay", cls=LateCommand, late=method_options, before="mass", spare=True)
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
 @click.option(
@@ -63,10 +65,10 @@ def overlay_command(
     """Draw a model's attention over IMAGES and write one PNG for each.
 
     \b
-    visattn overlay dog.jpg
+    visattn overlay photo:chelsea
     visattn overlay dog.jpg --method rollout --opacity 0.7 -o dog_rollout.png
     visattn overlay dog.jpg --method similarity --query pixel:120,80
-    visattn overlay dog.jpg --model vit_base_patch16_224 --target "Border collie"
+    visattn overlay photo:chelsea --model tf_efficientnet_lite0 --target "tiger cat"
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
@@ -74,12 +76,11 @@ def overlay_command(
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
-    question = None if options["map_file"] else _question(options)
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
     for i, photo in each.readable(images, options):
         if draw is None:  # load the model only once there is a readable photo
-            draw = _drawing_saved(options) if question is None else _drawing_model(options, question)
+            draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, _question(options))
         with each.photo(images[i]):
             rows.append(_written(draw(photo), targets[i], options["save_map"]))
             describe(quiet, rows[-1][1])
@@ -134,7 +135,7 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
 
 def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
     """Return a distinct PNG file for each image, inside the output folder if there are several."""
-    names = [f"{name}.{kind}.png" for name in result_names(images)]
+    names = [f"{name}.{kind}.png" for name in result_names([as_file(image) for image in images])]
     if output is None:
         return [Path(name) for name in names]
     if len(images) > 1 or is_folder(output):
@@ -152,7 +153,7 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
-        prepared = prepare(photo, model, resize=options["resize"], img_size=options["img_size"])
+        prepared = prepare(photo, model, **preparing(options))
         found = explain_prepared(model, prepared, question, seed=options["seed"])
         picture, provenance = found.draw(**style_of(options), mass=options["mass"], caption=options["caption"])
         return to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)

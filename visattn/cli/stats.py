@@ -13,14 +13,15 @@ from visattn._support.files import base_name, check_folder, exists, is_folder, w
 from visattn._support.tables import to_csv, to_json
 from visattn.cli.commands import complain
 from visattn.cli.each import Each
-from visattn.cli.options import model_options, photo_options, talk_options
+from visattn.cli.late import Command
+from visattn.cli.options import model_options, photo_options, preparing, talk_options
 from visattn.cli.talk import describe, note
 from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
 
 FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
 
 
-@click.command("stats")
+@click.command("stats", cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_options
 @click.option("--limit", type=click.IntRange(1), help="Use only this many photos, evenly spaced among the sorted names.")
@@ -115,7 +116,7 @@ def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: d
     for i, photo in each.readable(tqdm(paths, unit="photo", disable=True if quiet else None), options):
         if survey is None:
             model = load_model(options["model"], **{key: options[key] for key in ("weights", "seed", "img_size", "device")})
-            survey = Survey(model, **{key: options[key] for key in ("resize", "img_size", "seed")})
+            survey = Survey(model, seed=options["seed"], **preparing(options))
         with each.photo(paths[i]):
             survey.add(photo, printable(str(paths[i].relative_to(folder))))
     return survey if survey and survey.photos else None

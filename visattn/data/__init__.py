@@ -3,8 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from visattn.data.shipped import PHOTOS, photo_path
-from visattn.data.weights.offline import OFFLINE_MODEL, OFFLINE_NAME, offline_weights
+from visattn.data.shipped import NETWORKS, PHOTOS, network_path, photo_path
+from visattn.data.weights.offline import OFFLINE_MODEL, offline_weights
 
 if TYPE_CHECKING:
     from visattn.data import scenes as scenes
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "NETWORKS",
     "OFFLINE_MODEL",
-    "OFFLINE_NAME",
     "PHOTOS",
     "ArrayDataset",
     "CaptionDataset",
     "LabeledDataset",
     "load_captions",
     "load_labeled",
+    "network_path",
     "offline_weights",
     "photo_path",
     "scenes",

@@ -1,4 +1,7 @@
-"""Photos shipped with the package; `LICENSES.md` in the folder of photos lists their licenses."""
+"""Photos and small trained networks that come with the package.
+
+`LICENSES.md` in the folder of photos lists their licenses; each network has a model card, `README.md`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from visattn._support.checks import one_of
 
 PHOTOS = {"astronaut": "astronaut.png", "coffee": "coffee.png", "rocket": "rocket.jpg", "chelsea": "chelsea.png"}
 
+NETWORKS = ("scenes_cnn", "scenes_cnn_shortcut", "scenes_vit", "scenes_vit_shortcut")  # classifiers of `visattn.data.scenes`
+
 
 def photo_path(name: str) -> Path:
     """Return the file of a photo in `PHOTOS`.
@@ -16,3 +21,12 @@ def photo_path(name: str) -> Path:
         OptionError: If `PHOTOS` has no photo of that name.
     """
     return Path(__file__).parent / "photos" / PHOTOS[one_of(name, tuple(PHOTOS), "photo")]
+
+
+def network_path(name: str) -> Path:
+    """Return the folder of a network in `NETWORKS`.
+
+    Raises:
+        OptionError: If `NETWORKS` has no network of that name.
+    """
+    return Path(__file__).parent / "networks" / one_of(name, NETWORKS, "network")

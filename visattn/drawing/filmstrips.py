@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from visattn._support.checks import between, printable
+from visattn._support.spellings import spelled
 from visattn.drawing.marks import outline
 from visattn.drawing.pages import (
     FAINT,
@@ -45,6 +46,7 @@ from visattn.maps import AttentionMap, Heatmap
 _MOST, _WIDEST = 200, 1024  # largest number of words; largest panel width in pixels
 
 
+@spelled(StyleOptions)
 def filmstrip(
     photo: object,
     attention_map: AttentionMap,
@@ -109,6 +111,7 @@ def filmstrip(
     return carrying(page, panels.provenance())
 
 
+@spelled(StyleOptions)
 def animation(
     photo: object,
     attention_map: AttentionMap,

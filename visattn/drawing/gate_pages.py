@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from visattn._support.spellings import spelled
 from visattn._support.types import Role
 from visattn.drawing import colormaps
 from visattn.drawing.marks import draw_window
@@ -44,6 +45,7 @@ class _Module:
     roles: set[Role] = field(default_factory=set)
 
 
+@spelled(StyleOptions)
 def gate_page(
     recording: Recording,
     photo: Image.Image,

@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from visattn._support.opencv import cv2
+from visattn.data.sources import as_image
 from visattn.drawing.pictures import carried, carrying
 from visattn.errors import ShapeError
 from visattn.geometry import Box
-from visattn.images import as_photo
 from visattn.maps import Heatmap
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def spotlight(photo: Any, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:  # 
     Raises:
         ShapeError: If the mask and the photo differ in size.
     """
-    picture = as_photo(photo)
+    picture = as_image(photo)
     gray = np.asarray(picture.convert("L").convert("RGB"))
     framed = outline(Image.fromarray((gray * 0.3).astype(np.uint8)), mask)  # also checks the size
     inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)

@@ -15,14 +15,15 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.opencv import cv2
+from visattn._support.spellings import spelled
 from visattn._support.types import Normalization
+from visattn.data.sources import as_image
 from visattn.drawing import colormaps
 from visattn.drawing.marks import inside_only, outline, ring
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import ColorOptions, Style
 from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
-from visattn.images import as_photo
 from visattn.maps import Heatmap, value_range
 from visattn.provenance import Provenance
 
@@ -34,11 +35,12 @@ _NEARLY = 1e-3  # maps whose relative span is smaller are shifted to zero before
 _LINE = 190  # gray level of hatch lines
 
 
-def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> Picture:  # noqa: ANN401 - anything `as_photo` takes
+@spelled(ColorOptions)
+def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> Picture:  # noqa: ANN401 - anything `as_image` takes
     """Draw a colored heatmap over a photo.
 
     Args:
-        photo: The photo: a PIL image, an array or a tensor.
+        photo: The photo: a PIL image, an array, a tensor, or a source of `visattn.load_image`.
         heat: A `Heatmap` of one panel, or an array `(height, width)` of the photo's size, of any numeric dtype. The color scale of a
             heatmap is computed from its grid. For an array of signed values pass `normalize="symmetric"`, so that zero is the center
             of the scale.
@@ -59,7 +61,7 @@ def overlay(photo: Any, heat: Heatmap | Any, **style: Unpack[ColorOptions]) -> P
 def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: ANN401
     """Draw a heatmap over a photo in a given style; see `overlay`."""
     normalize, opacity, lines = style.normalize, style.opacity, style.lines
-    picture = as_photo(photo)
+    picture = as_image(photo)
     values, grid, seen = _panel(picture, heat)
     signed = isinstance(heat, Heatmap) and heat.signed
     holed = isinstance(heat, Heatmap) and bool(np.isnan(grid).any())
@@ -142,7 +144,7 @@ def rgb_components(photo: Any, heat: Heatmap, ranges: Sequence[tuple[float, floa
     Raises:
         ShapeError: If the heatmap has other axes or another size.
     """
-    photo = as_photo(photo)
+    photo = as_image(photo)
     if heat.axes != ("component",) or heat.values.shape != (3, *photo.size[::-1]):
         raise ShapeError(f"components must be (3, {photo.height}, {photo.width}), got {heat.axes} {heat.values.shape}.")
     array = np.array(photo)

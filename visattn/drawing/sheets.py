@@ -10,7 +10,9 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of
+from visattn._support.spellings import spelled
 from visattn._support.types import Normalization
+from visattn.data.sources import as_image
 from visattn.drawing.marks import outline, ring
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
@@ -18,7 +20,6 @@ from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
-from visattn.images import as_photo
 from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.provenance import Provenance
 
@@ -40,7 +41,7 @@ class Panels:
         style: Style,
     ) -> None:
         """Resize photo and map to the panel size; see `contact_sheet`."""
-        whole = as_photo(photo)
+        whole = as_image(photo)
         if geometry.photo != (whole.height, whole.width):
             size = " x ".join(map(str, geometry.photo))
             raise ShapeError(
@@ -96,6 +97,7 @@ class Panels:
         return Bar(colors, ticks, f"{what}, one scale for all panels")
 
 
+@spelled(StyleOptions)
 def contact_sheet(
     photo: object,
     attention_map: AttentionMap,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from visattn._support.reprs import brief
 from visattn._support.types import Role
 from visattn.methods.gate_maps import CLOSED, GATES, OPEN
 from visattn.methods.selection import one_forward
@@ -26,6 +27,8 @@ class GateStatistics:
     layer: str
     role: Role
     values: Tensor
+
+    __repr__ = brief
 
     def numbers(self) -> dict[str, Tensor]:
         """Return mean, standard deviation, least and largest value, and the shares below 0.05 and above 0.95; each is `(B,)`."""

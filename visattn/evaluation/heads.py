@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from visattn._support.reprs import brief
 from visattn.errors import OptionError
 from visattn.methods.selection import one_forward
 from visattn.operators import Operator, SoftmaxOperator
@@ -57,6 +58,8 @@ class HeadStatistics:
     distance: Tensor | None
     uniform_distance: float | None
     nearest_distance: float | None
+
+    __repr__ = brief
 
     @property
     def name(self) -> str:

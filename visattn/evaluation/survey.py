@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
+from visattn._support.spellings import spelled
 from visattn._support.tables import Row
-from visattn._support.types import Resize
 from visattn.errors import UnsupportedModel
 from visattn.evaluation.heads import head_divergence, statistics
 from visattn.evaluation.intervals import mean_interval
@@ -22,6 +22,7 @@ from visattn.images import image_facts
 from visattn.methods.selection import chain, chain_refusal
 from visattn.methods.sinks import attention_received, sink_mass, sinks_of_scores
 from visattn.pipeline.inputs import prepare
+from visattn.pipeline.preprocessing import PreprocessingOptions
 from visattn.pipeline.run import look
 from visattn.provenance import Provenance, Sink
 from visattn.records import Recording
@@ -56,17 +57,17 @@ class Survey:
         photos: One row per photo: its name, digest and size, the size of the model's input, sinks, and means over all heads.
     """
 
-    def __init__(self, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None, seed: int = 0) -> None:
+    @spelled(PreprocessingOptions)
+    def __init__(self, model: nn.Module, *, seed: int = 0, **options: Unpack[PreprocessingOptions]) -> None:
         """Create an empty survey.
 
         Args:
             model: The model.
-            resize: See `prepare`.
-            img_size: See `prepare`.
             seed: Seed of the bootstrap.
+            options: See `prepare`.
         """
         self.photos: list[Row] = []
-        self._model, self._resize, self._img_size, self._seed = model, resize, img_size, seed
+        self._model, self._options, self._seed = model, options, seed
         self._layers: dict[str, _Layer] = {}
         self._left_out: dict[str, dict[str, None]] = {}
         self._provenance = Provenance()
@@ -82,7 +83,7 @@ class Survey:
             ImageError: If the photo is too narrow for the model.
             UnsupportedModel: If no layer has distributions over tokens.
         """
-        prepared = prepare(photo, self._model, resize=self._resize, img_size=self._img_size)
+        prepared = prepare(photo, self._model, **self._options)
         recording = look(self._model, prepared)
         kept = self._with_distributions(recording)
         found = statistics(kept)
@@ -156,7 +157,13 @@ class Survey:
         return self._provenance.but(
             image=image,
             method="statistics",
-            parameters={"photos": count, "resize": self._resize, "confidence": 0.95, "resamples": 2000, "seed": self._seed},
+            parameters={
+                "photos": count,
+                "resize": self._options.get("resize", "auto"),
+                "confidence": 0.95,
+                "resamples": 2000,
+                "seed": self._seed,
+            },
             notes=tuple(notes),
             warnings=(warning,) if count < FEW else (),
         )

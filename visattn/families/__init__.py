@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from visattn._support.checks import first_line
 from visattn.capturing import AttentionCall, ModelDescription
 from visattn.errors import ModelError, OptionError, VisattnError
-from visattn.families import custom, timm, torchvision, trained
-from visattn.families.spec import InputSpec
+from visattn.families import custom, huggingface, timm, torchvision, trained
+from visattn.families.spec import InputSpec, sides
+from visattn.families.wrappers import unwrapped
 from visattn.provenance import Provenance
 
 __all__ = [
@@ -36,7 +37,13 @@ __all__ = [
 ]
 
 # the first family that owns a model describes it
-FAMILIES: dict[str, ModuleType] = {"trained": trained, "timm": timm, "torchvision": torchvision, "custom": custom}
+FAMILIES: dict[str, ModuleType] = {
+    "trained": trained,
+    "timm": timm,
+    "torchvision": torchvision,
+    "huggingface": huggingface,
+    "custom": custom,
+}
 
 Describe = TypeVar("Describe", bound=Callable[[Any, Provenance], ModelDescription])
 _registered: dict[type[nn.Module], Callable[[Any, Provenance], ModelDescription]] = {}
@@ -66,15 +73,15 @@ def register(kind: type[nn.Module]) -> Callable[[Describe], Describe]:
     return decorate
 
 
-def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """Return the input size and preprocessing that `model` expects.
+def input_spec(model: nn.Module, img_size: int | Sequence[int] | None = None) -> InputSpec:
+    """Return the input size and preprocessing that `model` expects; `img_size`, a side or `(height, width)`, asks for another size.
 
     Raises:
         OptionError: If the model does not take `img_size`.
         ModelError: If the input settings declared by the model are invalid.
     """  # noqa: DOC501 - our own errors are passed on
     try:
-        spec: InputSpec = _family_of(model).input_spec(_uncompiled(model), img_size)
+        spec: InputSpec = _family_of(model).input_spec(unwrapped(model), sides(img_size))
         return spec.checked()
     except VisattnError:
         raise
@@ -85,19 +92,19 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
 
 def labels(model: nn.Module) -> tuple[str, ...] | None:
     """Return the names of the classes, or None if they are unknown."""
-    known: tuple[str, ...] | None = _family_of(model).labels(_uncompiled(model))
+    known: tuple[str, ...] | None = _family_of(model).labels(unwrapped(model))
     return known
 
 
 def head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """Return a function from the output of any block to the output of the model, or None if it is unknown."""
-    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(_uncompiled(model))
+    known: Callable[[Tensor], Tensor] | None = _family_of(model).head(unwrapped(model))
     return known
 
 
 def cam_layer(model: nn.Module) -> str | None:
     """Return the name of the module whose tokens or feature map Grad-CAM reads, or None if it is unknown."""
-    known: str | None = _family_of(model).cam_layer(_uncompiled(model))
+    known: str | None = _family_of(model).cam_layer(unwrapped(model))
     return known
 
 
@@ -132,10 +139,4 @@ def remember(model: nn.Module, provenance: Provenance) -> None:
 
 
 def _family_of(model: nn.Module) -> ModuleType:
-    return next(family for family in FAMILIES.values() if family.owns(_uncompiled(model)))
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module inside a compiled model; any other model is returned as it is."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
+    return next(family for family in FAMILIES.values() if family.owns(unwrapped(model)))

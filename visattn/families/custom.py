@@ -10,13 +10,11 @@ from torch import nn
 
 from visattn.capturing import ModelDescription, Placement
 from visattn.errors import LayoutError, OptionError
-from visattn.families.feature_maps import last_feature_map
+from visattn.families.feature_maps import first_size, last_feature_map
 from visattn.families.spec import InputSpec, per_channel, sources
 from visattn.geometry import Box
 from visattn.provenance import Provenance
 from visattn.records import TokenLayout
-
-SIZE = 224  # pixels; default if a model declares no size
 
 
 def owns(_model: nn.Module) -> bool:
@@ -89,19 +87,18 @@ def told(model: nn.Module, grid: Sequence[int], prefix: int | Sequence[str], pro
     return ModelDescription({}, "cls" if "cls" in names else "mean", provenance, place=place)
 
 
-def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
+def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
     """Return the preprocessing that a model declares; the defaults are ImageNet's mean and standard deviation, and 224 pixels.
 
-    A model declares its size by the attribute `img_size` or `image_size`, and the rest by `preprocess_cfg`, as in open_clip: a mapping with
-    `mean`, `std` and `interpolation`.
+    A model declares its size by an attribute (`img_size`, `image_size`, `input_size`), the rest by `preprocess_cfg`, as in open_clip: a
+    mapping with `mean`, `std` and `interpolation`. If no size is declared and the model does not run at 224 pixels, the first of the
+    usual sizes at which it runs is assumed.
     """
-    stated = _stated(model)
-    own: Any = next((value for name in ("img_size", "image_size") if (value := getattr(model, name, None)) is not None), None)
-    given: Any = img_size or own or SIZE
-    size = (given, given) if isinstance(given, int) else tuple(given)[-2:]
+    stated, channels = _stated(model), channels_of(model)
+    own = declared_size(model)
+    size = asked or own or first_size(model, channels)
     config = timm.data.resolve_data_config({**stated, "input_size": (3, *size), "crop_pct": 1.0})
     transform: Callable[..., Any] = timm.data.create_transform(**config, is_training=False)
-    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     return InputSpec(
         size=size,
         dynamic=False,
@@ -112,8 +109,25 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         classifier=True,
         channels=channels,
         transform=transform.transforms,  # type: ignore[attr-defined]
-        sources=sources(stated, "given" if img_size else "model" if own else "assumed", channels),
+        sources=sources(stated, "given" if asked else "model" if own else "assumed", channels),
     )
+
+
+def channels_of(model: nn.Module) -> int:
+    """Return the input channels of the first convolution; 3 if there is none."""
+    return next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+
+
+def declared_size(model: nn.Module) -> tuple[int, int] | None:
+    """Return the input size that a model or its image tower declares, `(height, width)`, or None."""
+    for part in (model, getattr(model, "visual", None), getattr(model, "config", None), getattr(model, "patch_embed", None)):
+        for name in ("img_size", "image_size", "input_size", "input_resolution"):
+            value: Any = getattr(part, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value, value
+            if isinstance(value, (tuple, list)) and len(value) in (2, 3):
+                return value[-2], value[-1]
+    return None
 
 
 def _stated(model: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Find the module that outputs the last feature map before a CNN pools it, by a dry run.
+"""Facts about a model from dry runs: the module that outputs the last feature map before a CNN pools it, and sizes that it accepts.
 
 A copy of the model runs once on the `meta` device, where nothing is computed. Names would be less reliable: libraries name the module
 differently, some pool with a function, and some register modules in another order than they run.
@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+
+from visattn._support.modes import same_randomness
 
 _seen: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], str | None]] = WeakKeyDictionary()
 
@@ -35,6 +37,24 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
     return _seen[model][1]
 
 
+USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels
+_sizes: WeakKeyDictionary[nn.Module, tuple[int, int]] = WeakKeyDictionary()
+
+
+def first_size(model: nn.Module, channels: int) -> tuple[int, int]:
+    """Return the first size in `USUAL` at which a model runs; the first of all if it runs at none, or cannot run on the meta device.
+
+    Args:
+        model: Image model; it is not modified.
+        channels: Channels of its input.
+    """
+    if model not in _sizes:
+        sides = () if any(isinstance(module, nn.RNNBase) for module in model.modules()) else USUAL
+        side = next((side for side in sides if takes(model, channels, (side, side))), USUAL[0])
+        _sizes[model] = side, side
+    return _sizes[model]
+
+
 def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
     """Check by a dry run whether a model accepts images with this number of channels; False if it cannot run on the meta device.
 
@@ -44,7 +64,7 @@ def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
         size: Height and width of the images.
     """
     try:
-        with torch.no_grad():
+        with torch.no_grad(), same_randomness():
             _without_values(model)(torch.empty(1, channels, *size, device="meta"))
     except Exception:  # the model may raise anything
         return False
@@ -76,7 +96,7 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
         for name, module in bare.named_modules():
             if name:
                 module.register_forward_hook(watch(name))
-        with torch.no_grad():
+        with torch.no_grad(), same_randomness():
             bare(torch.empty(1, channels, *size, device="meta"))
     except Exception:  # the model may raise anything; without a dry run the module stays unknown
         return None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from visattn._support.checks import shown
+from visattn._support.reprs import brief
+from visattn.errors import OptionError
 
 Source = Literal["model", "given", "assumed"]  # declared by the model, given by the caller, a default
 STATED = ("size", "mean", "std")
@@ -27,6 +31,7 @@ class InputSpec:
         channels: Number of input channels.
         transform: Steps of the model's own evaluation transform.
         sources: Source of each of `size`, `mean` and `std`.
+        processor: Function from an RGB image to the model's input, if the model comes with one; used in place of `transform`.
     """
 
     size: tuple[int, int]
@@ -39,6 +44,9 @@ class InputSpec:
     channels: int
     transform: Sequence[Any]
     sources: Mapping[str, Source] = field(default_factory=lambda: dict.fromkeys(STATED, "model"))
+    processor: Callable[..., Any] | None = None
+
+    __repr__ = brief
 
     def checked(self) -> InputSpec:
         """Validate the values and return the spec itself.
@@ -59,6 +67,35 @@ class InputSpec:
     def assumed(self) -> list[str]:
         """Return the names of the fields in `STATED` that are assumed defaults."""
         return [name for name in STATED if self.sources[name] == "assumed"]
+
+
+def normalized(spec: InputSpec, mean: Sequence[float] | None, std: Sequence[float] | None) -> InputSpec:
+    """Return a spec with a given mean and standard deviation; None keeps the spec's own.
+
+    Raises:
+        OptionError: If the number of values is neither 1 nor that of the channels.
+    """
+    given = {name: values for name, values in (("mean", mean), ("std", std)) if values is not None}
+    for name, values in given.items():
+        if len(values) not in (1, spec.channels):
+            raise OptionError(f"{name} must have 1 value or {spec.channels} (one per channel), got {len(values)}.")
+    known = {"mean": spec.mean, "std": spec.std} | {name: per_channel(values, spec.channels) for name, values in given.items()}
+    sources: dict[str, Source] = {**spec.sources, **dict.fromkeys(given, "given")}
+    return replace(spec, mean=known["mean"], std=known["std"], sources=sources)
+
+
+def sides(img_size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """Return `(height, width)` for a side or a pair.
+
+    Raises:
+        OptionError: If it is not one or two whole numbers from 1 to `LARGEST`.
+    """
+    if img_size is None:
+        return None
+    pair = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(pair) != 2 or not all(isinstance(side, int) and 1 <= side <= LARGEST for side in pair):
+        raise OptionError(f"img_size must be a side or (height, width) in pixels, from 1 to {LARGEST}, got {shown(img_size)}.")
+    return pair[0], pair[1]
 
 
 def sources(known: Mapping[str, Any], size: Source, channels: int) -> dict[str, Source]:

@@ -58,11 +58,11 @@ def _answers_at_keys(owner: nn.Module) -> bool:
     return type(owner).__name__ == "WindowAttentionGlobal"
 
 
-def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
-    """Return the preprocessing of a timm model; `img_size` sets another side if the model takes any size.
+def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
+    """Return the preprocessing of a timm model; `asked` is another `(height, width)`, for a model that takes any size.
 
     Raises:
-        OptionError: If the model takes only one size, and `img_size` differs from it.
+        OptionError: If the model takes only one size, and `asked` differs from it.
     """
     config = timm.data.resolve_model_data_config(model)
     stem: Any = getattr(model, "patch_embed", None)
@@ -72,11 +72,12 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
     convolutional = stem is None and known.get("fixed_input_size") is False
     dynamic = bool(getattr(model, "dynamic_img_size", False)) or convolutional
     size = tuple(fixed) if fixed is not None else tuple(config["input_size"][1:])
-    if img_size is not None and dynamic:
-        size = tuple(max(1, round(img_size / side)) * side for side in stride)
-    elif img_size is not None and size != (img_size, img_size):
+    if asked is not None and dynamic:
+        size = tuple(max(1, round(side / step)) * step for side, step in zip(asked, stride, strict=True))
+    elif asked is not None and size != asked:
         raise OptionError(
-            f"{type(model).__name__} takes only {size[0]} x {size[1]} pixels, got {img_size}. Load it with load_model(img_size={img_size})."
+            f"{type(model).__name__} takes only {size[0]} x {size[1]} pixels, got {asked[0]} x {asked[1]}. "
+            f"Load it with load_model(img_size={asked[0] if asked[0] == asked[1] else asked})."
         )
     config["input_size"] = (3, *size)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
@@ -92,7 +93,7 @@ def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
         classifier=int(getattr(model, "num_classes", 0) or 0) > 0,
         channels=channels,
         transform=timm.data.create_transform(**config, is_training=False).transforms,
-        sources=sources(known, "given" if img_size else "model" if fixed or known.get("input_size") else "assumed", channels),
+        sources=sources(known, "given" if asked else "model" if fixed or known.get("input_size") else "assumed", channels),
     )
 
 

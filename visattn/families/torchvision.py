@@ -58,37 +58,42 @@ def _stages(model: nn.Module) -> dict[str, nn.Module]:
     return {**found, "norm": model.get_submodule("norm")} if found else {}
 
 
-def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
+def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
     """Return the preprocessing of a torchvision model: the one with which its published weights were evaluated.
 
     Raises:
-        OptionError: If the model was loaded for another size.
+        OptionError: If the model takes one size only, and `asked` differs from it.
     """
     preset = _presets.get(model) or _usual(model)
-    size = preset.crop_size[0]
-    if img_size not in (None, size):
+    side = preset.crop_size[0]
+    size = asked or (side, side)
+    if size != (side, side) and isinstance(model, (VisionTransformer, models.MaxVit)):
+        wanted = f"load_model(img_size={size[0]})" if size[0] == size[1] else "a square img_size"
         raise OptionError(
-            f"{type(model).__name__} takes {size} x {size} pixels, got {img_size}. Load it with load_model(img_size={img_size})."
+            f"{type(model).__name__} takes only {side} x {side} pixels, got {size[0]} x {size[1]}. Load it with {wanted}."
         )
-    side: Any = getattr(model, "patch_size", 1)
+    scale = min(size) / side  # the crop keeps its share of the resized image
+    step: Any = getattr(model, "patch_size", 1)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
     return InputSpec(
-        size=(size, size),
+        size=size,
         dynamic=False,
-        stride=(side, side),
+        stride=(step, step),
         mean=per_channel(preset.mean, channels),
         std=per_channel(preset.std, channels),
         interpolation=preset.interpolation.value,
         classifier=head_of(model)[1] > 0,
         channels=channels,
         transform=(
-            transforms.Resize(preset.resize_size, preset.interpolation, antialias=preset.antialias),
-            transforms.CenterCrop(preset.crop_size),
+            transforms.Resize(
+                [round(one * scale) for one in preset.resize_size], preset.interpolation, antialias=preset.antialias
+            ),
+            transforms.CenterCrop(list(size)),
             transforms.ToTensor(),
         ),
         sources=sources(
             vars(preset) if model in _presets else {},
-            "given" if img_size else "model" if model in _presets or hasattr(model, "image_size") else "assumed",
+            "given" if asked else "model" if model in _presets or hasattr(model, "image_size") else "assumed",
             channels,
         ),
     )

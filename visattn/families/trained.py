@@ -68,15 +68,16 @@ def remember(model: nn.Module, blueprint: NetworkFacts) -> nn.Module:
     return model
 
 
-def input_spec(model: nn.Module, img_size: int | None = None) -> InputSpec:
+def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
     """Return the preprocessing of a trained network: that of training, without augmentation.
 
     Raises:
-        OptionError: If `img_size` differs from the size in training.
+        OptionError: If `asked` differs from the size in training.
     """
     blueprint = _known[model]
-    if img_size is not None and blueprint.size != (img_size, img_size):
-        raise OptionError(f"the model was trained at {blueprint.size[0]} x {blueprint.size[1]} pixels, got {img_size}.")
+    if asked is not None and asked != blueprint.size:
+        size, got = (" x ".join(map(str, pair)) for pair in (blueprint.size, asked))
+        raise OptionError(f"the model was trained at {size} pixels, got {got}. Leave img_size out.")
     return InputSpec(
         size=blueprint.size,
         dynamic=False,

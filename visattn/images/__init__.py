@@ -2,17 +2,31 @@
 
 from visattn._support.types import MAX_PIXELS
 from visattn.images.bands import Bands, bands_of
-from visattn.images.loading import BACKGROUND, FORMATS, ImageFacts, as_array, as_photo, image_facts, load_image
+from visattn.images.loading import (
+    BACKGROUND,
+    FORMATS,
+    LARGEST,
+    ImageFacts,
+    as_array,
+    as_photo,
+    decode,
+    image_facts,
+    load_file,
+    stating,
+)
 
 __all__ = [
     "BACKGROUND",
     "FORMATS",
+    "LARGEST",
     "MAX_PIXELS",
     "Bands",
     "ImageFacts",
     "as_array",
     "as_photo",
     "bands_of",
+    "decode",
     "image_facts",
-    "load_image",
+    "load_file",
+    "stating",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from visattn._support.reprs import brief
 from visattn.errors import ImageError, OptionError, UnsupportedModel
 from visattn.images.loading import as_array, as_photo
 
@@ -24,6 +25,8 @@ class Bands:
 
     channels: tuple[Image.Image, ...]
     photo: Image.Image
+
+    __repr__ = brief
 
     @property
     def height(self) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visattn._support.checks import between, one_of, printable
-from visattn._support.typed import typed
 from visattn._support.types import MAX_PIXELS, ColorProfile
 from visattn.errors import ImageError
 from visattn.images import gray
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM")
 LARGEST = 178_956_970  # Pillow itself refuses larger images
 BACKGROUND = (255, 255, 255)  # color behind transparent pixels
-_FACTS = "visattn"
+_FACTS = "visattn image"
 _SIGNATURES = (
     b"\x89PNG",
     b"\xff\xd8\xff",
@@ -61,35 +60,40 @@ class ImageFacts:
     notes: tuple[str, ...] = ()
 
 
-@typed()
-def load_image(
-    source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+def load_file(
+    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
 ) -> Image.Image:
-    """Load a photo as an upright RGB image.
-
-    EXIF orientation is applied. Colors are converted to sRGB with the file's ICC profile. Transparent images are placed on white. Unsigned
-    gray of up to 16 bits is scaled by the range of its bits, other wide gray by its own minimum and maximum. Of an animation, the first
-    frame is used. All of these except the orientation are noted in `image_facts(photo).notes`.
-
-    Args:
-        source: A path, or the content of a file.
-        max_pixels: Largest allowed width x height, checked before decoding; at most `LARGEST`.
-        color_profile: `convert` to sRGB, or `ignore` the profile, as timm's and torchvision's loaders do.
-
-    Returns:
-        An RGB image. Its facts (see `image_facts`) are stored in its `info` and kept by copies.
+    """Load a file as an upright RGB image; see `visattn.load_image`.
 
     Raises:
         OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
-        ImageError: If the source is not a file or not an image, or is damaged, too large or unsupported. The message names the file, the
+        ImageError: If the path is not a file or not an image, or is damaged, too large or unsupported. The message names the file, the
             cause and what to do.
+    """
+    return decode(_read(Path(path)), os.fspath(path), max_pixels=max_pixels, color_profile=color_profile)
+
+
+def decode(
+    data: bytes, name: str = "image", *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+) -> Image.Image:
+    """Decode the content of an image file to an upright RGB image; see `visattn.load_image`.
+
+    Args:
+        data: Content of the file.
+        name: Name for messages and facts.
+        max_pixels: See `visattn.load_image`.
+        color_profile: See `visattn.load_image`.
+
+    Returns:
+        An RGB image with its facts.
+
+    Raises:
+        OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
+        ImageError: If the content is not an image, or is damaged, too large or unsupported.
     """
     between(max_pixels, 1, LARGEST, "max_pixels")
     one_of(color_profile, get_args(ColorProfile), "color_profile")
-    if isinstance(source, bytes):
-        name, data = "image", source
-    else:
-        name, data = printable(os.fspath(source)), _read(Path(source))
+    name = printable(name)
     if not data:
         raise ImageError(f"{name}: empty file; check the download or the copy")
     try:
@@ -98,7 +102,12 @@ def load_image(
         raise ImageError(f"{name}: {error}") from error
     except (Exception, MemoryError) as error:  # Pillow raises OSError, SyntaxError, ValueError, RuntimeError and more
         raise ImageError(f"{name}: {_cause(error, data, max_pixels)}") from error
-    photo.info = {_FACTS: ImageFacts(Path(name).name, hashlib.sha256(data).hexdigest(), tuple(notes))}
+    return stating(photo, ImageFacts(Path(name).name, hashlib.sha256(data).hexdigest(), tuple(notes)))
+
+
+def stating(photo: Image.Image, facts: ImageFacts) -> Image.Image:
+    """Store the facts of an image in it, in place of all other `info`, and return it."""
+    photo.info = {_FACTS: facts}
     return photo
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from visattn import models
 from visattn._support.checks import printable
 from visattn._support.files import base_name
+from visattn._support.reprs import brief
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.loading import own_files, timm_models, torchvision_models
 from visattn.nn import ATTENTION, attach
@@ -65,6 +66,8 @@ class Blueprint:
     std: tuple[float, ...]
     attention: str = "none"
     options: dict[str, Any] = field(default_factory=dict)
+
+    __repr__ = brief
 
     def build(self) -> nn.Module:
         """Build the network with random weights from the current random state.

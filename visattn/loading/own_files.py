@@ -14,17 +14,24 @@ from torch import nn
 from visattn._support.checks import first_line, printable, suggest
 from visattn._support.files import is_file
 from visattn.errors import UnsupportedModel
+from visattn.loading.translation import fill, shapes_of
+from visattn.loading.weights import digest, read_tensors
 from visattn.provenance import Provenance
 
 
-def load(name: str) -> tuple[nn.Module, Provenance]:
+def load(name: str, weights: Path | None = None) -> tuple[nn.Module, Provenance]:
     """Build a model with `file.py:factory`, where `factory` is a function without arguments.
+
+    Args:
+        name: File and function.
+        weights: Checkpoint to load into the model; it must hold every tensor. None: the file loads its own weights.
 
     Returns:
         The model in evaluation mode, and its provenance.
 
     Raises:
         UnsupportedModel: If the file fails to run, or the function is missing or does not return a module.
+        WeightsError: If the weights are damaged, or belong to another model.
     """
     file, _, function = name.rpartition(":")
     model = built(name)
@@ -32,7 +39,12 @@ def load(name: str) -> tuple[nn.Module, Provenance]:
         Path(file).parent, f"{printable(name)}: model.eval()", "call it yourself to debug it; no module may contain itself"
     ):
         model.eval()
-    return model, Provenance(model=f"{Path(file).name}:{function}", weights="given by the file")
+    title = f"{Path(file).name}:{function}"
+    if weights is None:
+        return model, Provenance(model=title, weights="given by the file")
+    tensors, notes = read_tensors(weights, shapes_of(model))
+    notes += fill(model, tensors, printable(str(weights)))
+    return model, Provenance(model=title, weights=printable(weights.name), weights_sha256=digest(weights), notes=notes)
 
 
 def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -15,9 +16,11 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, suggest
-from visattn.errors import UnsupportedModel
-from visattn.loading.translation import Translate, as_float32, channels_in, classes_in, fill, shapes_of, unwrap
-from visattn.loading.weights import check_finite, digest, hub_file, read_checkpoint
+from visattn.data.weights import offline
+from visattn.errors import UnsupportedModel, VisattnNote, WeightsError
+from visattn.loading.initial_values import without_initial_values
+from visattn.loading.translation import Translate, channels_in, classes_in, fill, shapes_of
+from visattn.loading.weights import Unreachable, digest, hub_file, read_tensors
 from visattn.provenance import Provenance
 
 # timm's modules with models whose attention covers the image (docs/coverage.md)
@@ -29,14 +32,14 @@ _MODULES = """
 """
 
 
-def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
+def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | None) -> tuple[nn.Module, Provenance]:
     """Build a timm model in evaluation mode.
 
     Args:
         name: Name with or without a tag.
         weights: `auto`, `none` or a checkpoint file.
         seed: Seed of random weights.
-        img_size: Input side to build for, if the model has a fixed input size.
+        img_size: Input size to build for, if the model has a fixed input size.
 
     Returns:
         The model, and the origin of its weights.
@@ -53,20 +56,19 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
         warning = "the weights are random; the map shows nothing about a trained model"
         return model.eval(), Provenance(model=name, weights=f"random, seed {seed}", random=True, warnings=(warning,))
     config = timm.get_pretrained_cfg(name)
-    tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
-    file = _published(tag, config) if weights == "auto" else Path(weights)
+    file, source, known = _file_of(name, config) if weights == "auto" else (Path(weights), "", ())
     shown = printable(str(file))
-    outline, translate, lenient = _outline(name)
-    shapes = shapes_of(outline)
-    tensors, notes = unwrap(read_checkpoint(file), shapes, shown)
-    tensors, cast = as_float32(tensors, shown)
-    check_finite(tensors, shown)
-    options, adapted = ({}, ()) if weights == "auto" else _like(tensors, shapes, config)
-    model = _build(name, img_size, **options)
+    model, translate, lenient = _unfilled(name, img_size)
+    shapes = shapes_of(model)
+    tensors, notes = read_tensors(file, shapes)
+    options, adapted = ({}, ()) if weights == "auto" and not known else _like(tensors, shapes, config)
+    if any(getattr(model, key, None) != value for key, value in options.items()):
+        with without_initial_values():
+            model = _build(name, img_size, **options)
     changed = fill(model, tensors, shown, translate, lenient)
-    source = tag if weights == "auto" else printable(file.name)
-    notes += cast + adapted + changed
-    return model.eval(), Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes)
+    named = config.architecture if known else name  # a tag names weights, and these are others
+    notes = (*known, *notes, *adapted, *changed)
+    return model.eval(), Provenance(model=named, weights=source or printable(file.name), weights_sha256=digest(file), notes=notes)
 
 
 def built(name: str, size: tuple[int, int], **options: Any) -> nn.Module:  # noqa: ANN401
@@ -105,7 +107,7 @@ def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any
     return options, tuple(notes)
 
 
-def _build(name: str, img_size: int | None, **options: int) -> Any:  # noqa: ANN401 - its attributes differ
+def _build(name: str, img_size: tuple[int, int] | None, **options: Any) -> Any:  # noqa: ANN401 - its attributes differ
     """Build a model that takes any input size if its class supports that, else one for `img_size`."""
     try:
         return timm.create_model(name, dynamic_img_size=True, **options)
@@ -119,8 +121,8 @@ def _build(name: str, img_size: int | None, **options: int) -> Any:  # noqa: ANN
 _taking = threading.Lock()
 
 
-def _outline(name: str) -> tuple[nn.Module, Translate | None, bool]:
-    """Return a model on the meta device, timm's checkpoint filter for it, and whether timm allows unexpected tensors.
+def _unfilled(name: str, img_size: tuple[int, int] | None) -> tuple[nn.Module, Translate | None, bool]:
+    """Return a model without values, timm's checkpoint filter for it, and whether timm allows unexpected tensors.
 
     The filter is available only in the function that builds the model, which passes it to `load_pretrained`. To read the filter,
     `load_pretrained` is replaced temporarily by a function that loads nothing. Loading in other threads is not affected.
@@ -138,21 +140,14 @@ def _outline(name: str) -> tuple[nn.Module, Translate | None, bool]:
 
         _builder.load_pretrained = take
         try:
-            model: nn.Module = _without_values(name)
+            with without_initial_values():
+                model: nn.Module = _build(name, img_size, pretrained=True)
         finally:
             _builder.load_pretrained = original
     translate = taken.get("filter_fn")
     if translate is not None and len(inspect.signature(translate).parameters) == 1:  # some filters take no model
         return model, lambda tensors, _: translate(tensors), not taken.get("strict", True)
     return model, translate, not taken.get("strict", True)
-
-
-def _without_values(name: str) -> Any:  # noqa: ANN401
-    try:
-        with torch.device("meta"):
-            return timm.create_model(name, pretrained=True)
-    except RuntimeError:  # models of older timm versions compute with values while they are built
-        return timm.create_model(name, pretrained=True)
 
 
 def names(pattern: str = "*") -> list[str]:
@@ -167,6 +162,30 @@ def reach_hub(name: str) -> str:
         WeightsError: If they are not cached and the hub cannot be reached.
     """
     return f"{name}: {_published(name, timm.get_pretrained_cfg(name), download=False)}"
+
+
+def _file_of(name: str, config: Any) -> tuple[Path, str, tuple[str, ...]]:  # noqa: ANN401 - timm's PretrainedCfg
+    """Return the published weights of a model, or those of a package if the hub cannot be reached; their name, and a note on the latter.
+
+    Raises:
+        WeightsError: If neither can be reached.
+    """  # noqa: DOC501 - `Unreachable` is a WeightsError
+    tag = f"{config.architecture}.{config.tag}" if config is not None and config.tag else name
+    try:
+        return _published(tag, config), tag, ()
+    except Unreachable as unreachable:
+        source = offline.SOURCES.get(config.architecture)
+        if source is None:
+            raise
+        if not offline.cached(config.architecture).exists():
+            text = f"the Hugging Face Hub cannot be reached; downloading {source.name} from the package index"
+            warnings.warn(f"{name}: {text}", VisattnNote, stacklevel=2)
+        try:
+            file = offline.offline_weights(config.architecture)
+        except WeightsError as error:
+            raise WeightsError(f"{tag}: weights are not cached and the hub cannot be reached; {error}") from unreachable
+        other = f"the weights are those of {source.name}, since the hub cannot be reached; they were not compared with {tag}"
+        return file, source.name, (other,)
 
 
 def _published(name: str, config: Any, download: bool = True) -> Path:  # noqa: ANN401 - timm's PretrainedCfg

@@ -19,22 +19,23 @@ from torchvision.models.vision_transformer import VisionTransformer, interpolate
 from visattn._support.checks import printable, suggest
 from visattn.errors import UnsupportedModel
 from visattn.families import torchvision as family
-from visattn.loading.translation import as_float32, classes_in, fill, shapes_of, unwrap
-from visattn.loading.weights import check_finite, digest, read_checkpoint, url_file
+from visattn.loading.initial_values import without_initial_values
+from visattn.loading.translation import classes_in, fill, shapes_of
+from visattn.loading.weights import digest, read_tensors, url_file
 from visattn.provenance import Provenance
 
 PREFIX = "tv:"
 _SIZED = {"vit": "image_size", "maxvit": "input_size"}  # name of the argument for a fixed input size
 
 
-def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tuple[nn.Module, Provenance]:
+def load(name: str, weights: str | Path, seed: int, img_size: tuple[int, int] | None) -> tuple[nn.Module, Provenance]:
     """Build a torchvision classifier in evaluation mode.
 
     Args:
         name: `tv:resnet50`, or with the name of its weights, `tv:resnet50.IMAGENET1K_V1`.
         weights: `auto`, `none` or a checkpoint file.
         seed: Seed of random weights.
-        img_size: Input side, if it should differ from that of the weights.
+        img_size: Input size, if it should differ from that of the weights.
 
     Returns:
         The model, and the origin of its weights.
@@ -56,16 +57,18 @@ def load(name: str, weights: str | Path, seed: int, img_size: int | None) -> tup
         tag = f"{PREFIX}{architecture}.{entry.name}"
         file = url_file(tag, entry.url) if weights == "auto" else Path(weights)
         shown = printable(str(file))
-        outline = _outline(architecture, **sized)
-        tensors, notes = unwrap(read_checkpoint(file), shapes_of(outline), shown)
-        tensors, cast = as_float32(tensors, shown)
-        check_finite(tensors, shown)
-        classes = classes_in(tensors, family.head_of(outline)[0])
+        with without_initial_values():
+            model = _build(architecture, **sized)
+        tensors, notes = read_tensors(file, shapes_of(model))
+        head, published = family.head_of(model)
+        classes = classes_in(tensors, head) or published
         auxiliary = {"aux_logits": any(key.lower().startswith("aux") for key in tensors)} if _inception(architecture) else {}
-        model = _build(architecture, **sized, **auxiliary, **({"num_classes": classes} if classes else {}))
+        if classes != published or any(auxiliary.values()):
+            with without_initial_values():
+                model = _build(architecture, **sized, **auxiliary, num_classes=classes)
         changed = fill(model, tensors, shown, _translated)
         source = tag if weights == "auto" else printable(file.name)
-        provenance = Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes + cast + changed)
+        provenance = Provenance(model=name, weights=source, weights_sha256=digest(file), notes=notes + changed)
     family.remember(model, preset)
     return model.eval(), provenance
 
@@ -96,11 +99,11 @@ def _entry(name: str) -> tuple[str, Any]:
     return architecture, entries[tag or "DEFAULT"]
 
 
-def _resized(preset: Any, img_size: int | None) -> Any:  # noqa: ANN401 - torchvision's ImageClassification
+def _resized(preset: Any, img_size: tuple[int, int] | None) -> Any:  # noqa: ANN401 - torchvision's ImageClassification
     """Change a preset to another input side; the resize and crop sizes keep their ratio."""
-    if img_size is not None:
-        preset.resize_size = [round(preset.resize_size[0] * img_size / preset.crop_size[0])]
-        preset.crop_size = [img_size]
+    if img_size is not None and img_size[0] == img_size[1]:  # other shapes are asked for when a photo is prepared
+        preset.resize_size = [round(preset.resize_size[0] * img_size[0] / preset.crop_size[0])]
+        preset.crop_size = [img_size[0]]
     return preset
 
 
@@ -117,15 +120,6 @@ def _build(architecture: str, **options: Any) -> Any:  # noqa: ANN401 - its attr
     if _inception(architecture):  # the builder's settings for published weights
         options = {"transform_input": True, "aux_logits": False, "init_weights": False} | options
     return models.get_model(architecture, weights=None, **options)
-
-
-def _outline(architecture: str, **options: Any) -> nn.Module:  # noqa: ANN401
-    try:
-        with torch.device("meta"):
-            model: nn.Module = _build(architecture, **options)
-    except RuntimeError:  # RegNet computes with values while it is built
-        model = _build(architecture, **options)
-    return model
 
 
 def _translated(tensors: dict[str, Tensor], model: Any) -> dict[str, Tensor]:  # noqa: ANN401

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import http.client
+import math
 import pickle
 import re
 import struct
@@ -27,6 +28,7 @@ from tqdm import tqdm
 from visattn._support.checks import printable
 from visattn._support.files import is_file, regular, write_whole
 from visattn.errors import OutputError, WeightsError
+from visattn.loading.translation import Shapes, as_float32, unwrap
 
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
 
@@ -43,6 +45,10 @@ _STALLED = 60  # timeout in seconds for a running download
 _PIECE = 1 << 20
 
 
+class Unreachable(WeightsError):
+    """Weights are not cached, and the server that has them cannot be reached."""
+
+
 def hub_file(name: str, repository: str | None, filename: str | None = None, *, download: bool = True) -> Path:
     """Return the weights file of a model from the local cache; download it from the Hugging Face Hub if necessary.
 
@@ -56,7 +62,8 @@ def hub_file(name: str, repository: str | None, filename: str | None = None, *, 
         Path of the file in the hub's own cache, or its address if it was only checked.
 
     Raises:
-        WeightsError: If the model has no published weights or the hub cannot be reached.
+        Unreachable: If the hub cannot be reached.
+        WeightsError: If the model has no published weights.
     """
     if not repository:
         raise WeightsError(f"{name}: has no published weights; {_FIX}.")
@@ -73,7 +80,7 @@ def hub_file(name: str, repository: str | None, filename: str | None = None, *, 
             continue
         except Exception as error:  # the hub's client raises errors of several libraries
             cause = f"weights are not cached and the hub cannot be reached ({type(error).__name__})"
-            raise WeightsError(f"{name}: {cause}; {_FIX}.") from error
+            raise Unreachable(f"{name}: {cause}; {_FIX}.") from error
     raise WeightsError(f"{name}: its repository {repository} has none of {', '.join(candidates)}; {_FIX}.")
 
 
@@ -161,6 +168,26 @@ def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
         ) from error
 
 
+def read_tensors(file: Path, wanted: Shapes) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Read the tensors of a checkpoint that fit a model, as finite float32.
+
+    Args:
+        file: The checkpoint.
+        wanted: Names and shapes of the model's tensors.
+
+    Returns:
+        Tensors by name, and a note on each choice and conversion.
+
+    Raises:
+        WeightsError: If the file is damaged, has no tensors, or has tensors that cannot be used; the message names the cause.
+    """
+    name = printable(str(file))
+    tensors, notes = unwrap(read_checkpoint(file), wanted, name)
+    tensors, cast = as_float32(tensors, name)
+    check_finite(tensors, name)
+    return tensors, notes + cast
+
+
 def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
     """Check that weights have no NaN or infinite values.
 
@@ -168,7 +195,11 @@ def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
         WeightsError: If a tensor has some; the message names it.
     """
     for key, tensor in weights.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if not tensor.is_floating_point() or math.isfinite(
+            float(tensor.detach().sum())
+        ):  # one pass; NaN and infinity remain in a sum
+            continue
+        if not bool(tensor.isfinite().all()):  # a sum of finite values may overflow
             bad = int((~tensor.isfinite()).sum())
             raise WeightsError(f"{name}: {key} has {bad} NaN or infinite values; the checkpoint is damaged, download it again.")
 

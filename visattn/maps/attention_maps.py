@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from visattn._support.checks import between, one_of
+from visattn._support.reprs import brief
 from visattn._support.types import Interpolation
 from visattn.errors import MapError, OptionError, ShapeError
 from visattn.geometry import Geometry
@@ -19,6 +21,9 @@ from visattn.maps.heatmaps import Heatmap
 from visattn.maps.interpolation import KERNELS, resampled
 from visattn.provenance import Provenance, sink_warning
 from visattn.records import TokenLayout
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +52,8 @@ class AttentionMap:
     signed: bool = False
     facts: MapFacts = field(default_factory=MapFacts)
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         """Check the shape and that every value is finite.
 
@@ -66,6 +73,15 @@ class AttentionMap:
         if bad := int((~self.values.isfinite()).sum()) - math.prod(self.values.shape[: len(self.axes)]) * len(holes):
             raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
         object.__setattr__(self, "signed", self.signed or bool((self.values < 0).any()))
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the raw values as an array, `(*axes, rows, columns)`."""
+        values: NDArray[Any] = self.values.detach().cpu().numpy()
+        return values
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the raw values, for `numpy.asarray`."""
+        return np.array(self.numpy(), dtype, copy=copy)
 
     def at(self, **index: int) -> AttentionMap:
         """Select one entry of each named axis, as in `map.at(batch=0, head=3)`.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from visattn._support.reprs import brief
 from visattn.geometry import Box
 from visattn.provenance import Sink
 
@@ -32,6 +33,8 @@ class MapFacts:
     sinks_kept: bool = True
     glimpses: tuple[tuple[Glimpse, ...], ...] = ()
     pixelwise: bool = False
+
+    __repr__ = brief
 
     def of_image(self, image: int) -> MapFacts:
         """Return the facts about one image of the batch."""

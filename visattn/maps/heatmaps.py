@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from visattn._support.checks import one_of
+from visattn._support.reprs import brief
 from visattn.errors import OptionError
 from visattn.geometry import Box
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,16 @@ class Heatmap:
     marks: tuple[tuple[float, float], ...] = ()
     signed: bool = False
     normalized: bool = False
+
+    __repr__ = brief
+
+    def numpy(self) -> NDArray[np.float32]:
+        """Return the values, `(*axes, height, width)`."""
+        return self.values
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the values, for `numpy.asarray`."""
+        return np.array(self.values, dtype, copy=copy)
 
     def at(self, **index: int) -> Heatmap:
         """Select one entry of each named axis.

@@ -12,7 +12,7 @@ from visattn.methods import compat as compat
 from visattn.methods.method import Method as Method
 from visattn.methods.queries import QUERY_SPELLINGS as QUERY_SPELLINGS
 from visattn.methods.scored import ScoredImages as ScoredImages
-from visattn.methods.table import METHODS as METHODS, method_of as method_of
+from visattn.methods.table import METHODS as METHODS, name_of as name_of
 
 if TYPE_CHECKING:
     from visattn.methods.by_perturbation.cams import ablationcam as ablationcam, scorecam as scorecam
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = {method.function.__name__: method.function for method in METHODS.values()}
 
-__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "ScoredImages", "compat", "method_of"])
+__all__ = sorted([*_FUNCTIONS, "METHODS", "QUERY_SPELLINGS", "Method", "ScoredImages", "compat", "name_of"])
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - the function of a method

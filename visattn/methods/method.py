@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, Literal
 
+from visattn._support.reprs import brief
 from visattn.maps import AttentionMap
 from visattn.records import Recording
 
@@ -45,6 +46,8 @@ class Method:
     more: Callable[[Mapping[str, Any]], frozenset[Need]] = _nothing_more
     lacking: str | None = None
     aliases: tuple[str, ...] = ()
+
+    __repr__ = brief
 
     def wants(self, parameters: Mapping[str, Any]) -> frozenset[Need]:
         """Return what the recording must contain for these parameters."""

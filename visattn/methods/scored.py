@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import one_of
 from visattn._support.opencv import cv2
+from visattn._support.reprs import brief
 from visattn.errors import ModelError, OptionError, ShapeError
 from visattn.geometry import Box
 from visattn.maps import AttentionMap, MapFacts
@@ -52,6 +53,8 @@ class ScoredImages:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch: tuple[int, int] = (1, 1)
     model: nn.Module | None = None
+
+    __repr__ = brief
 
     @contextmanager
     def editing(self, layer: str, edit: Callable[[Tensor], Tensor]) -> Iterator[None]:

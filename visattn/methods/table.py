@@ -6,6 +6,7 @@ Each method's file describes its own methods; its entry in `MODULES` adds them t
 from importlib import import_module
 
 from visattn._support.checks import one_of
+from visattn._support.spellings import value_of
 from visattn.methods.method import Method
 
 MODULES = (
@@ -29,16 +30,29 @@ MODULES = (
     "from_gradients.saliency",
     "by_perturbation.captum",
 )
-METHODS: dict[str, Method] = {
-    name: method for module in MODULES for name, method in import_module(f"visattn.methods.{module}").METHODS.items()
-}
 
 
-def method_of(name: str) -> Method:
-    """Return a method by name or alias.
+class _Table(dict[str, Method]):
+    """Methods by name."""
+
+    def __repr__(self) -> str:
+        """Return the number of methods and the first names."""
+        return f"<{len(self)} methods: {', '.join([*self][:8])}, ...>"
+
+
+METHODS: dict[str, Method] = _Table(
+    (name, method) for module in MODULES for name, method in import_module(f"visattn.methods.{module}").METHODS.items()
+)
+
+
+def name_of(method: str) -> str:
+    """Return the name of a method from its name, an alias, or another spelling of either (`GradCAM`, `Attention Rollout`).
 
     Raises:
         OptionError: If the name is unknown; the message suggests the closest one.
     """
-    aliases = {alias: known for known, method in METHODS.items() for alias in method.aliases}
-    return METHODS[one_of(aliases.get(name, name), tuple(METHODS), "method")]
+    names = {alias: name for name, known in METHODS.items() for alias in known.aliases}
+    if method in names:
+        return names[method]
+    names |= {name.rpartition(".")[2]: name for name in METHODS}  # captum's without the prefix
+    return one_of(value_of("method", method, tuple(METHODS), names), tuple(METHODS), "method")

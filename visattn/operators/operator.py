@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from visattn._support.reprs import brief
 from visattn._support.types import Implementation
 from visattn.errors import OptionError, ShapeError
 from visattn.operators.gradients import Gradient
@@ -28,6 +29,10 @@ class Tile(NamedTuple):
     keys: Tensor
     weights: Tensor
     grad: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """Return the fields in short."""
+        return brief(self)
 
 
 class Operator(ABC):
@@ -231,6 +236,20 @@ class Operator(ABC):
             here, there = (queries[:, None] == tile.queries).nonzero(as_tuple=True)
             out[:, :, here[:, None], tile.keys] = tile.weights[:, :, there]
         return out
+
+    def queries(self) -> Tensor:
+        """Return the query vectors, `(B, heads, Q, d)`.
+
+        Raises:
+            OptionError: If the model computed the weights itself, so that queries and keys were not seen.
+        """
+        raise OptionError(
+            "the model computed these weights itself, so their queries and keys were not recorded. Use the weights."
+        )
+
+    def keys(self) -> Tensor:
+        """Return the key vectors, `(B, heads, K, d)`; see `queries`."""
+        return self.queries()
 
     def dense(self) -> Tensor:
         """Return all of `A`, `(B, heads, Q, K)`. Memory grows with the square of the number of tokens."""

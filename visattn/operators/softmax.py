@@ -75,6 +75,14 @@ class SoftmaxOperator(Operator):
         """Device on which the operator computes."""
         return self.query.device
 
+    def queries(self) -> Tensor:
+        """Return the query vectors, `(B, heads, Q, d)`, without padding; see `Operator.queries`."""
+        return _unblocked(self.query, self.query_index, self.shape[2])
+
+    def keys(self) -> Tensor:
+        """Return the key vectors, `(B, heads, K, d)`, without padding; see `Operator.queries`."""
+        return _unblocked(self.key, self.key_index, self.shape[3])
+
     def to(self, dtype: torch.dtype) -> SoftmaxOperator:
         """Return the operator with another compute type; float64 recomputes the log-sum-exp from query and key."""
         if dtype == self.dtype:
@@ -196,6 +204,16 @@ class SoftmaxOperator(Operator):
         keys = self.key_index.flatten()
         result = torch.zeros(batch, heads, channels, self.shape[3], dtype=self.dtype, device=self.device)
         return result.index_add_(3, keys[keys >= 0], out[..., keys >= 0])
+
+
+def _unblocked(vectors: Tensor, index: Tensor | None, count: int) -> Tensor:
+    """Reorder vectors `(B, heads, blocks, n, d)` to `(B, heads, count, d)` by the token index of each; -1 is padding."""
+    if index is None:
+        return vectors[:, :, 0]
+    real = index >= 0
+    out = vectors.new_zeros(*vectors.shape[:2], count, vectors.shape[-1])
+    out[:, :, index[real]] = vectors[:, :, real]
+    return out
 
 
 def _exp(x: Tensor) -> Tensor:

@@ -14,33 +14,39 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from visattn._support.typed import typed
+from visattn._support.spellings import spelled
+from visattn._support.typed import check_types, typed
 from visattn.errors import OptionError
 from visattn.families import labels as labels_of
+from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
 from visattn.images import image_facts
 from visattn.loading import load_model
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
+from visattn.pipeline.arguments import layer_of, target_of
 from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.inputs import Prepared, prepare_any, read
+from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.question import Question, ask
+from visattn.pipeline.question import Question, ask, parameter_names
 from visattn.pipeline.recordings import layer_of_cam, recorded, replayed
 from visattn.pipeline.run import scoring
 from visattn.pipeline.targets import Of, Target, TargetOptions
+from visattn.pipeline.tensors import prepare_tensor
 from visattn.records import Recording
 
 
-@typed()
+@spelled(PreprocessingOptions, TargetOptions, more=parameter_names)
+@typed(but=("weights", "method"))
 def explain(
     model: nn.Module | str,
-    image: Any,  # noqa: ANN401 - a path, a picture or an array
+    image: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array
     *,
     method: str = "auto",
     target: Of = None,
+    pixels: Tensor | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -50,36 +56,44 @@ def explain(
 
     Args:
         model: Name of a timm model, or a model.
-        image: Path, PIL image or array. A model with other than one or three input channels needs an array `(H, W, C)` or
-            `(C, H, W)`.
+        image: PIL image, array, tensor, or a source of `load_image`. A model with other than one or three input channels needs an array
+            `(H, W, C)` or `(C, H, W)`.
         method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
             can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
             Grad-CAM if a target is given.
         target: Class to explain, by index or name; None: the top class. A model without a classification head needs a function from
             the model's output to one number per image. For class-specific methods only.
+        pixels: Input `(1, C, H, W)` that is ready for the model, in place of the preprocessing. `image` is then the picture that they show
+            as a whole; without it, the pixels are shown with their normalization undone.
         weights: See `load_model`; only if `model` is a name.
         seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
         options: Options of the target: `versus`, another class, whose score is subtracted; `target_space`, the score whose gradient
             is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in).
-            Options of the preprocessing, see `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `color_profile`,
-            `max_pixels`, `rgb`. All others are parameters of the method. A query `pixel:X,Y` of the upright photo selects the patch
-            that covers this pixel.
+            Options of the preprocessing, see `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `mean`, `std`, `transform`,
+            `color_profile`, `max_pixels`, `rgb`. All others are parameters of the method. A query is text, a pixel `(x, y)` of the upright
+            photo, which selects the patch that covers it, or a tensor with one weight per token. A layer is an index, a dotted name or
+            a module.
 
     Returns:
         The explanation; `.overlay()` draws it.
 
     Raises:
         OptionError: If the method, a parameter or the target is unknown, out of range, or does not fit the model.
-        VisattnError: Any error of `load_image`, `load_model`, `prepare`, `capture` and the method.
+        VisattnError: Any error of `load_image`, `load_model`, `prepare`, `prepare_tensor`, `capture` and the method.
     """
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
-    photo = read(image, how)  # a bad file fails before a model is loaded
-    question = ask(method, options, Target(target, **told))
+    photo = None if image is None and pixels is not None else read(image, how)  # a bad file fails before a model is loaded
+    question = ask(method, options, Target(target_of(target), **told))
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    return explain_prepared(model, prepare_any(photo, model, how), question, seed=seed)
+    model = unwrapped(model)
+    if pixels is None:
+        prepared = prepare_with([photo], model, how)
+    else:
+        prepared = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
+    return explain_prepared(model, prepared, question, seed=seed)
 
 
 def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *, seed: int = 0) -> Explanation:
@@ -97,6 +111,11 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
     Raises:
         VisattnError: The errors of `explain` after preprocessing.
     """
+    if "layer" in question.parameters:
+        layer = layer_of(question.parameters["layer"], model)
+        if question.method is not None:
+            check_types(question.method.function, {"layer": layer})
+        question = replace(question, parameters={**question.parameters, "layer": layer})
     if question.target.labels is None:
         question = replace(question, target=replace(question.target, labels=labels_of(model)))
     method = question.method

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from PIL import Image
 
-from visattn._support.files import check_output, check_png, write_whole
+from visattn._support.files import check_output, write_whole
+from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.drawing.marks import draw_glimpses, outline
 from visattn.drawing.overlays import painted, rgb_components
 from visattn.drawing.pages import captioned
-from visattn.drawing.pictures import Picture, carrying, to_png
+from visattn.drawing.pictures import Picture, carrying, encoded, format_of, to_png
+from visattn.drawing.sheets import contact_sheet
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import ShapeError
 from visattn.geometry import Geometry
-from visattn.maps import AttentionMap, Heatmap
+from visattn.maps import AttentionMap, Heatmap, save_map
 from visattn.provenance import Provenance
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+
+class DrawOptions(StyleOptions, total=False):
+    """Options of `Explanation.draw`."""
+
+    mass: float | None
+    caption: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +50,13 @@ class Explanation:
     photo: Image.Image
     geometry: Geometry
     map: AttentionMap
+
+    def __repr__(self) -> str:
+        """Return method, model and photo, and the shape of the map."""
+        axes = f"{', '.join(self.map.axes)} " if self.map.axes else ""
+        size = " x ".join(map(str, self.map.values.shape))
+        warned = f", {len(self.provenance.warnings)} warnings" if self.provenance.warnings else ""
+        return f"<Explanation: {self.map.meaning} of {self.provenance.title[:200]}, map {axes}{size}{warned}>"
 
     @property
     def provenance(self) -> Provenance:
@@ -58,6 +79,7 @@ class Explanation:
         """Return the panel in pixels of the photo."""
         return self.panel.to_heatmap(self.geometry, interpolation)
 
+    @spelled(StyleOptions)
     def draw(
         self, *, mass: float | None = None, caption: bool = False, **style: Unpack[StyleOptions]
     ) -> tuple[Picture, Provenance]:
@@ -105,17 +127,73 @@ class Explanation:
         how = f"{self.map.meaning}: {facts.title}" + (f", layer {layer}" if layer else "")
         return [*facts.target[:1], *(f"warning: {text}" for text in facts.warnings), how]
 
-    def overlay(self, **options: Any) -> Picture:  # noqa: ANN401
+    def overlay(self, **options: Unpack[DrawOptions]) -> Picture:
         """Draw the heatmap over the photo, with the options of `draw`. PNG files of the picture store its provenance."""
         return self.draw(**options)[0]
 
+    @spelled(DrawOptions)
     @typed()
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False, **options: Any) -> Path:  # noqa: ANN401
-        """Save the picture as a PNG that stores its provenance; takes the options of `draw`.
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True, **options: Unpack[DrawOptions]) -> Path:
+        """Save the picture with its provenance; takes the options of `draw`.
+
+        Args:
+            path: File whose ending names the format: .png, .jpg or .webp. Its folder is created.
+            overwrite: Whether an existing file may be replaced.
+            options: See `draw`.
+
+        Returns:
+            The path.
 
         Raises:
-            OptionError: If the name does not end in .png.
+            OptionError: If the ending is another one.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        target = check_output(check_png(Path(path)), overwrite=overwrite)
-        return write_whole(target, to_png(self.overlay(**options)))
+        target = check_output(Path(path), overwrite=overwrite)
+        kind = format_of(target)
+        return write_whole(target, encoded(self.overlay(**options), kind))
+
+    @typed()
+    def save_map(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
+        """Save the raw map, its position on the photo and its provenance as a .npz file, which `visattn.load_map` reads.
+
+        Raises:
+            OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
+        """
+        return write_whole(check_output(Path(path), overwrite=overwrite), save_map(self.map, self.geometry))
+
+    def contact_sheet(self, **options: Any) -> Picture:  # noqa: ANN401
+        """Draw one panel for each entry of the map's axes, for example one for each head; see `visattn.contact_sheet`.
+
+        Args:
+            options: Options of `visattn.contact_sheet`. By default a map with two axes has the first in rows, the second in columns, and
+                the title names model and photo.
+
+        Returns:
+            The figure; PNG files of it store its provenance.
+
+        Raises:
+            OptionError: If the map has only one panel, or more than two axes.
+        """
+        axes = self.map.axes
+        given = {"title": self.provenance.title} | (dict(zip(("rows", "columns"), axes, strict=True)) if len(axes) == 2 else {})
+        return contact_sheet(self.photo, self.map, self.geometry, **given | options)
+
+    def show(self, **options: Unpack[DrawOptions]) -> None:
+        """Show the picture: in a notebook below the cell, else in the system's image viewer; takes the options of `draw`."""
+        picture = self.overlay(**options)
+        if "IPython" in sys.modules and (display := import_module("IPython.display")) and sys.modules["IPython"].get_ipython():
+            display.display(picture)
+        else:
+            picture.show()
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the raw values of the map, `(*axes, rows, columns)`."""
+        return self.map.numpy()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the raw values of the map, for `numpy.asarray`."""
+        return self.map.__array__(dtype, copy)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture for notebooks."""
+        return to_png(self.overlay())

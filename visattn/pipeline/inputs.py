@@ -1,8 +1,8 @@
 """Preprocessing of photos for a model, and the geometry that maps positions back to the photo.
 
-There are three rules. `model` applies the model's own evaluation transform, step by step. `fit` uses the whole photo: a model with a
-fixed input size gets it squashed to that size; for others, height x width is close to the area of the default input, and each side
-is a whole number of patches. `auto` is `model` for a classifier and `fit` for a headless model.
+There are three rules, unless a transform is given. `model` applies the model's own evaluation transform, step by step. `fit` uses the
+whole photo: a model with a fixed input size gets it squashed to that size; for others, height x width is close to the area of the
+default input, and each side is a whole number of patches. `auto` is `model` for a classifier and `fit` for a headless model.
 
 A model with one input channel receives the photo's luminance (ITU-R 601). A model with any number other than one or three takes
 arrays with that many channels; each channel is processed as a photo would be.
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
 
 import numpy as np
 import timm.data.transforms as timm_transforms
@@ -23,15 +23,19 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision import transforms
 
-from visattn._support.checks import one_of
-from visattn._support.typed import typed
+from visattn._support.reprs import brief
+from visattn._support.spellings import spelled
+from visattn._support.typed import check_types
 from visattn._support.types import Resize
-from visattn.errors import ImageError, ShapeError, UnsupportedModel
+from visattn.data.sources import as_image, load_image
+from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
+from visattn.families.spec import STATED, Source, normalized
 from visattn.geometry import Box, Geometry
-from visattn.images import as_photo, load_image
 from visattn.images.bands import Bands, bands_of
-from visattn.pipeline.preprocessing import Preprocessing
+from visattn.pipeline.arguments import image_of
+from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.pipeline.transforms import transformed
 from visattn.provenance import Provenance
 
 _LUMINANCE = "the model has one input channel: it received the photo's luminance (0.299 red + 0.587 green + 0.114 blue)"
@@ -59,6 +63,8 @@ class Prepared:
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     spec: InputSpec | None = None
+
+    __repr__ = brief
 
     def spec_of(self, model: nn.Module) -> InputSpec:
         """Return the known facts about the model's input; read them from the model if the photos were prepared elsewhere."""
@@ -92,90 +98,122 @@ class Prepared:
         return 0
 
 
-@typed()
-def prepare(photo: Image.Image | Bands, model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None) -> Prepared:
+@spelled(PreprocessingOptions)
+def prepare(photo: Any, model: nn.Module, **options: Unpack[PreprocessingOptions]) -> Prepared:  # noqa: ANN401 - see below
     """Preprocess one photo for a model.
 
     Args:
-        photo: An upright image from `load_image`; for a model with more channels, the result of `bands_of`.
+        photo: A PIL image, an array, a tensor, or a source of `visattn.load_image`. A model with other than one or three input channels
+            needs an array `(H, W, C)` or `(C, H, W)`.
         model: The model that the pixels are for.
-        resize: `model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for a classifier, else `fit`.
-        img_size: Side of the input in pixels, for a model that takes any size; it is rounded to whole patches.
+        options: See `Preprocessing`: `resize` (`model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for
+            a classifier, else `fit`), `img_size`, `mean`, `std`, `transform`, `color_profile`, `max_pixels`, `rgb`.
 
     Returns:
         Pixels, photo and geometry.
 
     Raises:
-        OptionError: If `resize` is unknown or the model does not take `img_size`.
+        OptionError: If an option is unknown or out of range, or the model does not take `img_size`.
         ImageError: If the photo cannot be used as an image with the model's number of channels.
         UnsupportedModel: If the geometry of a step of the model's transform is unknown, or the model takes more channels than a photo
             has.
     """
-    return prepare_batch([photo], model, resize=resize, img_size=img_size)
+    return prepare_batch([photo], model, **options)
 
 
-@typed()
-def prepare_batch(
-    photos: Sequence[Image.Image | Bands], model: nn.Module, *, resize: Resize = "auto", img_size: int | None = None
-) -> Prepared:
+@spelled(PreprocessingOptions)
+def prepare_batch(photos: Sequence[Any], model: nn.Module, **options: Unpack[PreprocessingOptions]) -> Prepared:
     """Preprocess several photos, of any sizes, as one batch.
 
     With `fit` and a model that takes any size, all photos are resized to one size, whose aspect ratio is the geometric mean of
     theirs. Each photo is kept whole, and each axis is scaled by its own factor.
 
     Args:
-        photos: Upright images.
+        photos: Photos, see `prepare`.
         model: The model that the pixels are for.
-        resize: See `prepare`.
-        img_size: See `prepare`.
+        options: See `prepare`.
 
     Returns:
         Pixels `(B, C, H, W)`, photos and geometries.
 
     Raises:
-        OptionError: If `resize` is unknown or the model does not take `img_size`.
+        OptionError: If an option is unknown or out of range, or the model does not take `img_size`.
         ImageError: If a photo cannot be used, or no photos are given.
         UnsupportedModel: If the geometry of a step of the model's transform is unknown, or the model takes more channels than a photo
             has.
     """
-    return _prepared(photos, model, input_spec(model, img_size), resize)
+    return prepare_with(photos, model, Preprocessing(**options))
 
 
 def read(image: Any, how: Preprocessing) -> Any:  # noqa: ANN401
-    """Load an image file; return an image or array unchanged."""
+    """Load the image that a source names; return an image or array unchanged."""
+    image = image_of(image)
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image, max_pixels=how.max_pixels, color_profile=how.color_profile)
     return image
 
 
-def prepare_any(image: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
-    """Preprocess an image or array for a model."""
-    spec = input_spec(model, how.img_size)
-    picture = as_photo(image) if spec.channels in (1, 3) else bands_of(image, spec.channels, how.rgb)
-    return _prepared([picture], model, spec, how.resize)
-
-
-def _prepared(photos: Sequence[Image.Image | Bands], model: nn.Module, spec: InputSpec, resize: Resize) -> Prepared:
-    one_of(resize, get_args(Resize), "resize")
+def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) -> Prepared:
+    """Preprocess photos for a model; see `prepare_batch`."""
+    check_types(prepare, {"model": model})
+    if isinstance(photos, (str, bytes)):
+        raise ImageError("photos must be a list; for one photo use visattn.prepare")
     if not photos:
         raise ImageError("no photos were given; nothing to do")
+    spec = normalized(input_spec(model, how.img_size), how.mean, how.std)
+    images = [read(photo, how) for photo in photos]
     if spec.channels in (1, 3):
-        pictures: list[Image.Image | Bands] = [as_photo(photo) for photo in photos]
+        pictures: list[Image.Image | Bands] = [as_image(image) for image in images]
     else:
-        pictures = [photo if isinstance(photo, Bands) else bands_of(photo, spec.channels) for photo in photos]
+        pictures = [image if isinstance(image, Bands) else bands_of(image, spec.channels, how.rgb) for image in images]
+    own = spec.processor if how.resize != "fit" and (how.mean, how.std, how.img_size) == (None, None, None) else None
+    if transform := how.transform or own:
+        pixels, geometries, spec = _by_function(pictures, transform, spec, "model" if how.transform is None else "given")
+    else:
+        pixels, geometries = _by_rule(pictures, spec, how.resize)
+    device = next((parameter.device for parameter in model.parameters()), pixels.device)
+    notes = (_LUMINANCE,) if spec.channels == 1 and not transform else ()
+    stated = spec.stated()
+    stated["size"]["value"] = list(pixels.shape[-2:])
+    shown = tuple(picture.photo if isinstance(picture, Bands) else picture for picture in pictures)
+    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec)
+
+
+def _by_rule(pictures: Sequence[Image.Image | Bands], spec: InputSpec, resize: Resize) -> tuple[Tensor, tuple[Geometry, ...]]:
+    """Preprocess photos with the model's own steps, or squash each into the input."""
     if resize == "model" or (resize == "auto" and spec.classifier):
         seen = [_each_channel(photo, lambda image: _by_transform(image, spec)) for photo in pictures]
     else:
         size = _fitting_size(pictures, spec)
         seen = [_each_channel(photo, lambda image: _whole(image, size, spec)) for photo in pictures]
     images, geometries = zip(*seen, strict=True)
-    pixels = torch.stack([_normalized(image, spec) for image in images])
-    device = next((parameter.device for parameter in model.parameters()), pixels.device)
-    notes = (_LUMINANCE,) if spec.channels == 1 else ()
-    stated = spec.stated()
-    stated["size"]["value"] = list(pixels.shape[-2:])
-    shown = tuple(picture.photo if isinstance(picture, Bands) else picture for picture in pictures)
-    return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec)
+    return torch.stack([_normalized(image, spec) for image in images]), geometries
+
+
+def _by_function(
+    pictures: Sequence[Image.Image | Bands], transform: Callable[..., Any], spec: InputSpec, source: Source
+) -> tuple[Tensor, tuple[Geometry, ...], InputSpec]:
+    """Preprocess photos with a transform; the spec gets the size and normalization that were measured.
+
+    Raises:
+        OptionError: If the photos have other channels than RGB, or the inputs differ in size.
+    """
+    if any(isinstance(picture, Bands) for picture in pictures):
+        raise OptionError(f"transform takes RGB photos, but the model has {spec.channels} channels. Pass mean and std instead.")
+    made = [transformed(picture, transform) for picture in pictures if isinstance(picture, Image.Image)]
+    shapes = {tuple(one.pixels.shape) for one in made}
+    if len(shapes) > 1:
+        raise OptionError(f"transform must give all photos of a batch one size, got {sorted(shapes)}. Pass them one by one.")
+    pixels = torch.stack([one.pixels for one in made])
+    found = replace(
+        spec,
+        size=(pixels.shape[2], pixels.shape[3]),
+        mean=made[0].mean,
+        std=made[0].std,
+        channels=pixels.shape[1],
+        sources=dict.fromkeys(STATED, source),
+    )
+    return pixels, tuple(one.geometry for one in made), found
 
 
 _Seen = tuple[Image.Image, Geometry]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, get_args
+from numbers import Integral
+from typing import Any, TypedDict, get_args
 
 from visattn._support.checks import one_of
 from visattn._support.options import option
+from visattn._support.reprs import brief
 from visattn._support.typed import check_types
 from visattn._support.types import MAX_PIXELS, ColorProfile, Resize
+from visattn.errors import OptionError
 
 
 class PreprocessingOptions(TypedDict, total=False):
     """Options of `Preprocessing`."""
 
     resize: Resize
-    img_size: int | None
+    img_size: int | tuple[int, int] | None
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    transform: Callable[..., Any] | None
     color_profile: ColorProfile
     max_pixels: int
     rgb: Sequence[int] | None
@@ -29,28 +35,51 @@ class Preprocessing:
     Attributes:
         resize: `model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for a classifier, else `fit`. See
             `visattn.prepare`.
-        img_size: Side of the input in pixels, for a model that takes any size; rounded to whole patches. None: the model's own.
+        img_size: Side of the input in pixels, or `(height, width)`, for a model that takes any size; rounded to whole patches. None: the
+            model's own.
+        mean: Mean of each channel, for pixels in [0, 1]; one value for all is enough. None: the model's own.
+        std: Standard deviation of each channel, likewise.
+        transform: The transform to use in place of the model's own: a function from a PIL image to a tensor `(C, H, W)`, an image
+            processor of Hugging Face, or the weights of a torchvision model. It must crop, resize and normalize, and nothing else.
         color_profile: `convert` a file's colors to sRGB, or `ignore` its profile; has no effect on PIL images and arrays.
         max_pixels: Largest allowed width x height of a file; checked before the file is decoded.
         rgb: Channels of an array to draw as red, green and blue, if the model takes more than three; by default the first three.
 
     Raises:
-        OptionError: If an option is unknown or has the wrong type.
+        OptionError: If an option is unknown or has the wrong type, or `transform` is given with another option that it sets.
     """
 
     resize: Resize = option(
         "auto", "model: the model's own evaluation transform; fit: the whole photo; auto: model for classifiers, else fit."
     )
-    img_size: int | None = option(None, "Side of the model's input in pixels, for models that take any size.", least=1)
+    img_size: int | tuple[int, int] | None = option(
+        None, "Size of the model's input in pixels: a side, or height x width as HxW."
+    )
+    mean: Sequence[float] | None = option(None, "Mean of each channel, for pixels from 0 to 1, for example 0.5,0.5,0.5.")
+    std: Sequence[float] | None = option(None, "Standard deviation of each channel, likewise.")
+    transform: Callable[..., Any] | None = None
     color_profile: ColorProfile = option("convert", "Treatment of the photo's ICC profile: convert (to sRGB) or ignore.")
     max_pixels: int = option(MAX_PIXELS, "Refuse photos with more pixels than this.", least=1)
     rgb: Sequence[int] | None = None  # no command-line option: files have only three channels
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         """Check types and names; ranges are checked where the values are used.
 
         Raises:
-            OptionError: If an option is unknown or has the wrong type.
+            OptionError: If an option is unknown or has the wrong type, or options exclude each other.
         """
+        object.__setattr__(self, "img_size", _size_of(self.img_size))
         check_types(type(self), vars(self))
         one_of(self.resize, get_args(Resize), "resize")
+        if self.transform is not None and (self.mean, self.std, self.img_size, self.resize) != (None, None, None, "auto"):
+            raise OptionError("transform sets size, mean, std and resize itself. Pass either it or them.")
+
+
+def _size_of(size: Any) -> Any:  # noqa: ANN401
+    """Return an input size as a side or `(height, width)`; anything else is returned as it is."""
+    if isinstance(size, (list, tuple)) and len(size) in (2, 3) and all(isinstance(side, Integral) for side in size):
+        height, width = size[-2:]
+        return height if height == width else (height, width)
+    return size

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from visattn._support.checks import shown
+from visattn._support.reprs import brief
 from visattn._support.typed import check_types
 from visattn.errors import OptionError
-from visattn.methods import METHODS, Method, method_of
+from visattn.methods import METHODS, Method, name_of
+from visattn.pipeline.arguments import query_of
 from visattn.pipeline.targets import Target
 from visattn.records import Recording
 
@@ -35,6 +38,8 @@ class Question:
     target: Target = field(default_factory=Target)
     among: tuple[str, ...] = ()
 
+    __repr__ = brief
+
     @property
     def of_a_class(self) -> bool:
         """True if a target was given."""
@@ -57,6 +62,24 @@ class Question:
         return Question(name, METHODS[name], self.parameters, self.target, self.among)
 
 
+def parameter_names() -> list[str]:
+    """Return the names of the parameters of all methods."""
+    return sorted({name for method in METHODS.values() for name in method.parameters})
+
+
+def named(method: Any) -> str:  # noqa: ANN401 - checked here
+    """Return the name of a method that is given by name, by an alias, in another spelling, or as a function of `visattn.methods`.
+
+    Raises:
+        OptionError: If there is no such method.
+    """
+    if callable(method):
+        method = next((name for name, known in METHODS.items() if known.function is method), getattr(method, "__name__", ""))
+    if not isinstance(method, str):
+        raise OptionError(f"method must be a name in visattn.methods.METHODS, got {shown(method)}.")
+    return method if method == "auto" else name_of(method)
+
+
 def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, target: Target | None = None) -> Question:
     """Validate a method, its parameters and a target.
 
@@ -73,17 +96,19 @@ def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, targe
             method that does not depend on one.
     """
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in (parameters or {}).items()}
+    given |= {"query": query_of(given["query"])} if "query" in given else {}
     target = target or Target()
+    method = named(method)
     if method == "auto":
         among = tuple(name for name in _AUTO if set(given) <= set(METHODS[name].parameters))
         if not among:
             raise OptionError(f"method 'auto' has no parameters {', '.join(given)}. Name the method.")
         return Question(method, None, given, target, among)
-    known = method_of(method)
+    known = METHODS[method]
     for name in given:
         if name not in known.parameters:
             raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known.parameters)}.")
-    check_types(known.function, given)
+    check_types(known.function, {name: value for name, value in given.items() if name != "layer"})  # its model is not known yet
     if lacking := [name for name in known.required if name not in given]:
         raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")
     question = Question(method, known, given, target)

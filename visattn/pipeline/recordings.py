@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from visattn._support.modes import evaluating
 from visattn.errors import NoAttentionCaptured, OptionError
 from visattn.families import cam_layer
 from visattn.families.feature_maps import last_feature_map
 from visattn.methods import METHODS, Method
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import Question
-from visattn.pipeline.run import Pass, look, one_pass
+from visattn.pipeline.run import Pass, answer_of, look, one_pass
 from visattn.pipeline.targets import NoClasses
 from visattn.records import Recording
+
+_SHOWN = 5  # feature maps in a message
 
 
 def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
@@ -53,8 +57,32 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
         _, channels, height, width = prepared.pixels.shape
         known = cam_layer(model) or last_feature_map(model, channels, (height, width))
     if known is None:
-        raise OptionError(f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: layer='...'.")
+        known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
+        raise OptionError(
+            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: layer='...'; feature maps: {known_maps}."
+        )
     return known
+
+
+def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
+    """Return the names of the modules that output feature maps `(B, C, H, W)` with several positions, by a forward pass."""
+    found: list[str] = []
+
+    def watched(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+            if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
+                found.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(watched(name)) for name, module in model.named_modules() if name]
+    try:
+        with evaluating(model), torch.no_grad():
+            answer_of(model, prepared.pixels)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(dict.fromkeys(found))
 
 
 def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> Pass:

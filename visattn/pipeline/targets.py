@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
 from visattn._support.files import regular
+from visattn._support.reprs import brief
+from visattn._support.spellings import note
 from visattn._support.typed import check_types
 from visattn._support.types import Space
 from visattn.errors import OptionError, ShapeError
@@ -49,6 +52,8 @@ class Target:
     versus: int | str | None = None
     target_space: Space = "logit"
     labels: Sequence[str] | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         """Check types; classes and names are checked later, against the model's output.
@@ -138,7 +143,13 @@ class Target:
         if found:
             several = ", ".join(f"{index} ({printable(self.labels[index])})" for index in found)
             raise OptionError(f"'{printable(named)}' matches several classes: {several}. Pass an index.")
-        near = ", ".join(suggest(wanted, sorted(set().union(*known)))) or "none found"
+        word = re.compile(rf"\b{re.escape(wanted)}\b")
+        holding = [index for index, names in enumerate(known) if any(word.search(name) for name in names)]
+        if len(holding) == 1:
+            note(f"class '{printable(named)}' is understood as {holding[0]} ({printable(self.labels[holding[0]])})")
+            return holding[0]
+        words = [printable(min((name for name in known[index] if word.search(name)), key=len)) for index in holding]
+        near = ", ".join(words[:8] or suggest(wanted, sorted(set().union(*known)))) or "none found"
         raise OptionError(
             f"unknown class '{printable(named)}'. Close matches: {near}. Pass one of them, or an index from 0 to {classes - 1}."
         )
@@ -160,6 +171,8 @@ class ResolvedTarget:
     texts: tuple[str, ...]
     names: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+
+    __repr__ = brief
 
 
 def _logits(output: Any) -> Any:  # noqa: ANN401

@@ -25,6 +25,7 @@ from visattn.drawing.pictures import Picture, carrying, to_png
 from visattn.drawing.style import PAGE, PageOptions, Style
 from visattn.errors import OptionError, VisattnWarning
 from visattn.families import input_spec
+from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, value_range
 from visattn.methods import METHODS
@@ -38,7 +39,6 @@ from visattn.pipeline.targets import Of, Target
 from visattn.pipeline.tensors import prepare_tensor
 from visattn.provenance import Provenance
 from visattn.records import Recording
-from visattn.training.wrappers import unwrapped
 
 _AUTO = ("relevance", "attention", "gates", "gradcam")  # `auto` takes the first that applies
 

@@ -17,7 +17,7 @@ from visattn._support.checks import printable
 from visattn.data.scenes import VERSION, Pairs, Scenes
 from visattn.data.scenes.store import kept, seed_of
 from visattn.errors import DataError
-from visattn.images import load_image
+from visattn.images import load_file
 
 
 class _Kind(NamedTuple):
@@ -129,7 +129,7 @@ class CaptionFileDataset:
         Raises:
             ImageError: If the file cannot be read; the message names it.
         """
-        return load_image(self._path(index)), self.captions(index)
+        return load_file(self._path(index)), self.captions(index)
 
     def captions(self, index: int) -> tuple[str, ...]:
         """Return the captions without loading the image."""

@@ -16,7 +16,7 @@ from visattn._support.checks import printable
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import check_learnable
 from visattn.errors import DataError
-from visattn.images import FORMATS, load_image
+from visattn.images import FORMATS, load_file
 
 _SPLITS = {"train": ("train",), "test": ("test", "val")}  # the first folder that exists is used
 _NAMED = 5  # most classes that a message names
@@ -78,7 +78,7 @@ class FolderDataset:
         Raises:
             ImageError: If the file cannot be read; the message names it.
         """
-        return load_image(self._path(index)), int(self.labels[index])
+        return load_file(self._path(index)), int(self.labels[index])
 
     def name(self, index: int) -> str:
         """Return the path of the file."""

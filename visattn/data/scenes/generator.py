@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from visattn._support.checks import one_of
 from visattn._support.files import building_folder
+from visattn._support.reprs import brief
 from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError
 
@@ -99,6 +100,8 @@ class Scene:
     things: tuple[SceneObject, ...]
     masks: NDArray[np.bool_]
     watermark: NDArray[np.bool_]
+
+    __repr__ = brief
 
     @property
     def caption(self) -> str:

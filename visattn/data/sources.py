@@ -1,0 +1,122 @@
+"""Images by name: files, URLs, the shipped photos (`photo:chelsea`) and generated scenes (`scene:7`)."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from visattn import data
+from visattn._support.checks import printable, suggest, whole_number
+from visattn._support.typed import typed
+from visattn._support.types import MAX_PIXELS, ColorProfile
+from visattn.data.shipped import PHOTOS, photo_path
+from visattn.errors import ImageError
+from visattn.images import ImageFacts, as_photo, decode, load_file, stating
+
+SCENE_SIDE = 224  # pixels
+_URL = re.compile(r"(https?):/+(?=[^/])", re.IGNORECASE)  # `Path` folds two slashes into one
+_SECONDS = 10  # timeout for the first answer, and for each part after it
+_LARGEST = 200_000_000  # bytes of a download
+
+
+@typed()
+def load_image(
+    source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert"
+) -> Image.Image:
+    """Load a photo as an upright RGB image.
+
+    EXIF orientation is applied. Colors are converted to sRGB with the file's ICC profile. Transparent images are placed on white. Unsigned
+    gray of up to 16 bits is scaled by the range of its bits, other wide gray by its own minimum and maximum. Of an animation, the first
+    frame is used. All of these except the orientation are noted in `image_facts(photo).notes`.
+
+    Args:
+        source: A path; the content of a file; the URL of an image; `photo:NAME` for a shipped photo (`visattn.data.PHOTOS`); or
+            `scene:N` for scene N of `visattn.data.scenes` with seed 0, 224 pixels wide and high. For a file whose name begins like a
+            scheme, pass `./photo:...`.
+        max_pixels: Largest allowed width x height of a file, checked before decoding; at most `visattn.images.LARGEST`.
+        color_profile: `convert` to sRGB, or `ignore` the profile, as timm's and torchvision's loaders do.
+
+    Returns:
+        An RGB image. Its facts (see `visattn.images.image_facts`) are stored in its `info` and kept by copies.
+
+    Raises:
+        OptionError: If `max_pixels` is above `LARGEST`, or `color_profile` is unknown.
+        ImageError: If the source is not a file or not an image, or is damaged, too large, unsupported or out of reach. The message names
+            the source, the cause and what to do.
+    """
+    options: dict[str, Any] = {"max_pixels": max_pixels, "color_profile": color_profile}
+    if isinstance(source, bytes):
+        return decode(source, **options)
+    name = os.fspath(source)
+    if named(name):
+        scheme, _, rest = name.partition(":")
+        return load_file(_photo(rest), **options) if scheme == "photo" else _scene(rest)
+    if _URL.match(name):
+        address = _URL.sub(r"\1://", name)
+        return decode(_download(address), name=address, **options)
+    return load_file(name, **options)
+
+
+def as_image(image: Any) -> Image.Image:  # noqa: ANN401 - a source, or an array or a tensor of any library
+    """Return the image that a source names, see `load_image`; or convert an image, an array or a tensor with `as_photo`.
+
+    Raises:
+        ImageError: The errors of `load_image` and `as_photo`.
+    """
+    return load_image(image) if isinstance(image, (str, os.PathLike, bytes)) else as_photo(image)
+
+
+def named(source: str) -> bool:
+    """Check whether a source is `photo:NAME` or `scene:N`, which need no file."""
+    return source.startswith(("photo:", "scene:"))
+
+
+def as_file(source: str | os.PathLike[str]) -> Path:
+    """Return the file whose name the results of a source get: `chelsea.png` for `photo:chelsea`; a file itself."""
+    name = os.fspath(source)
+    if named(name):
+        return Path(name.removeprefix("photo:").replace(":", "") + ".png")
+    if _URL.match(name):
+        return Path(urllib.parse.unquote(urllib.parse.urlsplit(_URL.sub(r"\1://", name)).path).rpartition("/")[2] or "image")
+    return Path(name)
+
+
+def _photo(name: str) -> Path:
+    if name not in PHOTOS:
+        near = suggest(name, PHOTOS, 1)
+        hint = f"did you mean photo:{near[0]}?" if near else "choose one of these"
+        raise ImageError(f"photo:{printable(name)}: there is no such photo, only {', '.join(PHOTOS)}; {hint}")
+    return photo_path(name)
+
+
+def _scene(text: str) -> Image.Image:
+    number = whole_number(text)
+    if number is None or number < 0:
+        raise ImageError(f"scene:{printable(text)}: a scene has a number from 0; pass for example scene:7")
+    pixels = data.scenes.Scenes(number + 1, (SCENE_SIDE, SCENE_SIDE)).scene(number).image
+    return stating(Image.fromarray(pixels), ImageFacts(f"scene:{number}", hashlib.sha256(pixels.tobytes()).hexdigest()))
+
+
+def _download(address: str) -> bytes:
+    shown = printable(address)
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS) as answer:
+            content: bytes = answer.read(_LARGEST + 1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ImageError(f"{shown}: the server answers {error.code} {error.reason}; check the address") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        cause = printable(str(getattr(error, "reason", error))) or type(error).__name__
+        raise ImageError(f"{shown}: cannot be reached ({cause}); download the image and pass its file") from error
+    if len(content) > _LARGEST:
+        raise ImageError(f"{shown}: has more than {_LARGEST:,} bytes; download the image and scale it down")
+    return content

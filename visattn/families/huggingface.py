@@ -1,0 +1,63 @@
+"""Models of Hugging Face transformers: preprocessing and class names, from the files that they were loaded from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from huggingface_hub import try_to_load_from_cache
+from torch import nn
+
+from visattn._support.files import is_file
+from visattn.families import custom
+from visattn.families.custom import cam_layer, describe, head
+from visattn.families.spec import STATED, InputSpec
+
+__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns"]
+
+_FILES = ("preprocessor_config.json", "processor_config.json")
+_processors: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def owns(model: nn.Module) -> bool:
+    """Check whether `model` is a model of transformers with its configuration."""
+    return hasattr(model, "config") and any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__)
+
+
+def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
+    """Return the size that the configuration states, with the image processor that was saved beside the weights, if there is one."""
+    spec = custom.input_spec(model, asked)
+    if model not in _processors:
+        _processors[model] = _saved_processor(model)
+    processor = _processors[model]
+    if processor is None or asked is not None:
+        return spec
+    mean, std = (tuple(getattr(processor, f"image_{name}", None) or getattr(spec, name)) for name in ("mean", "std"))
+    return replace(spec, processor=processor, sources=dict.fromkeys(STATED, "model"), mean=mean, std=std)
+
+
+def labels(model: nn.Module) -> tuple[str, ...] | None:
+    """Return the names of the classes, or None if the configuration has only numbers (`LABEL_0`)."""
+    named: Any = getattr(model.config, "id2label", None) or {}
+    names = tuple(str(named[index]) for index in sorted(named))
+    return names if names and not all(name == f"LABEL_{index}" for index, name in enumerate(names)) else None
+
+
+def _saved_processor(model: Any) -> Any:  # noqa: ANN401
+    """Load the image processor from the folder or the cached repository that the model was loaded from; None if there is none."""
+    origin = str(getattr(model.config, "_name_or_path", "") or "")
+    if not origin:
+        return None
+    folder = Path(origin)
+    if not any(is_file(folder / name) for name in _FILES):
+        cached: list[str] = []
+        with suppress(ValueError):  # not the name of a repository
+            cached = [file for name in _FILES if isinstance(file := try_to_load_from_cache(origin, name), str)]
+        if not cached:
+            return None
+        folder = Path(cached[0]).parent
+    return import_module("transformers").AutoImageProcessor.from_pretrained(folder, local_files_only=True)

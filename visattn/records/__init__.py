@@ -1,0 +1,10 @@
+"""Records of a forward pass: attention as operators, features as tensors, and the layout of their tokens.
+
+`capture` fills a `Recording`, which is all that methods read. It holds neither the model nor a picture.
+"""
+
+from visattn.records.entries import AttentionRecord, FeatureRecord, Source, UnseenAttention
+from visattn.records.layouts import TokenLayout
+from visattn.records.recording import Recording
+
+__all__ = ["AttentionRecord", "FeatureRecord", "Recording", "Source", "TokenLayout", "UnseenAttention"]

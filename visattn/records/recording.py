@@ -1,0 +1,287 @@
+"""Recording of forward passes: everything that `capture` keeps and methods read."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from visattn._support.checks import printable, shown
+from visattn._support.types import Kind
+from visattn.errors import OptionError, VisattnWarning
+from visattn.provenance import Provenance
+from visattn.records.entries import AttentionRecord, FeatureRecord, UnseenAttention
+
+_LARGE = 1e9  # bytes of attention weights, above which `Recording.attention` warns
+
+
+@dataclass(eq=False, repr=False)
+class Recording(Sequence[AttentionRecord]):
+    """Everything that one `capture` recorded: attention records in call order, and features.
+
+    Attributes:
+        records: Attention records in call order.
+        features: Feature records in call order.
+        input_size: `(height, width)` of the model's input.
+        readout: Readout query that the model's family declares, spelled as in `reads`; empty if unknown.
+        captured: Glob of the layers whose attention was kept; `*` keeps all.
+        provenance: The model and its weights.
+        unseen: Attention calls that could not be recorded. Methods that multiply layers refuse recordings with such calls.
+        readouts: Readout query of each forward pass, by index, as traced from the tokens to the output; empty if not traced.
+    """
+
+    records: list[AttentionRecord] = field(default_factory=list)
+    features: list[FeatureRecord] = field(default_factory=list)
+    input_size: tuple[int, int] = (0, 0)
+    readout: str = "cls"
+    captured: str = "*"
+    provenance: Provenance = field(default_factory=Provenance)
+    unseen: list[UnseenAttention] = field(default_factory=list)
+    readouts: dict[int, str] = field(default_factory=dict)
+
+    @overload
+    def __getitem__(self, index: int) -> AttentionRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AttentionRecord]: ...
+    def __getitem__(self, index: int | slice) -> AttentionRecord | list[AttentionRecord]:
+        """Return one record, or a list for a slice."""
+        return self.records[index]
+
+    def __len__(self) -> int:
+        """Return the number of attention records."""
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[AttentionRecord]:
+        """Iterate over the records in call order."""
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        """Return the model, the layers and the input size."""
+        known = self.layers
+        named = ", ".join(known if len(known) < 4 else [known[0], "…", known[-1]])
+        features = f", {len(self.features)} features" if self.features else ""
+        size = " x ".join(map(str, self.input_size))
+        model = printable(self.provenance.model)[:80]
+        return f"<Recording of {model}: {len(self)} attention calls ({named[:150]}){features}, input {size}>"
+
+    def attention(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
+        """Return the attention weights of a layer as one tensor, with tokens in the order of the record's layouts.
+
+        Its memory grows with the square of the number of tokens; `record.operator` computes with the weights in blocks instead.
+
+        Args:
+            layer: Index or name of the layer, see `select`.
+            call: Index of the call, for layers that call their attention several times.
+
+        Returns:
+            `(B, heads, Q, K)`.
+
+        Raises:
+            OptionError: If there is no such layer or call, or the recording holds several forward passes.
+        """
+        operator = self.record(layer, call=call).operator
+        size = math.prod(operator.shape) * 4
+        if size > _LARGE:
+            text = (
+                f"the weights of layer {layer} take {size / 1e9:.1f} GB; recording[index].operator computes with them in blocks"
+            )
+            warnings.warn(text, VisattnWarning, stacklevel=2)
+        return operator.dense()
+
+    def queries(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
+        """Return the query vectors of a layer, `(B, heads, Q, d)`, in the order of the record's layout; see `attention`."""
+        return self.record(layer, call=call).operator.queries()
+
+    def keys(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
+        """Return the key vectors of a layer, `(B, heads, K, d)`, in the order of the record's layout; see `attention`."""
+        return self.record(layer, call=call).operator.keys()
+
+    def values(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
+        """Return the value vectors of a layer, `(B, heads, K, d)`, in the order of the record's layout; see `attention`.
+
+        Raises:
+            OptionError: If values were not kept.
+        """
+        value = self.record(layer, call=call).value
+        if value is None:
+            raise OptionError("values were not kept. Use capture(model, values=True).")
+        return value
+
+    def record(self, layer: int | str = -1, *, call: int = 0) -> AttentionRecord:
+        """Return the record of one call of a layer; see `attention`.
+
+        Raises:
+            OptionError: If there is no such layer or call, or the recording holds several forward passes.
+        """
+        if len(self.forwards) > 1:
+            raise OptionError(
+                f"the recording holds {len(self.forwards)} forward passes. Choose one: recording.select(forward=0)."
+            )
+        if not self.records:
+            raise OptionError("the recording has no attention. Run the model inside the with block, then use it.")
+        found = self.select(layer=layer).records
+        if not 0 <= call < len(found):
+            raise OptionError(
+                f"call must lie in [0, {len(found) - 1}], got {call}: {found[0].layer} calls its attention {len(found)} times."
+            )
+        return found[call]
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers with attention, in the order of their first calls."""
+        return list(dict.fromkeys(record.layer for record in self.records))
+
+    @property
+    def forwards(self) -> list[int]:
+        """Indices of the recorded forward passes."""
+        return sorted({record.forward for record in self.records} | {feature.forward for feature in self.features})
+
+    @property
+    def reads(self) -> str:
+        """Readout query, from which the output is computed: `cls`, `cls+distillation`, `mean`, `all`, `cls+mean` or `pool`.
+
+        This is the query traced in the forward pass. If none was traced, it is the one that the model's family declares. Otherwise,
+        if there is a gradient, it is the tokens of the last attention on which the score depends. Empty if none of these is known.
+        """
+        followed = {self.readouts.get(number, "") for number in self.forwards} - {""}
+        return followed.pop() if len(followed) == 1 else self.readout or _read_by_score(self.records)
+
+    def select(
+        self,
+        *,
+        kind: Kind | None = None,
+        space: str | None = None,
+        layer: int | str | Iterable[int | str] | None = None,
+        forward: int | None = None,
+    ) -> Recording:
+        """Return a recording of the matching records. Features are kept unless they belong to another forward pass.
+
+        Args:
+            kind: Kind of attention.
+            space: Name of the token set of both queries and keys.
+            layer: Index into `layers` (negative counts from the end), dotted name of the layer or of a module with this one layer, or
+                several of these.
+            forward: Index of the forward pass; negative counts from the end.
+
+        Returns:
+            A new recording.
+
+        Raises:
+            OptionError: If a layer or forward pass is not in the recording.
+        """
+        records, features = self.records, self.features
+        if forward is not None:
+            number = self._forward(forward)
+            records = [record for record in records if record.forward == number]
+            features = [feature for feature in features if feature.forward == number]
+        if kind is not None:
+            records = [record for record in records if record.kind == kind]
+        if space is not None:
+            records = [record for record in records if record.queries.space == space == record.keys.space]
+        if layer is not None:
+            names = list(dict.fromkeys(record.layer for record in records))
+            chosen = {_layer_name(item, names) for item in ([layer] if isinstance(layer, (int, str)) else layer)}
+            records = [record for record in records if record.layer in chosen]
+        unseen = [one for one in self.unseen if forward is None or one.forward == number]
+        return replace(self, records=records, features=features, unseen=unseen)
+
+    def gradients(self, score: Tensor | Mapping[str, Tensor]) -> Recording:
+        """Return the recording with the gradients of a score: `dA` of every record, tile by tile, and of every feature.
+
+        The parameters' own `grad` is not touched. Call it once for each score.
+
+        Args:
+            score: Scalar that the model computed inside the capture, such as `logits[0, 3]`; tensors with more elements are summed.
+                A mapping from layer names to scores gives each record the gradient of its own layer's score. Features then get none.
+
+        Returns:
+            A new recording. Gradients are zero where the score does not depend on the record.
+
+        Raises:
+            OptionError: If gradients were not kept, a layer has no score, or the score does not depend on what was recorded.
+        """
+        if isinstance(score, Tensor):
+            graded = [feature for feature in self.features if feature.role in ("tokens", "activation")]
+            filled = _slopes(score, [*self.records, *graded])
+            slopes, of_features = filled[: len(self.records)], dict(zip(graded, filled[len(self.records) :], strict=True))
+            features = [replace(feature, gradient=of_features.get(feature)) for feature in self.features]
+        else:
+            missing = next((layer for layer in self.layers if layer not in score), None)
+            if missing is not None:
+                raise OptionError(
+                    f"scores must be given for every layer, but {missing} has none. Pass one for each of recording.layers."
+                )
+            slopes = [_slopes(score[record.layer], [record])[0] for record in self.records]
+            features = [replace(feature, gradient=None) for feature in self.features]
+        records = [
+            replace(record, operator=record.operator.with_gradient(slope))
+            for record, slope in zip(self.records, slopes, strict=True)
+        ]
+        return replace(self, records=records, features=features)
+
+    def _forward(self, forward: int) -> int:
+        numbers = self.forwards
+        if not -len(numbers) <= forward < len(numbers):
+            raise OptionError(
+                f"forward must be one of {len(numbers)} recorded passes, got {forward}. Run the model inside the capture."
+            )
+        return numbers[forward]
+
+
+def _read_by_score(records: Sequence[AttentionRecord]) -> str:
+    """Return the readout query of a score: the tokens of the last attention on which it depends."""
+    last = next((record for record in reversed(records) if record.kind == "self" and record.queries.grid), None)
+    if last is None or last.operator.gradient is None:
+        return ""
+    read = torch.zeros(len(last.queries), dtype=torch.bool, device=last.operator.device)
+    for tile in last.operator.pieces():
+        if tile.grad is not None:
+            read[tile.queries] |= (tile.grad != 0).any(-1).flatten(0, 1).any(0)
+    prefix = [name for i, name in enumerate(last.queries.prefix) if read[i]]
+    patches = read[len(last.queries.prefix) :]
+    if bool(patches.all()) and not prefix:
+        return "mean"
+    return "" if bool(patches.any()) else "+".join(prefix)
+
+
+def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> list[Any]:
+    """Return the gradient of the score at the source tensor of each item."""
+    sources = [item.source for item in items if item.source is not None]
+    if not items or len(sources) < len(items):
+        raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
+    elsewhere = "the score does not depend on the recorded forward pass. Pass a value of the model's own output."
+    if not score.requires_grad:
+        raise OptionError(elsewhere)
+    wanted = [source.tensor for source in sources if source.tensor.requires_grad]  # some may be detached from the graph
+    given = iter(torch.autograd.grad(score.sum(), wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    found = [next(given) if source.tensor.requires_grad else None for source in sources]
+    if all(gradient is None for gradient in found):
+        raise OptionError(elsewhere)
+    return [
+        source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)
+        for source, gradient in zip(sources, found, strict=True)
+    ]
+
+
+def _layer_name(layer: int | str, names: list[str]) -> str:
+    if isinstance(layer, str):
+        if layer in names:
+            return layer
+        inside = [name for name in names if name.startswith(f"{layer}.")]
+        if len(inside) == 1:
+            return inside[0]
+        if inside:
+            raise OptionError(
+                f"{printable(layer)} has {len(inside)} layers with attention: {', '.join(inside)}. Name one of them."
+            )
+        raise OptionError(f"layer must be one of {', '.join(names)}, got {shown(layer)}.")
+    if not -len(names) <= layer < len(names):
+        raise OptionError(
+            f"layer must lie in [{-len(names)}, {len(names) - 1}], got {layer}: {len(names)} layers have attention."
+        )
+    return names[layer]
