@@ -286,7 +286,9 @@ def labels(_model):
 def test_a_family_is_a_file_and_a_line_with_its_import(copy: Copy) -> None:
     copy.write("visattn/families/lamps.py", FAMILY)
     face = "visattn/families/__init__.py"
-    copy.insert(face, "from visattn.families import custom, timm, torchvision, trained", "from visattn.families import lamps")
+    copy.insert(
+        face, "from visattn.families import custom, huggingface, timm, torchvision, trained", "from visattn.families import lamps"
+    )
     text = (copy.folder / face).read_text()
     begins = "FAMILIES: dict[str, ModuleType] = {"
     (copy.folder / face).write_text(text.replace(begins, begins + '"lamps": lamps, '))

@@ -252,7 +252,8 @@ def test_missing_hub_and_cache_give_cause_and_fix_at_once(
 ) -> None:
     started = time.perf_counter()
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hub")}
-    done = python("-m", "visattn", "overlay", str(photo), "-o", str(tmp_path / "out.png"), environment=nowhere)
+    model = ("--model", "vit_tiny_patch16_224")  # no package has its weights
+    done = python("-m", "visattn", "overlay", str(photo), *model, "-o", str(tmp_path / "out.png"), environment=nowhere)
     record_property("figure", ("overlay without hub and cache ends, seconds", time.perf_counter() - started, 10))
     assert done.returncode == 4
     assert "the hub cannot be reached" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -101,10 +101,16 @@ def _like(tensors: dict[str, Tensor], shapes: dict[str, torch.Size], config: Any
     options, notes = {"num_classes": classes}, []
     if not classes and config.num_classes > 0:
         notes.append("the checkpoint has no classification head; the model is built without one")
-    if channels != 3:
+    if channels not in (3, _stem_channels(shapes, config.first_conv)):  # TResNet's stem sees rearranged pixels
         options["in_chans"] = channels
         notes.append(f"the model takes {channels} channel{'s' * (channels > 1)}, like the first layer of the checkpoint")
     return options, tuple(notes)
+
+
+def _stem_channels(shapes: dict[str, torch.Size], stem: str | Sequence[str] | None) -> int:
+    """Return the input channels of a model's first convolution, by its name(s); 3 if it has none."""
+    names = [stem] if isinstance(stem, str) else stem or ()
+    return next((shapes[key][1] for name in names if len(shapes.get(key := f"{name}.weight", ())) == 4), 3)
 
 
 def _build(name: str, img_size: tuple[int, int] | None, **options: Any) -> Any:  # noqa: ANN401 - its attributes differ
