@@ -54,7 +54,17 @@ def offline_time() -> float:
         nowhere = {**os.environ, "HF_HOME": empty, "HF_ENDPOINT": "http://127.0.0.1:9"}
         started = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "visattn", "overlay", str(photo_path("coffee")), "-o", f"{empty}/out.png"],
+            [
+                sys.executable,
+                "-m",
+                "visattn",
+                "overlay",
+                "photo:coffee",
+                "--model",
+                "vit_tiny_patch16_224",
+                "-o",
+                f"{empty}/out.png",
+            ],
             env=nowhere,
             capture_output=True,
             text=True,
