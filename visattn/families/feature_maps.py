@@ -66,7 +66,9 @@ def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
     try:
         with torch.no_grad(), same_randomness():
             _without_values(model)(torch.empty(1, channels, *size, device="meta"))
-    except Exception:  # the model may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the model may raise anything
         return False
     return True
 
@@ -98,7 +100,9 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
                 module.register_forward_hook(watch(name))
         with torch.no_grad(), same_randomness():
             bare(torch.empty(1, channels, *size, device="meta"))
-    except Exception:  # the model may raise anything; without a dry run the module stays unknown
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the model may raise anything; without a dry run the module stays unknown
         return None
     return last
 
