@@ -62,7 +62,7 @@ def takes(model: nn.Module, channels: int, size: tuple[int, int]) -> bool:
         model: Image model; it is not modified.
         channels: Channels of the images.
         size: Height and width of the images.
-    """
+    """  # noqa: DOC501 - Ctrl-C is passed on
     try:
         with torch.no_grad(), same_randomness():
             _without_values(model)(torch.empty(1, channels, *size, device="meta"))
