@@ -130,7 +130,8 @@ class Planes:
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
         """Return the codes of the cells that result from merging cells along `dim`, `(..., 1, ...)`.
 
-        Return None if these form no grid: merged cells must be full rectangles of one size, evenly spaced and without gaps.
+        Return None if these form no grid: merged cells must be full rectangles of one size, evenly spaced and without gaps. Cells that
+        are spread evenly over the whole plane, such as every second row and column, become one cell that covers it.
         """
         planes = self.of(codes)
         if len(planes) != 1 or not planes[0].grid or not codes.shape[dim]:
@@ -153,8 +154,8 @@ class Planes:
             last = part.masked_fill(~real, -1).amax(dim, keepdim=True)[some]
             sides.append((first, last, length))
         area = (sides[0][1] - sides[0][0] + 1) * (sides[1][1] - sides[1][0] + 1)
-        if bool((distinct[some] != area).any()):
-            return None  # the merged cells do not fill a rectangle
+        if bool((distinct[some] != area).any()):  # the merged cells do not fill a rectangle
+            return self.grid(1, 1, plane.box).base + image if bool(real.all()) and _spread(cell, dim, plane) else None
         box = plane.box
         vertical = _merged(*sides[0], box.top, box.bottom)
         horizontal = _merged(*sides[1], box.left, box.right)
@@ -276,6 +277,19 @@ def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float)
         return len(values), rank, start, start + size * len(values) * scale
     low, high = shared(start + (float(values[0]) + size / 2) * scale, step * scale, len(values), start, stop)
     return len(values), rank, low, high
+
+
+def _spread(cell: Tensor, dim: int, plane: Plane) -> bool:
+    """Check that the cells along `dim` are the crossings of rows and columns that divide a plane evenly."""
+    groups = cell.movedim(dim, -1).flatten(0, -2).sort(1).values
+    crossings = (groups.diff(dim=1) > 0).sum(1) + 1
+    for at, length in ((groups // plane.grid[1], plane.grid[0]), (groups % plane.grid[1], plane.grid[1])):
+        steps = at.sort(1).values.diff(dim=1)
+        count = (steps > 0).sum(1) + 1
+        if bool((length % count > 0).any()) or bool(((steps > 0) & (steps != (length // count)[:, None])).any()):
+            return False
+        crossings = crossings / count
+    return bool((crossings == 1).all())
 
 
 def _thinned(at: Tensor, length: int, start: float, stop: float) -> Side | None:
