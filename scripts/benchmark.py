@@ -42,6 +42,8 @@ PARTS = {
     "cams": "Grad-CAM against the plain forward pass and its peers",
     "training": "Training against timm's, and what drawing maps costs",
     "captions": "Captions by beam search against a loop over pictures",
+    "calls": "Calls from Python against bare passes and timm",
+    "commands": "CPU time of whole commands",
 }
 HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
     ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"keeps \| 224 \| \d+ \| rollout"),
@@ -56,6 +58,8 @@ HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the
     ("Grad-CAM of ResNet-50", "cams", r"visattn"),
     ("training, images/s", "training", r"visattn\.training\.train"),
     ("captions by beam search, against a loop over pictures", "captions", r"loop over pictures"),
+    ("explain on a loaded model, last-layer attention, 518 px", "calls", r"explain, attention"),
+    ("the command overlay, against a script by hand, 518 px", "commands", r"visattn overlay, 518 px"),
 )
 SHORT = 10  # tables with more rows are folded
 UNNAMED = "time", "differs"  # columns of text that do not name a row
@@ -110,6 +114,17 @@ LOGGER = {"resnet18": 0.02, "vit_tiny_patch16_224": 0.02}  # bound on the share 
 LOGGER_EVERY, LOGGER_ROUNDS = 100, 20
 CAPTIONS = 4.0  # bound, relative to the loop's captions/s
 CAPTION_ROUNDS = 20
+CALLS = {  # run: what it is called, what it is compared with, bound of the ratio
+    "attention": ("explain, attention", "forward", 1.1),
+    "relevance": ("explain, relevance", "forward + backward", 1.35),
+    "load_model": ("load_model", "timm", 0.8),
+}
+CALL_SIDE, CALL_ROUNDS = 518, 20
+COMMAND = 1.0  # bound, relative to the script by hand
+COMMAND_SECONDS = {"list": 0.6, "doctor": 0.6, "refused input": 0.6}  # bounds in seconds
+HELP_SECONDS = 0.06  # bound, more than bare Python
+COMMAND_ROUNDS = 7
+SAME_MAP = 1e-4  # bound on the difference of the two maps, relative to the largest value
 
 _PEERS = (
     "grad-cam==1.5.7",
@@ -150,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cams": cam_rows,
         "training": partial(training_rows, script=options.timm_train),
         "captions": caption_rows,
+        "calls": call_rows,
+        "commands": command_rows,
     }
     measured: dict[str, list[Row]] = {}
     missing = False
@@ -229,6 +246,12 @@ def protocol() -> list[str]:
         "model was trained briefly on the captions of the scenes. Ratios as for modules.",
         "Loop over pictures: the shape of the usual tutorials, with one image at a time, features copied for each hypothesis, lists of "
         "finished captions, and new attention keys at each step. The run `keys once` computes the keys once.",
+        f"Calls: one process, a photo of {CALL_SIDE} x {CALL_SIDE} pixels; `explain` includes the preprocessing and the search for sinks. "
+        "The backward pass goes to the pixels. Loading compares `load_model` with timm's `create_model(checkpoint_path=)`, from one local "
+        "file. Ratios as for modules.",
+        f"Commands: CPU time, user and system, of whole processes; medians of {COMMAND_ROUNDS} in turn after a first one, and ratios of "
+        "each turn. The script is [scripts/bench/by_hand.py](../scripts/bench/by_hand.py): the same map by timm, PIL and OpenCV, "
+        "with the same compression of the PNG file.",
     ]
 
 
@@ -473,6 +496,42 @@ def caption_rows(quick: bool) -> Iterator[Row]:
         else:
             alike = f"{found['alike']} of {pictures} captions identical in all, {found['steps']:.1f} steps each"
             yield row(head, alike, found["alike"], pictures, f">= {pictures}")
+
+
+def call_rows(quick: bool) -> Iterator[Row]:
+    """Measure calls of `explain` on a loaded model, and loading."""
+    progress("calls")
+    found = run_json(sys.executable, "bench.calls", str(CALL_SIDE), "5" if quick else str(CALL_ROUNDS))
+    for name, seconds in found["seconds"].items():
+        run, base, bound = CALLS.get(name, (name, None, None))
+        head: Row = {"run": run, "ms": f"{seconds * 1e3:.0f}"}
+        if base is None or bound is None:
+            yield unbounded(head)
+        else:
+            ratio = found["ratios"][name]
+            yield row(head, f"{spread(ratio)} x {base}", ratio[0], bound, f"<= {bound:g} x")
+
+
+def command_rows(quick: bool) -> Iterator[Row]:
+    """Measure whole commands, and a script that draws the same map by hand."""
+    progress("commands")
+    found = run_json(sys.executable, "bench.commands", "2" if quick else str(COMMAND_ROUNDS))
+    python = found["seconds"]["python"]
+    for name, seconds in found["seconds"].items():
+        kind, _, side = name.rpartition(" ")
+        run = {"overlay": f"visattn overlay, {side} px", "by hand": f"script by hand, {side} px"}.get(kind, name)
+        head: Row = {"run": run, "CPU s": f"{seconds:.2f}"}
+        if name in found["ratios"]:
+            ratio, differs = found["ratios"][name], found["differs"][side]
+            yield row(head, f"{ratio:.3f} x by hand", ratio, COMMAND, f"<= {COMMAND:g} x")
+            yield row(head | {"run": f"map of {run}"}, f"differs by {differs:.1e}", differs, SAME_MAP, f"<= {SAME_MAP:g}")
+        elif name in COMMAND_SECONDS:
+            yield row(head, f"{seconds:.2f} s", seconds, COMMAND_SECONDS[name], f"<= {COMMAND_SECONDS[name]:g} s")
+        elif name == "--help":
+            more = seconds - python
+            yield row(head, f"{more * 1e3:.0f} ms more than python", more, HELP_SECONDS, f"<= {HELP_SECONDS * 1e3:g} ms")
+        else:
+            yield unbounded(head)
 
 
 def spread(ratio: Sequence[float]) -> str:

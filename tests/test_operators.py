@@ -197,6 +197,13 @@ def test_rows_are_rows_of_the_matrix(name: str, queries: list[int]) -> None:
 
 
 @every
+@pytest.mark.parametrize("keys", [[0], [5, 1, 3], [2, 2]], ids=["one", "any order", "twice"])
+def test_columns_are_columns_of_the_matrix(name: str, keys: list[int]) -> None:
+    judged = ALL[name]()
+    np.testing.assert_allclose(judged.operator.columns(torch.tensor(keys)), judged.dense[:, :, :, keys], **EXACT)
+
+
+@every
 @pytest.mark.parametrize("rows", [1, 4, 5, 128], ids=lambda rows: f"{rows} rows")
 def test_tiles_add_up_to_the_matrix(name: str, rows: int) -> None:
     judged = ALL[name]()

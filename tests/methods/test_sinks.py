@@ -2,21 +2,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import visattn
 from tests import tiny
 from tests.conftest import Figures, Seen
 from tests.oracles import maps as oracles
 from visattn import data, methods
 from visattn.errors import OptionError
-from visattn.methods.sinks import THRESHOLD, attention_received, find_sinks
+from visattn.methods.sinks import THRESHOLD, attention_received, find_sinks, sinks_of_scores
 from visattn.operators import MatrixOperator, SoftmaxOperator
+from visattn.pipeline.run import look
 from visattn.provenance import sink_warning
 from visattn.records import Recording
 
@@ -169,6 +173,25 @@ def test_recording_without_self_attention_is_refused() -> None:
         find_sinks(Recording())
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known log-sum-exp", "unknown"])
+@pytest.mark.parametrize("seed", range(8))
+def test_sinks_among_many_tokens_have_the_scores_of_all_queries(seed: int, known: bool) -> None:
+    generator, side = torch.Generator().manual_seed(seed), 24
+    query, key = (torch.randn(2, 3, side * side, 8, generator=generator) for _ in range(2))
+    query[..., 0] = 4  # every query matches the first channel
+    key[..., 0] = 0
+    sinks = torch.randperm(side * side, generator=generator)[: seed % 4]
+    key[:, :, sinks, 0] = 4 + torch.rand(len(sinks), generator=generator)
+    lse = (query @ key.mT * 8**-0.5).logsumexp(-1) if known else None
+    made = Recording(records=[tiny.record(SoftmaxOperator(query, key, lse=lse), tiny.layout((), (side, side)))])
+    received = attention_received(made)
+    assert float(received.amax((0, 1))[sinks].min() if len(sinks) else THRESHOLD + 1) > THRESHOLD
+    for found, every in zip(find_sinks(made), sinks_of_scores(received, list(made)), strict=True):
+        assert [(sink.row, sink.column) for sink in found] == [(sink.row, sink.column) for sink in every]
+        assert {sink.row * side + sink.column for sink in found} == set(sinks.tolist())
+        assert [sink.score for sink in found] == pytest.approx([sink.score for sink in every], abs=0.011)
+
+
 # DINOv2
 
 
@@ -185,6 +208,37 @@ def test_sinks_of_dinov2_are_those_of_a_float64_forward(photo: str, seen: Seen) 
 def largest_share(values: torch.Tensor, count: int = 3) -> float:
     """Compute the share of the sum that the largest patches hold."""
     return float(values.flatten().topk(count).values.sum() / values.sum())
+
+
+def sharp() -> nn.Module:
+    """Load a network with random weights whose attention is sharp enough for sinks."""
+    model = visattn.load_model("vit_tiny_patch16_224", weights="none", img_size=(320, 320))
+    with torch.no_grad():
+        for block in cast(Any, model).blocks:
+            block.attn.qkv.weight[:384] *= 12
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dinov2": lambda: visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights()),
+    "scenes_vit": lambda: visattn.load_model("scenes_vit"),
+    "scenes_vit_shortcut": lambda: visattn.load_model("scenes_vit_shortcut"),
+    "sharp": sharp,
+}
+
+
+@pytest.mark.full
+@pytest.mark.real
+@pytest.mark.parametrize("name", list(MODELS))
+def test_sinks_of_shipped_photos_equal_a_search_over_all_queries(name: str, figures: Figures) -> None:
+    model, count = MODELS[name](), 0
+    for photo in data.PHOTOS:
+        recording = look(model, visattn.prepare(visattn.load_image(f"photo:{photo}"), model, resize="fit"))
+        (found,), (every,) = find_sinks(recording), sinks_of_scores(attention_received(recording), list(recording))
+        assert [(sink.row, sink.column, sink.layer) for sink in found] == [(sink.row, sink.column, sink.layer) for sink in every]
+        assert [sink.score for sink in found] == pytest.approx([sink.score for sink in every], rel=1e-4, abs=0.01)
+        count += len(every)
+    figures(f"sinks of {name} on the shipped photos, found by both searches", count, "")
 
 
 @pytest.mark.full

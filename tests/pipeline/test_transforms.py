@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import nn
 from torchvision import models, transforms
 
 import visattn
+from tests.conftest import Figures
 from visattn.errors import OptionError
-from visattn.pipeline.transforms import transformed
+from visattn.geometry import Box, Geometry
+from visattn.pipeline.transforms import likeness, transformed
 
 NORMALIZE = transforms.Normalize([0.5, 0.4, 0.3], [0.2, 0.3, 0.4])
 PHOTOS = [(451, 300), (300, 451), (97, 640), (1600, 1200), (64, 64)]  # width, height
@@ -97,6 +100,16 @@ REFUSED: dict[str, tuple[Callable[[Image.Image], Any], str]] = {
         "is no crop and resize",
     ),
     "nonlinear": (equalized, "in a nonlinear way"),
+    "of the photo's content": (
+        lambda image: transforms.functional.to_tensor(
+            (
+                image
+                if image.getpixel((0, 0)) == image.getpixel((5, 5)) or image.convert("L").getextrema() == (0, 255)
+                else image.crop((0, 0, 150, 150))
+            ).resize((64, 64))
+        ),
+        "depends on what the photo shows",
+    ),
     "constant": (lambda image: torch.zeros(3, 32, 32), "the same result for a black and a white image"),
     "of a batch": (
         lambda image: torch.zeros(2, 3, 32, 32),
@@ -152,3 +165,21 @@ def test_ready_pixels_of_a_crop_are_refused(vit: nn.Module, share: float) -> Non
     pixels = transforms.functional.to_tensor(crop.resize((64, 64)))[None]
     with pytest.raises(OptionError, match=r"photo 0 must show just what the image shows, but their correlation is 0\.\d+"):
         visattn.explain(vit, photo, pixels=pixels)
+
+
+def test_whole_photos_and_crops_of_them_are_told_apart(figures: Figures) -> None:
+    assets = Path(visattn.__file__).parents[1] / "assets"
+    files = [file for name in ("photos", "objects") for file in sorted((assets / name).glob("*.[jp][pn]g"))]
+    assert len(files) == 15
+    whole, cropped = [], []
+    for file in files:
+        photo = visattn.load_image(file)
+        place = Geometry((photo.height, photo.width), (224, 224), Box(0, 0, photo.height, photo.width))
+        for kind in (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC):
+            whole.append(likeness(transforms.functional.to_tensor(photo.resize((224, 224), kind)), photo, place))
+        crop = transforms.functional.center_crop(photo, [round(0.95 * photo.height), round(0.95 * photo.width)])
+        cropped.append(likeness(transforms.functional.to_tensor(crop.resize((224, 224))), photo, place))
+    figures("correlation of an input with its whole photo, smallest", min(whole), "> 0.99")
+    figures("correlation of a crop of 95 % with its whole photo, largest", max(cropped), "< 0.98")
+    assert min(whole) > 0.99
+    assert max(cropped) < 0.98

@@ -237,6 +237,22 @@ class Operator(ABC):
             out[:, :, here[:, None], tile.keys] = tile.weights[:, :, there]
         return out
 
+    def columns(self, keys: Tensor) -> Tensor:
+        """Return whole columns of `A`.
+
+        Args:
+            keys: `(len,)` token indices in canonical order.
+
+        Returns:
+            `(B, heads, Q, len)`.
+        """
+        keys = torch.as_tensor(keys, device=self.device)
+        out = torch.zeros(*self.shape[:3], len(keys), dtype=self.dtype, device=self.device)
+        for tile in self._tiles():
+            here, there = (keys[:, None] == tile.keys).nonzero(as_tuple=True)
+            out[:, :, tile.queries[:, None], here] = tile.weights[..., there]
+        return out
+
     def queries(self) -> Tensor:
         """Return the query vectors, `(B, heads, Q, d)`.
 

@@ -91,6 +91,15 @@ class SoftmaxOperator(Operator):
         changed.dtype = computing(dtype)
         return changed
 
+    def columns(self, keys: Tensor) -> Tensor:
+        """Return whole columns of `A`; see `Operator.columns`. A known log-sum-exp makes the others unnecessary."""
+        lse = self._trusted_lse()
+        if lse is None or self.bias is not None or self.query_index is not None:
+            return super().columns(keys)
+        with exact(self.device):
+            scores = (self.query[:, :, 0] * self.scale) @ self.key[:, :, 0, torch.as_tensor(keys, device=self.device)].mT
+            return _exp(scores.sub_(lse[:, :, 0, :, None]))
+
     def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
         batch, heads, dim = *self.query.shape[:2], self.query.shape[-1]
         query = self.query[:, :, block]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -17,9 +16,8 @@ from visattn.families import input_spec
 from visattn.families.spec import per_channel
 from visattn.geometry import Box, Geometry
 from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.transforms import ALIKE, likeness
 
-_SMALL = 64  # side in pixels at which image and photo are compared
-_ALIKE = 0.985  # on natural photos the whole correlates above 0.99 with any interpolation, a crop of 95 % below 0.98
 _ROUNDING = 0.02  # rounding error of normalized images in half precision
 
 
@@ -57,37 +55,17 @@ def prepare_tensor(
     shown = tuple(map(as_image, _shown(images, mean, std, model) if photos is None else photos))
     if len(shown) != len(images):
         raise ShapeError(f"photos must be one per image ({len(images)}), got {len(shown)}.")
-    if photos is not None and images.shape[1] in (1, 3):
-        _check_whole(images, shown)
     sizes, size = [(photo.height, photo.width) for photo in shown], (images.shape[2], images.shape[3])
     places = tuple(Geometry(whole, size, Box(0, 0, *whole), "the whole photo") for whole in sizes)
-    spec = input_spec(model)
-    spec = replace(spec, size=size, sources={**spec.sources, "size": "given"})
-    return Prepared(images.detach().clone(), shown, places, spec=spec)
-
-
-def _check_whole(images: Tensor, photos: Sequence[Image.Image]) -> None:
-    """Check that each image shows its whole photo: small versions of both must correlate, which crops and flips do not.
-
-    Raises:
-        OptionError: If one does not.
-    """
-    small = torch.nn.functional.interpolate(images.detach().float().cpu(), (_SMALL, _SMALL), mode="bilinear", antialias=True)
-    for number, (one, photo) in enumerate(zip(small, photos, strict=True)):
-        seen = torch.from_numpy(np.asarray(photo.convert("L").resize((_SMALL, _SMALL), Image.Resampling.BILINEAR)).copy())
-        alike = max(_correlation(channel, seen) for channel in (*one, one.mean(0)))
-        if alike < _ALIKE:
+    for number, (one, photo, place) in enumerate(zip(images, shown, places, strict=True)):
+        if photos is not None and len(one) in (1, 3) and (alike := likeness(one, photo, place)) < ALIKE:
             raise OptionError(
                 f"photo {number} must show just what the image shows, but their correlation is {alike:.2f}. Pass the picture after "
                 "cropping, or pass visattn.explain the photo with transform=."
             )
-
-
-def _correlation(one: Tensor, other: Tensor) -> float:
-    """Compute the correlation of two images; 1 if one of them is constant."""
-    one, other = (x.double() - x.double().mean() for x in (one, other))
-    norm = float(one.norm() * other.norm())
-    return float((one * other).sum()) / norm if norm > 0 else 1.0
+    spec = input_spec(model)
+    spec = replace(spec, size=size, sources={**spec.sources, "size": "given"})
+    return Prepared(images.detach().clone(), shown, places, spec=spec)
 
 
 def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:

@@ -2,11 +2,12 @@
 
 The part of the photo that the input shows is measured, not read from settings: the transform is also applied to images of the photo's
 size whose brightness rises from left to right and from top to bottom, so each input pixel tells where it came from. A transform that
-is no crop, resize and padding with a linear normalization is refused.
+is no crop, resize and padding with a linear normalization is refused. At the end the input is compared with that part of the photo.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import interpolate, max_pool2d
 
 from visattn._support.checks import first_line
 from visattn.errors import OptionError
@@ -25,6 +26,8 @@ RULE = "measured: the transform applied to brightness ramps"
 _SMALLEST = 8  # side of a photo in pixels, below which ramps have too few steps
 _EDGE = 2  # input pixels at each border that interpolation may change
 _REFUSED = "so the map cannot be placed on the photo. Pass pixels= and the picture that they show."
+ALIKE = 0.985  # on natural photos the whole correlates above 0.99 with any interpolation, a crop of 95 % below 0.98
+_SMALL = 64  # side in pixels at which input and photo are compared
 _LINEAR = 0.02  # largest deviation of a gray value from the line through black and white, as a share of their distance
 
 
@@ -75,6 +78,8 @@ def transformed(photo: Image.Image, transform: Callable[..., Any]) -> Transforme
     pure = ((black - low[:, None, None]).abs() < _LINEAR * span) & ((white - high[:, None, None]).abs() < _LINEAR * span)
     mixed = (~(inside & pure.all(0))).float()[None]
     inside = max_pool2d(mixed, 3, stride=1, padding=1)[0] == 0  # interpolation mixes the photo's border with padding
+    if not bool(inside.any()):
+        raise OptionError(f"transform changes brightness from place to place, {_REFUSED}")
     middle = (gray[:, inside].median(1).values - low) / (high - low)
     if float((middle - 128 / 255).abs().max()) > _LINEAR:
         raise OptionError(
@@ -84,7 +89,38 @@ def transformed(photo: Image.Image, transform: Callable[..., Any]) -> Transforme
     (top, bottom), (left, right) = found
     std = 1 / (high - low)
     geometry = Geometry((height, width), (pixels.shape[1], pixels.shape[2]), Box(top, left, bottom, right), RULE)
+    if likeness(pixels, photo, geometry) < ALIKE:  # it cropped the ramps elsewhere
+        raise OptionError(f"transform depends on what the photo shows, {_REFUSED}")
     return Transformed(pixels.float(), geometry, tuple((-low * std).tolist()), tuple(std.tolist()))
+
+
+def likeness(pixels: Tensor, photo: Image.Image, geometry: Geometry) -> float:
+    """Return the correlation of an input `(C, H, W)` with the part of the photo that it is said to show, both made small.
+
+    It is the largest over pairs of an input channel and a channel of the photo (red, green, blue or luminance). It is 1 if one of the
+    two is constant or nothing is left to compare. Crops, flips and shifts lower it.
+    """
+    (height, width), sides = geometry.photo, geometry.input
+    first, last = geometry.to_input(0, 0), geometry.to_input(height, width)
+    # one pixel less at each border, where interpolation mixes photo and padding
+    top, left = (max(math.ceil(at) + 1, 0) for at in first)
+    bottom, right = (min(math.floor(at) - 1, side) for at, side in zip(last, sides, strict=True))
+    if bottom <= top or right <= left:
+        return 1.0
+    part = geometry.box_to_photo(Box(top, left, bottom, right)).intersect(Box(0, 0, height, width))
+    inside = pixels.detach().float().cpu()[None, :, top:bottom, left:right]
+    size = tuple(min(_SMALL, side) for side in inside.shape[2:])
+    small = interpolate(inside, size, mode="bilinear", antialias=True)[0].double()
+    shrunk = photo.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR, (part.left, part.top, part.right, part.bottom))
+    seen = [torch.from_numpy(np.asarray(band).copy()).double() for band in (*shrunk.split(), shrunk.convert("L"))]
+    return max(_correlation(channel, band) for channel in small for band in seen)
+
+
+def _correlation(one: Tensor, other: Tensor) -> float:
+    """Compute the correlation of two images; 1 if one of them is constant."""
+    one, other = one - one.mean(), other - other.mean()
+    norm = float(one.norm() * other.norm())
+    return float((one * other).sum()) / norm if norm > 0 else 1.0
 
 
 def _extent(
