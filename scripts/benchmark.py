@@ -520,7 +520,7 @@ def command_rows(quick: bool) -> Iterator[Row]:
     for name, seconds in found["seconds"].items():
         kind, _, side = name.rpartition(" ")
         run = {"overlay": f"visattn overlay, {side} px", "by hand": f"script by hand, {side} px"}.get(kind, name)
-        head: Row = {"run": run, "CPU s": f"{seconds:.2f}"}
+        head: dict[str, Any] = {"run": run, "CPU s": f"{seconds:.2f}"}
         if name in found["ratios"]:
             ratio, differs = found["ratios"][name], found["differs"][side]
             yield row(head, f"{ratio:.3f} x by hand", ratio, COMMAND, f"<= {COMMAND:g} x")

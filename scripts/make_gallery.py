@@ -53,11 +53,11 @@ def main() -> None:
                 Cell(_landscape(picture))
                 for picture in (
                     prepared.photo,
-                    heads.at(head=head).overlay(marks=False, opacity=0.6),
+                    heads.at(head=head).overlay(marks=False),
                     _mask(heads, head),
                     answer(recording, prepared, ask("pca")).overlay(),
                     ring(alike, [(y, x)]),
-                    answer(recording, prepared, ask("rollout")).overlay(opacity=0.6),
+                    answer(recording, prepared, ask("rollout")).overlay(),
                 )
             ]
         )
@@ -113,7 +113,7 @@ def _masked(model: nn.Module) -> Image.Image:
         cells = [prepared.photo]
         for recording in (before, after):
             for method, options in (("attention", {"fusion": "mean"}), ("rollout", {})):
-                cells.append(answer(recording, prepared, ask(method, options)).overlay(opacity=0.6))
+                cells.append(answer(recording, prepared, ask(method, options)).overlay())
         rows.append([Cell(_landscape(cell)) for cell in cells])
     titles = ["photo", "last layer", "rollout, sinks ringed", "last layer, sinks masked", "rollout, sinks masked"]
     return sheet(rows, panel=240, column_labels=titles)
@@ -129,13 +129,13 @@ def _holes(model: nn.Module) -> Image.Image:
         seen = whole.select(kind="self", layer=2)[0].operator.dense()[0, :, 0, prefix:].mean(0)
         generator = torch.Generator().manual_seed(0)
         kept = {"pos_drop": torch.randperm(count, generator=generator)[: count // 2], "blocks.2": seen.topk(count // 2).indices}
-        cells = [prepared.photo, answer(whole, prepared, ask("attention", {"fusion": "mean"})).overlay(opacity=0.6, marks=False)]
+        cells = [prepared.photo, answer(whole, prepared, ask("attention", {"fusion": "mean"})).overlay(marks=False)]
         for layer, patches in kept.items():
             tokens = torch.cat([torch.arange(prefix), prefix + patches.sort().values])
             handle = model.get_submodule(layer).register_forward_hook(lambda _, __, out, tokens=tokens: out[:, tokens])
             found = answer(look(model, prepared), prepared, ask("attention", {"fusion": "mean"}))
             handle.remove()
-            cells.append(found.overlay(interpolation="nearest", opacity=0.6, marks=False))
+            cells.append(found.overlay(interpolation="nearest", marks=False))
         rows.append([Cell(_landscape(cell)) for cell in cells])
     titles = ["photo", "last layer", "half dropped at random", "half dropped by attention"]
     return sheet(rows, panel=300, column_labels=titles)
@@ -169,7 +169,7 @@ def _targets(model: nn.Module) -> Image.Image:
         cells = [Cell(pair)]
         found = [visattn.explain(model, pair, method=method, target=target, resize="fit") for method in TARGETED.values()]
         found.append(visattn.explain(model, pair, method="rollout", resize="fit"))
-        cells += [Cell(one.overlay(opacity=0.6, marks=False)) for one in found]
+        cells += [Cell(one.overlay(marks=False)) for one in found]
         rows.append(cells)
     return sheet(
         [list(column) for column in zip(*rows, strict=True)],
@@ -208,7 +208,7 @@ def _remedies(model: nn.Module) -> Image.Image:
         prepared = visattn.prepare(visattn.load_image(path), model)
         recording = look(model, prepared, values=True)
         cells = [prepared.photo]
-        cells += [answer(recording, prepared, ask("rollout", options)).overlay(opacity=0.6) for options in REMEDIES.values()]
+        cells += [answer(recording, prepared, ask("rollout", options)).overlay() for options in REMEDIES.values()]
         rows.append([Cell(_landscape(cell)) for cell in cells])
     return sheet(rows, panel=240, column_labels=["photo", *REMEDIES])
 
@@ -283,7 +283,7 @@ def _attributions() -> Image.Image:
         ]
         seen = tuple(int(side) for side in found[0].heatmap().seen)
         gray = [replace(one, photo=one.photo.convert("L").convert("RGB")) for one in found]
-        pictures = [found[0].photo, *(one.overlay(interpolation="nearest", opacity=0.6) for one in gray)]
+        pictures = [found[0].photo, *(one.overlay(interpolation="nearest") for one in gray)]
         words = ["logit of " + found[0].provenance.target[0].split(" of ")[1].split(" (")[0]]
         ends = [one.draw()[1].value_range or (0, 0) for one in found]
         words += [
@@ -318,7 +318,7 @@ def _cams() -> Image.Image:
         seen = tuple(int(side) for side in found[0].heatmap().seen)
         words = [found[0].provenance.target[0].split(" of ")[1].split(" (")[0]]
         words += ["{:.2g} to {:.2g}".format(*one.draw()[1].value_range or (0, 0)) for one in found]
-        pictures = [found[0].photo, *(one.overlay(opacity=0.6) for one in found)]
+        pictures = [found[0].photo, *(one.overlay() for one in found)]
         cut = (seen[1], seen[0], seen[3], seen[2])
         rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
     return sheet(rows, panel=220, column_labels=["model input", *CAMS])

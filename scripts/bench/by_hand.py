@@ -1,4 +1,4 @@
-"""What `visattn overlay` does, written by hand: `by_hand.py PHOTO WEIGHTS SIDE OUT.png MAP.npy`. The benchmark compares both.
+"""The work of `visattn overlay`, written by hand: `by_hand.py PHOTO WEIGHTS SIDE OUT.png MAP.npy`. The benchmark compares both.
 
 The map is the attention of the class token in the last layer of DINOv2 ViT-S/14, averaged over heads.
 """

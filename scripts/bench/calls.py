@@ -35,7 +35,7 @@ def main(side: int, rounds: int) -> dict[str, Any]:
 
     def backward() -> None:
         pixels = prepared.pixels.clone().requires_grad_()
-        feature(model(pixels)).sum().backward()
+        torch.autograd.grad(feature(model(pixels)).sum(), pixels)
 
     def explain(method: str, **options: Any) -> Callable[[], object]:  # noqa: ANN401
         return lambda: visattn.explain(model, photo, method=method, img_size=side, **options)

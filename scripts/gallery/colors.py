@@ -28,7 +28,7 @@ def profiles_sheet(model: nn.Module) -> Image.Image:
         file, row = _in_prophoto(visattn.load_image(data.photo_path(name))), []
         for photo in (visattn.load_image(file, color_profile="ignore"), visattn.load_image(file)):
             found = visattn.explain(model, photo, method="attention")
-            row += [Cell(photo), Cell(found.overlay(opacity=0.6, marks=False))]
+            row += [Cell(photo), Cell(found.overlay(marks=False))]
         rows.append(row)
     titles = ["values taken as sRGB", "attention", "profile converted", "attention"]
     return sheet(rows, panel=240, column_labels=titles)

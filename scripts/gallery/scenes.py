@@ -90,7 +90,7 @@ def training_pictures(folder: Path) -> None:
 def _enlarged(explanation: visattn.Explanation, photo: Image.Image) -> Image.Image:
     """Draw the map over the enlarged scene, so that it is not limited to 64 pixels."""
     heat = explanation.panel.to_heatmap(explanation.geometry.resized((PANEL, PANEL)))
-    return visattn.overlay(photo.resize((PANEL, PANEL), Image.Resampling.NEAREST), heat, opacity=0.6)
+    return visattn.overlay(photo.resize((PANEL, PANEL), Image.Resampling.NEAREST), heat)
 
 
 def _large(pixels: NDArray[np.uint8]) -> Image.Image:

@@ -63,7 +63,7 @@ def interpolation_of(made: dict[str, Any]) -> str:
 
 OVERLAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "attention": ("--method", "attention", "--mass", "0.6", "--caption"),
+    "attention": ("--method", "attention", "--mass", "0.6", "--legend", "--caption"),
     "similarity": ("--method", "similarity", "--query", "patch:0,1"),
     "pca": ("--method", "pca"),
     "saliency": ("--method", "saliency"),
@@ -89,10 +89,10 @@ def test_overlay_files_store_their_provenance(kind: str, run: Run, photo: Path) 
         assert (made["normalization"], interpolation_of(made)) == ("percentile of each component", "nearest")
         return
     asked = {"opacity": 0.25, "blend": "value", "colormap": "viridis", "interpolation": "bicubic", "contours": [], "marks": True}
-    asked |= {"mass": 0.6 if kind == "attention" else None, "caption": kind == "attention"}
+    asked |= {"mass": 0.6 if kind == "attention" else None, "legend": kind == "attention", "caption": kind == "attention"}
     assert made["drawing"] == asked
     assert interpolation_of(made) == "bicubic"
-    how = {"similarity": "symmetric", "saliency": "percentile"}.get(kind, "minmax")
+    how = {"saliency": "percentile"}.get(kind, "minmax")
     assert made["normalization"] == how
     assert made["value_range"][0] < made["value_range"][1]
 

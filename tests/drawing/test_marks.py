@@ -10,6 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+import visattn
+from tests import tiny
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, heatmap, noise
 from visattn.drawing.marks import outline, ring, spotlight
 from visattn.drawing.overlays import overlay
@@ -97,6 +99,25 @@ def test_contours_draw_near_their_level_only(opacity: float) -> None:
     assert drawn[~far_from_border(inside, 1)].mean() > 0.9
 
 
+def test_outline_of_a_heatmap_leaves_out_regions_and_gaps_of_one_or_two_patches() -> None:
+    grid = np.zeros((6, 9), np.float32)
+    grid[1:5, 1:6] = 1
+    whole = grid.copy()
+    grid[3, 3], grid[0, 8], grid[4:6, 8] = 0, 1, 1  # a gap of one patch, regions of one and of two
+    photo = noise()
+    drawn, plain = outline(photo, heatmap(grid)), outline(photo, heatmap(whole))
+    assert drawn.tobytes() == plain.tobytes()
+    assert outline(photo, heatmap(grid), smallest=1).tobytes() != plain.tobytes()
+    grid[3, 8] = 1  # now it has three
+    assert outline(photo, heatmap(grid)).tobytes() != plain.tobytes()
+
+
+def test_outline_of_small_regions_alone_draws_them() -> None:
+    grid = np.zeros((6, 9), np.float32)
+    grid[2, 2] = grid[4, 7] = 1
+    assert outline(noise(), heatmap(grid)).tobytes() == outline(noise(), heatmap(grid), smallest=1).tobytes()
+
+
 SINK = (Sink(0, 2, 20.0, "blocks.1"),)
 
 
@@ -124,3 +145,25 @@ def test_ring_changes_only_pixels_on_its_circle() -> None:
     assert changed.any()
     assert not changed[distance > 15].any()
     assert not changed[distance < 5].any()
+
+
+@pytest.mark.parametrize(("method", "options"), [("attention", {"layer": 0}), ("similarity", {}), ("rollout", {})])
+def test_query_is_ringed_in_white_at_its_patch(method: str, options: dict[str, Any]) -> None:
+    photo = Image.new("RGB", (96 * 16, 64 * 16), (40, 90, 60))
+    found = visattn.explain(tiny.vit(), photo, method=method, query="patch:1,2", **options)
+    assert found.map.facts.query_at == ((24.0, 40.0),)  # patches of 16 pixels
+    heat = found.heatmap()
+    assert heat.query == (found.geometry.to_photo(24.0, 40.0),)
+    plain, marked = found.overlay(marks=False), found.overlay()
+    changed = (np.asarray(plain) != np.asarray(marked)).any(axis=2)
+    rows, columns = np.nonzero(changed)
+    assert (rows.mean(), columns.mean()) == pytest.approx(heat.query[0], abs=1)
+    assert (np.asarray(marked)[changed] == 255).all(axis=-1).any()
+
+
+def test_query_of_another_grid_than_the_keys_is_ringed_where_it_lies() -> None:
+    """Check that a query is placed by the grid of the queries; those of PVT have fewer keys."""
+    model = visattn.load_model("pvt_v2_b0", weights="none")
+    found = visattn.explain(model, Image.new("RGB", (224, 224)), method="attention", layer=0, head=0, query="patch:30,50")
+    assert found.map.layout.grid == (7, 7)
+    assert found.map.facts.query_at == ((122.0, 202.0),)  # queries are 4 pixels apart

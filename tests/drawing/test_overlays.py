@@ -88,7 +88,7 @@ def test_opacity_1_gives_the_colors_of_any_map(flat: list[float]) -> None:
 def test_blending_is_linear_in_the_opacity(opacity: float) -> None:
     photo, values = noise(), heat_values()
     color = np.asarray(overlay(photo, values, opacity=1))
-    got = np.asarray(overlay(photo, values, opacity=opacity)).astype(float)
+    got = np.asarray(overlay(photo, values, opacity=opacity, blend="constant")).astype(float)
     expected = mixed(np.asarray(photo), color, np.full(values.shape, opacity))
     assert np.abs(got - expected).max() <= 1
 
@@ -102,12 +102,25 @@ def test_value_blend_has_an_opacity_proportional_to_the_value(opacity: float) ->
     assert np.abs(got - mixed(np.asarray(photo), color, share)).max() <= 1.5  # the opacity per pixel has 256 levels
 
 
-def test_value_blend_of_signed_values_shows_the_photo_at_zero() -> None:
+def test_value_blend_of_signed_values_shows_the_gray_photo_at_zero() -> None:
     heat = heatmap(GRID, meaning="cosine similarity", signed=True)
     signed = np.asarray(overlay(noise(), heat, opacity=1, blend="value")).astype(float)
     color = np.asarray(overlay(noise(), heat, opacity=1))
     share = np.abs(heat.values.astype(float)) / np.abs(heat.grid).max()
-    assert np.abs(signed - mixed(np.asarray(noise()), color, share)).max() <= 2
+    gray = np.asarray(noise().convert("L").convert("RGB"))
+    assert np.abs(signed - mixed(gray, color, share)).max() <= 2
+
+
+@pytest.mark.parametrize("opacity", [0.0, 0.3, 0.99, 1.0])
+@pytest.mark.parametrize("signed", [False, True])
+def test_default_blend_is_by_value_and_constant_at_opacity_1(opacity: float, signed: bool) -> None:
+    heat = heatmap(GRID, signed=signed)
+    named: Literal["constant", "value"] = "constant" if opacity == 1 else "value"
+    got, expected = overlay(noise(), heat, opacity=opacity), overlay(noise(), heat, opacity=opacity, blend=named)
+    assert got.tobytes() == expected.tobytes()
+    assert got.provenance is not None
+    if opacity:
+        assert got.provenance.drawing["blend"] == named
 
 
 def test_scale_of_a_heatmap_is_that_of_its_grid() -> None:
@@ -204,8 +217,8 @@ def test_brightness_of_the_photo_is_never_rescaled(opacity: float) -> None:
     """Check that a photo with half the brightness halves the photo's part of the picture, so that videos do not flicker."""
     bright = np.asarray(noise()) // 2 * 2
     values = heat_values()
-    first = np.asarray(overlay(bright, values, opacity=opacity)).astype(float)
-    second = np.asarray(overlay(bright // 2, values, opacity=opacity)).astype(float)
+    first = np.asarray(overlay(bright, values, opacity=opacity, blend="constant")).astype(float)
+    second = np.asarray(overlay(bright // 2, values, opacity=opacity, blend="constant")).astype(float)
     assert np.abs(first - second - (1 - opacity) * bright / 2).max() <= 1
 
 

@@ -226,7 +226,7 @@ def test_every_panel_is_the_overlay_of_its_own_values(place: int) -> None:
     page = contact_sheet(noise(), attention_map, WHOLE, rows="layer", columns="head", panel=PANEL, opacity=0.7)
     box = twin_panels((2, 3), ("layer", "head"), rows="layer", columns="head")[place]
     heat = attention_map.at(layer=place // 3, head=place % 3).to_heatmap(WHOLE, "nearest")
-    expected = np.asarray(overlay(noise(), heat, opacity=0.7)).astype(int)
+    expected = np.asarray(overlay(noise(), heat, opacity=0.7, blend="constant")).astype(int)
     assert np.abs(part(page, box) - expected).max() <= 4
 
 
@@ -269,7 +269,7 @@ def test_mass_is_outlined_and_explained(written: Written) -> None:
     first = part(page, twin_panels((2,), ("head",), rows="head")[0])
     mask = np.zeros((90, PANEL), bool)
     mask[:, 80:] = True
-    plain = overlay(noise(), attention_map.at(head=0).to_heatmap(WHOLE, "nearest"), opacity=0.5)
+    plain = overlay(noise(), attention_map.at(head=0).to_heatmap(WHOLE, "nearest"), opacity=0.5, blend="constant")
     assert np.abs(first - np.asarray(outline(plain, mask)).astype(int)).max() <= 4
     assert "the smallest region that holds 60% of the panel's sum" in " ".join(written.texts)
 

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from numpy.typing import NDArray
 
 from tests.maps.making import WINDOWS, make_map, quick
 from visattn.errors import MapError, OptionError
 from visattn.geometry import Box, Geometry
 from visattn.maps import Heatmap, normalize, value_range
+from visattn.maps.scaling import resolved
 
 
 def heat_of(grid: Any, axes: tuple[str, ...] = (), *, signed: bool = False) -> Heatmap:
@@ -166,3 +168,32 @@ def test_percentile_of_a_single_outlier_still_shows_it() -> None:
     grid[3, 4] = 1
     low, high = value_range(grid, "percentile")
     assert low < high
+
+
+def with_peaks(count: int, height: float) -> NDArray[np.float32]:
+    """Return an even ramp from 0 to 1 on 20 x 20 cells, of which `count` are raised to `height`."""
+    values = np.linspace(0, 1, 400, dtype=np.float32)
+    values[:count] = height
+    return values.reshape(20, 20)
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected"),
+    [
+        (with_peaks(0, 1), "minmax"),
+        (with_peaks(3, 5), "percentile"),  # three cells hide 397 others
+        (with_peaks(1, 1.5), "minmax"),  # they hide little
+        (with_peaks(3, 500), "minmax"),  # they hold most of the sum
+        (np.eye(1, 400, dtype=np.float32).reshape(20, 20), "minmax"),
+        (np.full((20, 20), 2.0, np.float32), "minmax"),
+    ],
+    ids=["even", "sparse", "a low peak", "a map of three cells", "one cell", "constant"],
+)
+def test_auto_is_percentile_only_where_few_cells_hide_the_rest(grid: NDArray[np.float32], expected: str) -> None:
+    assert resolved("auto", grid) == expected
+    assert value_range(grid, "auto") == value_range(grid, expected)
+    holed = grid.copy()
+    holed[-1, -1] = np.nan
+    assert resolved("auto", holed) == expected
+    assert resolved("auto", grid, signed=True) == "symmetric"
+    assert resolved("none", grid) == "none"

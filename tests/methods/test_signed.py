@@ -26,7 +26,6 @@ from visattn.records import TokenLayout
 
 # only with these parameters do values include evidence against the target
 SIGNED: dict[str, dict[str, Any]] = {
-    "similarity": {"query": "patch:0,1"},
     "pca": {},
     "cam": {},
     "attention_gradient": {"signed": True},
@@ -38,7 +37,10 @@ SIGNED: dict[str, dict[str, Any]] = {
     "captum.kernel_shap": {"grid_size": (2, 3), "samples": 20},
     "captum.lime": {"grid_size": (2, 3), "samples": 20},
 }
-OTHERS: dict[str, dict[str, Any]] = {"transition_attention": {"start_layer": 0, "steps": 2}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "transition_attention": {"start_layer": 0, "steps": 2},
+    "similarity": {"query": "patch:0,1"},
+}
 
 
 class Averaged(nn.Sequential):
@@ -77,11 +79,12 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Require that maps with negative values are declared signed, by disabling the rule that marks them automatically."""
     checked = AttentionMap.__post_init__
 
-    def declared(made: AttentionMap) -> None:
-        assert made.signed or not bool((made.values < 0).any()), f"{made.meaning} has values below zero and says nothing of it"
+    def strictly(made: AttentionMap) -> None:
+        declared = made.signed or made.facts.interval or not bool((made.values < 0).any())
+        assert declared, f"{made.meaning} has values below zero and says nothing of it"
         checked(made)
 
-    monkeypatch.setattr(AttentionMap, "__post_init__", declared)
+    monkeypatch.setattr(AttentionMap, "__post_init__", strictly)
 
 
 @pytest.mark.usefixtures("strict")
@@ -142,6 +145,15 @@ def test_a_map_without_negative_values_is_signed_if_its_method_is() -> None:
 def test_a_mask_of_mass_is_not_signed() -> None:
     made, _ = of_ones_own([[0.0, 1.0, 3.0]], signed=True)
     assert not made.mass(0.5).signed
+
+
+def test_similarity_is_drawn_on_its_own_range_even_below_zero() -> None:
+    found = explained("similarity", query="patch:0,1")
+    values = found.map.values
+    assert float(values.min()) < 0
+    made = found.overlay().provenance
+    assert made.value_range == pytest.approx((float(values.min()), float(values.max())))
+    assert made.drawing["colormap"] == "inferno"
 
 
 @pytest.mark.parametrize("signed", [False, True])

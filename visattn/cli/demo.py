@@ -77,7 +77,7 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
     dropped = answer(recording, prepared, ask("rollout", {"sinks": "drop"}))
     alike = answer(recording, prepared, ask("similarity", {"query": f"pixel:{probe[0]},{probe[1]}"}))
     features = answer(recording, prepared, ask("pca"))
-    last, summed = heads.overlay(marks=False, opacity=0.6), rolled.overlay(opacity=0.6)
+    last, summed = heads.overlay(marks=False), rolled.overlay()
     masks = heads.map.mass(0.6)
     first = [
         Cell(photo, "the photo"),
@@ -88,13 +88,10 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
             f"cosine similarity to the ringed patch {alike.map.facts.query[6:]}",
         ),
         Cell(summed, f"rollout, {len(rolled.map.facts.sinks[0])} sink{'s' * (len(rolled.map.facts.sinks[0]) != 1)} ringed"),
-        Cell(dropped.overlay(marks=False, opacity=0.6), "rollout, sinks dropped"),
+        Cell(dropped.overlay(marks=False), "rollout, sinks dropped"),
     ]
     count = heads.map.values.shape[0]
-    second = [
-        Cell(heads.at(head=i).overlay(marks=False, opacity=0.6), f"head {i}: {_range(heads.map.at(head=i))}")
-        for i in range(count)
-    ]
+    second = [Cell(heads.at(head=i).overlay(marks=False), f"head {i}: {_range(heads.map.at(head=i))}") for i in range(count)]
     third = [
         Cell(
             spotlight(photo, masks.at(head=i).to_heatmap(prepared.geometry, "nearest")),

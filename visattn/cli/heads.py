@@ -226,20 +226,9 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
         shared_axes=shown.axes if options["shared_scale"] else (),
         **style_of(options),
         mass=mass,
-        points=_query_point(found),
         title=title,
         notes=(*facts.notes, *(f"warning: {text}" for text in facts.warnings)),
     )
-
-
-def _query_point(found: Any) -> list[tuple[float, float]]:  # noqa: ANN401 - an Explanation
-    """Return the center of the query's patch on the photo, if the query is a patch."""
-    name, _, place = found.map.facts.query.partition(":")
-    if name != "patch":
-        return []
-    row, column = (int(part) for part in place.split(","))
-    box = found.geometry.patch_box(row, column, found.map.layout.grid, found.map.layout.box)
-    return [((box.top + box.bottom) / 2, (box.left + box.right) / 2)]
 
 
 def _matrix(recording: Any, found: Any, layer: int | str, options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
 _TARGET = ("target", "versus", "target_space", "labels")
-_OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "method", "caption", *_TARGET)
+_OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "method", "legend", "caption", *_TARGET)
 
 
 @click.command("overlay", cls=LateCommand, late=method_options, before="mass", spare=True)
@@ -47,6 +47,7 @@ _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device",
 )
 @target_options
 @click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6.")
+@click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture.")
 @click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
 @style_options()
 @photo_options
@@ -155,7 +156,9 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     def draw(photo: Image.Image) -> _Drawn:
         prepared = prepare(photo, model, **preparing(options))
         found = explain_prepared(model, prepared, question, seed=options["seed"])
-        picture, provenance = found.draw(**style_of(options), mass=options["mass"], caption=options["caption"])
+        picture, provenance = found.draw(
+            **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
+        )
         return to_png(picture, provenance), provenance, lambda: save_map(found.map, found.geometry)
 
     return draw

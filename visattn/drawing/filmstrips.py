@@ -242,7 +242,7 @@ def _drawn(
         lines = [line for line in (printable(word_notes[number]) if word_notes else "", cell.caption) if line]
         picture = cell.picture
         if chosen_cells and (place := chosen_cells[number]) is not None:
-            picture = outline(picture, _box(panels, attention_map, place, f"chosen_cells[{number}]"))
+            picture = outline(picture, _box(panels, attention_map, place, f"chosen_cells[{number}]"), smallest=1)
         strip.append(Cell(picture, "\n".join(lines), word))
     grid = "{} x {}".format(*attention_map.layout.grid)
     said = [f"smoothed: {interpolation} interpolation between the centers of {grid} cells"] * (interpolation != "nearest")

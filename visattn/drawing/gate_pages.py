@@ -85,6 +85,8 @@ def gate_page(
         if module.place is not None and module.place.layout is not None
     }
     signed = any(heat.signed for heat in heats.values())
+    if chosen.normalize == "auto":  # factors: each map's whole range counts
+        chosen = replace(chosen, normalize="symmetric" if signed else "minmax")
     painting = replace(chosen, normalize="none", colormap=chosen.colors(signed))
     ends = [value_range(heat.grid, chosen.normalize, signed) for heat in heats.values()]
     scale = (min(low for low, _ in ends), max(high for _, high in ends)) if ends and shared_scale else None
@@ -130,7 +132,11 @@ def gate_page(
     )
     drawing = chosen.facts(signed) | {"panel": panel, "interpolation": chosen.interpolation}
     scope = "one scale for all maps" if scale else "each map on its own scale"
-    made = facts.but(geometry=geometry, normalization=f"{chosen.scale(signed)}, {scope}", drawing=drawing)
+    made = facts.but(
+        geometry=geometry,
+        normalization=f"{chosen.scales((heat.grid for heat in heats.values()), signed)}, {scope}",
+        drawing=drawing,
+    )
     return carrying(
         page, made if not ends else made.but(value_range=(min(low for low, _ in ends), max(high for _, high in ends)))
     )

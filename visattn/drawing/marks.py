@@ -18,19 +18,21 @@ from visattn.maps import Heatmap
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
+WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
 _MARK = (0, 230, 255)  # cyan, which differs from the warm colors of inferno
 _FAINT = 0.4  # opacity of coarse glimpse boxes
 _LEGIBLE = 9  # smallest readable digit in pixels
 _SHIFT = 4  # fractional bits of OpenCV's pixel coordinates
 
 
-def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Image:
+def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_], *, smallest: int = 3) -> Image.Image:
     """Draw the border of a mask as a white line with a dark edge, which is visible on any photo.
 
     Args:
         picture: RGB picture.
         mask: `(height, width)` booleans, or a heatmap whose values are at least 0.5 inside the mask.
+        smallest: Number of patches of the smallest region that is outlined, and of the smallest gap in one; for heatmaps only. If all
+            regions are smaller, all are outlined.
 
     Returns:
         A new picture.
@@ -41,11 +43,14 @@ def outline(picture: Image.Image, mask: Heatmap | NDArray[np.bool_]) -> Image.Im
     inside = mask.values >= 0.5 if isinstance(mask, Heatmap) else np.asarray(mask, bool)
     if inside.shape != picture.size[::-1]:
         raise ShapeError(f"a mask must be (height, width) = {picture.size[::-1]} like the picture, got {inside.shape}.")
+    if isinstance(mask, Heatmap):
+        patch = mask.seen.height * mask.seen.width / mask.grid.size
+        inside = ~_without_specks(~_without_specks(inside, smallest * patch), smallest * patch)
     lines, _ = cv2.findContours(inside.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
     array = np.array(picture)
     width = _stroke(picture)
     cv2.drawContours(array, lines, -1, _BLACK, 3 * width, cv2.LINE_AA)
-    cv2.drawContours(array, lines, -1, _WHITE, width, cv2.LINE_AA)
+    cv2.drawContours(array, lines, -1, WHITE, width, cv2.LINE_AA)
     seen = mask.seen if isinstance(mask, Heatmap) else Box(0, 0, picture.height, picture.width)
     return carried(inside_only(seen, Image.fromarray(array), picture), picture)
 
@@ -90,7 +95,7 @@ def draw_window(picture: Image.Image, corners: Sequence[tuple[float, float]]) ->
     array = np.array(picture)
     width = _stroke(picture)
     points = np.asarray([(x, y) for y, x in corners], float).round().astype(np.int32)
-    for color, thick in ((_BLACK, 3 * width), (_WHITE, width)):
+    for color, thick in ((_BLACK, 3 * width), (WHITE, width)):
         cv2.polylines(array, [points], True, color, thick, cv2.LINE_AA)
         cv2.circle(array, points[0].tolist(), 2 * width + thick, color, -1, cv2.LINE_AA)
     return carried(Image.fromarray(array), picture)
@@ -118,12 +123,12 @@ def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen:
     behind = before.copy()
     for _, *coarse in glimpses:
         for box in coarse:
-            cv2.rectangle(behind, *_corners(box), _WHITE, width)
+            cv2.rectangle(behind, *_corners(box), WHITE, width)
     array = cv2.addWeighted(behind, _FAINT, before, 1 - _FAINT, 0)
     finest = [boxes[0] for boxes in glimpses]
     points = [((box.left + box.right) / 2, (box.top + box.bottom) / 2) for box in finest]
     line = ((np.array([points]) - 0.5) * 2**_SHIFT).round().astype(np.int32)  # OpenCV's integer points are pixel centers
-    for color, thick in ((_BLACK, 3 * width), (_WHITE, width)):
+    for color, thick in ((_BLACK, 3 * width), (WHITE, width)):
         for box in finest:
             cv2.rectangle(array, *_corners(box), color, thick)
         cv2.polylines(array, line, False, _BLACK if color == _BLACK else _MARK, thick, cv2.LINE_AA, _SHIFT)
@@ -148,6 +153,14 @@ def inside_only(seen: Box, drawn: Image.Image, before: Image.Image) -> Image.Ima
     whole = before.copy()
     whole.paste(drawn.crop((*corner, int(seen.right), int(seen.bottom))), corner)
     return whole
+
+
+def _without_specks(inside: NDArray[np.bool_], pixels: float) -> NDArray[np.bool_]:
+    """Return a mask without its connected regions of fewer pixels; unchanged if all are smaller."""
+    _, labels, facts, _ = cv2.connectedComponentsWithStats(inside.astype(np.uint8), connectivity=4)
+    kept = facts[:, cv2.CC_STAT_AREA] >= 0.9 * pixels  # patches at the border of the photo may be cut
+    kept[0] = False
+    return kept[labels] if kept.any() else inside
 
 
 def _corners(box: Box) -> tuple[tuple[int, int], tuple[int, int]]:

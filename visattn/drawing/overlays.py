@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -19,12 +19,13 @@ from visattn._support.spellings import spelled
 from visattn._support.types import Normalization
 from visattn.data.sources import as_image
 from visattn.drawing import colormaps
-from visattn.drawing.marks import inside_only, outline, ring
+from visattn.drawing.marks import WHITE, inside_only, outline, ring
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import ColorOptions, Style
 from visattn.errors import ShapeError, VisattnWarning
 from visattn.geometry import Box
 from visattn.maps import Heatmap, value_range
+from visattn.maps.scaling import resolved
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _FLAT = 1e-35  # with a smaller span the float32 scale factor of OpenCV would overflow
 _NEARLY = 1e-3  # maps whose relative span is smaller are shifted to zero before scaling
+_ROWS = 64  # rows that are mixed at once, so that they stay in the cache of the CPU
 _LINE = 190  # gray level of hatch lines
 
 
@@ -68,10 +70,12 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
     scaled = isinstance(heat, Heatmap) and heat.normalized
     if normalize == "auto" and scaled and np.nanmin(grid) < np.nanmax(grid):
         normalize = "none"
+    if normalize == "auto":
+        normalize = resolved(normalize, grid, signed) if isinstance(heat, Heatmap) else "minmax"
     low, high = value_range(grid, normalize, signed, holes=holed)
     made = heat.provenance if isinstance(heat, Heatmap) else Provenance(method="a map given as an array")
     if not (scaled and normalize == "none"):
-        made = made.but(normalization=style.scale(signed), value_range=(low, high))
+        made = made.but(normalization=normalize, value_range=(low, high))
     made = made.but(drawing=made.drawing | style.facts(signed))
     if seen.height == 0 or seen.width == 0:
         warnings.warn("the model's input contains no pixel of the photo; the photo is unchanged.", VisattnWarning, stacklevel=3)
@@ -81,7 +85,6 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)
-    colors = _packed(style.colors(signed))
     rows, columns = slice(int(seen.top), int(seen.bottom)), slice(int(seen.left), int(seen.right))
     base = _pixels(picture)
     inner, values = base[rows, columns], values[rows, columns]
@@ -94,20 +97,12 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
     clipped = (
         np.maximum(values, np.float32(low)) if below else values
     )  # convertScaleAbs takes absolute values, so values below `low` must go first
-    levels = cv2.convertScaleAbs(clipped, alpha=factor, beta=-low * factor)
-    color = cv2.LUT(levels, colors).view(np.uint8).reshape(inner.shape)
-    if style.blend == "constant":
-        mixed = cv2.addWeighted(
-            color, opacity, inner, 1 - opacity, 0, color
-        )  # in place, since allocating memory costs more than the sum
-    else:
-        share = levels.astype(np.float32) / 255
-        share = opacity * (np.abs(2 * share - 1) if signed else share)
-        mixed = cv2.blendLinear(color, np.ascontiguousarray(inner), share, 1 - share)
-    if mixed.shape != base.shape:
-        whole = base.copy()
-        whole[rows, columns] = mixed
-        mixed = whole
+    mixed = np.empty_like(base) if inner.shape == base.shape else base.copy()
+    mix = _Mix(style.colors(signed), opacity, style.by_value, signed)
+    for start in range(0, len(inner), _ROWS):
+        part = slice(start, start + _ROWS)
+        levels = cv2.convertScaleAbs(clipped[part], alpha=factor, beta=-low * factor)
+        mixed[rows, columns][part] = mix(inner[part], levels)
     if holes is not None:
         mixed[rows, columns][holes] = _hatch(inner, holes)
     drawn = Image.frombytes("RGB", picture.size, mixed, "raw", "RGBX")
@@ -116,9 +111,9 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         mask[rows, columns] = values >= low + level * (high - low)
         if holes is not None:
             mask[rows, columns] &= ~holes
-        drawn = outline(drawn, mask)
+        drawn = outline(drawn, replace(heat, values=mask.astype(np.float32)) if isinstance(heat, Heatmap) else mask)
     if style.marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
-        drawn = ring(drawn, heat.marks)
+        drawn = ring(ring(drawn, heat.marks), heat.query, WHITE)
     return carrying(inside_only(seen, drawn, picture), made)
 
 
@@ -200,7 +195,27 @@ def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
     return np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
 
 
-@cache
-def _packed(name: str) -> NDArray[np.int32]:
-    """Pack each color of a table into one integer: OpenCV then needs one lookup per pixel instead of one per channel."""
-    return np.ascontiguousarray(np.pad(colormaps.table(name), ((0, 0), (0, 1)))).view(np.int32).reshape(1, 256)
+class _Mix:
+    """Mixing of pixels and colors. Four channels are packed into one integer: one lookup per pixel is faster than one per channel."""
+
+    def __init__(self, colormap: str, opacity: float, by_value: bool, signed: bool) -> None:
+        """Compute the tables for all 256 levels."""
+        self._opacity, self._by_value, self._gray = opacity, by_value, by_value and signed
+        ramp = np.linspace(0, 1, 256)[:, None]
+        share = opacity * (np.abs(2 * ramp - 1) if signed else ramp) if by_value else np.ones((256, 1))
+        self._colors = _packed(np.pad(colormaps.table(colormap), ((0, 0), (0, 1))) * share)
+        self._rest = _packed(np.repeat(255 * (1 - share), 4, axis=1))
+
+    def __call__(self, pixels: NDArray[np.uint8], levels: NDArray[np.uint8]) -> Any:  # noqa: ANN401 - as OpenCV
+        """Return the mixed pixels, `(rows, columns, 4)`."""
+        color = cv2.LUT(levels, self._colors).view(np.uint8).reshape(pixels.shape)
+        if not self._by_value:
+            return cv2.addWeighted(color, self._opacity, pixels, 1 - self._opacity, 0, color)
+        if self._gray:
+            pixels = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGBA2GRAY), cv2.COLOR_GRAY2RGBA)
+        rest = cv2.LUT(levels, self._rest).view(np.uint8).reshape(pixels.shape)
+        return cv2.add(color, cv2.multiply(pixels, rest, rest, 1 / 255), color)
+
+
+def _packed(table: NDArray[np.floating]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(table.round().astype(np.uint8)).view(np.int32).reshape(1, 256)

@@ -57,15 +57,15 @@ def sheet(
     Returns:
         The figure.
     """
-    size = min(panel, 320)
+    columns = max((len(row) for row in rows), default=0)
+    wide = columns * (panel + GAP)  # text grows with the page, which a screen shows as a whole; captions must fit their panel
     title_font, label_font, caption_font = (
-        font_of(max(15, size // 14)),
-        font_of(max(12, size // 17)),
-        font_of(max(11, size // 20)),
+        font_of(max(15, min(panel, 320) // 14, wide // 70)),
+        font_of(max(12, min(panel, 320) // 17, wide // 90)),
+        font_of(max(11, min(panel, 320) // 20, min(wide // 110, panel // 13))),
     )
     scaled = [[cell and replace(cell, picture=_to_width(cell.picture, panel)) for cell in row] for row in rows]
     left = MARGIN + (max((text_width(text, label_font) for text in row_labels), default=0) + GAP if row_labels else 0)
-    columns = max((len(row) for row in rows), default=0)
     page_width = max(left + columns * (panel + GAP) - GAP + MARGIN, 420)
     lines = [line for note in notes for line in wrap_text(note, caption_font, page_width - 2 * MARGIN)]
     title_lines = wrap_text(title, title_font, page_width - 2 * MARGIN) if title else []
@@ -117,25 +117,48 @@ def side_by_side(
     return sheet([[Cell(picture) for picture in pictures]], panel=panel, column_labels=labels, title=title)
 
 
-def captioned(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """Add lines of text on a white band below a picture; the picture's own pixels stay unchanged."""
-    font = font_of(max(12, min(picture.size) // 28))
+def captioned(picture: Image.Image, lines: Sequence[str] = (), bar: Bar | None = None) -> Image.Image:
+    """Add a color bar and lines of text on a white band below a picture; the picture's own pixels stay unchanged."""
+    font = font_of(max(12, picture.width // 45))
     wrapped = [part for line in lines for part in wrap_text(line, font, picture.width - 2 * GAP)]
     step = line_height(font) + 4
-    page = Image.new("RGB", (picture.width, picture.height + GAP + step * len(wrapped) + GAP), PAPER)
+    height = GAP + step * (len(wrapped) + (bar is not None)) + GAP
+    page = Image.new("RGB", (picture.width, picture.height + height), PAPER)
     page.paste(picture)
     draw = ImageDraw.Draw(page)
+    top = picture.height + GAP
+    if bar:
+        _slim_bar(page, draw, bar, top, font)
+        top += step
     for number, line in enumerate(wrapped):
-        draw.text((GAP, picture.height + GAP + number * step), line, INK, font)
+        draw.text((GAP, top + number * step), line, INK, font)
     return page
+
+
+def _slim_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, y: int, font: Font) -> None:
+    """Draw a color bar of one line at height y: the lowest value, the colors, the highest value, the label."""
+    low, high = bar.ticks[0], bar.ticks[-1]
+    gap, height = GAP, line_height(font)
+    width = max(16, page.width // 4)
+    x = GAP + text_width(low, font) + gap
+    draw.text((GAP, y), low, INK, font)
+    page.paste(_ramp(bar.colormap, width, max(4, height // 2)), (x, y + height // 4))
+    x += width + gap
+    draw.text((x, y), high, INK, font)
+    x += text_width(high, font) + 2 * gap
+    draw.text((x, y), clip_text(bar.label, font, max(0, page.width - x - GAP)), FAINT, font)
+
+
+def _ramp(colormap: str, width: int, height: int) -> Image.Image:
+    """Return the colors of a color map from left to right."""
+    colors = colormaps.table(colormap)[np.linspace(0, 255, width).round().astype(int)]
+    return Image.fromarray(np.repeat(colors[None], height, axis=0))
 
 
 def draw_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, x: int, y: int, font: Font) -> None:
     """Draw a color bar with its ticks and label at pixel (x, y) of a figure."""
     width = min(page.width - x - MARGIN, 420)
-    colors = colormaps.table(bar.colormap)
-    ramp = np.repeat(colors[np.linspace(0, 255, width).round().astype(int)][None], 14, axis=0)
-    page.paste(Image.fromarray(ramp), (x, y))
+    page.paste(_ramp(bar.colormap, width, 14), (x, y))
     for i, text in enumerate(bar.ticks):
         share = i / max(1, len(bar.ticks) - 1)
         anchor = "la" if i == 0 else "ra" if i == len(bar.ticks) - 1 else "ma"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of
 from visattn._support.spellings import spelled
-from visattn._support.types import Normalization
 from visattn.data.sources import as_image
 from visattn.drawing.marks import outline, ring
 from visattn.drawing.overlays import painted
@@ -22,6 +21,9 @@ from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.provenance import Provenance
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _TALLEST = 10  # largest panel height relative to its width
 _ROUNDING = 1e-6  # relative rounding error of a softmax in float32
@@ -57,7 +59,9 @@ class Panels:
         self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
         self.heat = attention_map.to_heatmap(self.geometry, style.interpolation)
         self._asked, self._shared, self._whole = style, tuple(shared_axes), geometry
-        self._scales = _scales(self.heat, style.normalize, shared_axes)
+        parts = _parts(self.heat, shared_axes)
+        self._scales = {index: value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()}
+        self._names = style.scales(parts.values(), self.heat.signed)
         self._painted = replace(style, normalize="none", colormap=style.colors(self.heat.signed))
         self._one_scale = len(set(self._scales.values())) == 1
 
@@ -81,7 +85,7 @@ class Panels:
         }
         return self.heat.provenance.but(
             geometry=self._whole,  # refers to the photo, not to the resized panel
-            normalization=f"{self._asked.scale(self.heat.signed)}, {scope}",
+            normalization=f"{self._names}, {scope}",
             value_range=(min(low for low, _ in scales), max(high for _, high in scales)),
             drawing=known | drawing,
         )
@@ -90,8 +94,8 @@ class Panels:
         """Return the color bar; it has numbers if all panels share one scale."""
         what, colors = self.heat.meaning, str(self._painted.colormap)
         if not self._one_scale:
-            ends = "panel minimum", "panel maximum"
-            return Bar(colors, ends, f"{what}, each panel on its own scale (range below it)")
+            ends = ("panel minimum", "panel maximum") if self._names == "minmax" else ("low end", "high end")
+            return Bar(colors, ends, f"{what}, {self._names}, each panel on its own scale (range below it)")
         low, high = next(iter(self._scales.values()))
         ticks = tuple(f"{low + (high - low) * i / 4:.3g}" for i in range(5))
         return Bar(colors, ticks, f"{what}, one scale for all panels")
@@ -127,8 +131,8 @@ def contact_sheet(
         points: Points `(y, x)` of the photo to mark with white rings on every panel, for example the query.
         title: Title above the panels.
         notes: Lines below the panels.
-        style: See `visattn.drawing.Style`. By default `opacity` is 0.6 and `interpolation` is `nearest`, which shows the patches
-            unchanged.
+        style: See `visattn.drawing.Style`. By default `opacity` is 0.6, `blend` is `constant` and `interpolation` is `nearest`,
+            which shows every patch.
 
     Returns:
         The figure; PNG files of it store its provenance.
@@ -175,22 +179,21 @@ def contact_sheet(
         row_labels = labels[rows] if rows else []
         column_labels = labels[columns] if columns else []
     if masks is not None:
-        notes = (f"outline: the smallest region that holds {mass:.0%} of the panel's sum", *notes)
+        text = f"outline: the smallest region that holds {mass:.0%} of the panel's sum, without parts of one or two patches"
+        notes = (text, *notes)
     page = sheet(
         grid, panel=panel, title=title, notes=notes, row_labels=row_labels, column_labels=column_labels, bar=panels.bar()
     )
     return carrying(page, panels.provenance(mass=mass, points=[list(point) for point in points]))
 
 
-def _scales(heat: Heatmap, mode: Normalization, shared_axes: Sequence[str]) -> dict[tuple[int, ...], tuple[float, float]]:
-    """Return the raw value range of each panel."""
+def _parts(heat: Heatmap, shared_axes: Sequence[str]) -> dict[tuple[int, ...], NDArray[np.float32]]:
+    """Return for each panel the raw values that its scale is computed from."""
     sizes = heat.grid.shape[: len(heat.axes)]
     own = [i for i, name in enumerate(heat.axes) if name not in shared_axes]
-    scales = {}
-    for index in np.ndindex(*sizes):
-        where = tuple(index[i] if i in own else slice(None) for i in range(len(sizes)))
-        scales[index] = value_range(heat.grid[where], mode, heat.signed, holes=True)
-    return scales
+    return {
+        index: heat.grid[tuple(index[i] if i in own else slice(None) for i in range(len(sizes)))] for index in np.ndindex(*sizes)
+    }
 
 
 def _scaled(heat: Heatmap, low: float, high: float) -> Heatmap:

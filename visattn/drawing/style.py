@@ -5,9 +5,9 @@ To add an option, add a field to `Style` and a key to `ColorOptions`, and use it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from visattn._support.options import option
 from visattn._support.spellings import value_of
 from visattn._support.types import Blend, Interpolation, Normalization
 from visattn.drawing import colormaps
+from visattn.maps.scaling import resolved
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class ColorOptions(TypedDict, total=False):
@@ -41,7 +45,7 @@ class PageOptions(StyleOptions, total=False):
     panel: int
 
 
-PAGE: StyleOptions = {"opacity": 0.6, "interpolation": "nearest"}  # panels show each patch unchanged
+PAGE: StyleOptions = {"opacity": 0.6, "blend": "constant", "interpolation": "nearest"}  # small panels show every patch
 
 
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -57,14 +61,16 @@ class Style:
     """Options that turn values into colors.
 
     Attributes:
-        normalize: Scaling of values to [0, 1], see `visattn.maps.value_range`. `auto` is symmetric for signed values and minmax for
-            others; a heatmap that `visattn.normalize` has scaled stays unchanged.
+        normalize: Scaling of values to [0, 1], see `visattn.maps.value_range`. `auto` is symmetric for signed values, percentile for
+            sparse maps and minmax for others; a heatmap that `visattn.normalize` has scaled stays unchanged.
         opacity: Weight of the colors: 0 returns the photo's own pixels, 1 only the colors.
-        blend: `constant` uses the same opacity for every pixel; `value` makes low values more transparent.
+        blend: `value` multiplies the opacity by the value, so colors cover only what the map marks; of a signed map, by its magnitude,
+            over a gray photo. `constant` uses the same opacity for every pixel. `auto` is value, but constant at opacity 1.
         colormap: Name from `colormaps.NAMES`. The default is inferno, or blue-white-red if values are signed or normalized
             symmetrically.
         contours: Level in [0, 1] at which a contour line is drawn, or several levels.
-        marks: Whether to draw rings around attention sinks. At opacity 0 or 1 they are never drawn, so that pixels are exact.
+        marks: Whether to draw rings: cyan around attention sinks, white around the query. At opacity 0 or 1 they are never drawn, so that
+            pixels are exact.
         interpolation: Interpolation between cells, see `AttentionMap.to_heatmap`.
 
     Raises:
@@ -72,9 +78,11 @@ class Style:
     """
 
     normalize: Normalization = option("auto", "Scaling of the map's values to the range 0 to 1.")
-    opacity: float = option(0.5, "Weight of the colors: 0 shows only the photo, 1 only the colors.")
+    opacity: float = option(0.7, "Weight of the colors: 0 shows only the photo, 1 only the colors.")
     blend: Blend = option(
-        "constant", "Mixing of photo and colors: constant (same opacity everywhere) or value (low values are more transparent)."
+        "auto",
+        "Mixing of photo and colors: value (low values are more transparent) or constant (same opacity everywhere); auto: value, but "
+        "constant at opacity 1.",
     )
     colormap: str | None = option(
         None,
@@ -84,7 +92,7 @@ class Style:
     contours: Sequence[float] | float = option(
         (), "Draw a contour line at this level, from 0 to 1. Can be given several times.", metavar="LEVEL"
     )
-    marks: bool = option(True, "Draw rings around attention sinks.")
+    marks: bool = option(True, "Draw rings around attention sinks and the query.")
     interpolation: Interpolation = option("bilinear", "Interpolation between the cells of the map.")
 
     def __post_init__(self) -> None:
@@ -110,9 +118,14 @@ class Style:
         levels: list[float] = np.ravel(self.contours).tolist()  # accepts arrays of any dtype and single numbers
         return levels
 
-    def scale(self, signed: bool) -> Normalization:
-        """Return the normalization; `auto` is replaced by the one that it stands for."""
-        return self.normalize if self.normalize != "auto" else "symmetric" if signed else "minmax"
+    def scales(self, grids: Iterable[NDArray[np.float32]], signed: bool) -> str:
+        """Return the names of the normalizations of these maps; `auto` is replaced by those that it stands for."""
+        return " or ".join(dict.fromkeys(resolved(self.normalize, grid, signed) for grid in grids))
+
+    @property
+    def by_value(self) -> bool:
+        """True if low values are more transparent."""
+        return self.blend == "value" or (self.blend == "auto" and self.opacity < 1)
 
     def colors(self, signed: bool) -> str:
         """Return the name of the color map for signed or unsigned values."""
@@ -120,5 +133,6 @@ class Style:
 
     def facts(self, signed: bool) -> dict[str, Any]:
         """Return the options as plain values for provenance, which stores normalization and interpolation separately."""
-        made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines}
+        blend = "value" if self.by_value else "constant"
+        made = asdict(self) | {"colormap": self.colors(signed), "contours": self.lines, "blend": blend}
         return {name: value for name, value in made.items() if name not in ("normalize", "interpolation")}

@@ -72,7 +72,8 @@ class AttentionMap:
             object.__setattr__(self, "values", flat.view(self.values.shape))
         if bad := int((~self.values.isfinite()).sum()) - math.prod(self.values.shape[: len(self.axes)]) * len(holes):
             raise MapError(f"{bad} of {self.values.numel()} map values are NaN or infinite. Check the model's weights and input.")
-        object.__setattr__(self, "signed", self.signed or bool((self.values < 0).any()))
+        below = not self.facts.interval and bool((self.values < 0).any())
+        object.__setattr__(self, "signed", self.signed or below)
 
     def numpy(self) -> NDArray[Any]:
         """Return the raw values as an array, `(*axes, rows, columns)`."""
@@ -196,6 +197,7 @@ class AttentionMap:
             grid,
             dict(self.labels),
             tuple(((c.top + c.bottom) / 2, (c.left + c.right) / 2) for c in centers),
+            tuple(geometry.to_photo(y, x) for y, x in self.facts.query_at),
             self.signed,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from visattn._support.reprs import brief
@@ -21,18 +21,22 @@ class MapFacts:
     Attributes:
         layer: Name of the layer that the map was read from; empty for several layers.
         query: Query token, such as `cls` or `patch:3,7`; empty if there is none.
+        query_at: Centers `(y, x)` of the patches that the query names, in pixels of the model's input.
         sinks: Attention sinks, one entry per image.
         sinks_kept: Whether the values include the attention of the sinks; False if the method removed it.
         glimpses: Glimpses of each image, in order.
         pixelwise: Whether each value belongs to a single pixel, so that a few outliers may dominate the color scale.
+        interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
     """
 
     layer: str = ""
     query: str = ""
+    query_at: tuple[tuple[float, float], ...] = ()
     sinks: tuple[tuple[Sink, ...], ...] = ()
     sinks_kept: bool = True
     glimpses: tuple[tuple[Glimpse, ...], ...] = ()
     pixelwise: bool = False
+    interval: bool = False
 
     __repr__ = brief
 
@@ -58,14 +62,15 @@ class MapFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain values for JSON."""
-        return {name: getattr(self, name) for name in ("layer", "query", "sinks", "sinks_kept", "glimpses", "pixelwise")}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> MapFacts:
         """Build the facts from the result of `to_dict`, which may have been stored as JSON."""
         sinks = tuple(tuple(Sink(*sink) for sink in found) for found in data["sinks"])
         glimpses = tuple(tuple(tuple(Box(*box) for box in boxes) for boxes in seen) for seen in data["glimpses"])
-        return cls(**data | {"sinks": sinks, "glimpses": glimpses})
+        at = tuple((float(y), float(x)) for y, x in data.get("query_at", ()))
+        return cls(**data | {"sinks": sinks, "glimpses": glimpses, "query_at": at})
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

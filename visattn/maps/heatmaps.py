@@ -31,6 +31,7 @@ class Heatmap:
         grid: Values on the grid before interpolation, from which the color scale is computed.
         labels: Names of the entries of an axis, if they have names.
         marks: Photo points `(y, x)` of the sinks.
+        query: Photo point `(y, x)` of the query, if it is a patch.
         signed: Whether the heatmap needs a diverging color scale centered on zero.
         normalized: Whether `normalize` has already scaled the values to [0, 1].
     """
@@ -43,6 +44,7 @@ class Heatmap:
     grid: NDArray[np.float32]
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     marks: tuple[tuple[float, float], ...] = ()
+    query: tuple[tuple[float, float], ...] = ()
     signed: bool = False
     normalized: bool = False
 

@@ -18,6 +18,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PERCENTILE = (1.0, 99.0)
+_SPARSE = 0.5  # a map is sparse if its inner 98 % span less than half of its range
+
+
+def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = False) -> Normalization:
+    """Return the normalization that `auto` stands for, or `mode` itself.
+
+    It is `symmetric` for signed values. It is `percentile` if a few cells would hide the rest: the inner 98 % of the values span less than
+    half of the range, and the cells above them hold less than half of the sum above the minimum. If these hold more, the map is those
+    cells, and the rest may be noise. Otherwise it is `minmax`.
+
+    Args:
+        mode: See `value_range`.
+        grid: Raw values; NaN marks holes.
+        signed: Whether the scale is centered on zero.
+    """
+    if mode != "auto" or signed:
+        return "symmetric" if mode == "auto" else mode
+    values = grid[~np.isnan(grid)].astype(np.float64)
+    if not values.size:
+        return "minmax"
+    low, high = np.percentile(values, _PERCENTILE)
+    above, start = values[values > high], values.min()
+    hidden = high - low < _SPARSE * (values.max() - start)
+    return "percentile" if hidden and (above - start).sum() < (values - start).sum() / 2 else "minmax"
 
 
 def value_range(
@@ -28,8 +52,7 @@ def value_range(
     Args:
         grid: Raw values, all finite.
         mode: `minmax`; `percentile`, from the 1st to the 99th, or for signed values the 99th of the magnitudes on both sides of zero;
-            `symmetric` around zero; `none` for values already in [0, 1]; or `auto`, symmetric for signed values and min-max
-            otherwise.
+            `symmetric` around zero; `none` for values already in [0, 1]; or `auto`, see `resolved`.
         signed: Whether the scale is centered on zero in modes `auto` and `percentile`.
         holes: Whether NaN marks holes, which are ignored.
 
@@ -45,13 +68,14 @@ def value_range(
     low, high = float(grid.min()), float(grid.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise MapError(f"{int((~np.isfinite(grid)).sum())} of {grid.size} map values are NaN or infinite; nothing is drawn.")
+    mode = resolved(mode, grid, signed)
     if mode == "none":
         if low < 0 or high > 1:
             raise MapError(
                 f"normalize='none' takes values in [0, 1], got {low:.4g} to {high:.4g}. Choose 'minmax' or 'symmetric'."
             )
         return 0.0, 1.0
-    if mode == "symmetric" or (mode == "auto" and signed):
+    if mode == "symmetric":
         bound = max(abs(low), abs(high))
         return -bound, bound
     if mode == "percentile" and signed:

@@ -64,6 +64,8 @@ _KNOWN = {
     "sinks_kept": bool,
     "glimpses": [[[(float,) * 4]]],
     "pixelwise": bool,
+    "query_at?": [(float,) * 2],
+    "interval?": bool,
 }
 _FACTS = {
     "axes": [str],

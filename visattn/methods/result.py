@@ -25,6 +25,7 @@ def to_map(
     labels: Mapping[str, tuple[str, ...]] | None = None,
     signed: bool = False,
     facts: MapFacts | None = None,
+    queries: TokenLayout | None = None,
     notes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
     package: str = "",
@@ -42,6 +43,7 @@ def to_map(
         labels: Names of the entries of each axis.
         signed: Whether the map needs a diverging color scale centered on zero.
         facts: Further facts about the map; its layer and query are taken from the parameters.
+        queries: Layout of the query tokens, if it is another one.
         notes: Choices made while computing the map.
         warnings: Reasons why the map may mislead.
         package: Library that computed the values, whose version is recorded.
@@ -53,10 +55,19 @@ def to_map(
         values = layout.on_grid(values[..., len(layout.prefix) :] if values.shape[-1] == len(layout) else values)
     warnings += tuple(f"{named(unseen.layer)} {unseen.reason}, which was not recorded" for unseen in recording.unseen)
     layer, query = (str(parameters.get(name, "")) for name in ("layer", "query"))
-    facts = replace(facts or MapFacts(), layer="" if layer == "all" else layer, query=query)
+    at = tuple(_center(part.removeprefix("patch:"), queries or layout) for part in query.split("+") if part.startswith("patch:"))
+    facts = replace(facts or MapFacts(), layer="" if layer == "all" else layer, query=query, query_at=at)
     used = {**parameters, **facts.path()}
     provenance = recording.provenance.but(method=method, parameters=used, notes=notes, warnings=warnings)
     provenance = replace(provenance, sinks=facts.sinks)
     if package:
         provenance = replace(provenance, versions=provenance.versions | {package: metadata.version(package)})
     return AttentionMap(values, ("batch", *axes), layout, labels or {}, meaning, provenance, signed, facts)
+
+
+def _center(patch: str, layout: TokenLayout) -> tuple[float, float]:
+    """Return the center `(y, x)` of the patch `ROW,COL`, in pixels of the model's input."""
+    place = (int(number) for number in patch.split(","))
+    (top, left), (rows, columns) = layout.box[:2], layout.grid
+    row, column = place
+    return top + (row + 0.5) * layout.box.height / rows, left + (column + 0.5) * layout.box.width / columns

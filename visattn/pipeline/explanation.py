@@ -17,7 +17,7 @@ from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.drawing.marks import draw_glimpses, outline
 from visattn.drawing.overlays import painted, rgb_components
-from visattn.drawing.pages import captioned
+from visattn.drawing.pages import Bar, captioned
 from visattn.drawing.pictures import Picture, carrying, encoded, format_of, to_png
 from visattn.drawing.sheets import contact_sheet
 from visattn.drawing.style import Style, StyleOptions
@@ -34,6 +34,7 @@ class DrawOptions(StyleOptions, total=False):
     """Options of `Explanation.draw`."""
 
     mass: float | None
+    legend: bool
     caption: bool
 
 
@@ -81,12 +82,13 @@ class Explanation:
 
     @spelled(StyleOptions)
     def draw(
-        self, *, mass: float | None = None, caption: bool = False, **style: Unpack[StyleOptions]
+        self, *, mass: float | None = None, legend: bool = False, caption: bool = False, **style: Unpack[StyleOptions]
     ) -> tuple[Picture, Provenance]:
         """Draw the heatmap over the photo.
 
         Args:
             mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
+            legend: Whether to draw the color bar with the values of its ends on a band below the picture.
             caption: Whether to write the predicted class, its probability and the target on a band below the picture.
             style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions. Components of a
                 PCA become red, green and blue; no style applies to them.
@@ -108,17 +110,21 @@ class Explanation:
         if chosen.normalize == "auto" and self.map.facts.pixelwise:
             chosen = replace(chosen, normalize="percentile")  # outliers would dominate the color scale
         heat = self.heatmap(chosen.interpolation)
-        colored = painted(self.photo, heat, replace(chosen, normalize=chosen.scale(heat.signed)))
+        colored = painted(self.photo, heat, chosen)
         picture: Image.Image = colored
         if mass is not None:
             picture = outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = draw_glimpses(picture, on_photo, heat.seen)
-        if caption:
-            picture = captioned(picture, self._caption())
         made = colored.provenance
-        asked = {"interpolation": chosen.interpolation, "mass": mass, "caption": caption}
+        bar = None
+        if legend and made.value_range is not None:
+            ends = tuple(f"{end:.3g}" for end in made.value_range)
+            bar = Bar(made.drawing["colormap"], ends, f"{self.map.meaning}, {made.normalization}")
+        if caption or bar:
+            picture = captioned(picture, self._caption() if caption else (), bar)
+        asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
         made = made.but(drawing=made.drawing | asked)
         return carrying(picture, made), made
 

@@ -109,9 +109,11 @@ def likeness(pixels: Tensor, photo: Image.Image, geometry: Geometry) -> float:
         return 1.0
     part = geometry.box_to_photo(Box(top, left, bottom, right)).intersect(Box(0, 0, height, width))
     inside = pixels.detach().float().cpu()[None, :, top:bottom, left:right]
-    size = tuple(min(_SMALL, side) for side in inside.shape[2:])
-    small = interpolate(inside, size, mode="bilinear", antialias=True)[0].double()
-    shrunk = photo.convert("RGB").resize(size[::-1], Image.Resampling.BILINEAR, (part.left, part.top, part.right, part.bottom))
+    rows, columns = (min(_SMALL, side) for side in inside.shape[2:])
+    small = interpolate(inside, (rows, columns), mode="bilinear", antialias=True)[0].double()
+    shrunk = photo.convert("RGB").resize(
+        (columns, rows), Image.Resampling.BILINEAR, (part.left, part.top, part.right, part.bottom)
+    )
     seen = [torch.from_numpy(np.asarray(band).copy()).double() for band in (*shrunk.split(), shrunk.convert("L"))]
     return max(_correlation(channel, band) for channel in small for band in seen)
 

@@ -180,6 +180,7 @@ class AttentionLogger:
         )
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
         signed = rows[0][1].signed
+        scales = self._style.scales((found.at(batch=image).numpy() for _, found in rows for image in range(count)), signed)
         page = sheet(
             cells,
             panel=self._panel,
@@ -188,14 +189,12 @@ class AttentionLogger:
             row_labels=labels,
             bar=Bar(
                 self._style.colors(signed),
-                ("panel minimum", "panel maximum"),
-                f"{meaning}, each panel on its own scale (range below it)",
+                ("panel minimum", "panel maximum") if scales == "minmax" else ("low end", "high end"),
+                f"{meaning}, {scales}, each panel on its own scale (range below it)",
             ),
         )
         drawing = self._style.facts(signed) | {"interpolation": self._style.interpolation}
-        return carrying(
-            page, facts.but(normalization=f"{self._style.scale(signed)}, each panel on its own scale", drawing=drawing)
-        )
+        return carrying(page, facts.but(normalization=f"{scales}, each panel on its own scale", drawing=drawing))
 
     def _small(self, image: int) -> tuple[Image.Image, Geometry]:
         """Resize an image to the panel size. Return it with the geometry of the model's input on it."""

@@ -114,6 +114,7 @@ def attention(
         axes=axes,
         labels=labels,
         facts=MapFacts(sinks=found, sinks_kept=sinks == "keep"),
+        queries=records[0].queries,
         notes=notes,
     )
 

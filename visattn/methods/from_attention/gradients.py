@@ -72,6 +72,7 @@ def attention_gradient(
         layout,
         {"layer": layer, "head": head, "query": chosen, "signed": signed},
         signed=signed,
+        queries=record.queries,
     )
 
 

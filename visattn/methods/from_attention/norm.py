@@ -76,6 +76,7 @@ def norm_attention(
         {"layer": record.layer, "keep_heads": keep_heads, "add_residual": add_residual, "query": chosen},
         axes=["head"] if keep_heads else [],
         labels={"head": tuple(str(i) for i in range(shape[1]))} if keep_heads else None,
+        queries=record.queries,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visattn._support.checks import one_of
 from visattn.errors import OptionError
-from visattn.maps import AttentionMap
+from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.method import Method, Need, needs
 from visattn.methods.queries import named, token_of
 from visattn.methods.result import to_map
@@ -52,7 +52,7 @@ def similarity(recording: Recording, *, query: str, of: Of = "tokens", layer: in
         values,
         layout,
         {"query": chosen, "of": of, "layer": name, "image": image},
-        signed=True,
+        facts=MapFacts(interval=True),
     )
 
 
