@@ -168,7 +168,7 @@ def test_the_demo_page_stores_its_provenance() -> None:
     page = demo_page(tiny.vit(dynamic_img_size=True), "photo:coffee", (300, 170))
     made = facts(saved(page))
     assert made["image"] == "coffee.png"
-    assert made["drawing"]["opacity"] == 0.6
+    assert made["drawing"]["opacity"] == 0.7
 
 
 def test_maps_of_a_training_run_store_their_provenance(tmp_path: Path) -> None:

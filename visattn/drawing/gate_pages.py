@@ -134,7 +134,7 @@ def gate_page(
     scope = "one scale for all maps" if scale else "each map on its own scale"
     made = facts.but(
         geometry=geometry,
-        normalization=f"{chosen.scales((heat.grid for heat in heats.values()), signed)}, {scope}",
+        normalization=f"{chosen.normalize}, {scope}",
         drawing=drawing,
     )
     return carrying(

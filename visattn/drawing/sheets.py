@@ -20,6 +20,7 @@ from visattn.drawing.style import PAGE, Style, StyleOptions
 from visattn.errors import OptionError, ShapeError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, Heatmap, value_range
+from visattn.maps.scaling import names_of
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Panels:
         self._asked, self._shared, self._whole = style, tuple(shared_axes), geometry
         parts = _parts(self.heat, shared_axes)
         self._scales = {index: value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()}
-        self._names = style.scales(parts.values(), self.heat.signed)
+        self._names = names_of(style.normalize, parts.values(), self.heat.signed)
         self._painted = replace(style, normalize="none", colormap=style.colors(self.heat.signed))
         self._one_scale = len(set(self._scales.values())) == 1
 

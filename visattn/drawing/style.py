@@ -5,9 +5,9 @@ To add an option, add a field to `Style` and a key to `ColorOptions`, and use it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 
@@ -16,10 +16,6 @@ from visattn._support.options import option
 from visattn._support.spellings import value_of
 from visattn._support.types import Blend, Interpolation, Normalization
 from visattn.drawing import colormaps
-from visattn.maps.scaling import resolved
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class ColorOptions(TypedDict, total=False):
@@ -117,10 +113,6 @@ class Style:
         """Levels of the contour lines."""
         levels: list[float] = np.ravel(self.contours).tolist()  # accepts arrays of any dtype and single numbers
         return levels
-
-    def scales(self, grids: Iterable[NDArray[np.float32]], signed: bool) -> str:
-        """Return the names of the normalizations of these maps; `auto` is replaced by those that it stands for."""
-        return " or ".join(dict.fromkeys(resolved(self.normalize, grid, signed) for grid in grids))
 
     @property
     def by_value(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -42,6 +42,11 @@ def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = Fals
     above, start = values[values > high], values.min()
     hidden = high - low < _SPARSE * (values.max() - start)
     return "percentile" if hidden and (above - start).sum() < (values - start).sum() / 2 else "minmax"
+
+
+def names_of(mode: Normalization, grids: Iterable[NDArray[np.float32]], signed: bool) -> str:
+    """Return the names of the normalizations of several maps; `auto` is replaced by those that it stands for."""
+    return " or ".join(dict.fromkeys(resolved(mode, grid, signed) for grid in grids))
 
 
 def value_range(

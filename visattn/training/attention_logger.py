@@ -28,6 +28,7 @@ from visattn.families import input_spec
 from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap, value_range
+from visattn.maps.scaling import names_of
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.method import Method
@@ -180,7 +181,8 @@ class AttentionLogger:
         )
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
         signed = rows[0][1].signed
-        scales = self._style.scales((found.at(batch=image).numpy() for _, found in rows for image in range(count)), signed)
+        grids = (found.at(batch=image).numpy() for _, found in rows for image in range(count))
+        scales = names_of(self._style.normalize, grids, signed)
         page = sheet(
             cells,
             panel=self._panel,
