@@ -56,7 +56,7 @@ def main() -> None:
                     heads.at(head=head).overlay(marks=False),
                     _mask(heads, head),
                     answer(recording, prepared, ask("pca")).overlay(),
-                    ring(alike, [(y, x)]),
+                    alike,
                     answer(recording, prepared, ask("rollout")).overlay(),
                 )
             ]
@@ -71,7 +71,7 @@ def main() -> None:
             layers = query.map.mean("head")
             _save(
                 "layers",
-                contact_sheet(prepared.photo, layers, prepared.geometry, points=[(y, x)], title="one patch through 12 layers"),
+                contact_sheet(prepared.photo, layers, prepared.geometry, title="one patch through 12 layers"),
             )
     titles = [
         "photo",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from visattn._support.publish import Listener
 from visattn._support.types import Role
 from visattn.capturing.hooks import ModuleCalls
+from visattn.capturing.measured_gates import hang, may_gate
 
 Heard = Mapping[str, Sequence[Tensor]]  # outputs of each submodule in one call of the module
 
@@ -83,11 +84,19 @@ GATES: dict[str, Gate] = {
 
 
 def telling(parts: Iterable[nn.Module], modules: ModuleCalls, listener: Listener) -> None:
-    """Register callbacks that pass the gates of modules with an entry in `GATES` to `listener`."""
+    """Register callbacks that pass gates to `listener`: of modules with an entry in `GATES`, and of the user's own modules."""
+    told: list[nn.Module] = []
+
+    def telling_once(module: nn.Module, role: Role, gate: Tensor, features: Tensor | None = None) -> None:
+        told.append(module)
+        listener(module, role, gate, features)
+
     for module in parts:
         gate = _gate_of(module)
         if gate is not None:
-            _hang(modules, module, gate, listener)
+            _hang(modules, module, gate, telling_once)
+        elif may_gate(module):
+            hang(modules, module, telling_once, told)
 
 
 def _gate_of(module: nn.Module) -> Gate | None:

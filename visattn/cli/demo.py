@@ -61,7 +61,7 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
 
 def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: ANN401 - a Picture
     """Draw the figure of one photo: features, similarity and rollout, then the heads of the last layer and their mass masks."""
-    from visattn.drawing.marks import ring, spotlight
+    from visattn.drawing.marks import spotlight
     from visattn.drawing.pages import Bar, Cell, sheet
     from visattn.drawing.pictures import carrying
     from visattn.pipeline.explaining import answer
@@ -83,10 +83,7 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
         Cell(photo, "the photo"),
         Cell(last, "last layer, mean over heads"),
         Cell(features.overlay(), "patch features: 3 principal components"),
-        Cell(
-            ring(alike.overlay(), [(probe[1], probe[0])]),
-            f"cosine similarity to the ringed patch {alike.map.facts.query[6:]}",
-        ),
+        Cell(alike.overlay(), f"cosine similarity to the ringed patch {alike.map.facts.query[6:]}"),
         Cell(summed, f"rollout, {len(rolled.map.facts.sinks[0])} sink{'s' * (len(rolled.map.facts.sinks[0]) != 1)} ringed"),
         Cell(dropped.overlay(marks=False), "rollout, sinks dropped"),
     ]

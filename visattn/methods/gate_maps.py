@@ -14,7 +14,10 @@ from visattn.records import FeatureRecord, Recording
 
 PLACES: tuple[Role, ...] = "spatial_gate", "gate"
 GATES: tuple[Role, ...] = *PLACES, "channel_gate", "branch_gate"
-NO_GATES = "the network has no gates: it uses no gated attention module of visattn.nn, timm, torchvision or the authors' code."
+NO_GATES = (
+    "the network has no gates: no module of visattn.nn, timm, torchvision or the authors' code, and none whose output is its input times a "
+    "factor per channel or position. In a module of your own, call visattn.nn.publish(self, 'spatial_gate', gate)."
+)
 CLOSED, OPEN = 0.05, 0.95  # a gate beyond these counts as saturated
 
 

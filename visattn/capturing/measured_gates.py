@@ -1,0 +1,116 @@
+"""Gates of the user's own modules, recognized by what they compute: the output is the input times one factor per channel or position.
+
+Class and names do not matter. Library modules are left to `gates`, which knows them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from visattn._support.publish import Listener
+from visattn._support.types import Role
+from visattn.capturing.hooks import ModuleCalls
+
+_LIBRARIES = ("torch", "timm", "torchvision", "transformers", "open_clip", "visattn")
+_FEW = 16  # channels and positions on which other modules are ruled out
+_NEAR, _SAME = 64, 2  # units of rounding error within which outputs are proportional to inputs, and equal to inputs times gate
+_ENDS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, torch.sigmoid, nn.functional.hardsigmoid, torch.tanh)
+
+
+def may_gate(module: nn.Module) -> bool:
+    """Check whether a module is of a class of the user, has submodules, which a mere scaling has not, and none of visattn.nn."""
+    own = type(module).__module__.partition(".")[0] not in _LIBRARIES and next(module.children(), None) is not None
+    return own and not any(type(part).__module__.startswith("visattn.nn.") for part in module.modules())
+
+
+def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequence[nn.Module]) -> None:
+    """Register callbacks that pass the module's gate to `listener` if its output is the input times a gate.
+
+    Args:
+        modules: Callbacks of the capture.
+        module: The module.
+        listener: Function that receives the gate.
+        told: Modules whose gates the listener has received. If one is added while the module runs, the module only wraps that one.
+    """
+    call = _Call()
+
+    def begin(_module: nn.Module, args: Any) -> None:  # noqa: ANN401
+        x = args[0] if args else None
+        sizes = {x.shape[0] * x.shape[1], x.shape[0] * x.shape[2] * x.shape[3]} if _is_map(x) else set()
+        call.sizes, call.heard, call.before = sizes, {}, len(told)
+
+    def hear(part: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
+        if isinstance(output, Tensor) and output.numel() in call.sizes and output.is_floating_point():
+            call.heard.setdefault(part, []).append(output)
+
+    def end(_module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
+        if call.heard and len(told) == call.before:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                found = _gate(args[0], output, list(call.heard.values()))
+            if found is not None:
+                listener(module, *found, output)
+        call.sizes, call.heard = set(), {}
+
+    modules.before.setdefault(id(module), []).append(begin)
+    for part in module.modules():
+        if part is not module:
+            modules.after.setdefault(id(part), []).append(hear)
+    modules.after.setdefault(id(module), []).append(end)
+
+
+class _Call:
+    """What is known of the call that runs: sizes of a gate, outputs of these sizes by submodule, and the number of gates told before."""
+
+    def __init__(self) -> None:
+        self.sizes: set[int] = set()
+        self.heard: dict[nn.Module, list[Tensor]] = {}
+        self.before = 0
+
+
+def _is_map(x: object) -> TypeGuard[Tensor]:
+    return isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point()
+
+
+def _gate(x: object, output: object, heard: Sequence[list[Tensor]]) -> tuple[Role, Tensor] | None:
+    """Return role and gate if the output is the input times it: a gate that a submodule computed, alone or summed over its calls.
+
+    The factor could also be divided out, but not where the input is zero.
+    """
+    if not (_is_map(x) and _is_map(output) and x.shape == output.shape and x.dtype == output.dtype):
+        return None
+    batch, channels, height, width = x.shape
+    roles: list[tuple[Role, tuple[int, ...], tuple[int, ...]]] = []
+    if height * width > 1 and _proportional(x.flatten(2)[:, :_FEW], output.flatten(2)[:, :_FEW]):
+        roles.append(("channel_gate", (batch, channels), (batch, channels, 1, 1)))
+    few = x.flatten(2)[..., :_FEW].mT, output.flatten(2)[..., :_FEW].mT
+    if channels > 1 and _proportional(*few):
+        roles.append(("spatial_gate", (batch, 1, height, width), (batch, 1, height, width)))
+    for role, shape, wide in roles:
+        size = batch * (channels if role == "channel_gate" else height * width)
+        calls = [[one.reshape(wide) for one in outputs if one.numel() == size] for outputs in heard]
+        last = [outputs[-1] for outputs in calls if outputs]
+        sums = [torch.stack(outputs).sum(0) for outputs in calls if len(outputs) > 1]
+        gates = [finish(raw) for raw in (*reversed(last), *sums) for finish in _ENDS]
+        gates = [gate for gate in gates if not bool((gate == gate.flatten()[0]).all())]
+        best = min(gates, key=lambda gate: _apart(x * gate, output), default=None)
+        if best is not None and _apart(x * best, output) <= _SAME:
+            return role, best.reshape(shape)
+    return None
+
+
+def _proportional(x: Tensor, output: Tensor) -> bool:
+    """Check whether each row `(B, rows, values)` of the output is a multiple of the same row of the input, by one factor or another."""
+    norm = (x * x).sum(-1, keepdim=True)
+    factor = (x * output).sum(-1, keepdim=True) / norm.clamp_min(torch.finfo(x.dtype).tiny)
+    return _apart(x * factor, output) <= _NEAR
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, relative to the largest value, in units of rounding error of their dtype."""
+    size = float(other.abs().max())
+    return float((one - other).abs().max()) / size / torch.finfo(other.dtype).eps if size > 0 else math.inf
