@@ -28,6 +28,7 @@ FULL = Provenance(
     method="rollout",
     parameters={"fusion": "mean", "discard": 0.9, "layers": [0, 1]},
     target=("class 3",),
+    scores=({"class": 3, "name": None, "score": 1.5, "probability": 0.25},),
     normalization="minmax, one scale over head",
     value_range=(0.001, 0.25),
     sinks=((Sink(0, 1, 12.5, "blocks.1"), Sink(1, 0, 9.0, "blocks.0")), ()),
@@ -91,7 +92,7 @@ def test_versions_of_two_provenances_are_not_one_dictionary() -> None:
     assert Provenance().versions["torch"] != "changed"
 
 
-WRITTEN = {"parameters", "sinks", "target", "normalization", "value_range", "drawing", "preprocessing", "method"}
+WRITTEN = {"parameters", "sinks", "target", "scores", "normalization", "value_range", "drawing", "preprocessing", "method"}
 PRINTS = {"talk.py", "provenance.py"}  # the first prints every field, the second defines the class
 
 
@@ -111,7 +112,7 @@ def test_provenance_is_written_and_never_used_as_data() -> None:
     """Require that computing and drawing read typed fields: changing a note must not change a picture."""
     files = [path for path in (Path(visattn.__file__).parent).rglob("*.py") if path.name not in PRINTS]
     read = [where for path in files for where in _read(path)]
-    of_one_image = [where for where in read if "attention_maps.py" in where and where.endswith("made.target")]
+    of_one_image = [where for where in read if "attention_maps.py" in where and where.endswith(("made.target", "made.scores"))]
     assert set(read) == set(of_one_image), read  # selecting one image writes its target without the others'
 
 

@@ -66,6 +66,8 @@ class Provenance:
         method: Name of the method.
         parameters: Parameters of the method, with all automatic choices resolved.
         target: Target that a class-specific method explains, one entry per image of the batch.
+        scores: The same as values, for classes: `class`, its `name` (None: unknown), `versus`, `target_space`, `score`, `probability`,
+            and the predicted class with its probability, `predicted` and `predicted_probability`.
         normalization: Scaling from raw values to colors.
         value_range: Raw values at both ends of the color map.
         drawing: Settings of the picture, such as opacity, blend mode and color map.
@@ -86,6 +88,7 @@ class Provenance:
     method: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     target: tuple[str, ...] = ()
+    scores: tuple[dict[str, Any], ...] = ()
     normalization: str | None = None
     value_range: tuple[float, float] | None = None
     drawing: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +122,7 @@ class Provenance:
         if data.get("geometry"):
             data["geometry"] = Geometry.from_dict(data["geometry"])
         data["sinks"] = tuple(tuple(Sink(*sink) for sink in sinks) for sinks in data.get("sinks", ()))
-        for name in ("target", "notes", "warnings"):
+        for name in ("target", "scores", "notes", "warnings"):
             data[name] = tuple(data.get(name) or ())
         if data.get("value_range"):
             data["value_range"] = tuple(data["value_range"])

@@ -30,7 +30,7 @@ class Squeeze(nn.Module):
 
 
 class WithFunction(Squeeze):
-    """The same with convolutions and the sigmoid as a function."""
+    """Squeeze and excitation with convolutions and the sigmoid as a function."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import visattn
 from visattn.errors import OptionError
+from visattn.pipeline.run import look
 from visattn.pipeline.targets import NoClasses, Target, read_labels
 
 LOGITS = torch.tensor([[0.5, 2.0, -1.0, 0.0], [3.0, -2.0, 0.25, 1.0]])
@@ -90,3 +94,27 @@ def test_labels_are_read_one_a_line(tmp_path: Path) -> None:
     for name in ("names.bin", "missing.txt"):
         with pytest.raises(OptionError, match=f"{name}: labels must be a text file with one name per line"):
             read_labels(tmp_path / name)
+
+
+def test_class_and_scores_are_stored_as_values_of_each_image() -> None:
+    logits = torch.tensor([[0.0, 2.0, -1.0], [1.0, 0.5, 3.0]])
+    found = Target(1, labels=("cat", "dog, hound", "cow")).resolve(logits).scores
+    shares = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in logits.tolist()]
+    expected = [
+        {"class": 1, "name": "dog", "versus": None, "target_space": "logit", "score": 2.0, "predicted": 1},
+        {"class": 1, "name": "dog", "versus": None, "target_space": "logit", "score": 0.5, "predicted": 2},
+    ]
+    for one, values, row in zip(found, expected, shares, strict=True):
+        assert {name: one[name] for name in values} == values
+        assert one["probability"] == pytest.approx(row[1])
+        assert one["predicted_probability"] == pytest.approx(max(row))
+    assert Target(lambda output: output.sum(1)).resolve(logits).scores == ()
+
+
+def test_one_image_of_a_batch_keeps_its_own_scores() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    pixels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    prepared = visattn.prepare_tensor(pixels, model)
+    made = visattn.methods.gradcam(look(model, prepared, target=Target([0, 2]), features=["0"]))
+    assert [one["class"] for one in made.provenance.scores] == [0, 2]
+    assert [made.at(batch=image).provenance.scores[0]["class"] for image in (0, 1)] == [0, 2]

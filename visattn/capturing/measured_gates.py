@@ -64,7 +64,7 @@ def hang(modules: ModuleCalls, module: nn.Module, listener: Listener, told: Sequ
 
 
 class _Call:
-    """What is known of the call that runs: sizes of a gate, outputs of these sizes by submodule, and the number of gates told before."""
+    """Facts about the call that runs: sizes of a gate, outputs of these sizes by submodule, and the number of gates told before."""
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()

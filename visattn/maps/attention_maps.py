@@ -104,8 +104,10 @@ class AttentionMap:
         """Restrict facts and provenance to one image of the batch, but not the values."""
         facts, made = self.facts.of_image(image), self.provenance
         warned = sink_warning(facts.sinks[0]) if facts.sinks and facts.sinks_kept else ()
-        targets = (made.target[image],) if len(made.target) > 1 else made.target
-        made = made.but(sinks=facts.sinks, warnings=warned, target=targets, parameters=made.parameters | facts.path())
+        targets, scores = (one[image : image + 1] if len(one) > 1 else one for one in (made.target, made.scores))
+        made = made.but(
+            sinks=facts.sinks, warnings=warned, target=targets, scores=scores, parameters=made.parameters | facts.path()
+        )
         return replace(self, facts=facts, provenance=made)
 
     def mean(self, name: str) -> AttentionMap:

@@ -47,6 +47,7 @@ _PROVENANCE = {
     "method?": _TEXT,
     "parameters?": dict,
     "target?": [str],
+    "scores?": [dict],
     "normalization?": _TEXT,
     "value_range?": _Maybe((float, float)),
     "sinks?": [[(int, int, float, str)]],

@@ -23,7 +23,8 @@ from visattn.drawing.sheets import contact_sheet
 from visattn.drawing.style import Style, StyleOptions
 from visattn.errors import ShapeError
 from visattn.geometry import Geometry
-from visattn.maps import AttentionMap, Heatmap, save_map
+from visattn.maps import AttentionMap, Heatmap, save_map, value_range
+from visattn.maps.scaling import resolved
 from visattn.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -119,9 +120,10 @@ class Explanation:
             picture = draw_glimpses(picture, on_photo, heat.seen)
         made = colored.provenance
         bar = None
-        if legend and made.value_range is not None:
-            ends = tuple(f"{end:.3g}" for end in made.value_range)
-            bar = Bar(made.drawing["colormap"], ends, f"{self.map.meaning}, {made.normalization}")
+        if legend:
+            scale = resolved(chosen.normalize, heat.grid, heat.signed)
+            ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
+            bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
             picture = captioned(picture, self._caption() if caption else (), bar)
         asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}

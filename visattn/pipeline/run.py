@@ -95,7 +95,7 @@ def one_pass(
                 graded,
                 records=[replace(record, source=None) for record in graded.records],  # frees the graph
                 features=[replace(feature, source=None) for feature in graded.features],
-                provenance=graded.provenance.but(target=resolved.texts),
+                provenance=graded.provenance.but(target=resolved.texts, scores=resolved.scores),
             )
     _check_size(spec, pixels)
     return Pass(recording, resolved)
@@ -135,7 +135,7 @@ def scoring(
             return resolved.score(answer_of(model, edited))
 
         seen = [] if features == "none" else look(model, prepared, features=features).features
-        provenance = provenance_of(model).but(target=resolved.texts)
+        provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores)
         recording = Recording(features=seen, input_size=(pixels.shape[-2], pixels.shape[-1]), provenance=provenance)
         yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model)
 

@@ -103,14 +103,26 @@ class Target:
             return picked if versus is None else picked - values[:, versus]
 
         found, shares = score(output.detach()), output.detach().softmax(-1)
-        texts = []
+        texts, scores = [], []
         for image, index in enumerate(chosen.tolist()):
             text = f"{self.target_space} of {self._name(index)}" + ("" if versus is None else f" versus {self._name(versus)}")
             best = int(top[image])
             predicted = "this is the predicted class" if best == index else f"the predicted class is {self._name(best)}"
             texts.append(f"{text} = {float(found[image]):.3g}; {predicted}, with probability {float(shares[image, best]):.1%}")
+            scores.append(
+                {
+                    "class": index,
+                    "name": None if self.labels is None else self._called(index),
+                    "versus": versus,
+                    "target_space": self.target_space,
+                    "score": float(found[image]),
+                    "probability": float(shares[image, index]),
+                    "predicted": best,
+                    "predicted_probability": float(shares[image, best]),
+                }
+            )
         names = tuple(self._called(index) for index in chosen.tolist())
-        return ResolvedTarget(score, tuple(texts), names, tuple(shares.gather(1, chosen[:, None])[:, 0].tolist()))
+        return ResolvedTarget(score, tuple(texts), names, tuple(one["probability"] for one in scores), tuple(scores))
 
     def _name(self, index: int) -> str:
         return self._called(index) + (f" (class {index})" if self.labels is not None else "")
@@ -165,12 +177,14 @@ class ResolvedTarget:
         texts: Description of the target for each image; one for all images if the target is a function.
         names: Class name of each image; empty if the target is a function.
         shares: Probability of that class for each image.
+        scores: The class and its score of each image as values, see `Provenance`; empty if the target is a function.
     """
 
     score: Callable[[Any], Tensor]
     texts: tuple[str, ...]
     names: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    scores: tuple[dict[str, Any], ...] = ()
 
     __repr__ = brief
 
