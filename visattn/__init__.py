@@ -6,7 +6,6 @@ Names are imported on first use (PEP 562), so `import visattn` is fast and does 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ __all__ = sorted([*_NAMES, *_PACKAGES, "__version__"])
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name == "__version__":
-        return version("visattn")
+        return import_module("importlib.metadata").version("visattn")  # takes as long as click
     if name in _NAMES:
         value = getattr(import_module(f"visattn.{_NAMES[name]}"), name)
         globals()[name] = value

@@ -18,6 +18,7 @@ from visattn import data
 
 SIDES = 224, 518
 VISATTN = str(Path(sys.executable).parent / "visattn")
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as users run it
 
 
 def cpu_time(*command: str, status: int = 0) -> float:
@@ -28,7 +29,7 @@ def cpu_time(*command: str, status: int = 0) -> float:
     """
     before = os.times()
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+        command, capture_output=True, text=True, check=False, env={**_ENVIRONMENT, "OMP_NUM_THREADS": str(THREADS)}
     )
     after = os.times()
     if done.returncode != status:

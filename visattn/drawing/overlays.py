@@ -6,6 +6,8 @@ pixels outside the model's input stay unchanged.
 
 from __future__ import annotations
 
+import math
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 _FLAT = 1e-35  # with a smaller span the float32 scale factor of OpenCV would overflow
 _NEARLY = 1e-3  # maps whose relative span is smaller are shifted to zero before scaling
-_ROWS = 64  # rows that are mixed at once, so that they stay in the cache of the CPU
+_ROWS = 384  # rows that are mixed at once, so that they stay in the cache of the CPU
+_KEPT = 1 << 26  # most bytes of scratch memory that a thread keeps
+_NONE = np.empty(0, np.uint8)
+_memory = threading.local()
 _LINE = 190  # gray level of hatch lines
 
 
@@ -97,12 +102,14 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
     clipped = (
         np.maximum(values, np.float32(low)) if below else values
     )  # convertScaleAbs takes absolute values, so values below `low` must go first
-    mixed = np.empty_like(base) if inner.shape == base.shape else base.copy()
+    mixed = _scratch("mixed", base.shape)
+    if inner.shape != base.shape:
+        np.copyto(mixed, base)
     mix = _Mix(style.colors(signed), opacity, style.by_value, signed)
     for start in range(0, len(inner), _ROWS):
         part = slice(start, start + _ROWS)
         levels = cv2.convertScaleAbs(clipped[part], alpha=factor, beta=-low * factor)
-        mixed[rows, columns][part] = mix(inner[part], levels)
+        mix(inner[part], levels, mixed[rows, columns][part])
     if holes is not None:
         mixed[rows, columns][holes] = _hatch(inner, holes)
     drawn = Image.frombytes("RGB", picture.size, mixed, "raw", "RGBX")
@@ -195,6 +202,17 @@ def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
     return np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
 
 
+def _scratch(name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return memory that the next call of this thread uses again: allocating it costs more than the mixing. Its content is undefined."""
+    size = math.prod(shape)
+    if size > _KEPT:
+        return np.empty(shape, np.uint8)
+    if getattr(_memory, name, _NONE).size < size:
+        setattr(_memory, name, np.empty(size, np.uint8))
+    made: NDArray[np.uint8] = getattr(_memory, name)[:size].reshape(shape)
+    return made
+
+
 class _Mix:
     """Mixing of pixels and colors. Four channels are packed into one integer: one lookup per pixel is faster than one per channel."""
 
@@ -206,15 +224,17 @@ class _Mix:
         self._colors = _packed(np.pad(colormaps.table(colormap), ((0, 0), (0, 1))) * share)
         self._rest = _packed(np.repeat(255 * (1 - share), 4, axis=1))
 
-    def __call__(self, pixels: NDArray[np.uint8], levels: NDArray[np.uint8]) -> Any:  # noqa: ANN401 - as OpenCV
-        """Return the mixed pixels, `(rows, columns, 4)`."""
-        color = cv2.LUT(levels, self._colors).view(np.uint8).reshape(pixels.shape)
+    def __call__(self, pixels: NDArray[np.uint8], levels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+        """Write the mixed pixels, `(rows, columns, 4)`, to `out`."""
+        cv2.LUT(levels, self._colors, out.view(np.int32)[..., 0])
         if not self._by_value:
-            return cv2.addWeighted(color, self._opacity, pixels, 1 - self._opacity, 0, color)
+            cv2.addWeighted(out, self._opacity, pixels, 1 - self._opacity, 0, out)
+            return
         if self._gray:
             pixels = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGBA2GRAY), cv2.COLOR_GRAY2RGBA)
-        rest = cv2.LUT(levels, self._rest).view(np.uint8).reshape(pixels.shape)
-        return cv2.add(color, cv2.multiply(pixels, rest, rest, 1 / 255), color)
+        rest = _scratch("rest", pixels.shape)
+        cv2.LUT(levels, self._rest, rest.view(np.int32)[..., 0])
+        cv2.add(out, cv2.multiply(pixels, rest, rest, 1 / 255), out)
 
 
 def _packed(table: NDArray[np.floating]) -> NDArray[np.int32]:

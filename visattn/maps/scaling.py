@@ -38,9 +38,11 @@ def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = Fals
     values = grid[~np.isnan(grid)].astype(np.float64)
     if not values.size:
         return "minmax"
-    low, high = np.percentile(values, _PERCENTILE)
-    above, start = values[values > high], values.min()
-    hidden = high - low < _SPARSE * (values.max() - start)
+    values.sort()
+    places = np.divide(_PERCENTILE, 100) * (values.size - 1)
+    low, high = np.interp(places, np.arange(values.size), values)  # np.percentile takes ten times as long
+    above, start = values[values > high], values[0]
+    hidden = high - low < _SPARSE * (values[-1] - start)
     return "percentile" if hidden and (above - start).sum() < (values - start).sum() / 2 else "minmax"
 
 
