@@ -293,7 +293,7 @@ def _attributions() -> Image.Image:
         cut = (seen[1], seen[0], seen[3], seen[2])
         rows.append([Cell(picture.crop(cut), text) for picture, text in zip(pictures, words, strict=True)])
     notes = (
-        "red: evidence for the class, blue: against it, white: zero; saliency has no sign, bright: large gradient. Each panel has its own "
+        "red: evidence for the class, blue: against it, gray: zero; saliency has no sign, bright: large gradient. Each panel has its own "
         "scale, in units of the logit; for saliency and SmoothGrad, per unit of a normalized pixel. Baseline: blurred image.",
     )
     return sheet(rows, panel=240, column_labels=["model input", *ATTRIBUTIONS], notes=notes)

@@ -103,9 +103,7 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
         *(f"warning: {text}" for text in rolled.provenance.warnings),
         *features.provenance.notes,
     ]
-    bar = Bar(
-        "inferno", ("lowest", "highest"), "attention and rollout, each panel on its own scale; cosine: blue -1, white 0, red 1"
-    )
+    bar = Bar("inferno", ("low end", "high end"), "attention, rollout and similarity, each panel on its own scale")
     page = sheet([first, second, third], panel=300, title=title, notes=notes, bar=bar)
     return carrying(page, summed.provenance)
 
