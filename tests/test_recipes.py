@@ -166,13 +166,13 @@ def test_a_render_option_is_two_files_and_works_everywhere(copy: Copy) -> None:
     copy.insert(style, "    marks: bool", "    invert: bool")
     copy.insert(
         style,
-        '    marks: bool = option(True, "Draw rings around attention sinks.")',
+        '    marks: bool = option(True, "Draw rings around attention sinks and the query.")',
         '    invert: bool = option(False, "Inverted.")',
     )
     text = (copy.folder / overlays).read_text()
-    used = "    colors = _packed(style.colors(signed))"
+    used = "mix(inner[part], levels, "
     assert text.count(used) == 1
-    (copy.folder / overlays).write_text(text.replace(used, f"{used}[:, :: -1 if style.invert else 1].copy()"))
+    (copy.folder / overlays).write_text(text.replace(used, "mix(inner[part], 255 - levels if style.invert else levels, "))
     new, changed = copy.cost()
     assert not new
     assert set(changed) == {style, overlays}
