@@ -81,7 +81,7 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
 def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
     """Run the user's code and turn its errors into `UnsupportedModel`.
 
-    Modules beside the file can be imported. Output goes to stderr, since stdout holds results. Only Ctrl-C is passed on.
+    Modules beside the file can be imported; no bytecode is written. Output goes to stderr, since stdout holds results. Only Ctrl-C is passed on.
 
     Yields:
         Nothing.
@@ -92,6 +92,7 @@ def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
     """
     beside = str(folder.resolve())
     sys.path.insert(0, beside)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ in the user's folder
     try:
         with redirect_stdout(sys.stderr), chdir("."):  # restore the working directory, which relative output paths depend on
             yield
@@ -104,5 +105,6 @@ def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
         # contextlib would unwrap an error caused by StopIteration and raise that StopIteration
         raise failed from (None if isinstance(error, StopIteration) else error)
     finally:
+        sys.dont_write_bytecode = writes
         if beside in sys.path:
             sys.path.remove(beside)
