@@ -17,7 +17,7 @@ def test_loading_leaves_nothing_in_the_folder(writes: bool, tmp_path: Path, monk
     monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "beside.py").write_text("WIDTH = 5\n")
-    model = visattn.load_model(f"{tmp_path / 'own.py'}:make", weights="none")
+    model = visattn.load_model(f"{tmp_path / 'own.py'}:make")
     assert next(model.parameters()).shape[0] == 5
     assert {path.name for path in tmp_path.iterdir()} == {"own.py", "beside.py"}
     assert sys.dont_write_bytecode is not writes

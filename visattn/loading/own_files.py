@@ -81,7 +81,8 @@ def built(name: str, **arguments: Any) -> nn.Module:  # noqa: ANN401
 def _running(folder: Path, what: str, fix: str) -> Iterator[None]:
     """Run the user's code and turn its errors into `UnsupportedModel`.
 
-    Modules beside the file can be imported; no bytecode is written. Output goes to stderr, since stdout holds results. Only Ctrl-C is passed on.
+    Modules beside the file can be imported; no bytecode is written. Output goes to stderr, since stdout holds results. Only Ctrl-C is
+    passed on.
 
     Yields:
         Nothing.
