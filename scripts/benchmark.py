@@ -227,7 +227,7 @@ def protocol() -> list[str]:
         "Whole matrices and peers: they run as far as 24 GB of memory allow. Rollout at 1778 px would take 25 GB, relevance at 1036 px 26 "
         "GB. The column `differs` is the largest difference from our map over its largest value, at 224 px. The attribution of "
         "torchxai-explain, a rollout of attention weighted by its gradient, is another method. It is the nearest one in that package.",
-        "Overlay: one process, 10 warm-up rounds, then 60 in turn; medians. All inputs are prepared outside the measured time.",
+        "Overlay: one process, 10 warm-up rounds, then 400 in turn; medians. All inputs are prepared outside the measured time.",
         "Modules: a forward pass and a backward pass to the input and all parameters, in float32 and training mode. Maps are 256 x 28 x "
         "28; the batch is in the table, smaller where all pairs of positions are weighed. Peers have the same layers and widths; some "
         "modules have no peer. A bare `gate` is only the product of the maps with an existing number for each channel.",
