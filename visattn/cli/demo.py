@@ -83,7 +83,7 @@ def demo_page(model: Any, source: str, probe: tuple[int, int]) -> Any:  # noqa: 
         Cell(photo, "the photo"),
         Cell(last, "last layer, mean over heads"),
         Cell(features.overlay(), "patch features: 3 principal components"),
-        Cell(alike.overlay(), f"cosine similarity to the ringed patch {alike.map.facts.query[6:]}"),
+        Cell(alike.overlay(), f"similarity to ringed patch {alike.map.facts.query[6:]}"),
         Cell(summed, f"rollout, {len(rolled.map.facts.sinks[0])} sink{'s' * (len(rolled.map.facts.sinks[0]) != 1)} ringed"),
         Cell(dropped.overlay(marks=False), "rollout, sinks dropped"),
     ]
