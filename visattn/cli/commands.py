@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -57,9 +58,14 @@ def cli() -> None:
     """Show where a vision model looks, and check whether you can believe it."""
 
 
+_COLLECT = 10_000  # objects between two garbage collections: the imports make a million objects, and all of them stay
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:  # the process runs this command alone
+        gc.set_threshold(_COLLECT)
     debug = "--debug" in given
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an undecodable file name must not break its own error message
@@ -69,7 +75,10 @@ def main(arguments: list[str] | None = None) -> None:
         warnings.simplefilter("ignore")
     warnings.simplefilter("always", VisattnWarning)
     warnings.simplefilter("always", VisattnNote)
-    sys.exit(_run(given, debug))
+    code = _run(given, debug)
+    if arguments is None:
+        gc.freeze()  # no search for garbage at exit
+    sys.exit(code)
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
