@@ -251,6 +251,69 @@ def test_processor_given_by_hand_is_the_same(saved: tuple[Any, Any], photo: Imag
     assert given.preprocessing["mean"]["source"] == "given"
 
 
+def blocks_by_hand(model: nn.Module, names: list[str], pixels: Tensor) -> list[Tensor]:
+    """Return what the named modules give, as `(patches and other tokens, channels)`."""
+    kept: list[Any] = []
+    handles = [model.get_submodule(name).register_forward_hook(lambda _m, _a, out: kept.append(out)) for name in names]
+    with torch.no_grad():
+        model(pixels)
+    for handle in handles:
+        handle.remove()
+    firsts = [out[0] if isinstance(out, tuple) else out for out in kept]
+    return [one[0] if one.ndim == 3 else one[0].flatten(1).T for one in firsts]
+
+
+BLOCKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "own": (lambda: ViT((64, 128), 16), ["blocks.0", "blocks.1"]),
+    "own inside a module": (lambda: nn.Sequential(ViT((64, 64), 8)), ["0.blocks.0", "0.blocks.1"]),
+    "convolutions, then a transformer": (OWN["convolutions, then a transformer"][0], ["blocks.0", "blocks.1"]),
+    "ViT of transformers": (HUGGING["ViT, squashed"][0], ["vit.layers.0", "vit.layers.1"]),
+    "Swin of transformers": (
+        lambda: transformers.SwinModel(
+            transformers.SwinConfig(image_size=64, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4)
+        ),
+        ["encoder.layers.0", "encoder.layers.1"],
+    ),
+    "SegFormer of transformers": (
+        lambda: transformers.SegformerModel(
+            transformers.SegformerConfig(depths=[1, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], num_encoder_blocks=2)
+        ),
+        ["stages.0", "stages.1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tokens_of_every_block_are_kept(name: str, photo: Image.Image) -> None:
+    make, names = BLOCKS[name]
+    torch.manual_seed(1)
+    model = make().eval()
+    prepared = visattn.prepare(photo, model, img_size=(64, 128)) if name == "own" else visattn.prepare(photo, model)
+    with visattn.capture(model, features="all") as recording:
+        model(prepared.pixels)
+    assert [feature.layer for feature in recording.features] == names
+    for feature, expected in zip(recording.features, blocks_by_hand(model, names, prepared.pixels), strict=True):
+        assert torch.allclose(feature.value[0], expected, atol=1e-6)  # threads may add in another order
+    with visattn.capture(model) as recording:
+        model(prepared.pixels)
+    assert [feature.layer for feature in recording.features] == names[-1:]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_similarity_of_an_own_model_is_the_cosine_of_its_tokens(name: str, number: int, photo: Image.Image) -> None:
+    make, names = BLOCKS[name]
+    torch.manual_seed(1)
+    model = make().eval()
+    options: dict[str, Any] = {"img_size": (64, 128)} if name == "own" else {}
+    found = visattn.explain(model, photo, method="similarity", query="patch:2,3", layer=number, **options)
+    tokens = blocks_by_hand(model, names[number : number + 1], visattn.prepare(photo, model, **options).pixels)[0].double()
+    patches = tokens[len(tokens) - found.map.values.numel() :]
+    query = patches[2 * found.map.values.shape[1] + 3]
+    expected = [float(one @ query / one.norm() / query.norm()) for one in patches]
+    assert np.allclose(found.map.values.flatten(), expected, atol=1e-6)
+
+
 def test_unknown_layer_of_a_cnn_is_refused_with_its_feature_maps(photo: Image.Image) -> None:
     class Hidden(CNN):
         def forward(self, x: Tensor) -> Tensor:

@@ -183,10 +183,11 @@ class _Session:
         """Return a callback that keeps the output tokens of a module."""
 
         def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
-            if not self.watch.running() or not isinstance(given, Tensor):
+            first = _first(given)
+            if not self.watch.running() or not isinstance(first, Tensor):
                 return None
-            slot = self.watch.want(given)
-            output = self._begun(given)
+            slot = self.watch.want(first)
+            output = self._begun(first)
             value = _owned(output)
 
             def make() -> None:
@@ -195,7 +196,7 @@ class _Session:
                     self._keep(layer, "tokens", output, value, tokens.take, tokens.layout)
 
             self._features.append(make)
-            return None if output is given else output
+            return None if output is first else _replaced(given, output)
 
         return keep
 
@@ -204,7 +205,7 @@ class _Session:
         self._wanted = True
 
         def keep(_module: nn.Module, _args: object, given: Any) -> Any:  # noqa: ANN401
-            first = given[0] if isinstance(given, (tuple, list)) and given else given
+            first = _first(given)
             if not self.watch.running() or not isinstance(first, Tensor):
                 return None
             slot = self.watch.want(first) if first.ndim in (3, 4) else None
@@ -295,6 +296,11 @@ def _owned(tensor: Tensor) -> Tensor:
     """Return a detached copy, hidden from function modes."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
         return own(tensor)
+
+
+def _first(given: Any) -> Any:  # noqa: ANN401
+    """Return a module's output, or the first part of it."""
+    return given[0] if isinstance(given, (tuple, list)) and given else given
 
 
 def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401

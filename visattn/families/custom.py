@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,18 @@ def owns(_model: nn.Module) -> bool:
 
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe any module for `capture`; the positions of its tokens are traced from the pixels."""
-    return ModelDescription({}, "", provenance)
+    tokens = repeated(model) if isinstance(model, nn.Module) else {}  # `capture` refuses an exported program
+    return ModelDescription(tokens, "", provenance)
+
+
+def repeated(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+    """Return the modules that have siblings of the same class, by name: the blocks or stages of a model. Parts of these are left out."""
+    children = [(f"{prefix}{name}", part) for name, part in model.named_children()]
+    counts = Counter(type(part) for _, part in children if any(True for _ in part.children()))
+    found: dict[str, nn.Module] = {}
+    for name, part in children:
+        found |= {name: part} if counts[type(part)] > 1 else repeated(part, f"{name}.")
+    return found
 
 
 def labels(_model: nn.Module) -> None:
