@@ -50,6 +50,36 @@ def scene() -> np.ndarray[Any, Any]:
     return np.asarray(visattn.load_image("scene:7"))
 
 
+@cache
+def _recording() -> visattn.Recording:
+    model = vit()
+    with visattn.capture(model) as recording:
+        model(visattn.prepare("scene:7", model).pixels)
+    return recording
+
+
+class Branchless(nn.Module):
+    """A network without residual branches, whose last layer gives no maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.conv(x).mean((2, 3)))
+
+
+class Sized(nn.Module):
+    """A network of one size, which no list of usual sizes has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 2, 5), nn.Linear(2 * 36 * 67, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).relu().flatten(1))
+
+
 class Broken(nn.Module):
     """A model whose forward pass fails."""
 
@@ -64,6 +94,30 @@ class Broken(nn.Module):
 
 # a call, what it must return or None, and the note; an empty note: the spelling is a documented one
 UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "the mean as a head": (
+        lambda: facts(method="attention", head="mean").parameters["fusion"],
+        "mean",
+        "understood as fusion 'mean'",
+    ),
+    "mean and std as one number": (lambda: facts(mean=0.5, std=0.5).preprocessing["mean"]["value"], [0.5] * 3, ""),
+    "record by name": (lambda: _recording()["blocks.1.attn"].layer, "blocks.1.attn", ""),
+    "attention module in capitals": (
+        lambda: visattn.attach(nn.Sequential(nn.Conv2d(3, 16, 3)), "SE", where="0").sites[0].name,
+        "0",
+        "attention 'SE' is understood as 'se'",
+    ),
+    "a part of nn.Sequential by number": (
+        lambda: (
+            explain(
+                lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 62 * 62, 5)).eval(),
+                layer=1,
+                method="gradcam",
+                img_size=64,
+            ).map.facts.layer
+        ),
+        "1",
+        "",
+    ),
     "method in capitals": (lambda: facts(method="Rollout").method, "rollout", "method 'Rollout' is understood as 'rollout'"),
     "method in words": (lambda: facts(method="attention rollout").method, "rollout", "understood as 'rollout'"),
     "GradCAM": (lambda: facts(model=cnn, method="GradCAM").method, "gradcam", "'GradCAM' is understood as 'gradcam'"),
@@ -183,6 +237,42 @@ UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
 
 # a call, and the error
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "several layers": (lambda: explain(layer=[0, 1]), r"layer must be a whole number .* got \[0, 1\]"),
+    "a slice of layers": (lambda: explain(layer=slice(0, 3)), "layer must be a whole number"),
+    "layers as text": (lambda: explain(layer="0,1"), "layer must be one layer, got 0,1. Explain one at a time"),
+    "several heads": (lambda: explain(method="attention", head=[0, 1]), "head must be a whole number or 'all'"),
+    "the mean as a head of a recording": (
+        lambda: visattn.methods.attention(_recording(), head="mean"),  # type: ignore[arg-type]
+        "The mean over heads is fusion='mean'",
+    ),
+    "parameter that auto lacks": (lambda: explain(signed=True), "Name the method: attention_gradient, captum.saliency"),
+    "parameter of another method": (lambda: explain(method="rollout", head=1), "Methods with it: attention, attention_gradient"),
+    "no image": (lambda: visattn.explain(vit()), 'image is missing. .*explain\\(model, "photo:chelsea"\\)'),
+    "a preprocessed image": (
+        lambda: explain(image=visattn.prepare("scene:7", vit())),
+        "explain\\(model, prepared.photo, pixels=",
+    ),
+    "a batch of inputs": (lambda: visattn.explain(vit(), pixels=torch.rand(2, 3, 64, 64)), "pixels must be one input"),
+    "a color map of the picture": (lambda: explain(colormap="jet"), "colormap is an option of the picture: explain.*overlay"),
+    "mean for 0 to 255": (
+        lambda: explain(mean=[127.5] * 3, std=[127.5] * 3),
+        "pixels in \\[0, 1\\], got mean 127.5.* Divide both by 255",
+    ),
+    "a file name as geometry": (
+        lambda: visattn.save_map(found().map, "x.npz"),  # type: ignore[arg-type]
+        "geometry must be a Geometry, got 'x.npz'",
+    ),
+    "map and photo exchanged": (
+        lambda: visattn.contact_sheet(found().map, found().photo, found().geometry),  # type: ignore[arg-type]
+        "attention_map must be a AttentionMap",
+    ),
+    "a sheet of one panel": (lambda: found().at(head=0).contact_sheet(), "the map has one panel and no axes"),
+    "a layer that was not recorded": (lambda: _recording()["blocks.99"], "layer must be one of blocks.0"),
+    "an assumed size": (lambda: visattn.explain(Sized().eval(), "scene:7"), "was assumed. Pass it: img_size=\\(height, width\\)"),
+    "modules that cannot be sites": (
+        lambda: visattn.attach(Branchless(), "cbam"),
+        "such as 'conv'. *$|such as 'conv'\\.",
+    ),
     "misspelled method": (lambda: explain(method="rolout"), "unknown method 'rolout'; did you mean 'rollout'?"),
     "no such method": (lambda: explain(method=3), "method must be a name in visattn.methods.METHODS, got 3"),
     "a number as query": (lambda: explain(method="attention", query=5), "query must be a pixel"),
@@ -245,6 +335,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 # a command line that works, and the note
 COMMANDS = {
+    "visattn overlay scene:7 --model scenes_vit -o folder": "",
+    "visattn overlay scene:7 --model own.py:plain --layer 1 --method gradcam": "gradcam (layer 1,",
+    "visattn list scenes": "",
     "visattn overlay scene:7 --model scenes_vit --cmap jet": "--cmap is understood as --colormap",
     "visattn overlay scene:7 --model scenes_vit --alpha 0.4": "--alpha is understood as --opacity",
     "visattn overlay scene:7 --model scenes_vit --output_dir .": "--output_dir is understood as --output",
@@ -258,6 +351,15 @@ COMMANDS = {
 
 # a command line that fails, and its one line
 FAILING = {
+    "visattn overlay scene:7 --model scenes_vit --target star --target ring": "--target was given 2 times, but takes one value",
+    "visattn heads scene:7 --model scenes_vit --head mean": "--head mean needs --by-layer or --matrix.*--fusion mean",
+    "visattn heads scene:7 --model scenes_vit --layer all --head 1": "--head 1 needs --by-layer or --matrix",
+    "visattn heads scene:7 --model scenes_vit --by-layer --head 1,2": "--head must be all, mean or the index of one head, got 1,2",
+    "visattn heads scene:7 --model scenes_vit --by-layer --layer 1": "--layer has no effect with --by-layer",
+    "visattn overlay scene:7 scene:8 --model scenes_vit -o x.png": "-o names one file, x.png, but there are 2 images",
+    "visattn overlay scene:7 --model own.py:sized": "was assumed. Pass it: img_size=",
+    "visattn caption scene:7 --checkpoint nowhere": "nowhere: no such folder",
+    "visattn list no_such_network": "CNNs are not listed",
     "visattn overlay scene:7 --model scenes_vit --gpu 0": 'pass device="cuda" \\(--device cuda\\)',
     "visattn overlay scene:7 --model scenes_vit --use-cuda": 'pass device="cuda" \\(--device cuda\\)',
     "visattn overlay scene:7 --model scenes_vit --threshold 0.5": "--mass 0.6",
@@ -274,7 +376,7 @@ FAILING = {
 OWN = """
 import torch
 from torch import nn
-from tests.test_mistakes import Broken as broken
+from tests.test_mistakes import Broken as broken, Sized as sized
 
 def raises():
     return {}["weights"]
@@ -285,13 +387,6 @@ def number():
 def plain():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 """
-
-
-def _recording() -> visattn.Recording:
-    model = vit()
-    with visattn.capture(model) as recording:
-        model(visattn.prepare("scene:7", model).pixels)
-    return recording
 
 
 @pytest.mark.parametrize("name", UNDERSTOOD)
@@ -350,6 +445,14 @@ def test_command_fails_with_one_line(line: str, typed: Callable[[str], tuple[int
     assert matches(FAILING[line], told), told
     assert len([one for one in told.splitlines() if "error:" in one]) == 1
     assert "Traceback" not in told
+
+
+def test_a_note_names_the_line_of_the_user() -> None:
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        explain(heads=0, method="attention")
+        found().overlay(cmap="jet")
+    assert [one.filename for one in issued if isinstance(one.message, VisattnNote)] == [__file__] * 2
 
 
 def matches(pattern: str, text: str) -> bool:

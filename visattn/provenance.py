@@ -135,6 +135,6 @@ def sink_warning(found: tuple[Sink, ...]) -> tuple[str, ...]:
         return ()
     places = ", ".join(f"patch {sink.row},{sink.column} ({sink.score:.0f} x)" for sink in found)
     return (
-        f"{len(found)} sink{'s' * (len(found) > 1)}: {places}, in multiples of the uniform share of attention, from every query; "
-        "a bright spot there need not be an object",
+        f"{len(found)} sink{'s' * (len(found) > 1)}: {places}; every query attends there, many times the uniform share, so a bright spot "
+        "need not be an object",
     )

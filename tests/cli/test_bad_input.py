@@ -546,7 +546,8 @@ def test_pattern_without_a_match_gives_a_one_line_error(run: Run) -> None:
     assert run("list", "no_such_net*") == (
         2,
         "",
-        "visattn: error: no model name matches 'no_such_net*'. Put * before and after a part of the name.\n",
+        "visattn: error: no model with attention over the image matches 'no_such_net*'. CNNs are not listed: any of timm or torchvision "
+        "works with class activation maps.\n",
     )
 
 

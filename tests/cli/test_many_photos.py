@@ -32,11 +32,23 @@ def photos(tmp_path: Path) -> list[str]:
     return list(sizes)
 
 
+def test_map_of_another_photo_is_drawn_with_a_warning(run: Run, photos: list[str]) -> None:
+    first, second = photos[0], photos[2]
+    assert run("overlay", first, *TINY, "--method", "rollout", "--save-map", "m.npz")[0] == 0
+    assert "another file" not in run("overlay", first, "--map", "m.npz", "-o", "same.png")[2]
+    code, _, err = run("overlay", second, "--map", "m.npz", "-o", "other.png")
+    assert code == 0
+    assert "warning: c.png: the map was computed for another file (a.png)" in err
+
+
 def test_query_outside_one_photo_does_not_stop_the_others(run: Run, photos: list[str], tmp_path: Path) -> None:
     code, out, err = run("overlay", *photos, *TINY, "--method", "attention", "--query", "pixel:85,50", "-o", "out", "--quiet")
-    assert (code, out.split()) == (1, ["out/a.attention.png", "out/c.attention.png"])
+    assert (code, out.split()) == (1, ["out/a.attention.pixel_85_50.png", "out/c.attention.pixel_85_50.png"])
     assert re.search(r"^visattn: error: b\.png: .*85", err, re.MULTILINE)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.attention.png", "c.attention.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "a.attention.pixel_85_50.png",
+        "c.attention.pixel_85_50.png",
+    ]
 
 
 def test_internal_error_on_one_photo_does_not_stop_the_others(

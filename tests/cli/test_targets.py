@@ -46,12 +46,15 @@ OPTIONS = {
 }
 
 
+CHOICES = {"norm_attention": ".layer_3.patch_1_1", "attention_gradient": ".layer_blocks_3_attn.head_1", "legrad": ".target_5"}
+
+
 @pytest.mark.parametrize("method", list(OPTIONS))
 def test_method_options_are_accepted(run: Run, photo: Path, method: str) -> None:
     code, out, _ = run("overlay", photo, *TINY, "--method", method, *OPTIONS[method], "--json")
     (entry,) = json.loads(out)
     assert code == 0
-    assert entry["output"] == f"dog.{method}.png"
+    assert entry["output"] == f"dog.{method}{CHOICES.get(method, '')}.png"
     told = {name: str(value) for name, value in entry["provenance"]["parameters"].items()}
     given = (
         dict(zip(OPTIONS[method][::2], OPTIONS[method][1::2], strict=False))

@@ -301,7 +301,7 @@ def test_another_size_keeps_the_crop_proportion(photo: Image.Image) -> None:
     usual = prepare(photo, load_model(SMALL, weights="none")).geometry.window
     assert tuple(prepare(photo, model).geometry.window) == pytest.approx(tuple(usual), abs=0.5)
     assert input_spec(model, (128, 224)).size == (128, 224)  # a CNN takes any size
-    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 224 x 224. Load it with load_model\(img_size=224\)"):
+    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 224 x 224. Build it with load_model\(img_size=224\)"):
         input_spec(little_vit(image_size=64), 224)
 
 

@@ -206,10 +206,16 @@ def test_marks_are_the_centers_of_the_sinks_patches() -> None:
             id="batch",
         ),
         pytest.param(
-            random_map(), Geometry((9, 9), (16, 16), Box(0, 0, 9, 9)), r"covers 32 x 48 input pixels", id="map of a larger input"
+            random_map(),
+            Geometry((9, 9), (16, 16), Box(0, 0, 9, 9)),
+            r"made for 32 x 48 input pixels",
+            id="map of a larger input",
         ),
         pytest.param(
-            random_map(), Geometry((9, 9), (96, 96), Box(0, 0, 9, 9)), r"covers 32 x 48 input pixels", id="map of a smaller input"
+            random_map(),
+            Geometry((9, 9), (96, 96), Box(0, 0, 9, 9)),
+            r"made for 32 x 48 input pixels",
+            id="map of a smaller input",
         ),
         pytest.param(
             AttentionMap(torch.rand(2, 2, 2), (), TokenLayout("t", (), (2, 2, 2), Box(0, 0, 32, 32)), {}, "attention"),

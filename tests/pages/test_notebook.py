@@ -94,6 +94,25 @@ def test_reprs_are_short(found: visattn.Explanation) -> None:
             assert type(thing).__name__ in repr(thing)
 
 
+def test_repr_and_caption_say_what_is_shown(found: visattn.Explanation) -> None:
+    one = found.at(head=1)
+    assert "layer blocks.3.attn, head 1, query mean" in repr(one)
+    assert one.provenance.parameters["head"] == 1
+    assert "for ring, " in repr(visattn.explain("scenes_vit", "scene:7", target="ring"))
+    layers = visattn.explain("scenes_vit", "scene:7", method="attention", layer="all").at(layer=2)
+    assert (layers.map.facts.layer, layers.provenance.parameters["layer"]) == ("blocks.2.attn", "blocks.2.attn")
+    shown = one._repr_html_()
+    assert shown.startswith('<figure><img src="data:image/jpeg;base64,')
+    assert "layer blocks.3.attn, head 1, query mean<br>rings: cyan, a sink<br><b>warning: 1 sink: patch 1,1" in shown
+    assert one.overlay()._repr_jpeg_() is None  # type: ignore[func-returns-value]
+
+
+def test_caption_tells_the_part_that_the_model_received() -> None:
+    wide = Image.new("RGB", (300, 100), "gray")
+    shown = visattn.explain("scenes_vit", wide, method="attention", resize="model").at(head=0)._repr_html_()
+    assert "the model received 100 x 100 of 100 x 300 pixels" in shown
+
+
 def test_values_are_arrays(found: visattn.Explanation) -> None:
     values = found.map.values.numpy()
     for one in (found, found.map):

@@ -98,7 +98,12 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(README)
-    assert {path.name for path in tmp_path.iterdir()} >= {"heads.png", "cat.png", "chelsea.grid.png", "chelsea.overlay.png"}
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "heads.png",
+        "cat.png",
+        "chelsea.grid.png",
+        "chelsea.overlay.tiger_cat.png",
+    }
 
 
 @pytest.mark.full

@@ -249,7 +249,7 @@ def test_fit_squashes_for_a_fixed_size_model_and_states_it() -> None:
     prepared = prepare(noise(50, 200), small_vit(classes=0), resize="fit")
     assert prepared.pixels.shape == (1, 3, 64, 64)
     assert prepared.geometry.window == Box(0, 0, 50, 200)
-    assert prepared.geometry.rule == "the whole photo, squashed to the model's one size"
+    assert prepared.geometry.rule == "the whole photo, squashed to one size"
 
 
 def test_fit_for_a_dynamic_size_model_does_not_mention_squashing() -> None:
@@ -264,7 +264,10 @@ def test_img_size_is_rounded_to_full_patches(resize: Literal["model", "fit"], as
 
 
 def test_img_size_of_a_fixed_size_model_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"takes only 64 x 64 pixels, got 128 x 128. Load it with load_model\(img_size=128\)"):
+    with pytest.raises(
+        OptionError,
+        match=r"takes only 64 x 64 pixels, got 128 x 128. Build it for this size: load_model or timm.create_model with img_size=128",
+    ):
         prepare(noise(9, 9), small_vit(), img_size=128)
 
 

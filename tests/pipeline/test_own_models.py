@@ -319,8 +319,32 @@ def test_unknown_layer_of_a_cnn_is_refused_with_its_feature_maps(photo: Image.Im
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * float(x.sum() != 3)  # reads a value, which a dry run on the meta device has not
 
-    with pytest.raises(OptionError, match=r"the layer for Grad-CAM is unknown. Name it: layer='...'; feature maps: .*features"):
+    with pytest.raises(
+        OptionError, match=r"the layer for Grad-CAM is unknown. Name it: layer='...' \(--layer\); feature maps: .*features"
+    ):
         visattn.explain(Hidden("mean").eval(), photo, method="gradcam")
+
+
+@pytest.mark.parametrize("layer", [None, 0, 2])
+def test_map_of_convolutions_without_padding_covers_a_part_of_the_input(layer: int | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(4 * 24 * 17, 3)).eval()
+    photo = np.random.default_rng(0).integers(0, 256, (200, 144, 3), np.uint8)
+    found = visattn.explain(model, photo, img_size=(100, 72), **({} if layer is None else {"layer": layer, "method": "gradcam"}))
+    box = found.map.layout.box
+    assert (box.top, box.left) == (2, 2)
+    heat = found.heatmap()
+    assert tuple(heat.seen) == (4, 4, 2 * box.bottom, 2 * box.right)
+    painted = np.asarray(found.overlay(blend="constant"))
+    assert np.array_equal(painted[:4], photo[:4])
+    assert (painted[4:8, 4:8] != photo[4:8, 4:8]).any()
+
+
+def test_height_and_width_are_taken_as_they_are(photo: Image.Image) -> None:
+    model = visattn.load_model("vit_tiny_patch16_224", weights="none")
+    pair, side = (visattn.prepare(photo, model, img_size=size, resize="fit") for size in ((224, 224), 224))
+    assert pair.pixels.shape == (1, 3, 224, 224)
+    assert side.pixels.shape == (1, 3, 176, 272)
 
 
 def test_five_channels_come_as_an_array() -> None:

@@ -649,9 +649,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], type[Exception
     "layer": (plain, {"method": "gradcam", "layer": "no"}, OptionError, "no module's name matches 'no'"),
     "layer by number": (
         plain,
-        {"method": "gradcam", "layer": 3},
+        {"method": "gradcam", "layer": 30},
         OptionError,
-        r"layer 3 is an index of attention layers.* Pass a layer name: layer=",
+        r"layer 30 is an index of attention layers.* Pass a layer name: layer=",
     ),
     "no class": (headless, {}, OptionError, "Pass target=a function of its output, or method='eigencam'"),
     "no class of a method": (

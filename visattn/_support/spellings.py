@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
@@ -17,7 +16,8 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from visattn._support.checks import printable, shown, suggest
-from visattn.errors import OptionError, VisattnNote
+from visattn._support.notes import note
+from visattn.errors import OptionError
 
 # other spellings of an option, in lower case with underscores
 OPTIONS = {
@@ -169,6 +169,9 @@ def option_of(name: str, known: Collection[str]) -> str | None:
     return next((own for own, others in OPTIONS.items() if own in known and (plain in others or plain == own)), None)
 
 
+_MANY = 25  # options that a message does not list
+
+
 def unknown(name: str, known: Sequence[str], what: str) -> OptionError:
     """Return the error for an option that nothing takes; it says what to do instead, or names the closest option."""
     near = suggest(name, known, 1)
@@ -178,7 +181,9 @@ def unknown(name: str, known: Sequence[str], what: str) -> OptionError:
         if plain in ELSEWHERE
         else f"; did you mean {near[0]}?"
         if near
-        else f". It has: {', '.join(known)}."
+        else f". It has: {', '.join(dict.fromkeys(known))}."
+        if len(known) < _MANY
+        else f". Its docstring, help(visattn.{what}), lists them."
     )
     return OptionError(f"{what} has no option {printable(name)}{hint}")
 
@@ -212,8 +217,3 @@ def value_of(option: str, value: Any, known: Sequence[str], also: Mapping[str, s
 def squeezed(text: str) -> str:
     """Return a name in lower case, without spaces, hyphens and underscores."""
     return re.sub(r"[\s_-]", "", text.lower())
-
-
-def note(text: str) -> None:
-    """Issue a note about what was understood."""
-    warnings.warn(text, VisattnNote, stacklevel=2)

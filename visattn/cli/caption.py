@@ -134,6 +134,8 @@ def _check_there(checkpoint: Path) -> None:
     Raises:
         WeightsError: If it contains none.
     """
+    if not os.path.lexists(checkpoint):
+        raise WeightsError(f"{printable(str(checkpoint))}: no such folder. Pass one that `visattn train caption` wrote.")
     if not any(os.path.lexists(place / _FACTS) for place in (checkpoint, checkpoint / "final")):
         raise WeightsError(
             f"{printable(str(checkpoint))}: contains no captioner; pass a folder that `visattn train caption` wrote."

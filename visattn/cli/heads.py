@@ -83,9 +83,12 @@ def heads_command(
     visattn heads photo:chelsea --model seresnet50 --method gates
     """  # noqa: D301 - \b keeps click from wrapping the examples
     gated = options["method"] == "gates"
+    if options["by_layer"]:
+        refuse_beside("--by-layer", ("layer",))
     options["layer"] = options["layer"] or ("all" if gated else "-1")
     kind = _kind_of_gates(options) if gated else _kind(options)
     Style(**style_of(options))  # raises for values out of range before any file is read
+    _check_head(options["head"], kind)
     if kind in ("matrix", "stats"):
         refuse_beside(f"--{kind}", tuple(style_of(options)))
     target = output or Path(f"{as_file(image).stem}.{kind}.png")
@@ -128,7 +131,7 @@ def heads_command(
     found = answer(recording, prepared, ask("attention", {"layer": layer, "query": options["query"]}))
     page = _matrix(recording, found, layer, options) if kind == "matrix" else _page(found, kind, options)
     written = write_whole(target, to_png(page))
-    describe(quiet, found.provenance)
+    describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
 
 
@@ -146,6 +149,19 @@ def _kind(options: dict[str, Any]) -> str:
             raise OptionError("--matrix draws one head. Pass --layer N and --head N (or --head mean).")
         return "matrix"
     return "layers" if options["by_layer"] else "grid" if options["layer"] == "all" else "heads"
+
+
+def _check_head(head: str, kind: str) -> None:
+    """Check that `--head` is a number or a word that this kind of figure takes.
+
+    Raises:
+        OptionError: If it is not.
+    """
+    if head not in ("all", "mean") and whole_number(head) is None:
+        raise OptionError(f"--head must be all, mean or the index of one head, got {printable(head)}.")
+    if head != "all" and kind in ("heads", "grid"):
+        over = "--fusion mean" if head == "mean" else f"--head {head}"
+        raise OptionError(f"--head {head} needs --by-layer or --matrix. To draw it over the photo: visattn overlay IMAGE {over}.")
 
 
 def _kind_of_gates(options: dict[str, Any]) -> str:
@@ -208,14 +224,11 @@ def _page(found: Any, kind: str, options: dict[str, Any]) -> Any:  # noqa: ANN40
     shown = found.map
     if kind == "layers":
         shown = shown.mean("head") if options["head"] in ("all", "mean") else shown.at(head=_number(options["head"]))
-    elif options["head"] not in ("all", "mean"):
-        raise OptionError(
-            f"--head {options['head']} needs --by-layer or --matrix; to draw one head over a photo, use visattn overlay."
-        )
     grid = kind == "grid"
     mass = options["mass"] if options["mass"] is not None else 0.6 if kind == "heads" else None
     facts = found.provenance
-    title = f"{facts.title}: attention of {_QUERIES.get(shown.facts.query, shown.facts.query)}"
+    which = {"all": "", "mean": ", mean over heads"}.get(options["head"], f", head {options['head']}")
+    title = f"{facts.title}: attention of {_QUERIES.get(shown.facts.query, shown.facts.query)}{which}"
     return contact_sheet(
         found.photo,
         shown,

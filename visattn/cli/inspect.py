@@ -82,7 +82,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     size = " x ".join(map(str, spec.size)) + (f" (any multiple of {spec.stride[0]} x {spec.stride[1]})" if spec.dynamic else "")
     head = "classifier" if spec.classifier else "no classification head"
     how = f"read-out: {recording.reads or 'could not be traced'}" if len(recording) else "no attention"
-    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM layer: {known or 'unknown, pass --layer'}\n")
+    click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM layer: {known or 'unknown, name it with --layer'}\n")
     rows = [
         {
             "layer": record.layer + (f" #{record.call}" if record.call else ""),

@@ -16,7 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import click
 
 from visattn._support.checks import printable, whole_number
-from visattn._support.spellings import ELSEWHERE, note, option_of
+from visattn._support.notes import note
+from visattn._support.spellings import ELSEWHERE, option_of
 from visattn.errors import OptionError
 
 Late = Callable[[], Sequence[click.Option]]
@@ -33,7 +34,25 @@ class Command(click.Command):
         parameters = self.get_params(ctx)
         flags = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
         takes_images = any(isinstance(one, click.Argument) and one.name in ("image", "images") for one in parameters)
-        return super().parse_args(ctx, [own for given in args for own in _own(given, flags, takes_images)])
+        understood = [own for given in args for own in _own(given, flags, takes_images)]
+        _check_once(understood, parameters)
+        return super().parse_args(ctx, understood)
+
+
+_EXPLAINED = ("target", "versus", "layer", "head", "query", "method")
+
+
+def _check_once(args: Sequence[str], parameters: Sequence[click.Parameter]) -> None:
+    """Check that what is explained was given once: several targets look as if they were all drawn, but click uses the last one.
+
+    Raises:
+        OptionError: If one was given several times.
+    """
+    for one in parameters:
+        if isinstance(one, click.Option) and one.name in _EXPLAINED:
+            values = [arg for arg in args if arg.partition("=")[0] in one.opts]
+            if len(values) > 1:
+                raise OptionError(f"{one.opts[0]} was given {len(values)} times, but takes one value. Run the command for each.")
 
 
 def _own(given: str, flags: Collection[str], takes_images: bool) -> list[str]:

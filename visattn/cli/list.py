@@ -25,7 +25,7 @@ from visattn.errors import OptionError, VisattnError
 @click.option("--colormaps", "what", flag_value="colormaps", help="List color maps instead of models.")
 @talk_options
 def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, debug: bool) -> None:
-    """List models whose names match PATTERN, for example '*dinov2*'. Listed are supported models with published weights."""
+    """List models with attention over the image and published weights, whose names match or contain PATTERN, for example dinov2."""
     if what == "methods":
         from visattn.methods import METHODS
 
@@ -45,8 +45,13 @@ def list_command(pattern: str, what: str | None, as_json: bool, quiet: bool, deb
 
         names = list(colormaps.NAMES)
     else:
-        if not (names := [name for name in _every_model() if _fits(name, pattern)]):
-            raise OptionError(f"no model name matches '{printable(pattern)}'. Put * before and after a part of the name.")
+        every = _every_model()
+        names = [name for name in every if _fits(name, pattern)] or [name for name in every if _fits(name, f"*{pattern}*")]
+        if not names:
+            raise OptionError(
+                f"no model with attention over the image matches '{printable(pattern)}'. CNNs are not listed: any of timm or torchvision "
+                "works with class activation maps."
+            )
     click.echo(to_json(names) if as_json else "\n".join(names))
 
 

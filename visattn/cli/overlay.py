@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from visattn._support.checks import printable
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
 from visattn.cli.each import Each
 from visattn.cli.late import LateCommand, method_options
@@ -74,7 +77,7 @@ def overlay_command(
     Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
         refuse_beside("--map", (*_OF_MODELS, *_parameters()))
-    targets = _targets(images, output, "map" if options["map_file"] else _kind(options["method"]))
+    targets = _targets(images, output, "map" if options["map_file"] else _kind(options))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
@@ -121,9 +124,15 @@ def _parameters() -> tuple[str, ...]:
     return command.names
 
 
-def _kind(method: str) -> str:
-    """Return the part of the output's file name that states the method."""
-    return "overlay" if method == "auto" else method
+def _kind(options: dict[str, Any]) -> str:
+    """Return the part of the output's file name that states the method and the choices of what it shows."""
+    parts = ["overlay" if options["method"] == "auto" else options["method"]]
+    for name in ("target", "versus", "layer", "head", "query"):
+        if options.get(name) is not None:
+            value = re.sub(r"[^\w-]+", "_", str(options[name]))[:_LONGEST].strip("_")
+            plain = name in ("target", "query") and not value.isdigit()
+            parts.append(value if plain else f"{name}_{value}")
+    return ".".join(parts)
 
 
 def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]:
@@ -134,12 +143,18 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
     return [options["save_map"]]
 
 
+_LONGEST = 40  # characters of a choice in a file name
+_PICTURES = ".png", ".jpg", ".jpeg", ".webp"
+
+
 def _targets(images: tuple[Path, ...], output: Path | None, kind: str) -> list[Path]:
     """Return a distinct PNG file for each image, inside the output folder if there are several."""
     names = [f"{name}.{kind}.png" for name in result_names([as_file(image) for image in images])]
     if output is None:
         return [Path(name) for name in names]
-    if len(images) > 1 or is_folder(output):
+    if len(images) > 1 and output.suffix.lower() in _PICTURES and not is_folder(output):
+        raise OptionError(f"-o names one file, {printable(str(output))}, but there are {len(images)} images. Pass a folder.")
+    if len(images) > 1 or is_folder(output) or not output.suffix:
         return [output / name for name in names]
     return [check_png(output)]
 
@@ -182,6 +197,10 @@ def _drawing_saved(options: dict[str, Any]) -> Callable[[Image.Image], _Drawn]:
                     told = f"belongs to this photo with {geometry.photo[0]} x {geometry.photo[1]} pixels"
                     raise MapError(f"{source.name}: the map {told}, got {size[0]} x {size[1]}. Compute the map again.")
                 geometry = geometry.resized(size)
+            made_for = attention_map.provenance
+            if made_for.image_sha256 not in ("", None, source.sha256):
+                other = f"the map was computed for another file ({made_for.image}); it is only right if this is a copy of that picture"
+                attention_map = replace(attention_map, provenance=made_for.but(warnings=(other,)))
             picture = Explanation(photo, geometry, attention_map).overlay(**style_of(options), mass=options["mass"])
         else:
             refuse_beside("an array of --map", ("interpolation", "mass"))

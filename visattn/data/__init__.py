@@ -39,3 +39,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name == "scenes":
         return import_module("visattn.data.scenes")
     raise AttributeError(f"module 'visattn.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -54,3 +54,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     if name in _NAMES:
         return getattr(import_module(f"visattn.drawing.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'visattn.drawing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from PIL import Image
 
+from visattn._support.notes import warn
 from visattn._support.opencv import cv2
 from visattn._support.spellings import spelled
 from visattn._support.types import Normalization
@@ -24,7 +24,7 @@ from visattn.drawing import colormaps
 from visattn.drawing.marks import WHITE, inside_only, outline, ring
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import ColorOptions, Style
-from visattn.errors import ShapeError, VisattnWarning
+from visattn.errors import ShapeError
 from visattn.geometry import Box
 from visattn.maps import Heatmap, value_range
 from visattn.maps.scaling import resolved
@@ -83,10 +83,10 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         made = made.but(normalization=normalize, value_range=(low, high))
     made = made.but(drawing=made.drawing | style.facts(signed))
     if seen.height == 0 or seen.width == 0:
-        warnings.warn("the model's input contains no pixel of the photo; the photo is unchanged.", VisattnWarning, stacklevel=3)
+        warn("the model's input contains no pixel of the photo; the photo is unchanged.")
         return carrying(picture.copy(), made)
     if high - low < _FLAT:
-        warnings.warn(f"the map is constant ({low:g}); the photo is unchanged.", VisattnWarning, stacklevel=3)
+        warn(f"the map is constant ({low:g}); the photo is unchanged.")
         return carrying(picture.copy(), made)
     if opacity == 0 and not lines:
         return carrying(picture.copy(), made)

@@ -120,6 +120,9 @@ def side_by_side(
 def captioned(picture: Image.Image, lines: Sequence[str] = (), bar: Bar | None = None) -> Image.Image:
     """Add a color bar and lines of text on a white band below a picture; the picture's own pixels stay unchanged."""
     font = font_of(max(12, picture.width // 45))
+    beside = bar is not None and _label_start(bar, picture.width, font) + text_width(bar.label, font) + GAP <= picture.width
+    if bar is not None and not beside:
+        lines = [bar.label, *lines]
     wrapped = [part for line in lines for part in wrap_text(line, font, picture.width - 2 * GAP)]
     step = line_height(font) + 4
     height = GAP + step * (len(wrapped) + (bar is not None)) + GAP
@@ -128,25 +131,32 @@ def captioned(picture: Image.Image, lines: Sequence[str] = (), bar: Bar | None =
     draw = ImageDraw.Draw(page)
     top = picture.height + GAP
     if bar:
-        _slim_bar(page, draw, bar, top, font)
+        _slim_bar(page, draw, bar, top, font, labeled=beside)
         top += step
     for number, line in enumerate(wrapped):
         draw.text((GAP, top + number * step), line, INK, font)
     return page
 
 
-def _slim_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, y: int, font: Font) -> None:
-    """Draw a color bar of one line at height y: the lowest value, the colors, the highest value, the label."""
+def _slim_bar(page: Image.Image, draw: ImageDraw.ImageDraw, bar: Bar, y: int, font: Font, labeled: bool) -> None:
+    """Draw a color bar of one line at height y: the lowest value, the colors, the highest value and, if there is room, the label."""
     low, high = bar.ticks[0], bar.ticks[-1]
-    gap, height = GAP, line_height(font)
-    width = max(16, page.width // 4)
-    x = GAP + text_width(low, font) + gap
+    height, width = line_height(font), _ramp_width(page.width)
+    x = GAP + text_width(low, font) + GAP
     draw.text((GAP, y), low, INK, font)
     page.paste(_ramp(bar.colormap, width, max(4, height // 2)), (x, y + height // 4))
-    x += width + gap
-    draw.text((x, y), high, INK, font)
-    x += text_width(high, font) + 2 * gap
-    draw.text((x, y), clip_text(bar.label, font, max(0, page.width - x - GAP)), FAINT, font)
+    draw.text((x + width + GAP, y), high, INK, font)
+    if labeled:
+        draw.text((_label_start(bar, page.width, font), y), bar.label, FAINT, font)
+
+
+def _label_start(bar: Bar, page: int, font: Font) -> int:
+    """Return where the label of a slim bar begins on a page of this width."""
+    return 5 * GAP + text_width(bar.ticks[0], font) + _ramp_width(page) + text_width(bar.ticks[-1], font)
+
+
+def _ramp_width(page: int) -> int:
+    return max(16, page // 4)
 
 
 def _ramp(colormap: str, width: int, height: int) -> Image.Image:

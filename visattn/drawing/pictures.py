@@ -51,6 +51,9 @@ class Picture(Image.Image):
                 params.setdefault("exif", _exif(text))
         super().save(fp, format, **params)
 
+    def _repr_jpeg_(self) -> None:
+        """Offer no JPEG to notebooks, which would store it beside the PNG."""
+
     def copy(self) -> Image.Image:
         """Return a copy with the same provenance."""
         return carried(super().copy(), self)

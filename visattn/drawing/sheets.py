@@ -11,6 +11,7 @@ from PIL import Image
 
 from visattn._support.checks import between, one_of
 from visattn._support.spellings import spelled
+from visattn._support.typed import typed
 from visattn.data.sources import as_image
 from visattn.drawing.marks import outline, ring
 from visattn.drawing.overlays import painted
@@ -103,6 +104,7 @@ class Panels:
 
 
 @spelled(StyleOptions)
+@typed(but=("photo",))
 def contact_sheet(
     photo: object,
     attention_map: AttentionMap,
@@ -150,7 +152,8 @@ def contact_sheet(
     wrapped = not named and len(attention_map.axes) == 1
     if not attention_map.axes or not (wrapped or sorted(named) == sorted(attention_map.axes)):
         raise OptionError(
-            f"a contact sheet needs one or two axes, all named as rows or columns: the map has {attention_map.axes}, got {named}."
+            "a contact sheet needs one or two axes, all named as rows or columns: the map has "
+            f"{', '.join(attention_map.axes) or 'one panel and no axes'}, got {', '.join(named) or 'none'}."
         )
     panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=shared_axes, style=Style(**PAGE | style))
     heat, place = panels.heat, panels.geometry

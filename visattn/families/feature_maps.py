@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from visattn._support.modes import same_randomness
 
-_seen: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], str | None]] = WeakKeyDictionary()
+_seen: WeakKeyDictionary[nn.Module, dict[Any, str | None]] = WeakKeyDictionary()
 
 _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.AvgPool2d, nn.MaxPool2d)  # VGG pools to 7 x 7 at any input size
 
@@ -31,10 +31,11 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
     Returns:
         Name of the outermost such module; None if tokens follow, or the model cannot run on the meta device.
     """
-    key = tuple((name, type(module)) for name, module in model.named_modules())
-    if _seen.get(model, ((), None))[0] != key:
-        _seen[model] = key, _observed(model, channels, size)
-    return _seen[model][1]
+    key = channels, size, tuple((name, type(module)) for name, module in model.named_modules())
+    known = _seen.setdefault(model, {})
+    if key not in known:
+        known[key] = _observed(model, channels, size)
+    return known[key]
 
 
 USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels

@@ -77,7 +77,7 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     elif asked is not None and size != asked:
         raise OptionError(
             f"{type(model).__name__} takes only {size[0]} x {size[1]} pixels, got {asked[0]} x {asked[1]}. "
-            f"Load it with load_model(img_size={asked[0] if asked[0] == asked[1] else asked})."
+            f"Build it for this size: load_model or timm.create_model with img_size={asked[0] if asked[0] == asked[1] else asked}."
         )
     config["input_size"] = (3, *size)
     channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)

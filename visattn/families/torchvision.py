@@ -68,9 +68,9 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     side = preset.crop_size[0]
     size = asked or (side, side)
     if size != (side, side) and isinstance(model, (VisionTransformer, models.MaxVit)):
-        wanted = f"load_model(img_size={size[0]})" if size[0] == size[1] else "a square img_size"
+        wanted = f"load_model(img_size={size[0]}) or image_size={size[0]}" if size[0] == size[1] else "a square img_size"
         raise OptionError(
-            f"{type(model).__name__} takes only {side} x {side} pixels, got {size[0]} x {size[1]}. Load it with {wanted}."
+            f"{type(model).__name__} takes only {side} x {side} pixels, got {size[0]} x {size[1]}. Build it with {wanted}."
         )
     scale = min(size) / side  # the crop keeps its share of the resized image
     step: Any = getattr(model, "patch_size", 1)

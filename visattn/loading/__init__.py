@@ -18,3 +18,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - on first use: they import t
     if name in __all__:
         return getattr(import_module("visattn.loading.models"), name)
     raise AttributeError(f"module 'visattn.loading' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

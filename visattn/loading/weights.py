@@ -33,8 +33,8 @@ from visattn.loading.translation import Shapes, as_float32, unwrap
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
 
 _FIX = (
-    "pass a checkpoint as weights=FILE (--weights FILE), or weights='none' (--weights none) for random weights; 'visattn demo' downloads "
-    "DINOv2 from the package index"
+    "pass a checkpoint as weights=FILE (--weights FILE), or weights='none' (--weights none) for random weights; the default model, a ViT, "
+    "and tf_efficientnet_lite0, a CNN, also come through the package index"
 )
 _DAMAGED = (  # errors that torch.load raises for damaged files and other formats
     *(RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, struct.error),

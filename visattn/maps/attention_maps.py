@@ -96,9 +96,16 @@ class AttentionMap:
             size = result.values.shape[axis]
             if not -size <= i < size:
                 raise OptionError(f"{name} must lie in [{-size}, {size - 1}], got {i}.")
-            one = result._of_image(i) if name == "batch" else result
+            one = result._of_image(i) if name == "batch" else result._entry(name, i % size)
             result = one._without(axis, one.values.select(axis, i), one.provenance)
         return result
+
+    def _entry(self, name: str, i: int) -> AttentionMap:
+        """Name the chosen entry of an axis in facts and provenance, but keep the values."""
+        text = self.labels[name][i] if name in self.labels else str(i)
+        made = self.provenance.parameters | {name: int(text) if text.isdigit() else text}
+        facts = replace(self.facts, layer=text) if name == "layer" else self.facts
+        return replace(self, facts=facts, provenance=replace(self.provenance, parameters=made))
 
     def _of_image(self, image: int) -> AttentionMap:
         """Restrict facts and provenance to one image of the batch, but not the values."""
@@ -172,12 +179,17 @@ class AttentionMap:
             raise MapError("a heatmap shows one photo. Choose one image of the batch: map.at(batch=0).to_heatmap(...).")
         if len(self.layout.grid) != 2:
             raise MapError(f"a heatmap needs a grid of rows and columns, got {self.layout.grid}.")
-        box = self.layout.box
-        patch = box.height / self.layout.grid[0], box.width / self.layout.grid[1]
-        if abs(box.bottom - geometry.input[0]) >= patch[0] or abs(box.right - geometry.input[1]) >= patch[1]:
-            size = " x ".join(map(str, geometry.input))
+        box, size = self.layout.box, self.facts.input_size
+        if size is None:  # the map need not reach the edge: it lies within one patch of it
+            patch = box.height / self.layout.grid[0], box.width / self.layout.grid[1]
+            fits = abs(box.bottom - geometry.input[0]) < patch[0] and abs(box.right - geometry.input[1]) < patch[1]
+        else:
+            fits = size == geometry.input
+        if not fits:
+            made = " x ".join(f"{side:g}" for side in size or (box.bottom, box.right))
+            given = " x ".join(map(str, geometry.input))
             raise MapError(
-                f"the map covers {box.bottom:g} x {box.right:g} input pixels, but the geometry {size}. Pass the geometry of this photo."
+                f"the map was made for {made} input pixels, but the geometry has {given}. Pass the geometry of this photo."
             )
         grid = self.values.detach().float().cpu().numpy()
         seen = geometry.seen(box)

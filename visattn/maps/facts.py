@@ -27,6 +27,7 @@ class MapFacts:
         glimpses: Glimpses of each image, in order.
         pixelwise: Whether each value belongs to a single pixel, so that a few outliers may dominate the color scale.
         interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
+        input_size: Height and width of the model's input; None if unknown.
     """
 
     layer: str = ""
@@ -37,6 +38,7 @@ class MapFacts:
     glimpses: tuple[tuple[Glimpse, ...], ...] = ()
     pixelwise: bool = False
     interval: bool = False
+    input_size: tuple[int, int] | None = None
 
     __repr__ = brief
 
@@ -70,7 +72,9 @@ class MapFacts:
         sinks = tuple(tuple(Sink(*sink) for sink in found) for found in data["sinks"])
         glimpses = tuple(tuple(tuple(Box(*box) for box in boxes) for boxes in seen) for seen in data["glimpses"])
         at = tuple((float(y), float(x)) for y, x in data.get("query_at", ()))
-        return cls(**data | {"sinks": sinks, "glimpses": glimpses, "query_at": at})
+        size = data.get("input_size")
+        known = None if size is None else (int(size[0]), int(size[1]))
+        return cls(**data | {"sinks": sinks, "glimpses": glimpses, "query_at": at, "input_size": known})
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

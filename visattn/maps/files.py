@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from visattn._support.checks import printable
+from visattn._support.typed import typed
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
 from visattn.maps import schema
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@typed()
 def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
-    """Serialize a map and its geometry as the content of an `.npz` file, which `load_map` reads."""
+    """Serialize a map and its geometry as the content of an `.npz` file, which `load_map` reads; `Explanation.save_map` writes one."""
     layout = attention_map.layout
     facts = {
         "axes": attention_map.axes,

@@ -57,3 +57,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - the function of a method
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     raise AttributeError(f"module 'visattn.methods' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

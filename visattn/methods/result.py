@@ -56,7 +56,8 @@ def to_map(
     warnings += tuple(f"{named(unseen.layer)} {unseen.reason}, which was not recorded" for unseen in recording.unseen)
     layer, query = (str(parameters.get(name, "")) for name in ("layer", "query"))
     at = tuple(_center(part.removeprefix("patch:"), queries or layout) for part in query.split("+") if part.startswith("patch:"))
-    facts = replace(facts or MapFacts(), layer="" if layer == "all" else layer, query=query, query_at=at)
+    layer, size = "" if layer == "all" else layer, recording.input_size if any(recording.input_size) else None
+    facts = replace(facts or MapFacts(), layer=layer, query=query, query_at=at, input_size=size)
     used = {**parameters, **facts.path()}
     provenance = recording.provenance.but(method=method, parameters=used, notes=notes, warnings=warnings)
     provenance = replace(provenance, sinks=facts.sinks)

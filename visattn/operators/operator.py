@@ -52,6 +52,10 @@ class Operator(ABC):
     key_index: Tensor | None
     dtype: torch.dtype
 
+    def __repr__(self) -> str:
+        """Return the kind of operator and its shape."""
+        return f"<{type(self).__name__} (B, heads, Q, K) = {tuple(self.shape)}>"
+
     @abstractmethod
     def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:
         """Return a function from rows of one block to their `(B, heads, rows, k)` weights, padding included.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from visattn._support.checks import printable, shown, suggest, whole_number
-from visattn._support.spellings import note, value_of
+from visattn._support.notes import note
+from visattn._support.spellings import value_of
+from visattn._support.types import Fusion
 from visattn.errors import ImageError, OptionError
 
 _IMAGES = ("image", "img", "photo", "path", "file", "pixel_values", "pixels")  # keys under which libraries keep an image
@@ -40,6 +42,15 @@ def query_of(query: Any) -> Any:  # noqa: ANN401
             return f"pixel:{pair[1]},{pair[2]}"
         return value_of("query", query, ("auto", "cls", "mean", "all", "distillation"))
     return query
+
+
+def head_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with `head="mean"` as `fusion="mean"`; so with `max` and `min`."""
+    head = given.get("head")
+    if not isinstance(head, str) or head not in get_args(Fusion) or "fusion" in given:
+        return dict(given)
+    note(f"head '{head}' is understood as fusion '{head}'")
+    return {name: value for name, value in given.items() if name != "head"} | {"fusion": head}
 
 
 def target_of(target: Any) -> Any:  # noqa: ANN401
@@ -76,6 +87,8 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
     if layer == "all" or layer in dict(model.named_modules()):
         return layer
     dotted = _dotted(layer, model)
+    if dotted is None and re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)+\s*", layer):
+        raise OptionError(f"layer must be one layer, got {printable(layer)}. Explain one at a time.")
     if dotted is None:
         known = [name for name, _ in model.named_modules() if name]
         near = ", ".join(suggest(layer, known)) or f"none; its parts are {', '.join(name for name, _ in model.named_children())}"

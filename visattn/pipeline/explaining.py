@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from visattn._support.spellings import spelled
-from visattn._support.typed import check_types, typed
-from visattn.errors import OptionError
+from visattn._support.typed import typed
+from visattn.errors import OptionError, ShapeError
 from visattn.families import labels as labels_of
 from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
@@ -27,10 +27,10 @@ from visattn.loading import load_model
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.pipeline.arguments import layer_of, target_of
-from visattn.pipeline.explanation import Explanation
+from visattn.pipeline.explanation import DrawOptions, Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.question import Question, ask, parameter_names
+from visattn.pipeline.question import Question, ask, check_layer, parameter_names
 from visattn.pipeline.recordings import layer_of_cam, recorded, replayed
 from visattn.pipeline.run import scoring
 from visattn.pipeline.targets import Of, Target, TargetOptions
@@ -38,7 +38,7 @@ from visattn.pipeline.tensors import prepare_tensor
 from visattn.records import Recording
 
 
-@spelled(PreprocessingOptions, TargetOptions, more=parameter_names)
+@spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
 @typed(but=("weights", "method"))
 def explain(
     model: nn.Module | str,
@@ -82,6 +82,7 @@ def explain(
         OptionError: If the method, a parameter or the target is unknown, out of range, or does not fit the model.
         VisattnError: Any error of `load_image`, `load_model`, `prepare`, `prepare_tensor`, `capture` and the method.
     """
+    _check_given(image, pixels, options)
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
     photo = None if image is None and pixels is not None else read(image, how)  # a bad file fails before a model is loaded
@@ -94,6 +95,27 @@ def explain(
     else:
         prepared = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
     return explain_prepared(model, prepared, question, seed=seed)
+
+
+def _check_given(image: Any, pixels: Tensor | None, options: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Check what only `explain` can know about its arguments.
+
+    Raises:
+        OptionError: If there is no image, or an option of pictures is among the options.
+        ShapeError: If there are several inputs.
+    """
+    if image is None and pixels is None:
+        raise OptionError('image is missing. Pass a file name, a picture or an array: explain(model, "photo:chelsea").')
+    if isinstance(image, Prepared):
+        raise OptionError(
+            "image is already preprocessed. Pass its two parts: explain(model, prepared.photo, pixels=prepared.pixels)."
+        )
+    if isinstance(pixels, Tensor) and pixels.ndim == 4 and len(pixels) > 1:
+        raise ShapeError(
+            f"pixels must be one input (1, C, H, W), got {len(pixels)}. Explain them one by one: pixels=pixels[i : i + 1]."
+        )
+    if drawing := [name for name in options if name in DrawOptions.__annotations__]:
+        raise OptionError(f"{drawing[0]} is an option of the picture: explain(...).overlay({drawing[0]}=...), or .save or .show.")
 
 
 def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *, seed: int = 0) -> Explanation:
@@ -113,9 +135,8 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
     """
     if "layer" in question.parameters:
         layer = layer_of(question.parameters["layer"], model)
-        if question.method is not None:
-            check_types(question.method.function, {"layer": layer})
         question = replace(question, parameters={**question.parameters, "layer": layer})
+        check_layer(question)
     if question.target.labels is None:
         question = replace(question, target=replace(question.target, labels=labels_of(model)))
     method = question.method

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from PIL import Image
 
 from visattn._support.files import check_output, write_whole
+from visattn._support.html import figure
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
@@ -54,11 +55,26 @@ class Explanation:
     map: AttentionMap
 
     def __repr__(self) -> str:
-        """Return method, model and photo, and the shape of the map."""
+        """Return method, model, photo, what is shown, and the shape of the map."""
         axes = f"{', '.join(self.map.axes)} " if self.map.axes else ""
         size = " x ".join(map(str, self.map.values.shape))
-        warned = f", {len(self.provenance.warnings)} warnings" if self.provenance.warnings else ""
-        return f"<Explanation: {self.map.meaning} of {self.provenance.title[:200]}, map {axes}{size}{warned}>"
+        count = len(self.provenance.warnings)
+        warned = f", {count} warning{'s' * (count > 1)}" if count else ""
+        shown = f"{self.map.meaning} of {self.provenance.title[:150]}"
+        return f"<Explanation: {', '.join([shown, *self._shown()])[:300]}, map {axes}{size}{warned}>"
+
+    def _shown(self) -> list[str]:
+        """Return class, layer, head and query of the map, as far as they apply."""
+        facts, made = self.map.facts, self.provenance
+        classes = [one["name"] or f"class {one['class']}" for one in made.scores]
+        head = made.parameters.get("head", "all") if "head" not in self.map.axes else "all"
+        named = {
+            "for": ", ".join(map(str, classes)),
+            "layer": facts.layer,
+            "head": "" if head == "all" else head,
+            "query": facts.query,
+        }
+        return [f"{name} {value}" for name, value in named.items() if value != ""]
 
     @property
     def provenance(self) -> Provenance:
@@ -131,9 +147,15 @@ class Explanation:
         return carrying(picture, made), made
 
     def _caption(self) -> list[str]:
-        facts, layer = self.provenance, self.map.facts.layer
-        how = f"{self.map.meaning}: {facts.title}" + (f", layer {layer}" if layer else "")
-        return [*facts.target[:1], *(f"warning: {text}" for text in facts.warnings), how]
+        facts, seen = self.provenance, self.geometry.seen()
+        how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
+        whole = seen.height, seen.width
+        crop = [f"the model received {whole[0]:g} x {whole[1]:g} of {self.photo.height} x {self.photo.width} pixels"]
+        sinks = self.map.facts.sinks_kept and any(self.map.facts.sinks)
+        rings = ["rings: " + ", ".join(["cyan, a sink"] * sinks + ["white, the query"] * bool(self.map.facts.query_at))]
+        warned = (f"warning: {text}" for text in facts.warnings)
+        lines = [*facts.target[:1], how, *(crop if whole != (self.photo.height, self.photo.width) else ())]
+        return [*lines, *(rings if sinks or self.map.facts.query_at else ()), *warned]
 
     def overlay(self, **options: Unpack[DrawOptions]) -> Picture:
         """Draw the heatmap over the photo, with the options of `draw`. PNG files of the picture store its provenance."""
@@ -201,6 +223,10 @@ class Explanation:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the raw values of the map, for `numpy.asarray`."""
         return self.map.__array__(dtype, copy)
+
+    def _repr_html_(self) -> str:
+        """Return the picture for notebooks, with what it shows and the warnings below it."""
+        return figure(encoded(self.overlay(), "JPEG"), self._caption())
 
     def _repr_png_(self) -> bytes:
         """Return the picture for notebooks."""

@@ -1,8 +1,9 @@
 """Preprocessing of photos for a model, and the geometry that maps positions back to the photo.
 
 There are three rules, unless a transform is given. `model` applies the model's own evaluation transform, step by step. `fit` uses the
-whole photo: a model with a fixed input size gets it squashed to that size; for others, height x width is close to the area of the
-default input, and each side is a whole number of patches. `auto` is `model` for a classifier and `fit` for a headless model.
+whole photo: a model with a fixed input size gets it squashed to that size, and so does any model if height and width are given. For
+others, height x width is close to the area of the default input, and each side is a whole number of patches. `auto` is `model` for a
+classifier and `fit` for a headless model.
 
 A model with one input channel receives the photo's luminance (ITU-R 601). A model with any number other than one or three takes
 arrays with that many channels; each channel is processed as a photo would be.
@@ -26,7 +27,6 @@ from torchvision import transforms
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import check_types
-from visattn._support.types import Resize
 from visattn.data.sources import as_image, load_image
 from visattn.errors import ImageError, OptionError, ShapeError, UnsupportedModel
 from visattn.families import InputSpec, input_spec
@@ -170,7 +170,7 @@ def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) ->
     if transform := how.transform or own:
         pixels, geometries, spec = _by_function(pictures, transform, spec, "model" if how.transform is None else "given")
     else:
-        pixels, geometries = _by_rule(pictures, spec, how.resize)
+        pixels, geometries = _by_rule(pictures, spec, how)
     device = next((parameter.device for parameter in model.parameters()), pixels.device)
     notes = (_LUMINANCE,) if spec.channels == 1 and not transform else ()
     stated = spec.stated()
@@ -179,13 +179,15 @@ def prepare_with(photos: Sequence[Any], model: nn.Module, how: Preprocessing) ->
     return Prepared(pixels.to(device), shown, geometries, notes, stated, _assumptions(spec), spec)
 
 
-def _by_rule(pictures: Sequence[Image.Image | Bands], spec: InputSpec, resize: Resize) -> tuple[Tensor, tuple[Geometry, ...]]:
+def _by_rule(pictures: Sequence[Image.Image | Bands], spec: InputSpec, how: Preprocessing) -> tuple[Tensor, tuple[Geometry, ...]]:
     """Preprocess photos with the model's own steps, or squash each into the input."""
-    if resize == "model" or (resize == "auto" and spec.classifier):
+    if how.resize == "model" or (how.resize == "auto" and spec.classifier):
         seen = [_each_channel(photo, lambda image: _by_transform(image, spec)) for photo in pictures]
     else:
-        size = _fitting_size(pictures, spec)
-        seen = [_each_channel(photo, lambda image: _whole(image, size, spec)) for photo in pictures]
+        one_size = not spec.dynamic or isinstance(how.img_size, tuple)
+        size = spec.size if one_size else _fitting_size(pictures, spec)
+        rule = "the whole photo, squashed to one size" if one_size else "the whole photo"
+        seen = [_each_channel(photo, lambda image: _whole(image, size, spec, rule)) for photo in pictures]
     images, geometries = zip(*seen, strict=True)
     return torch.stack([_normalized(image, spec) for image in images]), geometries
 
@@ -238,8 +240,6 @@ def _assumptions(spec: InputSpec) -> tuple[str, ...]:
 
 
 def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tuple[int, int]:
-    if not spec.dynamic:
-        return spec.size
     aspect = math.exp(sum(math.log(photo.height / photo.width) for photo in photos) / len(photos))
     area = spec.size[0] * spec.size[1]
     height, width = max(math.sqrt(area * aspect), spec.stride[0]), max(math.sqrt(area / aspect), spec.stride[1])
@@ -250,9 +250,8 @@ def _fitting_size(photos: Sequence[Image.Image | Bands], spec: InputSpec) -> tup
     return tuple(max(1, round(side / step)) * step for side, step in zip(sides, spec.stride, strict=True))  # type: ignore[return-value]
 
 
-def _whole(photo: Image.Image, size: tuple[int, int], spec: InputSpec) -> tuple[Image.Image, Geometry]:
+def _whole(photo: Image.Image, size: tuple[int, int], spec: InputSpec, rule: str) -> tuple[Image.Image, Geometry]:
     image = photo.resize(size[::-1], _filter(spec.interpolation))
-    rule = "the whole photo" if spec.dynamic else "the whole photo, squashed to the model's one size"
     return image, Geometry((photo.height, photo.width), size, Box(0, 0, photo.height, photo.width), rule)
 
 

@@ -35,8 +35,8 @@ class Preprocessing:
     Attributes:
         resize: `model`: the model's own evaluation transform; `fit`: the whole photo; `auto`: `model` for a classifier, else `fit`. See
             `visattn.prepare`.
-        img_size: Side of the input in pixels, or `(height, width)`, for a model that takes any size; rounded to whole patches. None: the
-            model's own.
+        img_size: Side of the input in pixels, or `(height, width)`, for a model that takes any size; rounded to whole patches. If the whole
+            photo is used, a side stands for an area in the photo's shape, and `(height, width)` is taken as it is. None: the model's own.
         mean: Mean of each channel, for pixels in [0, 1]; one value for all is enough. None: the model's own.
         std: Standard deviation of each channel, likewise.
         transform: The transform to use in place of the model's own: a function from a PIL image to a tensor `(C, H, W)`, an image
@@ -71,15 +71,24 @@ class Preprocessing:
             OptionError: If an option is unknown or has the wrong type, or options exclude each other.
         """
         object.__setattr__(self, "img_size", _size_of(self.img_size))
+        for name in ("mean", "std"):
+            value: Any = getattr(self, name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                object.__setattr__(self, name, (value,))
         check_types(type(self), vars(self))
+        if self.mean is not None and any(value > _LARGEST_MEAN for value in self.mean):
+            values = ", ".join(f"{value:g}" for value in self.mean)
+            raise OptionError(f"mean and std are those of pixels in [0, 1], got mean {values}. Divide both by 255.")
         one_of(self.resize, get_args(Resize), "resize")
         if self.transform is not None and (self.mean, self.std, self.img_size, self.resize) != (None, None, None, "auto"):
             raise OptionError("transform sets size, mean, std and resize itself. Pass either it or them.")
 
 
+_LARGEST_MEAN = 2
+
+
 def _size_of(size: Any) -> Any:  # noqa: ANN401
     """Return an input size as a side or `(height, width)`; anything else is returned as it is."""
     if isinstance(size, (list, tuple)) and len(size) in (2, 3) and all(isinstance(side, Integral) for side in size):
-        height, width = size[-2:]
-        return height if height == width else (height, width)
+        return tuple(size[-2:])
     return size

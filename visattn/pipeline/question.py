@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from visattn._support.reprs import brief
 from visattn._support.typed import check_types
 from visattn.errors import OptionError
 from visattn.methods import METHODS, Method, name_of
-from visattn.pipeline.arguments import query_of
+from visattn.pipeline.arguments import head_of, query_of
 from visattn.pipeline.targets import Target
 from visattn.records import Recording
 
@@ -80,6 +81,34 @@ def named(method: Any) -> str:  # noqa: ANN401 - checked here
     return method if method == "auto" else name_of(method)
 
 
+def check_layer(question: Question) -> None:
+    """Check the type of the layer, once its model is known.
+
+    Raises:
+        OptionError: If it has the wrong type for the method, or for all methods that `auto` may choose from.
+    """
+    if "layer" in question.parameters:
+        names = question.among or (question.name,)
+        _any_accepts(names, {"layer": question.parameters["layer"]})
+
+
+def _check(methods: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Check the types of parameters, without the layer, whose model is not known yet."""
+    _any_accepts(methods, {name: value for name, value in given.items() if name != "layer"})
+
+
+def _any_accepts(methods: Sequence[str], given: Mapping[str, Any]) -> None:
+    for name in methods[:-1]:
+        with suppress(OptionError):
+            return check_types(METHODS[name].function, given)
+    return check_types(METHODS[methods[-1]].function, given)
+
+
+def _taking(parameters: Iterable[str]) -> str:
+    """Return the names of the methods that have all these parameters."""
+    return ", ".join(name for name, method in METHODS.items() if set(parameters) <= set(method.parameters))
+
+
 def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, target: Target | None = None) -> Question:
     """Validate a method, its parameters and a target.
 
@@ -96,19 +125,22 @@ def ask(method: str = "auto", parameters: Mapping[str, Any] | None = None, targe
             method that does not depend on one.
     """
     given = {name: value.item() if isinstance(value, np.generic) else value for name, value in (parameters or {}).items()}
-    given |= {"query": query_of(given["query"])} if "query" in given else {}
+    given = head_of(given) | ({"query": query_of(given["query"])} if "query" in given else {})
     target = target or Target()
     method = named(method)
     if method == "auto":
         among = tuple(name for name in _AUTO if set(given) <= set(METHODS[name].parameters))
         if not among:
-            raise OptionError(f"method 'auto' has no parameters {', '.join(given)}. Name the method.")
+            able = f": {names}" if (names := _taking(given)) else ""
+            raise OptionError(f"method 'auto' has no parameters {', '.join(given)}. Name the method{able}.")
+        _check(among, given)
         return Question(method, None, given, target, among)
     known = METHODS[method]
     for name in given:
         if name not in known.parameters:
-            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known.parameters)}.")
-    check_types(known.function, {name: value for name, value in given.items() if name != "layer"})  # its model is not known yet
+            able = f" Methods with it: {names}." if (names := _taking([name])) else ""
+            raise OptionError(f"method '{method}' has no parameter '{name}'. It has: {', '.join(known.parameters)}.{able}")
+    _check([method], given)
     if lacking := [name for name in known.required if name not in given]:
         raise OptionError(f"method '{method}' needs {', '.join(lacking)}. For example: query=\"pixel:120,80\".")
     question = Question(method, known, given, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ _SHOWN = 5  # feature maps in a message
 def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[Question, Pass]:
     """Choose the method if it is `auto`, and run a pass that records everything it needs."""
     if question.method is not None:
-        return question, _wanted(model, prepared, question, question.method)
+        return _wanted(model, prepared, question, question.method)
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
         layer = question.parameters.get("layer")
-        known = layer if isinstance(layer, str) else cam_layer(model)
+        known = layer if isinstance(layer, str) else _last_map(model, prepared)
         try:
             found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
         except NoClasses:
@@ -54,14 +55,19 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
     layer = parameters.get("layer", -1)
     known = layer if isinstance(layer, str) else None
     if layer == -1:
-        _, channels, height, width = prepared.pixels.shape
-        known = cam_layer(model) or last_feature_map(model, channels, (height, width))
+        known = _last_map(model, prepared)
     if known is None:
         known_maps = ", ".join(feature_maps(model, prepared)[-_SHOWN:]) or "none"
         raise OptionError(
-            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: layer='...'; feature maps: {known_maps}."
+            f"{type(model).__name__}: the layer for Grad-CAM is unknown. Name it: layer='...' (--layer); feature maps: {known_maps}."
         )
     return known
+
+
+def _last_map(model: nn.Module, prepared: Prepared) -> str | None:
+    """Return the layer that the model family names for class activation maps, else that of the last feature map for these pixels."""
+    _, channels, height, width = prepared.pixels.shape
+    return cam_layer(model) or last_feature_map(model, channels, (height, width))
 
 
 def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
@@ -78,14 +84,14 @@ def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:
     handles = [module.register_forward_hook(watched(name)) for name, module in model.named_modules() if name]
     try:
         with evaluating(model), torch.no_grad():
-            answer_of(model, prepared.pixels)
+            answer_of(model, prepared.pixels, prepared)
     finally:
         for handle in handles:
             handle.remove()
     return list(dict.fromkeys(found))
 
 
-def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> Pass:
+def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Method) -> tuple[Question, Pass]:
     layer, needs = question.parameters.get("layer", -1), method.wants(question.parameters)
     features: str | list[str] = "none" if needs & {"gates", "glimpses"} else "last"
     if "cam layer" in needs:
@@ -93,7 +99,7 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
     elif "features" in needs:
         features = "last" if layer == -1 else "all"
     try:
-        return one_pass(
+        return question, one_pass(
             model,
             prepared,
             target=question.target if method.targeted else None,
@@ -102,9 +108,12 @@ def _wanted(model: nn.Module, prepared: Prepared, question: Question, method: Me
             features="all" if "layer gradients" in needs else features,
         )
     except NoAttentionCaptured as nothing:
+        if "cam layer" in needs and str(layer) in dict(model.named_modules()):  # the name of a part of an nn.Sequential
+            named = replace(question, parameters={**question.parameters, "layer": str(layer)})
+            return _wanted(model, prepared, named, method)
         if "cam layer" in needs:
             raise OptionError(
-                f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: layer='...'."
+                f"layer {layer} is an index of attention layers, and the model has none. Pass a layer name: layer='...' (--layer)."
             ) from nothing
         if method.lacking is None:
             raise

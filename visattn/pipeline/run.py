@@ -83,10 +83,10 @@ def one_pass(
     with evaluating(model, frozen=True):
         if target is None:
             with torch.no_grad(), capture(model, values=values, features=features) as recording:
-                answer_of(model, pixels)
+                answer_of(model, pixels, prepared)
         else:
             with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
-                output = answer_of(model, pixels)
+                output = answer_of(model, pixels, prepared)
             with torch.enable_grad():
                 resolved = target.resolve(output)
                 score = _layer_scores(model, recording, output, resolved.score) if each_layer else resolved.score(output)
@@ -129,7 +129,7 @@ def scoring(
     _check_size(spec, pixels)
     with evaluating(model, frozen=True):
         with torch.no_grad():
-            resolved = target.resolve(answer_of(model, pixels))
+            resolved = target.resolve(answer_of(model, pixels, prepared))
 
         def score(edited: Tensor) -> Tensor:
             return resolved.score(answer_of(model, edited))
@@ -140,8 +140,8 @@ def scoring(
         yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model)
 
 
-def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a model's own
-    """Return the model's output for pixels.
+def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared | None = None) -> Any:  # noqa: ANN401 - a model's own
+    """Return the model's output for pixels; `prepared` tells how they were made.
 
     Raises:
         ResourceError: If there is not enough memory.
@@ -158,9 +158,15 @@ def answer_of(model: nn.Module, pixels: Tensor) -> Any:  # noqa: ANN401 - a mode
             raise ResourceError(f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller img_size.") from error
         where = _where(model, error) or type(model).__name__
         raise ModelError(
-            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. "
-            "Check that the model runs on such pixels without visattn."
+            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {_remedy(prepared)}"
         ) from error
+
+
+def _remedy(prepared: Prepared | None) -> str:
+    sizes = prepared.preprocessing.get("size", {}) if prepared is not None else {}
+    if sizes.get("source") == "assumed":
+        return "The model does not state its input size, so it was assumed. Pass it: img_size=(height, width) (--img-size HxW)."
+    return "Check that the model runs on such pixels without visattn."
 
 
 _NO_MEMORY = "can't allocate memory", "out of memory"

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from visattn._support.checks import one_of, printable, suggest, whole_number
 from visattn._support.files import regular
+from visattn._support.notes import note
 from visattn._support.reprs import brief
-from visattn._support.spellings import note
 from visattn._support.typed import check_types
 from visattn._support.types import Space
 from visattn.errors import OptionError, ShapeError
@@ -107,7 +107,8 @@ class Target:
         for image, index in enumerate(chosen.tolist()):
             text = f"{self.target_space} of {self._name(index)}" + ("" if versus is None else f" versus {self._name(versus)}")
             best = int(top[image])
-            predicted = "this is the predicted class" if best == index else f"the predicted class is {self._name(best)}"
+            this = "this" if versus is None else self._name(index)
+            predicted = f"{this} is the predicted class" if best == index else f"the predicted class is {self._name(best)}"
             texts.append(f"{text} = {float(found[image]):.3g}; {predicted}, with probability {float(shares[image, best]):.1%}")
             scores.append(
                 {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from visattn._support.checks import printable, shown
+from visattn._support.notes import warn
 from visattn._support.types import Kind
-from visattn.errors import OptionError, VisattnWarning
+from visattn.errors import OptionError
 from visattn.provenance import Provenance
 from visattn.records.entries import AttentionRecord, FeatureRecord, UnseenAttention
 
@@ -48,9 +48,11 @@ class Recording(Sequence[AttentionRecord]):
     def __getitem__(self, index: int) -> AttentionRecord: ...
     @overload
     def __getitem__(self, index: slice) -> list[AttentionRecord]: ...
-    def __getitem__(self, index: int | slice) -> AttentionRecord | list[AttentionRecord]:
-        """Return one record, or a list for a slice."""
-        return self.records[index]
+    @overload
+    def __getitem__(self, index: str) -> AttentionRecord: ...
+    def __getitem__(self, index: int | slice | str) -> AttentionRecord | list[AttentionRecord]:
+        """Return one record by number or by the name of its layer, or a list for a slice."""
+        return self.record(index) if isinstance(index, str) else self.records[index]
 
     def __len__(self) -> int:
         """Return the number of attention records."""
@@ -90,7 +92,7 @@ class Recording(Sequence[AttentionRecord]):
             text = (
                 f"the weights of layer {layer} take {size / 1e9:.1f} GB; recording[index].operator computes with them in blocks"
             )
-            warnings.warn(text, VisattnWarning, stacklevel=2)
+            warn(text)
         return operator.dense()
 
     def queries(self, layer: int | str = -1, *, call: int = 0) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,11 +18,12 @@ from torch import Tensor, distributed, nn
 from visattn._support.checks import between
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
+from visattn._support.notes import warn
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
 from visattn.drawing.style import PAGE, PageOptions, Style
-from visattn.errors import OptionError, VisattnWarning
+from visattn.errors import OptionError
 from visattn.families import input_spec
 from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
@@ -241,6 +241,7 @@ class AttentionLogger:
     def _recorded(self) -> tuple[Recording, tuple[str, ...]]:
         """Run one recorded pass. Return the recording and, if a class is explained, each image's class with its probability."""
         question, found = recorded(self._model, self._prepared(), self._question)
+        self._question = question  # a layer given by number may be the name of a module
         assert question.method is not None  # noqa: S101 - chosen before the first figure
         if reason := question.method.accepts(found.recording):
             raise OptionError(f"{type(self._model).__name__}: the method does not apply: {reason}")
@@ -304,7 +305,7 @@ def _going_on(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # no failure of the logger may stop the training
         text = f"{what}, training continues: {type(error).__name__}: {error}"
-        warnings.warn(text, VisattnWarning, stacklevel=4)  # the loop's own line
+        warn(text)
 
 
 def _destination(to: Destination, tag: str) -> _Send:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from visattn._support.checks import printable, suggest
-from visattn.errors import OptionError, TrainingError, VisattnWarning
+from visattn._support.notes import warn
+from visattn.errors import OptionError, TrainingError
 from visattn.training.batches import Batch
 from visattn.training.config import Recipe
 from visattn.training.run.checkpoints import Tensors, pack, unpack
@@ -200,10 +200,8 @@ def _for_several(model: nn.Module, group: Processes) -> nn.Module:
         )  # PyTorch's version drops the activation inside timm's norm layers
         return synchronized
     if group.first:
-        warnings.warn(
+        warn(
             "batch norms use only the images of their own process, because PyTorch synchronizes them on GPUs only. Results depend on "
-            "the number of processes",
-            VisattnWarning,
-            stacklevel=2,
+            "the number of processes"
         )
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import product
 from pathlib import Path
 from typing import Protocol, get_args
@@ -11,12 +10,13 @@ import numpy as np
 from PIL import Image
 
 from visattn._support.checks import between, one_of, printable, suggest
+from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.data.captions.files import INNER, find_captions, read_file
 from visattn.data.captions.formats import unreadable
 from visattn.data.captions.pictures import COUNTS, SCENES, CaptionFileDataset, CaptionSceneDataset
 from visattn.data.pictures import ImageDataset
-from visattn.errors import DataError, VisattnWarning
+from visattn.errors import DataError
 
 FOLDERS = (  # image folders of published datasets; they may be nested
     "images",
@@ -98,18 +98,14 @@ def load_captions(
     found = read_file(place, split, whole=whole)
     title, names = printable(data), list(found.pictures)
     if found.bare or found.blank:
-        warnings.warn(
-            f"{title} {split}: left out {found.bare} images without a caption and {found.blank} captions without a word.",
-            VisattnWarning,
-            stacklevel=2,
-        )
+        warn(f"{title} {split}: left out {found.bare} images without a caption and {found.blank} captions without a word.")
     if count is not None:
         if count > len(names):
             raise DataError(f"{title} {split}: count must be at most {len(names)}, the number of images, got {count}. Lower it.")
         names = [names[index] for index in np.random.RandomState(seed).permutation(len(names))[:count]]
     pictures = CaptionFileDataset(names, [found.pictures[name] for name in names], folders, f"{title} {split}")
     if pictures.missing:
-        warnings.warn(f"{title} {split}: {pictures.missing}", VisattnWarning, stacklevel=2)
+        warn(f"{title} {split}: {pictures.missing}")
     return pictures
 
 

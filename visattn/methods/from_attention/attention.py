@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from visattn._support.checks import one_of
+from visattn._support.checks import one_of, shown
 from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
@@ -71,6 +71,8 @@ def attention(
     axes = ["layer", "head"]
     heads = stacked.shape[2]
     if head != "all":
+        if not isinstance(head, int):
+            raise OptionError(f"head must be a whole number or 'all', got {shown(head)}. The mean over heads is fusion='mean'.")
         if not -heads <= head < heads:
             raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")
         stacked = stacked[:, :, [head]]

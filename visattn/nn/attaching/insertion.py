@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -15,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from visattn._support.checks import one_of, suggest
-from visattn.errors import ModelError, OptionError, ShapeError, VisattnWarning
+from visattn._support.notes import warn
+from visattn._support.spellings import value_of
+from visattn.errors import ModelError, OptionError, ShapeError
 from visattn.nn.attaching.attached import Attachment, Site
 from visattn.nn.attaching.sites import Maps, Place, Where, chosen, follow, maps_of
 from visattn.nn.attaching.trail import AnyLayout
@@ -163,7 +164,8 @@ def _build(attention: Attention, maps: Maps, options: dict[str, Any], name: str)
             f"attention must be a name, a class or a function of the channels, got {type(attention).__name__}. "
             "One module for all sites would share its weights."
         )
-    make = ATTENTION[one_of(attention, sorted(ATTENTION), "attention")] if isinstance(attention, str) else attention
+    named = value_of("attention", attention, sorted(ATTENTION)) if isinstance(attention, str) else attention
+    make = ATTENTION[one_of(named, sorted(ATTENTION), "attention")] if isinstance(named, str) else named
     label = attention if isinstance(attention, str) else getattr(attention, "__name__", "the function")
     try:
         inspect.signature(make).bind(maps.channels, **options)
@@ -266,11 +268,9 @@ def _like(module: nn.Module, model: nn.Module) -> Tensor | None:
 def _warn(model: nn.Module, plugged: list[tuple[Place, WithAttention]], idle: list[str]) -> None:
     """Warn about sites that are allowed but probably unintended."""
     if idle:
-        warnings.warn(
+        warn(
             f"{_some(idle)} did not run in the forward pass, so attention there may never run. Examples are modules of which only the "
-            "weights are used, and heads that run only in training.",
-            VisattnWarning,
-            stacklevel=3,
+            "weights are used, and heads that run only in training."
         )
     still = [
         place.name
@@ -278,11 +278,9 @@ def _warn(model: nn.Module, plugged: list[tuple[Place, WithAttention]], idle: li
         if not one.training and any(isinstance(part, _NORMS) for part in one.attention.modules())
     ]
     if still and model.training:
-        warnings.warn(
+        warn(
             f"{_some(still)} stay in evaluation mode while the model trains, and so do the norms of their attention, whose running mean "
-            "and variance are still 0 and 1. Call train() on the modules of handle.sites.",
-            VisattnWarning,
-            stacklevel=3,
+            "and variance are still 0 and 1. Call train() on the modules of handle.sites."
         )
 
 
@@ -306,19 +304,15 @@ def _warn_of_sites(
     ran = [] if isinstance(again, Exception) else [place for place, maps in zip(plugged, seen, strict=True) if maps.shapes]
     bypassed = [place.name for place, wrapper in ran if wrapper not in met]
     if bypassed:
-        warnings.warn(
+        warn(
             f"{_some(bypassed)} ran before but does not run with attention, because the model also stores the module elsewhere, such as "
-            "in a list. Attach to a module that the model calls by name.",
-            VisattnWarning,
-            stacklevel=3,
+            "in a list. Attach to a module that the model calls by name."
         )
     zero = [place.name for place, wrapper in ran if gate and wrapper in met - alive]
     if zero:
-        warnings.warn(
+        warn(
             f"{_some(zero)} return only zeros at first, so with init={gate:g} nothing there learns in the first step. Build the model with "
-            "zero_init_last=False (timm) or zero_init_residual=False (torchvision), or load its weights first.",
-            VisattnWarning,
-            stacklevel=3,
+            "zero_init_last=False (timm) or zero_init_residual=False (torchvision), or load its weights first."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from visattn._support.checks import printable, suggest
 from visattn._support.modes import evaluating
-from visattn.errors import OptionError, ShapeError, VisattnWarning
+from visattn._support.notes import warn
+from visattn.errors import OptionError, ShapeError
 from visattn.nn.attaching.forwards import Flow
 from visattn.nn.attaching.trail import AnyLayout, Layout
 from visattn.nn.attaching.with_attention import WithAttention
@@ -120,7 +120,7 @@ def chosen(model: nn.Module, where: Where, flow: Flow | Exception) -> list[Place
         names = {"residual": _residual, "stage": _stage, "depthwise": _depthwise}[where](known, flow)
         if not names:
             raise OptionError(
-                f"{type(model).__name__} has no {_MEANING[where]}. Pass names of modules or a pattern, such as {_examples(known)}."
+                f"{type(model).__name__} has no {_MEANING[where]}. Pass names of modules or a pattern, such as {_examples(known, flow)}."
             )
     elif isinstance(where, str):
         pattern = _compiled(where)
@@ -216,11 +216,9 @@ def _stage(known: list[Place], flow: Flow) -> set[str]:
     left = [name for name in odd if not any(other.startswith(f"{name}.") for other in (*named, *skips))]
     if (named or skips) and (left or None in ends):
         which = [*map(repr, left), *(["a skip connection that is not the output of one module"] if None in ends else [])]
-        warnings.warn(
+        warn(
             f"{', '.join(which)} {'is' if len(which) == 1 else 'are'} left out: the output is not a single map. To include it, name "
-            "modules inside with where=.",
-            VisattnWarning,
-            stacklevel=4,
+            "modules inside with where=."
         )
     return {*named, *skips}
 
@@ -327,8 +325,14 @@ def _nearest(name: str, known: list[Place]) -> str:
     return f"Nearest: {', '.join(near)}." if near else f"There are {_examples(known)}; presets: {', '.join(PRESETS)}."
 
 
-def _examples(known: list[Place]) -> str:
-    names = [place.name for place in known if place.module._parameters] or [place.name for place in known]
+def _examples(known: list[Place], flow: Flow | None = None) -> str:
+    """Return names of modules; if a forward pass was traced, those that return feature maps."""
+    with_maps = (
+        [place for place in known if any(shape and len(shape) == 4 for shape in flow.outputs.get(place.name, []))]
+        if flow
+        else known
+    )
+    names = [place.name for place in with_maps if place.module._parameters] or [place.name for place in known]
     return ", ".join(f"'{name}'" for name in dict.fromkeys((*names[:2], *names[-1:])))
 
 

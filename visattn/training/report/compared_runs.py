@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from visattn._support.notes import warn
 from visattn._support.tables import Row
-from visattn.errors import VisattnWarning
 from visattn.training.config import Config
 from visattn.training.loop import train
 from visattn.training.report.comparison import compare
@@ -30,7 +29,7 @@ def compare_runs(config: Config, run: Path, variants: Sequence[str], seeds: int,
     def trained(recipe: Config, folder: Path) -> None:
         result = train(recipe, folder, quiet=quiet)
         for message in result.bad:
-            warnings.warn(message, VisattnWarning, stacklevel=2)
+            warn(message)
         if result.stopped:
             signal.raise_signal(result.stopped)  # the signal was meant for the whole comparison
 

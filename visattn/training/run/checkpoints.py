@@ -13,7 +13,6 @@ import hashlib
 import json
 import re
 import shutil
-import warnings
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,8 @@ from torch import Tensor
 
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, discard, read_own
-from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnWarning
+from visattn._support.notes import warn
+from visattn.errors import CheckpointError, OutputError, ResourceError
 
 FORMAT = 1
 KEEP = 2
@@ -117,7 +117,7 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             for message in damaged:
-                warnings.warn(f"{message}; resuming from an earlier checkpoint, step {state.step}", VisattnWarning, stacklevel=2)
+                warn(f"{message}; resuming from an earlier checkpoint, step {state.step}")
             return state
         if damaged:
             raise CheckpointError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +14,14 @@ from torch import Tensor, nn
 from visattn._support.checks import printable
 from visattn._support.extras import installed
 from visattn._support.files import check_output, write_whole
+from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.captioning import Captioner, Vocabulary, caption_scores, split
 from visattn.captioning.folders import CaptionerBlueprint, save
 from visattn.data.captions.pictures import SCENES
 from visattn.data.captions.readers import CaptionDataset, load_captions
 from visattn.drawing.pictures import to_png
-from visattn.errors import DataError, ImageError, OptionError, VisattnWarning, WeightsError
+from visattn.errors import DataError, ImageError, OptionError, WeightsError
 from visattn.loading import load_model
 from visattn.loading.blueprints import Blueprint
 from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
@@ -139,11 +139,7 @@ class Captioning(Task):
         if self.config.freeze:
             self.model.encoder.requires_grad_(False)
             if self.config.weights == "none":
-                warnings.warn(
-                    "freeze (--freeze) keeps the random weights of the encoder. Pass weights (--weights)",
-                    VisattnWarning,
-                    stacklevel=2,
-                )
+                warn("freeze (--freeze) keeps the random weights of the encoder. Pass weights (--weights)")
         return self.model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
