@@ -16,7 +16,7 @@ from torchvision import datasets
 from tests.data.making import one_line, save
 from visattn.data.labeled.readers import LabeledDataset, load_labeled
 from visattn.data.scenes import CLASSES, Scenes, write
-from visattn.errors import DataError, ImageError
+from visattn.errors import DataError, ImageError, OptionError
 
 
 def names(pictures: LabeledDataset, folder: Path) -> list[str]:
@@ -260,3 +260,44 @@ def test_scenes_of_one_split_are_refused_with_a_fix(tmp_path: Path) -> None:
     ) as error:
         load_labeled(str(tmp_path / "drawn"), "train")
     one_line(error)
+
+
+def flat(tmp_path: Path, counts: dict[str, int]) -> Path:
+    """Write a folder of classes without splits."""
+    for name, count in counts.items():
+        for number in range(count):
+            save(tmp_path / "flat" / name / f"{number:02}.png", (6 + number, 4))
+    return tmp_path / "flat"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.01, 0.9])
+def test_flat_folder_is_split_within_each_class(tmp_path: Path, share: float) -> None:
+    counts = {"a": 10, "b": 3, "c": 2}
+    place = flat(tmp_path, counts)
+    train, test = (load_labeled(str(place), split, held_out=share, seed=4) for split in ("train", "test"))
+    every = {name for part in (train, test) for name in names(part, place)}
+    assert len(train) + len(test) == len(every) == sum(counts.values())
+    assert train.classes == test.classes == ("a", "b", "c")
+    for label, (_, count) in enumerate(counts.items()):
+        held = int((test.labels == label).sum())
+        assert held == min(max(1, round(share * count)), count - 1)
+    again = load_labeled(str(place), "test", held_out=share, seed=4)
+    assert names(again, place) == names(test, place)
+    assert again.fingerprint() == test.fingerprint()
+
+
+def test_seed_chooses_the_held_out_images(tmp_path: Path) -> None:
+    place = flat(tmp_path, {"a": 20, "b": 20})
+    tests = [names(load_labeled(str(place), "test", held_out=0.2, seed=seed), place) for seed in range(3)]
+    assert len({tuple(one) for one in tests}) == 3
+
+
+def test_folder_that_cannot_be_split_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds test, train already, so there is nothing to split. Leave split \(--split\) out"):
+        load_labeled(str(folder), "train", held_out=0.2)
+    with pytest.raises(DataError, match="class b: must have two images or more to be split, got one"):
+        load_labeled(str(flat(tmp_path, {"a": 3, "b": 1})), "train", held_out=0.2)
+    with pytest.raises(DataError, match=r"got no folder train but a, b. .* pass split=0.2 \(--split 0.2\) if a, b are the classes"):
+        load_labeled(str(flat(tmp_path, {"a": 3, "b": 2})), "train")
+    with pytest.raises(OptionError, match="scenes has a test split of its own"):
+        load_labeled("scenes", "train", held_out=0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, distributed, nn
 
-from visattn._support.checks import between
+from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
@@ -245,8 +245,17 @@ class AttentionLogger:
         assert question.method is not None  # noqa: S101 - chosen before the first figure
         if reason := question.method.accepts(found.recording):
             raise OptionError(f"{type(self._model).__name__}: the method does not apply: {reason}")
-        told = () if found.resolved is None else zip(found.resolved.names, found.resolved.shares, strict=True)
-        return found.recording, tuple(f"{name}, {share:.0%}" for name, share in told)
+        scores = () if found.resolved is None else found.resolved.scores
+        return found.recording, tuple(map(self._told, scores))
+
+    def _told(self, score: Mapping[str, Any]) -> str:
+        """Return the explained class with its probability, and the predicted class if it is another one."""
+        names = self._question.target.labels
+        own, best = (
+            f"class {score[key]}" if names is None else names[score[key]].split(",")[0] for key in ("class", "predicted")
+        )
+        other = "" if own == best else f"; predicted {best}"
+        return printable(f"{own}, {score['probability']:.0%}{other}")
 
     def _maps(self, recording: Recording) -> list[tuple[str, AttentionMap]]:
         """Return the label and the map (with axis `batch`) of each row. All are signed or none, because they share one color bar."""

@@ -198,6 +198,10 @@ class Config(Recipe):
 
     attention: str = setting("none", "Attention module to insert: none, se, eca, cbam and others; see visattn.nn.ATTENTION.")
     widths: tuple[int, ...] = setting((), "Channels of each stage, for visattn ResNets only; repeat it for each stage.")
+    split: float = setting(
+        0.0,
+        "For a folder that holds CLASS/image.png: share of each class to test on, chosen by the seed; 0: it has train/ and test/.",
+    )
     label_smoothing: float = setting(0.1, "Label smoothing, from 0 (off) to 1.")
     mixup: float = setting(0.0, "Mixup alpha; 0: off.")
     cutmix: float = setting(0.0, "CutMix alpha; 0: off.")
@@ -207,6 +211,11 @@ class Config(Recipe):
         for name in ("mixup", "cutmix"):
             between(getattr(self, name), 0, 1e9, name)
         between(self.label_smoothing, 0, 1, "label_smoothing")
+        between(self.split, 0, 0.9, "split")
+        if self.split and self.data in KNOWN:
+            raise OptionError(
+                f"split applies to a folder, and {self.data} has a test split of its own. Leave split (--split) out."
+            )
         for width in self.widths:
             between(width, 1, 2**15, "widths")
         check_attention(self.attention)

@@ -1,4 +1,7 @@
-"""Labeled images in folders, `DIR/train/CLASS/...` and `DIR/test/CLASS/...`: the layout of torchvision's `ImageFolder`."""
+"""Labeled images in folders, `DIR/train/CLASS/...` and `DIR/test/CLASS/...`: the layout of torchvision's `ImageFolder`.
+
+A folder `DIR/CLASS/...` is split into train and test by a seed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class FolderDataset:
     channels: int = 3
     size: tuple[int, int] | None = None
 
-    def __init__(self, folder: Path, split: Split) -> None:
+    def __init__(self, folder: Path, split: Split, *, held_out: float = 0.0, seed: int = 0) -> None:
         """List the files, in the same order on every machine.
 
         Hidden files and files with an unknown ending are skipped; links are followed.
@@ -44,15 +47,23 @@ class FolderDataset:
             folder: Folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`), with images at any depth. `train` and `test`
                 may also be folders written by `visattn.data.scenes.write`.
             split: `train` or `test`; `val` is used for `test` if there is no folder `test`.
+            held_out: For a folder that holds `CLASS/...`: share of each class, at least one image, that is `test`. 0: the folder holds
+                both splits.
+            seed: Seed that chooses these images.
 
         Raises:
-            DataError: If the folder has another layout, train and test differ in classes, a class has no image, or the labels cannot be
-                trained on.
+            DataError: If the folder has another layout, train and test differ in classes, a class has no image (with `held_out`, only
+                one), or the labels cannot be trained on.
         """
         name = printable(str(folder))
         try:
-            self._place, self.classes = _classes(folder, split)
-            found = [(label, path) for label, one in enumerate(self.classes) for path in _pictures(self._place, one)]
+            self._place, self.classes = _flat_classes(folder) if held_out else _classes(folder, split)
+            by_class = [
+                sorted(_pictures(self._place, one)) if held_out else [*_pictures(self._place, one)] for one in self.classes
+            ]
+            if held_out:
+                by_class = _part(by_class, self.classes, split, held_out, seed)
+            found = [(label, path) for label, paths in enumerate(by_class) for path in paths]
         except OSError as error:
             at = printable(str(error.filename or name))
             raise DataError(f"{at}: cannot be read ({(error.strerror or str(error)).lower()}). Check its permissions.") from error
@@ -111,9 +122,7 @@ def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
             places[key] = inner if (there[0] / "scenes.jsonl").is_file() and inner.is_dir() else there[0]
     if split not in places or "train" not in places:
         _refuse_layout(folder, "train" if "train" not in places else split)
-    found = {
-        key: {item.name for item in place.iterdir() if item.is_dir() and item.name[0] != "."} for key, place in places.items()
-    }
+    found = {key: _folders_in(place) for key, place in places.items()}
     for key, place in places.items():
         if not found[key]:
             name = printable(str(place))
@@ -131,16 +140,53 @@ def _classes(folder: Path, split: str) -> tuple[Path, tuple[str, ...]]:
     return places[split], tuple(sorted(found[split]))
 
 
+def _flat_classes(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return a folder and the names of its class folders.
+
+    Raises:
+        DataError: If it has no folders, or holds both splits already.
+    """
+    found = _folders_in(folder)
+    name = printable(str(folder))
+    if found >= {"train"} and found & {"test", "val"}:
+        raise DataError(f"{name}: holds {_listed(found)} already, so there is nothing to split. Leave split (--split) out.")
+    if not found:
+        raise DataError(f"{name}: must hold a folder of images for each class, got none. Expected {name}/CLASS/image.png.")
+    return folder, tuple(sorted(found))
+
+
+def _part(by_class: list[list[str]], classes: tuple[str, ...], split: Split, held_out: float, seed: int) -> list[list[str]]:
+    """Return the images of one split: a seeded choice in each class, so that train and test never share one.
+
+    Raises:
+        DataError: If a class has only one image.
+    """
+    chosen, random = [], np.random.RandomState(seed)  # numpy guarantees that its stream never changes
+    for name, paths in zip(classes, by_class, strict=True):
+        if len(paths) == 1:
+            raise DataError(f"class {printable(name)}: must have two images or more to be split, got one. Add some.")
+        order = random.permutation(len(paths))
+        count = min(max(1, round(held_out * len(paths))), len(paths) - 1) if paths else 0
+        picked = order[:count] if split == "test" else order[count:]
+        chosen.append([paths[index] for index in sorted(picked)])
+    return chosen
+
+
+def _folders_in(folder: Path) -> set[str]:
+    return {item.name for item in folder.iterdir() if item.is_dir() and not item.name.startswith(".")}
+
+
 def _refuse_layout(folder: Path, missing: str) -> NoReturn:
     name = printable(str(folder))
     if (folder / "scenes.jsonl").is_file():
         raise DataError(
             f"{name}: must hold train and test, got scenes of one split. Write both splits, into {name}/train and {name}/test."
         )
-    there = sorted(item.name for item in folder.iterdir() if item.is_dir() and not item.name.startswith("."))
+    there = _folders_in(folder)
+    flat = f", or pass split=0.2 (--split 0.2) if {_listed(there)} are the classes" if len(there) > 1 else ""
     raise DataError(
         f"{name}: must hold train/CLASS/image.png and test/CLASS/image.png (or val/), got no folder {missing} "
-        f"but {_listed(set(there)) or 'no folders'}. Move the images of {missing} there."
+        f"but {_listed(there) or 'no folders'}. Move the images of {missing} there{flat}."
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from visattn._support.checks import between, one_of, printable, suggest
@@ -17,7 +18,7 @@ from visattn.data.labeled.folders import FolderDataset
 from visattn.data.labeled.published import cifar, fashion_mnist
 from visattn.data.pictures import ImageDataset
 from visattn.data.scenes.store import MARKS, drawn
-from visattn.errors import DataError
+from visattn.errors import DataError, OptionError
 
 __all__ = ["KNOWN", "ArrayDataset", "FolderDataset", "LabeledDataset", "load_labeled"]
 
@@ -31,6 +32,11 @@ class LabeledDataset(ImageDataset, Protocol):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes; a label is an index into them."""
+        ...
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Labels of all images."""
         ...
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
@@ -50,6 +56,7 @@ def load_labeled(
     count: int | None = None,
     size: tuple[int, int] = (64, 64),
     seed: int = 0,
+    held_out: float = 0.0,
 ) -> LabeledDataset:
     """Load a dataset of labeled images by name.
 
@@ -62,7 +69,9 @@ def load_labeled(
         count: Number of images, two or more, drawn at random without regard to labels; all by default. A smaller count gives the first
             images of a larger one.
         size: `(height, width)` of scenes; other images keep their size.
-        seed: Seed of the draw by `count` and of the scenes; 0 to 2**31 - 2.
+        seed: Seed of the draw by `count`, of the scenes and of `held_out`; 0 to 2**31 - 2.
+        held_out: For a folder that holds `CLASS/...`: share of each class that is the test split, chosen by the seed. 0: the folder
+            holds both splits.
 
     Returns:
         The dataset.
@@ -73,15 +82,18 @@ def load_labeled(
     """
     one_of(split, get_args(Split), "split")
     between(seed, 0, 2**31 - 2, "seed")
+    between(held_out, 0, 0.9, "held_out")
+    if held_out and data in KNOWN:
+        raise OptionError(f"{printable(data)} has a test split of its own. Leave held_out out.")
     if count is not None and count < 2:
         raise DataError(f"{printable(data)} {split}: count must be 2 or more, got {count}. Raise it.")
     if data in MARKS:
         return drawn(data, split, count, size, seed)
-    whole = _whole(data, split, root)
+    whole = _whole(data, split, root, held_out, seed)
     return whole if count is None else _Chosen(whole, count, seed, f"{printable(data)} {split}")
 
 
-def _whole(data: str, split: Split, root: Path | None) -> LabeledDataset:
+def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: int) -> LabeledDataset:
     if data == "fashion-mnist":
         return fashion_mnist(split, root)
     if data in KNOWN:
@@ -96,7 +108,7 @@ def _whole(data: str, split: Split, root: Path | None) -> LabeledDataset:
         raise DataError(
             f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/image.png, or one of {', '.join(KNOWN)}."
         )
-    return FolderDataset(folder, split)
+    return FolderDataset(folder, split, held_out=held_out, seed=seed)
 
 
 class _Chosen:
@@ -108,6 +120,7 @@ class _Chosen:
             raise DataError(f"{title}: count must be at most {len(whole)}, the number of images, got {count}. Lower it.")
         self.classes, self.channels, self.size = whole.classes, whole.channels, whole.size
         self._whole, self._indices = whole, np.random.RandomState(seed).permutation(len(whole))[:count]
+        self.labels = whole.labels[self._indices]
 
     def __len__(self) -> int:
         return len(self._indices)

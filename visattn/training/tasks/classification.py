@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
@@ -96,6 +97,14 @@ class Classification(Task):
         right = float((logits.argmax(1) == labels).sum())
         return right, float(F.cross_entropy(logits, labels, reduction="sum")), len(labels)
 
+    def order(self) -> Iterable[int]:
+        """Return the first image of each class, then the second of each, and so on."""
+        labels = self.tests.labels
+        by_class = np.argsort(labels, kind="stable")
+        starts = np.searchsorted(labels[by_class], labels[by_class])  # where the class of each begins
+        turns = np.arange(len(labels)) - starts
+        return [int(index) for index in by_class[np.lexsort((labels[by_class], turns))]]
+
     def maps(self, model: nn.Module, run: Path) -> Draw:
         """Return an `AttentionLogger` for some test images."""
         transform = evaluation_transform(self.blueprint)
@@ -143,8 +152,10 @@ def labeled(config: Config, split: Split) -> LabeledDataset:
             f"root needs one of the datasets {', '.join(PUBLISHED)}, got {printable(config.data)}. Leave root (--root) out."
         )
     count = config.train_count if split == "train" else config.test_count
+    root = Path(config.root) if config.root else None
+    seed = config.seed if config.split else 0
     return load_labeled(
-        config.data, split, root=Path(config.root) if config.root else None, count=count or None, size=scenes_size(config)
+        config.data, split, root=root, count=count or None, size=scenes_size(config), seed=seed, held_out=config.split
     )
 
 

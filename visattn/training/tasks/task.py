@@ -6,7 +6,7 @@ The training loop uses a task only through `Task`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -102,14 +102,18 @@ class Task(ABC):
             license="drawn by visattn" if name in (*MARKS, *SCENES) else _LICENSES.get(name, ""),
         )
 
+    def order(self) -> Iterable[int]:
+        """Return the indices of the test images in the order in which they are shown."""
+        return range(len(self.tests))
+
     def shown(self, count: int = _SHOWN) -> list[tuple[Image.Image, Any]]:
-        """Load the first readable test images, with their annotations.
+        """Load the first readable test images in the order of `order`, with their annotations.
 
         Raises:
             DataError: If no test image can be read.
         """
         found: list[tuple[Image.Image, Any]] = []
-        for index in range(len(self.tests)):
+        for index in self.order():
             if len(found) == count:
                 break
             with suppress(ImageError):
