@@ -117,11 +117,16 @@ def classes_page(model: Any) -> Any:  # noqa: ANN401 - a Picture
 
     found = [explain(model, f"photo:{name}", method="gradcam") for name in PHOTOS]
     photos = [Cell(one.photo) for one in found]
-    maps = [Cell(one.overlay(caption=True)) for one in found]
+    maps = [Cell(one.overlay(), _evidence(one.provenance)) for one in found]
     facts = found[0].provenance.but(image=None, image_sha256=None)
     bar = Bar("inferno", ("lowest", "highest"), "each panel on its own scale; outside the crop the photo is unchanged")
     title = f"{facts.title}: evidence for the predicted class, Grad-CAM"
     return carrying(sheet([photos, maps], panel=300, title=title, bar=bar), facts)
+
+
+def _evidence(facts: Provenance) -> str:
+    (score,) = facts.scores
+    return f"{score['name']}, {score['probability']:.0%}"
 
 
 def _range(one: Any) -> str:  # noqa: ANN401 - an AttentionMap

@@ -107,8 +107,8 @@ def gate_page(
             pictures.append(_strip(values, panel, chosen.colormap or "inferno"))
             words.append(f"{len(values)} channels {_range(values)}")
         share = mixed(recording, module.layer)
-        acts = "" if share is None else f", blended with weight {share:.2g}"
-        return Cell(_stacked(pictures), "; ".join(words), module.layer + acts)
+        words += [] if share is None else [f"blended with weight {share:.2g}"]
+        return Cell(_stacked(pictures), "\n".join(words), module.layer)
 
     drawn = heats or any(module.window is not None for module in modules)
     cells = [] if drawn else [Cell(small, heading="photo")]
@@ -117,7 +117,9 @@ def gate_page(
     if heats:
         notes.append("map: the factor by which the features at each location are multiplied")
     if any(module.channels for module in modules):
-        notes.append("bars: the factor of each channel, from high to low; they start at 0, and the gray line marks 1")
+        notes.append(
+            "bars: the factor of each channel, from high to low; they start at 0; the gray line, or else the top, marks 1"
+        )
     notes.append("a low gate does not mean unimportant: later layers can scale the features up again")
     ends_of_bar = ("minus the largest magnitude", "the largest magnitude") if signed else ("map minimum", "map maximum")
     ticks = tuple(f"{end:.2g}" for end in scale) if scale else ends_of_bar

@@ -33,6 +33,9 @@ class Bar:
     label: str
 
 
+_ROOMY = 120  # width of panels whose captions fit at 12 pixels; at 11, words run together
+
+
 def sheet(
     rows: Sequence[Sequence[Cell | None]],
     *,
@@ -62,7 +65,7 @@ def sheet(
     title_font, label_font, caption_font = (
         font_of(max(15, min(panel, 320) // 14, wide // 70)),
         font_of(max(12, min(panel, 320) // 17, wide // 90)),
-        font_of(max(11, min(panel, 320) // 20, min(wide // 110, panel // 13))),
+        font_of(max(12 if panel >= _ROOMY else 11, min(panel, 320) // 20, min(wide // 110, panel // 13))),
     )
     scaled = [[cell and replace(cell, picture=_to_width(cell.picture, panel)) for cell in row] for row in rows]
     left = MARGIN + (max((text_width(text, label_font) for text in row_labels), default=0) + GAP if row_labels else 0)
@@ -98,7 +101,7 @@ def sheet(
                 if cell.heading:
                     draw.text((x, y), clip_text(cell.heading, label_font, panel), INK, label_font)
                 for i, line in enumerate(lines_of(cell.caption)):
-                    place = x, under + cell.picture.height + 2 + i * caption_height
+                    place = x, under + cell.picture.height + 3 + i * caption_height
                     draw.text(place, clip_text(line, caption_font, panel), FAINT, caption_font)
         y += height + GAP
     if bar:
