@@ -101,7 +101,7 @@ def sheet(
                 if cell.heading:
                     draw.text((x, y), clip_text(cell.heading, label_font, panel), INK, label_font)
                 for i, line in enumerate(lines_of(cell.caption)):
-                    place = x, under + cell.picture.height + 3 + i * caption_height
+                    place = x + 1, under + cell.picture.height + 2 + i * caption_height  # some letters begin left of their place
                     draw.text(place, clip_text(line, caption_font, panel), FAINT, caption_font)
         y += height + GAP
     if bar:
