@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.drawing.overlaying import GRID, HEIGHT, WIDTH, How, Values, heat_values, heatmap, noise
+from visattn._support.types import Colormap
 from visattn.drawing.colormaps import table
 from visattn.drawing.overlays import colorize, overlay, rgb_components
 from visattn.drawing.pictures import to_png
@@ -56,7 +57,7 @@ def test_opacity_0_gives_the_bytes_of_the_photo(blend: Literal["constant", "valu
 
 
 @pytest.mark.parametrize("name", ["inferno", "viridis", "gray", "jet"])
-def test_opacity_1_gives_the_colors_of_the_map(name: str) -> None:
+def test_opacity_1_gives_the_colors_of_the_map(name: Colormap) -> None:
     values = heat_values()
     got = np.asarray(overlay(noise(), values, opacity=1, colormap=name))
     assert_colors(got, values.astype(np.float32).astype(float), float(values.min()), float(values.max()), name)

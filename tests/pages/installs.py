@@ -1,7 +1,7 @@
 """Run every installation command of the pages in fresh clones: `python -m tests.pages.installs`.
 
-Each block marked *install* runs as printed in a clone of its own. In the first clone, the single `pip install` lines inside of texts and the
-`make demo` of README run too.
+Each block marked *install* runs as printed in a clone of its own. In the first clone run, too, the single `pip install` lines inside of
+texts, and the `make demo` of README.
 """
 
 from __future__ import annotations

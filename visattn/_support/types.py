@@ -10,6 +10,7 @@ Fusion = Literal["mean", "max", "min"]
 Sinks = Literal["keep", "drop", "redistribute"]
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Normalization = Literal["auto", "minmax", "none", "percentile", "symmetric"]
+Colormap = Literal["inferno", "magma", "plasma", "viridis", "cividis", "turbo", "jet", "bone", "gray", "blue-white-red"]
 Blend = Literal["auto", "value", "constant"]
 Resize = Literal["auto", "fit", "model"]
 Kind = Literal["self", "cross", "pool", "channel", "unplaced"]
@@ -21,3 +22,35 @@ Implementation = Literal["tiles", "reversed"]
 Space = Literal["logit", "prob", "logprob"]
 Variant = Literal["paper", "official"]
 Split = Literal["train", "test"]
+MethodName = Literal[
+    "auto",
+    "attention",
+    "similarity",
+    "pca",
+    "rollout",
+    "norm_attention",
+    "attention_flow",
+    "relevance",
+    "legrad",
+    "gradient_rollout",
+    "attention_gradient",
+    "transition_attention",
+    "gradcam",
+    "gradcam_plus_plus",
+    "xgradcam",
+    "hirescam",
+    "layercam",
+    "cam",
+    "eigencam",
+    "scorecam",
+    "ablationcam",
+    "gates",
+    "glimpses",
+    "captum.saliency",
+    "captum.input_x_gradient",
+    "captum.integrated_gradients",
+    "captum.smoothgrad",
+    "captum.occlusion",
+    "captum.kernel_shap",
+    "captum.lime",
+]

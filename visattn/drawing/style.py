@@ -14,7 +14,7 @@ import numpy as np
 from visattn._support.checks import between, one_of
 from visattn._support.options import option
 from visattn._support.spellings import value_of
-from visattn._support.types import Blend, Interpolation, Normalization
+from visattn._support.types import Blend, Colormap, Interpolation, Normalization
 from visattn.drawing import colormaps
 
 
@@ -24,7 +24,7 @@ class ColorOptions(TypedDict, total=False):
     normalize: Normalization
     opacity: float
     blend: Blend
-    colormap: str | None
+    colormap: Colormap | None
     contours: Sequence[float] | float
     marks: bool
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn._support.types import MethodName
 from visattn.errors import OptionError, ShapeError
 from visattn.families import labels as labels_of
 from visattn.families.wrappers import unwrapped
@@ -44,7 +45,7 @@ def explain(
     model: nn.Module | str,
     image: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array
     *,
-    method: str = "auto",
+    method: MethodName | str = "auto",  # editors complete the names
     target: Of = None,
     pixels: Tensor | None = None,
     weights: str | os.PathLike[str] = "auto",

@@ -19,6 +19,7 @@ from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
+from visattn._support.types import MethodName
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
@@ -90,7 +91,7 @@ class AttentionLogger:
         every: int = 100,
         *,
         to: Destination | Sequence[Destination],
-        method: str = "auto",
+        method: MethodName | str = "auto",  # editors complete the names
         target: Of | Tensor = None,
         labels: Sequence[str] | None = None,
         tag: str = "attention",
