@@ -1,4 +1,4 @@
-"""What editors and type checkers see of an installed visattn: names, types and choices."""
+"""View of editors and type checkers on an installed visattn: names, types and choices."""
 
 from __future__ import annotations
 

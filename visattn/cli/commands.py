@@ -13,6 +13,7 @@ from importlib import import_module
 import click
 
 from visattn._support.checks import printable
+from visattn._support.progress import silence
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
 
 # name -> one line of help; a command `x` is the function `x_command` of visattn.cli.x
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments is None:  # the process runs this command alone
         gc.set_threshold(_COLLECT)
     debug = "--debug" in given
+    silence("-q" in given or "--quiet" in given)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # an undecodable file name must not break its own error message
             stream.reconfigure(errors="backslashreplace")

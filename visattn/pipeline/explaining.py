@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import MethodName
@@ -149,8 +150,9 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
             return answer(recording, prepared, question, given={"scored": scored})
     settled, (recording, _) = recorded(model, prepared, question)
     again = settled.method is not None and "replay" in settled.method.needs
-    given = {"replay": partial(replayed, model, prepared, settled)} if again else {}
-    return answer(recording, prepared, settled, given=given, auto=question.method is None)
+    with progress("forward passes", "pass") as bar:
+        given = {"replay": partial(replayed, model, prepared, settled, bar)} if again else {}
+        return answer(recording, prepared, settled, given=given, auto=question.method is None)
 
 
 def answer(

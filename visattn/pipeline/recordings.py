@@ -41,8 +41,9 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
     return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
 
 
-def replayed(model: nn.Module, prepared: Prepared, question: Question, edit: Callable[[Tensor], Tensor]) -> Recording:
-    """Record a pass over pixels edited by a method, with the gradient of the target's score."""
+def replayed(model: nn.Module, prepared: Prepared, question: Question, bar: Any, edit: Callable[[Tensor], Tensor]) -> Recording:  # noqa: ANN401
+    """Record a pass over pixels edited by a method, with the gradient of the target's score, and count it."""
+    bar.update()
     return look(model, prepared, target=question.target, edit=edit, features="none")
 
 

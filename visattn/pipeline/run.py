@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from visattn import capturing
 from visattn._support.checks import first_line
 from visattn._support.modes import evaluating
+from visattn._support.progress import progress
 from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
 from visattn.families import InputSpec, head, provenance_of
 from visattn.methods.scored import ScoredImages
@@ -127,12 +128,14 @@ def scoring(
         raise ShapeError(f"a score needs a batch of one photo, got {len(pixels)}. Explain them one by one.")
     _check_classes(model, spec, target)
     _check_size(spec, pixels)
-    with evaluating(model, frozen=True):
+    with evaluating(model, frozen=True), progress("edited images", "image") as bar:
         with torch.no_grad():
             resolved = target.resolve(answer_of(model, pixels, prepared))
 
         def score(edited: Tensor) -> Tensor:
-            return resolved.score(answer_of(model, edited))
+            scores = resolved.score(answer_of(model, edited))
+            bar.update(len(edited))
+            return scores
 
         seen = [] if features == "none" else look(model, prepared, features=features).features
         provenance = provenance_of(model).but(target=resolved.texts, scores=resolved.scores)
