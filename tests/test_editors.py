@@ -9,9 +9,10 @@ from typing import get_args
 
 import pytest
 
-from visattn._support.types import Colormap, MethodName
+from visattn._support.types import Colormap
 from visattn.drawing import colormaps
 from visattn.methods import METHODS
+from visattn.methods.table import MethodName
 
 ROOT = Path(__file__).parents[1]
 USER = """

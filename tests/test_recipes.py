@@ -142,14 +142,15 @@ def test_surplus_equals_loops():
 """
 
 
-def test_a_method_is_three_files_and_one_line(copy: Copy) -> None:
+def test_a_method_is_three_files_and_two_lines(copy: Copy) -> None:
     copy.write("visattn/methods/from_attention/surplus.py", METHOD)
     copy.write("tests/oracles/surplus.py", ORACLE)
     copy.write("tests/methods/test_surplus.py", TEST)
     copy.insert("visattn/methods/table.py", "MODULES = (", '    "from_attention.surplus",')
+    copy.insert("visattn/methods/table.py", "MethodName = Literal[", '    "surplus",')
     new, changed = copy.cost()
     assert len(new) == 3
-    assert changed == {"visattn/methods/table.py": 1}
+    assert changed == {"visattn/methods/table.py": 2}
     assert "1 passed" in copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/methods/test_surplus.py")
     assert "surplus" in copy.run("-m", "visattn", "list", "--methods")
     assert "--times FLOAT" in copy.run("-m", "visattn", "overlay", "--help")

@@ -1,9 +1,10 @@
 """Table of methods, read by `explain`, the command line, `inspect` and error messages.
 
-Each method's file describes its own methods; its entry in `MODULES` adds them to the table.
+Each method's file describes its own methods; its entry in `MODULES` adds them to the table. `MethodName` lists their names.
 """
 
 from importlib import import_module
+from typing import Literal
 
 from visattn._support.checks import one_of
 from visattn._support.spellings import value_of
@@ -30,6 +31,39 @@ MODULES = (
     "from_gradients.saliency",
     "by_perturbation.captum",
 )
+
+MethodName = Literal[
+    "auto",
+    "attention",
+    "similarity",
+    "pca",
+    "rollout",
+    "norm_attention",
+    "attention_flow",
+    "relevance",
+    "legrad",
+    "gradient_rollout",
+    "attention_gradient",
+    "transition_attention",
+    "gradcam",
+    "gradcam_plus_plus",
+    "xgradcam",
+    "hirescam",
+    "layercam",
+    "cam",
+    "eigencam",
+    "scorecam",
+    "ablationcam",
+    "gates",
+    "glimpses",
+    "captum.saliency",
+    "captum.input_x_gradient",
+    "captum.integrated_gradients",
+    "captum.smoothgrad",
+    "captum.occlusion",
+    "captum.kernel_shap",
+    "captum.lime",
+]  # for editors
 
 
 class _Table(dict[str, Method]):

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
-from visattn._support.types import MethodName
 from visattn.errors import OptionError, ShapeError
 from visattn.families import labels as labels_of
 from visattn.families.wrappers import unwrapped
@@ -28,6 +27,7 @@ from visattn.images import image_facts
 from visattn.loading import load_model
 from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
+from visattn.methods.table import MethodName
 from visattn.pipeline.arguments import layer_of, target_of
 from visattn.pipeline.explanation import DrawOptions, Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with, read

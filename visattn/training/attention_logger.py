@@ -19,7 +19,6 @@ from visattn._support.checks import between, printable
 from visattn._support.files import check_output, write_whole
 from visattn._support.modes import evaluating
 from visattn._support.notes import warn
-from visattn._support.types import MethodName
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
@@ -33,6 +32,7 @@ from visattn.maps.scaling import names_of
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
 from visattn.methods.method import Method
+from visattn.methods.table import MethodName
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import ask
