@@ -119,7 +119,7 @@ def test_pages_of_heads_store_their_provenance(kind: str, run: Run, photo: Path)
     opacity, colormap = (1.0, "viridis") if kind == "matrix" else (0.25, "jet")
     assert (made["drawing"]["opacity"], made["drawing"]["colormap"]) == (opacity, colormap)
     assert interpolation_of(made) == "nearest"
-    scope = {"wall": "minmax, one scale over layer and head", "matrix": "lowest to 99.5th percentile"}
+    scope = {"wall": "percentile, one scale over layer and head", "matrix": "lowest to 99.5th percentile"}
     assert made["normalization"] == scope.get(kind, "minmax, each panel on its own scale")
     assert (made["method"], made["image"], made["geometry"]["photo"]) == ("attention", "dog.png", [60, 90])
 
@@ -160,7 +160,7 @@ def test_filmstrips_store_their_provenance(run: Run, photo: Path, tmp_path: Path
     made = facts("strip.png")
     assert {name: made["drawing"][name] for name in COLORED} == {"opacity": 0.25, "blend": "constant", "colormap": "inferno"}
     assert interpolation_of(made) == "bilinear"
-    assert made["normalization"] == "minmax, one scale over word"
+    assert made["normalization"] == "percentile, one scale over word"
     assert made["image"] == "dog.png"
 
 

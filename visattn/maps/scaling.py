@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PERCENTILE = (1.0, 99.0)
-_SPARSE = 0.5  # a map is sparse if its inner 98 % span less than half of its range
+_SPARSE = 0.75  # a map is sparse if its inner 98 % span less than this share of its range
 
 
 def resolved(mode: Normalization, grid: NDArray[np.float32], signed: bool = False) -> Normalization:
     """Return the normalization that `auto` stands for, or `mode` itself.
 
     It is `symmetric` for signed values. It is `percentile` if a few cells would hide the rest: the inner 98 % of the values span less than
-    half of the range, and the cells above them hold less than half of the sum above the minimum. If these hold more, the map is those
-    cells, and the rest may be noise. Otherwise it is `minmax`.
+    three quarters of the range, and the cells above them hold less than half of the sum above the minimum. If these hold more, the map
+    is those cells, and the rest may be noise. Otherwise it is `minmax`.
 
     Args:
         mode: See `value_range`.
