@@ -433,7 +433,7 @@ def test_target_is_explained_instead_of_the_top_class(sheets: Sheets) -> None:
     assert [cell.caption for cell in sheets[-1][0][0]] == [f"red, {shares[0, 0]:.0%}", f"green, {shares[1, 1]:.0%}"]
     for target in (2, [2, 2], torch.tensor([2, 2])):
         logger_of(model, images=two, target=target, style={"opacity": 1.0})
-        told = [f"class 2, {share:.0%}; predicted class {best}" for best, share in enumerate(shares[:, 2])]
+        told = [f"class 2, {share:.0%}\npredicted class {best}" for best, share in enumerate(shares[:, 2])]
         assert [cell.caption for cell in sheets[-1][0][0]] == told
         for panel in sheets[-1][0][1]:
             hot = np.argwhere((np.asarray(panel.picture) == table("inferno")[-1]).all(-1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import ask
 from visattn.pipeline.recordings import layer_of_cam, recorded
-from visattn.pipeline.targets import Of, Target
+from visattn.pipeline.targets import NoClasses, Of, ResolvedTarget, Target
 from visattn.pipeline.tensors import prepare_tensor
 from visattn.provenance import Provenance
 from visattn.records import Recording
@@ -66,6 +66,8 @@ class Board(Protocol):
     def add_image(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         """Add an image. It is called as `add_image(tag, array, step, dataformats="HWC")`."""
 
+
+_EXPLAINS = "each map explains the class named under its image, given with its probability at this step"
 
 Destination = str | os.PathLike[str] | Board | Callable[[int, Image.Image], object]
 
@@ -178,7 +180,9 @@ class AttentionLogger:
             cells.append([Cell(self._small(image)[0], texts[image]) for image in images])
             cells += [[self._cell(found, image) for image in images] for _, found in rows]
         notes = (
-            ["each map explains the class named under its image, given with its probability at this step"] if any(texts) else []
+            [_EXPLAINS if self._targeted else "under each image: its label, with the label's probability at this step"]
+            if any(texts)
+            else []
         )
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
         signed = rows[0][1].signed
@@ -246,17 +250,29 @@ class AttentionLogger:
         assert question.method is not None  # noqa: S101 - chosen before the first figure
         if reason := question.method.accepts(found.recording):
             raise OptionError(f"{type(self._model).__name__}: the method does not apply: {reason}")
-        scores = () if found.resolved is None else found.resolved.scores
-        return found.recording, tuple(map(self._told, scores))
+        resolved = found.resolved if question.method.targeted else self._labeled()
+        return found.recording, () if resolved is None else tuple(map(self._told, resolved.scores))
+
+    def _labeled(self) -> ResolvedTarget | None:
+        """Resolve the labels of the images for a method that explains no class; None if there are none, or the model has no classes."""
+        if not isinstance(self._question.target.of, (list, tuple)):
+            return None
+        with evaluating(self._model), torch.no_grad(), suppress(NoClasses):
+            return self._question.target.resolve(self._model(self._prepared().pixels))
+        return None
+
+    @property
+    def _targeted(self) -> bool:
+        return self._question.method is not None and self._question.method.targeted
 
     def _told(self, score: Mapping[str, Any]) -> str:
         """Return the explained class with its probability, and the predicted class if it is another one."""
         names = self._question.target.labels
         own, best = (
-            f"class {score[key]}" if names is None else names[score[key]].split(",")[0] for key in ("class", "predicted")
+            printable(f"class {score[key]}" if names is None else names[score[key]].split(",")[0])
+            for key in ("class", "predicted")
         )
-        other = "" if own == best else f"; predicted {best}"
-        return printable(f"{own}, {score['probability']:.0%}{other}")
+        return f"{own}, {score['probability']:.0%}" + ("" if own == best else f"\npredicted {best}")
 
     def _maps(self, recording: Recording) -> list[tuple[str, AttentionMap]]:
         """Return the label and the map (with axis `batch`) of each row. All are signed or none, because they share one color bar."""
