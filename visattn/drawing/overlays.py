@@ -99,16 +99,13 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         values, low, high = values - np.float32(low), 0.0, high - low
     factor = 255 / (high - low)
     below = nearly or normalize == "percentile"
-    clipped = (
-        np.maximum(values, np.float32(low)) if below else values
-    )  # convertScaleAbs takes absolute values, so values below `low` must go first
     mixed = _scratch("mixed", base.shape)
     if inner.shape != base.shape:
         np.copyto(mixed, base)
     mix = _Mix(style.colors(signed), opacity, style.by_value, signed)
     for start in range(0, len(inner), _ROWS):
         part = slice(start, start + _ROWS)
-        levels = cv2.convertScaleAbs(clipped[part], alpha=factor, beta=-low * factor)
+        levels = _levels(values[part], factor, -low * factor, below)
         mix(inner[part], levels, mixed[rows, columns][part])
     if holes is not None:
         mixed[rows, columns][holes] = _hatch(inner, holes)
@@ -198,8 +195,10 @@ def _hatch(photo: NDArray[np.uint8], holes: NDArray[np.bool_]) -> NDArray[np.uin
 
 
 def _pixels(picture: Image.Image) -> NDArray[np.uint8]:
-    """Return the pixels as `(height, width, 4)`. The last channel is padding of Pillow's memory layout; removing it would be slower."""
-    return np.frombuffer(picture.tobytes("raw", "RGBX"), np.uint8).reshape(picture.height, picture.width, 4)
+    """Return the pixels as `(height, width, 4)` in memory of this thread; the last channel is padding, for lookups of whole pixels."""
+    made = _scratch("pixels", (picture.height, picture.width, 4))
+    cv2.cvtColor(np.asarray(picture), cv2.COLOR_RGB2RGBA, made)  # quicker than Pillow's own four channels
+    return made
 
 
 def _scratch(name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -211,6 +210,15 @@ def _scratch(name: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         setattr(_memory, name, np.empty(size, np.uint8))
     made: NDArray[np.uint8] = getattr(_memory, name)[:size].reshape(shape)
     return made
+
+
+def _levels(values: NDArray[np.float32], factor: float, offset: float, below: bool) -> NDArray[np.uint8]:
+    """Return `factor * values + offset`, rounded and clipped to 0 and 255."""
+    if below:  # `convertScaleAbs` is quicker, but mirrors values below 0
+        clipped: NDArray[np.uint8] = cv2.addWeighted(values, factor, values, 0, offset, dtype=cv2.CV_8U)
+        return clipped
+    scaled: NDArray[np.uint8] = cv2.convertScaleAbs(values, alpha=factor, beta=offset)
+    return scaled
 
 
 class _Mix:

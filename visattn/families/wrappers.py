@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timm.utils import ModelEmaV2, ModelEmaV3
-from torch import nn
+from torch import distributed, nn
 from torch.optim.swa_utils import AveragedModel
 
 from visattn.errors import UnsupportedModel
@@ -22,7 +22,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
     split = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
-    if split or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+    if not split and distributed.is_available() and distributed.is_initialized():  # looking at every parameter takes milliseconds
+        split = any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
+    if split:
         raise UnsupportedModel(
             f"{type(model).__name__}: each process must hold all parameters, but they are sharded, so the main process cannot "
             "draw alone. Draw from a checkpoint, with visattn.explain."
