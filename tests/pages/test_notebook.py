@@ -17,8 +17,10 @@ from PIL import ExifTags, Image
 import visattn
 from visattn import data
 from visattn.data import scenes
+from visattn.drawing.style import StyleOptions
 from visattn.errors import OptionError, OutputError
 from visattn.evaluation import statistics
+from visattn.pipeline import explanation
 from visattn.pipeline.question import ask
 from visattn.pipeline.targets import Target
 
@@ -105,6 +107,19 @@ def test_repr_and_caption_say_what_is_shown(found: visattn.Explanation) -> None:
     assert shown.startswith('<figure><img src="data:image/jpeg;base64,')
     assert "layer blocks.3.attn, head 1, query mean<br>rings: cyan, a sink<br><b>warning: 1 sink: patch 1,1" in shown
     assert one.overlay()._repr_jpeg_() is None  # type: ignore[func-returns-value]
+
+
+def test_caption_explains_rings_only_if_there_are_any(found: visattn.Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[str]] = []
+
+    def captioned(picture: Image.Image, lines: list[str], _bar: object) -> Image.Image:
+        written.append(lines)
+        return picture
+
+    monkeypatch.setattr(explanation, "captioned", captioned)
+    for options in (StyleOptions(), StyleOptions(marks=False), StyleOptions(opacity=1.0)):
+        found.at(head=1).overlay(caption=True, **options)
+    assert ["rings: cyan, a sink" in lines for lines in written] == [True, False, False]
 
 
 def test_caption_tells_the_part_that_the_model_received() -> None:

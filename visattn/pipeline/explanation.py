@@ -141,21 +141,25 @@ class Explanation:
             ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
             bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
-            picture = captioned(picture, self._caption() if caption else (), bar)
+            ringed = chosen.marks and 0 < chosen.opacity < 1
+            picture = captioned(picture, self._caption(ringed) if caption else (), bar)
         asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
         made = made.but(drawing=made.drawing | asked)
         return carrying(picture, made), made
 
-    def _caption(self) -> list[str]:
+    def _caption(self, ringed: bool = True) -> list[str]:
+        """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
         facts, seen = self.provenance, self.geometry.seen()
         how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
-        whole = seen.height, seen.width
-        crop = [f"the model received {whole[0]:g} x {whole[1]:g} of {self.photo.height} x {self.photo.width} pixels"]
-        sinks = self.map.facts.sinks_kept and any(self.map.facts.sinks)
-        rings = ["rings: " + ", ".join(["cyan, a sink"] * sinks + ["white, the query"] * bool(self.map.facts.query_at))]
-        warned = (f"warning: {text}" for text in facts.warnings)
-        lines = [*facts.target[:1], how, *(crop if whole != (self.photo.height, self.photo.width) else ())]
-        return [*lines, *(rings if sinks or self.map.facts.query_at else ()), *warned]
+        lines = [*facts.target[:1], how]
+        if (seen.height, seen.width) != (self.photo.height, self.photo.width):
+            lines.append(
+                f"the model received {seen.height:g} x {seen.width:g} of {self.photo.height} x {self.photo.width} pixels"
+            )
+        rings = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
+        if ringed and rings:
+            lines.append(f"rings: {', '.join(rings)}")
+        return [*lines, *(f"warning: {text}" for text in facts.warnings)]
 
     def overlay(self, **options: Unpack[DrawOptions]) -> Picture:
         """Draw the heatmap over the photo, with the options of `draw`. PNG files of the picture store its provenance."""
