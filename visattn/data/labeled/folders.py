@@ -58,9 +58,7 @@ class FolderDataset:
         name = printable(str(folder))
         try:
             self._place, self.classes = _flat_classes(folder) if held_out else _classes(folder, split)
-            by_class = [
-                sorted(_pictures(self._place, one)) if held_out else [*_pictures(self._place, one)] for one in self.classes
-            ]
+            by_class = [list(_pictures(self._place, one)) for one in self.classes]
             if held_out:
                 by_class = _part(by_class, self.classes, split, held_out, seed)
             found = [(label, path) for label, paths in enumerate(by_class) for path in paths]
