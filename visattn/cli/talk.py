@@ -32,18 +32,12 @@ def describe(quiet: bool, provenance: Provenance) -> None:
 
 
 def _input(provenance: Provenance) -> list[str]:
-    """Return size, mean and standard deviation of the input, and the source of each."""
-    facts = provenance.preprocessing
+    """Return those of size, mean and standard deviation of the input that the model does not state, and the source of each."""
+    facts = {name: fact for name, fact in provenance.preprocessing.items() if fact["source"] != "model"}
     if not facts:
         return []
-    told = {
-        name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({_SOURCES.get(fact['source'], fact['source'])})"
-        for name, fact in facts.items()
-    }
+    told = {name: ", ".join(f"{value:g}" for value in fact["value"]) + f" ({fact['source']})" for name, fact in facts.items()}
     return ["input: " + "; ".join(f"{name} {text}" for name, text in told.items())]
-
-
-_SOURCES = {"model": "from the model", "given": "given", "assumed": "assumed"}
 
 
 def _scale(provenance: Provenance) -> list[str]:
