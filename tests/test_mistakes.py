@@ -99,6 +99,7 @@ UNDERSTOOD: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "mean",
         "understood as fusion 'mean'",
     ),
+    "a class as transformers counts": (lambda: facts(target="LABEL_2").scores[0]["class"], 2, ""),
     "mean and std as one number": (lambda: facts(mean=0.5, std=0.5).preprocessing["mean"]["value"], [0.5] * 3, ""),
     "record by name": (lambda: _recording()["blocks.1.attn"].layer, "blocks.1.attn", ""),
     "attention module in capitals": (

@@ -138,7 +138,9 @@ class Target:
         return [self._index(one, classes) for one in each]
 
     def _index(self, named: int | str, classes: int) -> int:
-        if isinstance(named, str) and (number := whole_number(named)) is not None:
+        if (
+            isinstance(named, str) and (number := whole_number(named.removeprefix("LABEL_"))) is not None
+        ):  # as transformers counts
             named = number
         if isinstance(named, int):
             if not 0 <= named < classes:
