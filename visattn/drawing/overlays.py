@@ -118,9 +118,14 @@ def painted(photo: Any, heat: Heatmap | Any, style: Style) -> Picture:  # noqa: 
         if holes is not None:
             mask[rows, columns] &= ~holes
         drawn = outline(drawn, replace(heat, values=mask.astype(np.float32)) if isinstance(heat, Heatmap) else mask)
-    if style.marks and isinstance(heat, Heatmap) and 0 < opacity < 1:
-        drawn = ring(ring(drawn, heat.marks), heat.query, WHITE)
-    return carrying(inside_only(seen, drawn, picture), made)
+    return carrying(inside_only(seen, ringed(drawn, heat, style), picture), made)
+
+
+def ringed(picture: Image.Image, heat: Heatmap | Any, style: Style) -> Image.Image:  # noqa: ANN401
+    """Draw the rings of a heatmap's sinks and query, unless the style leaves them out."""
+    if isinstance(heat, Heatmap) and style.rings:
+        return ring(ring(picture, heat.marks), heat.query, WHITE)
+    return picture
 
 
 def colorize(heat: Heatmap | Any, *, normalize: Normalization = "auto", colormap: str | None = None) -> Picture:  # noqa: ANN401

@@ -13,8 +13,8 @@ from visattn._support.checks import between, one_of
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.data.sources import as_image
-from visattn.drawing.marks import outline, ring
-from visattn.drawing.overlays import painted
+from visattn.drawing.marks import WHITE, outline, ring
+from visattn.drawing.overlays import painted, ringed
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying
 from visattn.drawing.style import PAGE, Style, StyleOptions
@@ -60,7 +60,7 @@ class Panels:
         self.geometry = geometry.resized((height, panel))
         self.photo = whole.resize((panel, height), Image.Resampling.BOX if whole.width > panel else Image.Resampling.BICUBIC)
         self.heat = attention_map.to_heatmap(self.geometry, style.interpolation)
-        self._asked, self._shared, self._whole = style, tuple(shared_axes), geometry
+        self.style, self._shared, self._whole = style, tuple(shared_axes), geometry
         parts = _parts(self.heat, shared_axes)
         self._scales = {index: value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()}
         self._names = names_of(style.normalize, parts.values(), self.heat.signed)
@@ -81,8 +81,8 @@ class Panels:
         """Return the provenance of a figure of these panels, with additional facts about the drawing."""
         scope = f"one scale over {' and '.join(self._shared)}" if self._shared else "each panel on its own scale"
         scales = self._scales.values()
-        known = self._asked.facts(self.heat.signed) | {
-            "interpolation": self._asked.interpolation,
+        known = self.style.facts(self.heat.signed) | {
+            "interpolation": self.style.interpolation,
             "panel": self.photo.width,
         }
         return self.heat.provenance.but(
@@ -158,12 +158,14 @@ def contact_sheet(
     panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=shared_axes, style=Style(**PAGE | style))
     heat, place = panels.heat, panels.geometry
     masks = attention_map.mass(mass).to_heatmap(place, "nearest") if mass is not None else None
-    ringed = [(y * place.photo[0] / geometry.photo[0], x * place.photo[1] / geometry.photo[1]) for y, x in points]
+    marked = [(y * place.photo[0] / geometry.photo[0], x * place.photo[1] / geometry.photo[1]) for y, x in points]
 
     def cell(index: dict[str, int]) -> Cell:
         one = panels.cell(**index)
-        picture = outline(one.picture, masks.at(**index)) if masks is not None else one.picture
-        return replace(one, picture=ring(picture, ringed, (255, 255, 255)))
+        if masks is not None:
+            outlined = outline(one.picture, masks.at(**index))
+            one = replace(one, picture=ringed(outlined, heat.at(**index), panels.style))  # no line hides a ring
+        return replace(one, picture=ring(one.picture, marked, WHITE))
 
     sizes = dict(zip(heat.axes, heat.values.shape, strict=False))
     labels = {name: [f"{name} {text}" if text.isdigit() else text for text in _labels(heat, name)] for name in heat.axes}

@@ -119,6 +119,11 @@ class Style:
         """True if low values are more transparent."""
         return self.blend == "value" or (self.blend == "auto" and self.opacity < 1)
 
+    @property
+    def rings(self) -> bool:
+        """True if sinks and query are ringed: not in a picture of the photo or of the colors alone."""
+        return self.marks and 0 < self.opacity < 1
+
     def colors(self, signed: bool) -> str:
         """Return the name of the color map for signed or unsigned values."""
         return self.colormap or ("blue-white-red" if signed or self.normalize == "symmetric" else "inferno")

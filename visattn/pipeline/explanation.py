@@ -17,7 +17,7 @@ from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
 from visattn.drawing.marks import draw_glimpses, outline
-from visattn.drawing.overlays import painted, rgb_components
+from visattn.drawing.overlays import painted, rgb_components, ringed
 from visattn.drawing.pages import Bar, captioned
 from visattn.drawing.pictures import Picture, carrying, encoded, format_of, to_png
 from visattn.drawing.sheets import contact_sheet
@@ -130,7 +130,8 @@ class Explanation:
         colored = painted(self.photo, heat, chosen)
         picture: Image.Image = colored
         if mass is not None:
-            picture = outline(picture, self.panel.mass(mass).to_heatmap(self.geometry, "nearest"))
+            mask = self.panel.mass(mass).to_heatmap(self.geometry, "nearest")
+            picture = ringed(outline(picture, mask), heat, chosen)  # no line hides a ring
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = draw_glimpses(picture, on_photo, heat.seen)
@@ -141,13 +142,12 @@ class Explanation:
             ends = tuple(f"{end:.3g}" for end in value_range(heat.grid, scale, heat.signed, holes=True))
             bar = Bar(chosen.colors(heat.signed), ends, f"{self.map.meaning}, {scale}")
         if caption or bar:
-            ringed = chosen.marks and 0 < chosen.opacity < 1
-            picture = captioned(picture, self._caption(ringed) if caption else (), bar)
+            picture = captioned(picture, self._caption(chosen.rings) if caption else (), bar)
         asked = {"interpolation": chosen.interpolation, "mass": mass, "legend": legend, "caption": caption}
         made = made.but(drawing=made.drawing | asked)
         return carrying(picture, made), made
 
-    def _caption(self, ringed: bool = True) -> list[str]:
+    def _caption(self, rings: bool = True) -> list[str]:
         """Return what the picture shows: target, map, crop, meaning of the rings if there are any, warnings."""
         facts, seen = self.provenance, self.geometry.seen()
         how = ", ".join([f"{self.map.meaning}: {facts.title}", *self._shown()])
@@ -156,9 +156,9 @@ class Explanation:
             lines.append(
                 f"the model received {seen.height:g} x {seen.width:g} of {self.photo.height} x {self.photo.width} pixels"
             )
-        rings = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
-        if ringed and rings:
-            lines.append(f"rings: {', '.join(rings)}")
+        marked = ["cyan, a sink"] * any(self.map.facts.sinks) + ["white, the query"] * bool(self.map.facts.query_at)
+        if rings and marked:
+            lines.append(f"rings: {', '.join(marked)}")
         return [*lines, *(f"warning: {text}" for text in facts.warnings)]
 
     def overlay(self, **options: Unpack[DrawOptions]) -> Picture:
