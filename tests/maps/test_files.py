@@ -215,3 +215,12 @@ def test_loading_a_map_runs_and_imports_nothing(tmp_path: Path) -> None:
     code = "import sys; from visattn.maps import load_map; load_map(sys.argv[1]); print('antigravity' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "map.npz")], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "told"), [(5, "must be a list of 2"), ([1], "must be a list of 2"), (["x", "y"], "must be int")]
+)
+def test_input_size_of_another_type_is_refused(size: object, told: str, tmp_path: Path) -> None:
+    (tmp_path / "m.npz").write_bytes(edited(set_at("facts", "input_size", size)))
+    with pytest.raises(MapError, match=f"not a map \\(input_size {told}"):
+        load_map(tmp_path / "m.npz")

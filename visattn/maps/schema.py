@@ -67,6 +67,7 @@ _KNOWN = {
     "pixelwise": bool,
     "query_at?": [(float,) * 2],
     "interval?": bool,
+    "input_size?": _Maybe((int, int)),
 }
 _FACTS = {
     "axes": [str],
