@@ -163,7 +163,9 @@ def output_options(command: F) -> F:
     """Add options for the output and for messages."""
     return _all(
         command,
-        click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; overlay and caption also take a folder."),
+        click.option(
+            "-o", "--output", type=click.Path(path_type=Path), help="File to write; overlay and caption also take a folder."
+        ),
         click.option("--overwrite", is_flag=True, help="Replace existing files."),
         *_talk(),
     )
