@@ -201,15 +201,19 @@ def test_tokens_of_another_input_are_foreign_prefix_tokens() -> None:
         visattn.methods.attention(recording)
 
 
-def test_keys_of_another_input_are_refused_by_its_name() -> None:
+def test_keys_of_another_input_are_tokens_that_lie_nowhere_in_the_image() -> None:
     class Text(Moving):
         def forward(self, x: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]
             t = self.tokens(x)[:, None]
             words = self.part(text)[:, None]
             return F.scaled_dot_product_attention(t, words, words).mean((1, 2))
 
-    record = see(Text(), image(), text=torch.randn(1, 5, 16))[0]
-    assert record.reason == "its tokens come from another input of the model (text)"
+    recording = see(Text(), image(), text=torch.randn(1, 5, 16))
+    record = recording[0]
+    assert (record.kind, record.queries.grid, record.keys.grid) == ("cross", (8, 12), ())
+    assert record.keys.prefix == tuple(f"foreign{i}" for i in range(5))
+    with pytest.raises(OptionError, match="another input of the model"):
+        visattn.methods.rollout(recording)
 
 
 class Parts(nn.Module):
@@ -316,7 +320,7 @@ def test_learned_queries_pool_with_fused_and_explicit_attention(written: bool) -
     assert [(record.kind, record.reason, record.keys.grid) for record in recording] == [("pool", None, (8, 12))] * 2
 
 
-def test_attention_among_learned_queries_is_unplaced() -> None:
+def test_attention_among_learned_queries_is_a_set_of_its_own() -> None:
     class Among(Moving):
         def __init__(self) -> None:
             super().__init__()
@@ -328,5 +332,7 @@ def test_attention_among_learned_queries_is_unplaced() -> None:
             return F.scaled_dot_product_attention(q, t, t).mean((1, 2))
 
     first, second = see(Among(), image())
-    assert first.reason == "its tokens come from parameters alone, not from the image"
-    assert second.kind == "pool"
+    assert (first.kind, first.reason, first.keys.grid) == ("self", None, ())
+    assert (second.kind, second.keys.grid) == ("pool", (8, 12))
+    assert first.queries == first.keys == second.queries
+    assert second.follows == (first.layer, first.call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -195,7 +196,7 @@ class Watch:
 
     def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _floating(value)]
-        pixels = next((x for _, x in given if x.ndim == 4), None)
+        pixels = _pixels(given)
         self.forward += 1
         self._mode.calls.clear()
         self._mode.hidden.clear()
@@ -219,12 +220,13 @@ class Watch:
         def stored(tensor: Tensor) -> tuple[str, str] | None:
             if not found:
                 found[0] = "", ""
-                for part in self._mode.owners.modules:
+                for part, path in self.names.items():
                     for name, value in part.__dict__.items():
                         if name not in _MODULES_OWN:
                             found.update((id(x), ("attribute", name)) for x in _tensors_in(value))
                     for kind, values in (("buffer", part._buffers), ("parameter", part._parameters)):
-                        found.update((id(x), (kind, name)) for name, x in values.items() if x is not None)
+                        named = {path.rpartition(".")[2] if name == "weight" else name: x for name, x in values.items()}
+                        found.update((id(x), (kind, name)) for name, x in named.items() if x is not None)
             return found.get(id(tensor))
 
         return stored
@@ -274,6 +276,14 @@ class Watch:
             self._finish()
 
 
+def _pixels(given: Sequence[tuple[object, Tensor]]) -> Tensor | None:
+    """Return the images `(B, C, H, W)` or clips `(B, T, C, H, W)` among the inputs; those that are named so come first."""
+    found = [(name, x) for name, x in given if x.ndim in (4, 5) and x.is_floating_point()]
+    named = [x for name, x in found if _IMAGES.search(str(name))]
+    return next(iter((*named, *(x for _, x in found))), None)
+
+
+_IMAGES = re.compile("pixel|image|video|clip")
 _MODULES_OWN = frozenset(nn.Module().__dict__)
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from visattn.capturing.following.places import Behind, Places, Statuses, later
+from visattn.capturing.following.members import Members
+from visattn.capturing.following.places import Behind, Places, Statuses, color_axis, later
 from visattn.capturing.following.rules import Rules
 from visattn.capturing.tokens.arrangement import Arrangement
-from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, MAKE, PRODUCT, REDUCE
+from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, LIKE, MAKE, PRODUCT, REDUCE
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
 
 _WEIGHING = PRODUCT | {"einsum", "tensordot", "linear"}
@@ -41,8 +42,9 @@ class TokenTracer:
         pixels = next((known for known in tape.outside.values() if known.kind == "pixels"), None)
         self.image = pixels is not None
         shape = (1, 1, 1, 1) if pixels is None else pixels.shape
-        self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device)
-        self._rules = Rules(self.known)
+        frames = int(shape[3 - color_axis(shape)]) if len(shape) == 5 else 0
+        self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device, frames)
+        self._rules, self._members = Rules(self.known), Members(self.known, tape.outside)
         self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call; reused for the same codes
         self._passed = 0
         self.at = 0
@@ -92,9 +94,25 @@ class TokenTracer:
             places = places.each(known.planes.coarsened)
         if places is not None:
             known.places[slot] = places.after((self._passed, attention.layer, attention.call))
-        elif kind == "pool":
-            known.drop(slot)
-            known.learned[slot] = known.learned.get(attention.operands[0].slot, "")
+        elif kind == "pool" or (kind != "unplaced" and self._asks_by_members(attention)):
+            self._answered(attention, slot)
+
+    def _asks_by_members(self, attention: Attention) -> bool:
+        """Check whether the queries of a located call are members of a set."""
+        asking = self.known.places.get(attention.operands[0].slot)
+        return asking is None or (not attention.fused and asking.others is not None)
+
+    def _answered(self, attention: Attention, slot: int) -> None:
+        """Register the result of an attention call whose queries lie nowhere in the image."""
+        known, asking = self.known, attention.operands[0]
+        queries, keys = self.of(asking), self.of(attention.operands[1])
+        foreign, name = known.foreign.get(asking.slot), known.learned.get(asking.slot, "")
+        known.drop(slot)
+        (known.learned if foreign is None else known.foreign)[slot] = name if foreign is None else foreign
+        if queries is not None:
+            self._members.answered(slot, queries, keys)
+            if (made := known.members.get(slot)) is not None:
+                known.members[slot] = made.after((self._passed, attention.layer, attention.call))
 
     def one_stream(self, attention: Attention) -> bool:
         """Check whether queries and keys come from the same tokens: the same embedding, behind the same attention call."""
@@ -105,8 +123,8 @@ class TokenTracer:
         return asking is None or asked is None or asking.stream == asked.stream
 
     def of(self, operand: Operand) -> Places | None:
-        """Return the locations of an operand's elements; None if they are unknown."""
-        places = self.known.places.get(operand.slot)
+        """Return the locations of an operand's elements, or the members of sets that they belong to; None if they are unknown."""
+        places = self.known.places.get(operand.slot) or self._members.of(operand.slot)
         if places is None:
             return None
         if operand.axes is not None:
@@ -123,6 +141,9 @@ class TokenTracer:
         known, operation = self.known, entry.operation
         slots = list(dict.fromkeys(ref.slot for ref in entry.refs))
         lost = next((known.lost[slot] for slot in slots if slot in known.lost), None)
+        if operation.own and operation.name in LIKE and slots[1:]:  # the second operand only gives shape or type
+            slots = slots[:1]
+            lost = known.lost.get(slots[0])
         placed = [slot for slot in slots if slot in known.places]
         name = operation.name if operation.own else f"{operation.name} (not a torch function)"
         if operation.own and operation.name in MAKE and len(slots) <= 1:  # the operand only gives shape and type
@@ -169,6 +190,8 @@ class TokenTracer:
                 (known.learned if foreign is None else known.foreign)[made.slot] = name if foreign is None else foreign
         for before, after in entry.rewritten:
             known.take_over(before, after)
+            known.members.pop(after, None)
+        self._members.see(entry)
 
     def _watch_scores(self, entry: Entry, slots: Sequence[int]) -> None:
         """Register products of scores and values that are not recorded as attention."""

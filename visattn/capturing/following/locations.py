@@ -64,6 +64,8 @@ def locate(follower: TokenTracer, attention: Attention) -> tuple[Arrangement, tu
                 raise Unplaced("its queries come neither from the pixels nor from a parameter")
         if isinstance(queries, _Channels):
             raise Unplaced("its queries are channels, its keys are tokens")
+        if values is None and attention.operands[-1].slot in known.learned and not known.planes.on_grid(keys):
+            values = keys  # constants, such as the zeros that object queries begin with
         if isinstance(values, _Channels) or values is None or not _same(values, keys):
             raise Unplaced(_why_other_values(follower, attention.operands[-1], values))
         signs = tuple(lead), rows, None if queries is None else content(queries), content(keys)
@@ -136,6 +138,8 @@ def _of_weights(follower: TokenTracer, attention: Attention) -> tuple[Codes, Cod
     if places is None:
         return None, None, values
     rows, columns = places.codes, places.columns
+    if columns is None and places.others is not None and places.others.shape == rows.shape:  # a product with members of a set
+        rows, columns = (places.others, rows) if bool((rows == rows[..., :1, :]).all()) else (rows, places.others)
     if columns is None:  # not query-key scores
         if lost := follower.known.lost.get(weights.slot):
             raise Unplaced(f"its queries could not be traced from the pixels beyond {lost}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.following.places import Behind, Places, Statuses, later
-from visattn.capturing.tokens.codes import Geometry2d, aligned, compact, covered, equal, geometry_of, same_along
+from visattn.capturing.tokens.codes import Geometry2d, aligned, compact, covered, equal, geometry_of, kernel_of, same_along
 from visattn.capturing.tokens.equations import Equation
 from visattn.capturing.trace.tape import Entry, Ref
 
@@ -52,7 +52,7 @@ class Mixing:
             return None
         if name == "convolution":
             name = f"conv{codes.ndim - 2}d"
-        spatial = codes.ndim - 2 if name in ("interpolate", "upsample") else {"conv1d": 1, "conv3d": 3}.get(name, 2)
+        spatial = codes.ndim - 2 if name in ("interpolate", "upsample") else 1 if "1d" in name else 3 if "3d" in name else 2
         channels = codes.ndim - spatial - 1
         convolved = name.startswith("conv")
         whole = self._through(codes, channels, [*codes.shape[:channels], 1, *codes.shape[channels + 1 :]]) if convolved else None
@@ -61,6 +61,8 @@ class Mixing:
         geometry = geometry_of(name, args, kwargs, self._weight(name, args, kwargs))
         if codes.shape[channels + 1 :] == shape[channels + 1 :] and (geometry is None or _stays(geometry)):
             return None if convolved and whole is None else whole.expand(shape) if convolved and whole is not None else codes
+        if spatial == 3 and codes.ndim == 5 and whole is not None:
+            return self._resampled_clip(whole[:, 0], args, kwargs, name, shape)
         if spatial != 2 or codes.ndim != 4 or whole is None:
             return None
         plane, before = self._known.planes.raster(whole[:, 0])
@@ -70,8 +72,30 @@ class Mixing:
             return self._tiled(whole[:, 0], shape, geometry)
         image, _ = self._known.planes.split(whole[:, 0].flatten(1).amax(1), plane)
         rows, columns = shape[-2:]
-        made = self._known.planes.codes(self._known.planes.grid(rows, columns, covered(plane, before, rows, columns, geometry)))
+        box = covered(plane, before, rows, columns, geometry)
+        made = self._known.planes.codes(self._known.planes.grid(rows, columns, box, plane.frames)).view(-1, rows, columns)
         return made[image.long()][:, None].expand(shape)
+
+    def _resampled_clip(
+        self, codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, shape: torch.Size
+    ) -> Tensor | None:
+        """Return the codes after a convolution or pooling of clips, from codes `(B, T, H, W)`."""
+        planes, (frames, rows, columns) = self._known.planes, shape[2:]
+        kernel = kernel_of(name, args, kwargs, weight := self._weight(name, args, kwargs))
+        if kernel is None:
+            return None
+        geometry, step = geometry_of(name, args, kwargs, weight), kernel.stride[0]
+        if (frames, rows, columns) == (1, 1, 1) and kernel.reach == codes.shape[1:]:  # a patch of its own
+            merged = planes.merge(codes.flatten(1), 1)
+            return None if merged is None else merged.view(-1, 1, 1, 1, 1).expand(shape)
+        plane, before = planes.raster(codes.flatten(0, 1))
+        if plane is None or codes.shape[1] != plane.frames or not (frames - 1) * step < plane.frames <= frames * step:
+            return None
+        frame, _ = planes.split(codes.flatten(2).amax(2), plane)
+        if bool((frame % plane.frames != torch.arange(plane.frames, device=codes.device)).any()):
+            return None
+        new = planes.grid(rows, columns, covered(plane, before, rows, columns, geometry), frames)
+        return planes.codes(new)[(frame[:, 0] // plane.frames).long()][:, None].expand(shape)
 
     def _weight(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Size | None:
         weight = args[1] if len(args) > 1 else kwargs.get("weight")
@@ -170,10 +194,12 @@ class Mixing:
             return None
         operands, letters, result = equation
         sides = [(places, names) for x, names in zip(operands, letters, strict=True) if (places := self._of(x)) is not None]
-        learned = [x for x in operands if isinstance(x, Ref) and x.slot in self._known.learned]
+        known = self._known
+        learned = [x for x in operands if isinstance(x, Ref) and (x.slot in known.learned or x.slot in known.members)]
         alone = len(sides) == 1 and len(learned) == len(operands) - 1
         behind: Behind = later(*(places.behind for places, _ in sides))
-        base = sides[0][0]._replace(columns=None, behind=behind, copies=any(places.copies for places, _ in sides))
+        copies = any(places.copies for places, _ in sides)
+        base = sides[0][0]._replace(columns=None, behind=behind, copies=copies, others=None)
         found: list[Tensor] = []
         at = self._at_windows(sides, result, shape)
         if at is not None:
@@ -196,8 +222,13 @@ class Mixing:
         if not found:
             return None
         if len(found) == 1 or all(equal(found[0], other) for other in found[1:]):  # all operands have the same locations
-            asked = alone and any(len(self._known.shapes[x.slot]) > 2 for x in learned)
-            return base._replace(codes=found[0], asked=base.asked or asked)
+            sets = [
+                (x, names) for x, names in zip(operands, letters, strict=True) if x in learned and len(known.shapes[x.slot]) > 2
+            ]
+            others = None
+            if alone and len(sets) == 1 and (members := known.members.get(sets[0][0].slot)) is not None:
+                others = aligned(members.codes, sets[0][1], result, shape)
+            return base._replace(codes=found[0], asked=base.asked or (alone and bool(sets)), others=others)
         if len(found) > 2:
             return None
         one_stream = sides[0][0].stream == sides[1][0].stream

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Places(NamedTuple):
         one_stream: Whether rows and columns come from the same tokens, behind the same attention call.
         asked: Whether the tensor was multiplied by learned queries.
         mixture: Whether several cells were mixed into several outputs, each of which may stand for another part of the merged cell.
+        others: Position codes of the other axis, if the tensor is a product with members of a set: those of its queries or keys.
     """
 
     codes: Tensor
@@ -38,6 +40,7 @@ class Places(NamedTuple):
     one_stream: bool = True
     asked: bool = False
     mixture: bool = False
+    others: Tensor | None = None
 
     @property
     def stream(self) -> object:
@@ -50,7 +53,10 @@ class Places(NamedTuple):
         columns = None if self.columns is None else change(self.columns)
         if codes is None or (columns is None) != (self.columns is None):
             return None
-        return self if codes is self.codes and columns is self.columns else self._replace(codes=codes, columns=columns)
+        if codes is self.codes and columns is self.columns:
+            return self
+        others = self.others if self.others is None or self.others.shape != self.codes.shape else change(self.others)
+        return self._replace(codes=codes, columns=columns, others=others)
 
     def after(self, behind: Behind) -> Places:
         """Return a copy that lies behind an attention call."""
@@ -70,16 +76,18 @@ class Statuses:
     """Status of each slot.
 
     A slot is in one of `places`, `lost`, `learned` and `foreign`. If it was multiplied by something lost, it is in both `places` and
-    `lost`.
+    `lost`. A slot that is learned or foreign may also be in `members`: its tokens lie nowhere in the image, but they can be told apart.
 
     Attributes:
         images: Number of images.
-        input_size: `(height, width)` of the images.
+        input_size: `(height, width)` of the images, or of the frames of clips.
         device: Device of the codes.
+        frames: Number of frames of each clip; 0 for single images.
         places: Locations of the elements of a slot.
         lost: Name of the operation beyond which the locations are unknown.
         learned: Name of a parameter, for tensors computed from parameters and constants only; may be empty.
         foreign: Name of another input of the model, for tensors computed from it without the image.
+        members: Members of sets, such as object queries or words, that the elements of a slot belong to.
         shapes: Shape of each slot.
         scores: Slots that hold a value for each query-key pair, as far as this is known.
         mixed: Scores that were multiplied elementwise by values and not summed yet.
@@ -89,10 +97,12 @@ class Statuses:
     images: int
     input_size: tuple[int, int]
     device: torch.device
+    frames: int = 0
     places: dict[int, Places] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     learned: dict[int, str] = field(default_factory=dict)
     foreign: dict[int, str] = field(default_factory=dict)
+    members: dict[int, Places] = field(default_factory=dict)
     shapes: dict[int, torch.Size] = field(default_factory=dict)
     scores: set[int] = field(default_factory=set)
     mixed: set[int] = field(default_factory=set)
@@ -100,12 +110,12 @@ class Statuses:
 
     def __post_init__(self) -> None:
         """Create the planes."""
-        self.planes = Planes(self.images, self.input_size, self.device)
+        self.planes = Planes(self.images, self.input_size, self.device, self.frames)
 
     def image(self, shape: torch.Size) -> Places:
-        """Return the locations of the pixels."""
-        plane = self.planes.grid(*self.input_size, self.planes.input)
-        return Places(self.planes.codes(plane)[:, None].expand(shape))
+        """Return the locations of the pixels: `(B, C, H, W)` images, or `(B, T, C, H, W)` or `(B, C, T, H, W)` clips."""
+        plane = self.planes.grid(*self.input_size, self.planes.input, max(self.frames, 1))
+        return Places(self.planes.codes(plane).unsqueeze(color_axis(shape)).expand(shape))
 
     def lose(self, slot: int, name: str) -> None:
         """Mark the locations of a slot as unknown beyond an operation."""
@@ -114,13 +124,19 @@ class Statuses:
 
     def drop(self, slot: int) -> None:
         """Remove the status of a slot."""
-        for known in (self.places, self.lost, self.learned, self.foreign):
+        for known in (self.places, self.lost, self.learned, self.foreign, self.members):
             known.pop(slot, None)
+
+    def of_sets(self) -> Statuses:
+        """Return a view in which the members of sets are the places."""
+        view = copy(self)
+        view.places, view.members, view.lost = self.members, {}, {}
+        return view
 
     def take_over(self, before: int, after: int) -> None:
         """Copy the status of slot `before` to slot `after`."""
         self.drop(after)
-        tables: list[dict[int, Any]] = [self.places, self.lost, self.learned, self.foreign]
+        tables: list[dict[int, Any]] = [self.places, self.lost, self.learned, self.foreign, self.members]
         for known in tables:
             if before in known:
                 known[after] = known[before]
@@ -136,6 +152,11 @@ class Statuses:
                 self.take_over(before, after)
             else:
                 self.lose(after, entry.operation.name)
+
+
+def color_axis(shape: Sequence[int]) -> int:
+    """Return the channel axis of images `(B, C, H, W)` or clips; of clips it is the second or third axis, whichever has 1 or 3 entries."""
+    return 2 if len(shape) == 5 and shape[2] in (1, 3) else 1
 
 
 def later(*behind: Behind) -> Behind:

@@ -138,7 +138,8 @@ class Readouts:
                 patches[round(share, 9)] += 1
                 cells = plane.cells
             else:
-                prefix[token_names([plane])[0]] = prefix.get(token_names([plane])[0], 0.0) + share
+                name = token_names(planes, torch.tensor([int(str(code))], device=self._known.device))[0]
+                prefix[name] = prefix.get(name, 0.0) + share
         names = {name for name in prefix}
         if last is not None and not names <= {*last.queries.prefix, *last.keys.prefix}:
             return ""

@@ -192,7 +192,10 @@ class Rules(Writing):
             return a
         if a.columns is not None:
             return None
-        cells = [max((plane.cells for plane in self._known.planes.of(compact(x.codes))), default=0) for x in (a, b)]
+        cells = [
+            max((plane.cells if plane.grid else 1 for plane in self._known.planes.of(compact(x.codes))), default=0)
+            for x in (a, b)
+        ]
         if cells[0] == cells[1]:
             return self._evener(a, b)
         fine, coarse = (a, b) if cells[0] > cells[1] else (b, a)
@@ -238,6 +241,10 @@ class Rules(Writing):
         middle = (low + high) / 2
         slack = (high - low) / 2 + 1e-6
         inside = (middle >= start - slack) & (middle <= stop + slack)
+        if planes.frames:
+            (begin, end), (first, last) = (planes.times(both[:, i]) for i in (0, 1))
+            now = (begin + end) / 2
+            inside &= ((now >= first) & (now <= last)).unsqueeze(-1)
         images = [planes.images_of(both[:, i]) for i in (0, 1)]
         grid = ~middle.isnan().any(1) & ~start.isnan().any(1)
         return bool(inside[grid].all()) and bool((images[0] == images[1])[grid].all())
@@ -306,12 +313,16 @@ class Rules(Writing):
         met = planes.of(images)
         if dim == 0 or len(met) != 1:
             return None
-        image, _ = planes.split(images, met[0])
-        count = shape[dim]
-        bases = torch.tensor([planes.learned(f"{name}:{i}").base for i in range(count)], device=codes.device)
-        made = (bases + image[:, None]).to(torch.int32)  # (groups, count)
+        image = planes.images_of(images)
         form = [1] * len(shape)
-        form[0], form[dim] = len(image), count
+        form[0] = len(image)
+        members = known.members.get(slot)
+        if members is not None and members.codes.shape == shape and members.columns is None:
+            return members._replace(codes=planes.given(members.codes, image.view(form)))
+        form[dim] = shape[dim]
+        plane = planes.set_of(name, shape[dim])
+        own = torch.arange(plane.base, plane.base + plane.count, device=codes.device)
+        made = (own + image[:, None] * plane.count).to(torch.int32)  # (groups, count)
         return Places(made.view(form).expand(shape))
 
 

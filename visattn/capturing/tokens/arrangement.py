@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from visattn._support.types import Kind
-from visattn.capturing.tokens.planes import Plane, Planes
+from visattn.capturing.tokens.planes import Planes
 from visattn.geometry import Box
 from visattn.records import TokenLayout
 
@@ -121,8 +122,10 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
         Unplaced: If the tokens cannot be arranged. The message gives the reason.
     """
     keys = keys.expand(*lead, keys.shape[-1]).reshape(-1, keys.shape[-1])
-    image = _images(planes, keys)
+    image = _images(planes, keys, lead)
     both = keys if queries is None else torch.cat([queries.expand(*lead, rows).reshape(-1, rows), keys], 1)
+    both = planes.given(both, image[:, None])
+    keys = both[:, both.shape[1] - keys.shape[1] :]
     _, block = torch.unique(both, dim=0, return_inverse=True)
     order = _grouped(image, block, planes.images)
     first = order[:, 0]  # (images, blocks)
@@ -134,18 +137,18 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
         if order.shape[2] > 1:
             raise Unplaced("learned queries attend within windows")
         names = tuple(f"query{i}" for i in range(rows))
-        query_layout, query_index = TokenLayout("pool", names, (), key_layout.box), torch.arange(rows, device=keys.device)[None]
+        query_layout, query_index = TokenLayout(POOL, names, (), planes.input), torch.arange(rows, device=keys.device)[None]
     else:
         query_codes = _local(planes, both[:, :rows][first], image[first])
         query_layout, query_index = _canonical(planes, query_codes, "tokens")
         real = query_index[query_index >= 0]
+        if not query_layout.grid and order.shape[2] > 1 and query_layout.space == POOL:
+            raise Unplaced("learned queries attend within windows")
         if real.numel() != torch.unique(real).numel():
             raise Unplaced("a token is a query in several windows")
-    if not query_layout.grid:
-        kind: Kind = "pool"
-        query_layout = replace(query_layout, space="pool")
-    else:
-        kind = "self" if query_layout == key_layout else "cross"
+    kind: Kind = "self" if query_layout == key_layout else "cross"
+    if key_layout.grid and not query_layout.grid and query_layout.space == POOL:
+        kind = "pool"
     plain = order.shape[2] == 1 and all(
         torch.equal(index[0], torch.arange(index.shape[1], device=index.device)) for index in (query_index, key_index)
     )
@@ -155,14 +158,18 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     return Arrangement(kind, query_layout, key_layout, order, query_index, key_index)
 
 
-def _images(planes: Planes, keys: Tensor) -> Tensor:
-    """Return the image index of each group of keys, `(groups,)`."""
+def _images(planes: Planes, keys: Tensor, lead: Sequence[int]) -> Tensor:
+    """Return the image index of each group of keys, `(groups,)`. Sets that no image has reached are the same for every image."""
     image = planes.images_of(keys)
     one = image.amax(1)
-    if bool(((image != one[:, None]) & (keys >= 0)).any()):
+    if bool(((image != one[:, None]) & (image >= 0)).any()):
         raise Unplaced("tokens of several images attend to each other")
     if bool((one < 0).any()):
-        raise Unplaced("a window holds nothing but padding")
+        if bool((keys < 0).all(1).any()):
+            raise Unplaced("a window holds nothing but padding")
+        if not lead or lead[0] != planes.images:
+            raise Unplaced("its tokens come from parameters alone, not from the image")
+        one = torch.where(one < 0, torch.arange(len(one), device=one.device) * planes.images // len(one), one)
     return one
 
 
@@ -194,49 +201,66 @@ def _local(planes: Planes, codes: Tensor, image: Tensor) -> Tensor:
 def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, Tensor]:
     """Return the layout of the codes of one image, `(blocks, tokens)`, and the canonical token index of each code."""
     found = planes.of(codes)
-    grids = [plane for plane in found if plane.cells > 1]
+    grids = [plane for plane in found if plane.grid and plane.cells > 1]
     if len(grids) > 1:
-        sizes = " and ".join(f"{plane.grid[0]} x {plane.grid[1]}" for plane in grids)
+        sizes = " and ".join(" x ".join(map(str, plane.grid)) for plane in grids)
         raise Unplaced(f"tokens of several grids attend together: {sizes}")
-    single = [plane for plane in found if plane.cells == 1]
-    if not grids and len(single) == 1 and single[0].grid:  # the whole image is one token
-        grids, single = single, []
-    single.sort(key=lambda plane: _rank(plane, codes))
-    names = token_names(single)
+    if not grids and len(found) == 1 and found[0].grid:  # the whole image is one token
+        grids = found
+    plane = grids[0] if grids else None
+    loose = codes >= 0
+    if plane is not None:
+        loose &= (codes < plane.base) | (codes >= plane.base + plane.cells)
     index = torch.full_like(codes, -1, dtype=torch.int64)
-    for i, plane in enumerate(single):
-        index[codes == plane.base] = i
-    if not grids:
-        return TokenLayout(space, names, (), planes.input), index
-    plane = grids[0]
-    here = (codes >= plane.base) & (codes < plane.base + plane.cells)
+    tokens, index[loose] = _in_order(codes, loose)
+    names = token_names(planes, tokens, "token" if grids else "query")
+    if plane is None:
+        words = bool(names) and all(name.startswith(_GIVEN) for name in names)
+        return TokenLayout("words" if words else POOL, names, (), planes.input), index
+    here = ~loose & (codes >= 0)
     cell = (codes[here] - plane.base).long()
     present = torch.unique(cell)
     if len(present) < plane.cells:
-        columns = plane.grid[1]
-        part = planes.thinned(plane, cell // columns, cell % columns)
+        part = planes.thinned(plane, cell)
         if part is None:  # dropped tokens leave holes
-            index[here] = torch.searchsorted(present, cell) + len(single)
+            index[here] = torch.searchsorted(present, cell) + len(tokens)
             holes = torch.ones(plane.cells, dtype=torch.bool).index_fill_(0, present.cpu(), 0).nonzero().flatten()
             return TokenLayout(space, names, plane.grid, plane.box, tuple(holes.tolist())), index
         plane, cell = part
-    index[here] = cell + len(single)
+    index[here] = cell + len(tokens)
     return TokenLayout(space, names, plane.grid, plane.box), index
 
 
-def _rank(plane: Plane, codes: Tensor) -> int:
-    """Return the first position of a single token."""
-    return int((codes == plane.base).nonzero()[0, -1])
+def _in_order(codes: Tensor, loose: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct codes among the `loose` ones in the order of their first positions, and the index of each loose one in them."""
+    values, number = torch.unique(codes[loose], return_inverse=True)
+    at = loose.flatten().nonzero().flatten()
+    first = torch.full((len(values),), codes.numel(), device=codes.device).scatter_reduce(0, number, at, "amin")
+    order = (first % codes.shape[-1]).argsort(stable=True)
+    return values[order], order.argsort()[number]
 
 
-_BASES = {"register": "reg|storage", "foreign": "foreign"}
+POOL = "pool"  # space of learned queries
+_GIVEN = "word", "foreign"
+_BASES = {
+    "register": "reg|storage",
+    "foreign": "foreign",
+    "word": "word",
+    "query": ".*quer|.*object|detection",
+}
 
 
-def token_names(planes: Sequence[Plane]) -> tuple[str, ...]:
-    """Name single tokens: learned ones after their parameter (`cls`, `register0`), tokens averaged over the image `mean`."""
+def token_names(planes: Planes, codes: Tensor, other: str = "token") -> tuple[str, ...]:
+    """Name tokens that lie on no grid, in the order given.
+
+    Learned ones are named after their parameter (`cls`, `register0`, `query0`), words `word0`, tokens averaged over the image `mean`.
+    `other` is the name of learned tokens whose parameter says nothing.
+    """
     names: list[str] = []
-    for plane in planes:
-        stem = plane.name.partition(":")[0].lower()
+    counts: Counter[str] = Counter()
+    for code in codes:
+        plane = planes.of(code[None])[0]
+        stem = plane.name.lower()
         if not plane.name:
             name = "mean"
         elif re.match("cls|class", stem):
@@ -244,8 +268,10 @@ def token_names(planes: Sequence[Plane]) -> tuple[str, ...]:
         elif stem.startswith("dist"):
             name = "distillation"
         else:
-            base = next((base for base, pattern in _BASES.items() if re.match(pattern, stem)), "token")
-            name = f"{base}{sum(known.startswith(base) for known in names)}"
+            base = next((base for base, pattern in _BASES.items() if re.match(pattern, stem)), other)
+            number = int(code - plane.base) % plane.count if base == "word" else counts[base]  # words as the caller counts them
+            name = f"{base}{number}"
+            counts[base] += 1
         names.append(name if name not in names else f"{name}{names.count(name) + 1}")
     return tuple(names)
 
@@ -286,7 +312,7 @@ def arrange_tokens(planes: Planes, codes: Tensor) -> Tokens | None:
         return None
     flat = alike.movedim(channels, -1).flatten(1)
     try:
-        image = _images(planes, flat)
+        image = _images(planes, flat, flat.shape[:1])
         layout, index = _canonical(planes, _local(planes, flat[:, None], image[:, None]), "tokens")
     except Unplaced:
         return None

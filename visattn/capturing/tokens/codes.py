@@ -90,31 +90,49 @@ class Geometry2d(NamedTuple):
     padding: tuple[float, float]
 
 
+class Kernel(NamedTuple):
+    """Extent, stride and padding of a kernel along each axis, in cells."""
+
+    reach: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[Any, ...]
+
+
 def geometry_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weight: Sequence[int] | None) -> Geometry2d | None:
-    """Return the geometry of a convolution or pooling, or None for other operations; `weight` is the shape of the convolution's weight."""
-    if name in ("conv2d", "convolution"):
+    """Return the spatial geometry of a convolution or pooling, or None for other operations; see `kernel_of`."""
+    kernel = kernel_of(name, args, kwargs, weight)
+    if kernel is None or len(kernel.reach) < 2:
+        return None
+    (reach, stride, padding) = ((side[-2], side[-1]) for side in kernel)
+    return Geometry2d(reach, stride, padding)
+
+
+def kernel_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], weight: Sequence[int] | None) -> Kernel | None:
+    """Return the kernel of a convolution or pooling, or None for other operations; `weight` is the shape of the convolution's weight."""
+    if name in ("conv2d", "conv3d", "convolution"):
         given = dict(zip(["input", "weight", "bias", "stride", "padding", "dilation", "transposed"], args, strict=False)) | dict(
             kwargs
         )
         if weight is None or given.get("transposed", False) is True:
             return None
-        kernel, stride = tuple(weight[-2:]), _pair(given.get("stride", 1))
-        dilation = _pair(given.get("dilation", 1))
-    elif name in ("avg_pool2d", "max_pool2d", "lp_pool2d", "max_pool2d_with_indices"):
+        size = tuple(weight[2:])
+        stride, dilation = (_sides(given.get(key, 1), len(size)) for key in ("stride", "dilation"))
+    elif name.removesuffix("_with_indices") in ("avg_pool2d", "max_pool2d", "lp_pool2d", "avg_pool3d", "max_pool3d"):
         names = ["input", "kernel_size", "stride", "padding", "dilation"]
-        given = dict(zip(names[:4] if name == "avg_pool2d" else names, args, strict=False)) | dict(kwargs)
-        kernel = _pair(given["kernel_size"])
-        stride = _pair(given.get("stride") or kernel)
-        dilation = _pair(given.get("dilation", 1)) if name.startswith("max") else (1, 1)
+        given = dict(zip(names[:4] if name.startswith("avg") else names, args, strict=False)) | dict(kwargs)
+        axes = 3 if "3d" in name else 2
+        size = _sides(given["kernel_size"], axes)
+        stride = _sides(given.get("stride") or size, axes)
+        dilation = _sides(given.get("dilation", 1) if name.startswith("max") else 1, axes)
     else:
         return None
-    reach = tuple((size - 1) * gap + 1 for size, gap in zip(kernel, dilation, strict=True))
+    reach = tuple((side - 1) * gap + 1 for side, gap in zip(size, dilation, strict=True))
     before = given.get("padding", 0)
     if before == "same":
-        padding: tuple[Any, ...] = tuple((size - 1) // 2 for size in reach)
+        padding: tuple[Any, ...] = tuple((side - 1) // 2 for side in reach)
     else:
-        padding = (0, 0) if before == "valid" else _pair(before)
-    return Geometry2d((reach[0], reach[1]), (stride[0], stride[1]), (padding[0], padding[1]))
+        padding = _sides(0 if before == "valid" else before, len(size))
+    return Kernel(reach, stride, padding)
 
 
 def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geometry: Geometry2d | None) -> Box:
@@ -127,7 +145,7 @@ def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geom
         return box
     sides = []
     for axis, (start, stop, count) in enumerate(((box.top, box.bottom, rows), (box.left, box.right, columns))):
-        scale = (stop - start) / plane.grid[axis]
+        scale = (stop - start) / plane.grid[axis - 2]
         reach, step = geometry.reach[axis], geometry.stride[axis]
         begin = start - (before[axis] + geometry.padding[axis]) * scale
         if reach == step and not geometry.padding[axis]:
@@ -138,5 +156,5 @@ def covered(plane: Plane, before: tuple[int, int], rows: int, columns: int, geom
     return Box(top, left, bottom, right)
 
 
-def _pair(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    return (value, value) if isinstance(value, int) else tuple(value) * (2 if len(value) == 1 else 1)
+def _sides(value: Any, axes: int) -> tuple[Any, ...]:  # noqa: ANN401
+    return (value,) * axes if isinstance(value, int) else tuple(value) * (axes if len(value) == 1 else 1)

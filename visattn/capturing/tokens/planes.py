@@ -1,11 +1,13 @@
 """Position codes: in a forward pass, each cell of each token grid has its own integer, for each image of the batch.
 
-A *plane* is a grid over the model's input: the pixels, the patches, or the pooled patches of a stage. A learned token (such as a class
-token) is a plane without a grid. Two ways to compute one grid give the same plane, so the same tokens always have the same codes.
+A *plane* is a grid over the model's input: the pixels, the patches, or the pooled patches of a stage. A *set* is a plane without a grid:
+a class token, registers, object queries, words. Two ways to compute one grid give the same plane, so the same tokens always have the
+same codes. Members of a set that no image has reached yet, such as object queries, have codes of their own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,17 +23,41 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Plane:
-    """Grid whose codes are `base + image * cells + cell`, with cells in raster order."""
+    """Grid or set whose codes are `base + image * cells + cell`; the cells of a grid are in raster order, frame by frame.
+
+    A set also has the codes `start` to `base`, for its members before they meet an image.
+    """
 
     base: int
-    grid: tuple[int, ...]  # () for a learned token
+    grid: tuple[int, ...]  # (rows, columns) or (frames, rows, columns); () for a set
     box: Box
     name: str = ""
+    count: int = 1  # members of a set
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
-        return self.grid[0] * self.grid[1] if self.grid else 1
+        """Number of cells or members."""
+        return math.prod(self.grid) if self.grid else self.count
+
+    @property
+    def frames(self) -> int:
+        """Number of frames; 1 for an image."""
+        return self.grid[0] if len(self.grid) == 3 else 1
+
+    @property
+    def columns(self) -> int:
+        """Number of columns."""
+        return self.grid[-1]
+
+    @property
+    def area(self) -> int:
+        """Number of cells of a frame, or of members."""
+        return self.cells // self.frames
+
+    @property
+    def start(self) -> int:
+        """First code."""
+        return self.base if self.grid else self.base - self.count
 
 
 class Pixels(NamedTuple):
@@ -47,38 +73,51 @@ class Pixels(NamedTuple):
 class Planes:
     """All planes of a forward pass."""
 
-    def __init__(self, images: int, input_size: tuple[int, int], device: torch.device) -> None:
-        """Start without planes."""
-        self.images, self.input, self.device = images, Box(0, 0, *input_size), device
+    def __init__(self, images: int, input_size: tuple[int, int], device: torch.device, frames: int = 0) -> None:
+        """Start without planes; `frames` is 0 for single images."""
+        self.images, self.input, self.device, self.frames = images, Box(0, 0, *input_size), device, frames
         self._planes: list[Plane] = []
         self._known: dict[object, Plane] = {}
-        self._bases = torch.empty(0, dtype=torch.int64, device=device)
+        self._starts = torch.empty(0, dtype=torch.int64, device=device)
 
     @property
     def pixels(self) -> Pixels:
         """Plane of the pixels."""
-        return Pixels(self.images * int(self.input.height) * int(self.input.width))
+        return Pixels(self.images * max(self.frames, 1) * int(self.input.height) * int(self.input.width))
 
-    def grid(self, rows: int, columns: int, box: Box) -> Plane:
-        """Return the plane of a grid over a box; create it if it is new."""
+    def grid(self, rows: int, columns: int, box: Box, frames: int = 1) -> Plane:
+        """Return the plane of a grid over a box; create it if it is new. Grids of clips have an axis of frames."""
         box = Box(*map(float, box))
-        key = rows, columns, tuple(round(side, 3) for side in box)
-        return self._known.get(key) or self._add(key, (rows, columns), box, "")
+        grid = (frames, rows, columns) if self.frames else (rows, columns)
+        key = *grid, tuple(round(side, 3) for side in box)
+        return self._known.get(key) or self._add(key, grid, box, "")
 
-    def learned(self, name: str) -> Plane:
-        """Return the plane of a learned token; create it if it is new."""
-        return self._known.get(name) or self._add(name, (), self.input, name)
+    def set_of(self, name: str, count: int = 1) -> Plane:
+        """Return the plane of a set; create it if it is new."""
+        return self._known.get((name, count)) or self._add((name, count), (), self.input, name, count)
 
-    def _add(self, key: object, grid: tuple[int, ...], box: Box, name: str) -> Plane:
-        base = self._planes[-1].base + self._planes[-1].cells * self.images if self._planes else 0
-        plane = self._known[key] = Plane(base, grid, box, name)
+    def _add(self, key: object, grid: tuple[int, ...], box: Box, name: str, count: int = 1) -> Plane:
+        start = self._planes[-1].base + self._planes[-1].cells * self.images if self._planes else 0
+        plane = self._known[key] = Plane(start if grid else start + count, grid, box, name, count)
         self._planes.append(plane)
-        self._bases = torch.tensor([known.base for known in self._planes], device=self.device)
+        self._starts = torch.tensor([known.start for known in self._planes], device=self.device)
         return plane
 
+    def members(self, plane: Plane) -> Tensor:
+        """Return the codes of the members of a set before they meet an image, `(count,)`."""
+        return torch.arange(plane.start, plane.base, dtype=torch.int32, device=self.device)
+
+    def given(self, codes: Tensor, image: Tensor | int) -> Tensor:
+        """Return codes in which each member that had met no image belongs to `image`."""
+        for plane in self.of(codes):
+            if not plane.grid:
+                here = (codes >= plane.start) & (codes < plane.base)
+                codes = torch.where(here, codes + (1 + image) * plane.count, codes)
+        return codes.to(torch.int32)
+
     def codes(self, plane: Plane) -> Tensor:
-        """Return all codes of a plane, `(images, rows, columns)`, or `(images, 1)` for a learned token."""
-        shape = plane.grid or (1,)
+        """Return all codes of a plane, `(images, *grid)`, or `(images, count)` for a set."""
+        shape = plane.grid or (plane.count,)
         count = self.images * plane.cells
         return torch.arange(plane.base, plane.base + count, dtype=torch.int32, device=self.device).view(self.images, *shape)
 
@@ -87,10 +126,10 @@ class Planes:
         real = codes[codes >= 0]
         if not real.numel():
             return []
-        first, last = (torch.bucketize(torch.stack(torch.aminmax(real)), self._bases, right=True) - 1).tolist()
+        first, last = (torch.bucketize(torch.stack(torch.aminmax(real)), self._starts, right=True) - 1).tolist()
         if first == last:
             return [self._planes[first]]
-        met = torch.unique(torch.bucketize(real, self._bases, right=True) - 1)
+        met = torch.unique(torch.bucketize(real, self._starts, right=True) - 1)
         return [self._planes[i] for i in met.tolist()]
 
     def raster(self, codes: Tensor) -> tuple[Plane | None, tuple[int, int]]:
@@ -105,10 +144,11 @@ class Planes:
         (top, bottom), (left, right) = ((int(side[0]), int(side[-1]) + 1) for side in inside)
         whole = codes[:, top:bottom, left:right]
         planes = self.of(whole[0])
-        if len(planes) != 1 or planes[0].grid != tuple(whole.shape[1:]) or bool((whole < 0).any()):
+        if len(planes) != 1 or planes[0].grid[-2:] != tuple(whole.shape[1:]) or bool((whole < 0).any()):
             return None, (0, 0)
-        _, cell = self.split(whole, planes[0])
-        fits = bool((cell == torch.arange(planes[0].cells, device=self.device).view_as(whole[0])).all())
+        frame, cell = self.split(whole, planes[0])
+        fits = bool((cell == torch.arange(planes[0].area, device=self.device).view_as(whole[0])).all())
+        fits = fits and bool((frame == frame[:, :1, :1]).all())
         return (planes[0] if fits else None), (top, left)
 
     def bordered(self, codes: Tensor, reach: Sequence[int], stride: Sequence[int]) -> tuple[Plane | None, tuple[int, int]]:
@@ -120,11 +160,11 @@ class Planes:
         if len(planes) != 1 or not planes[0].grid or bool((codes < 0).any()):
             return None, (0, 0)
         image, cell = self.split(codes, planes[0])
-        columns = planes[0].grid[1]
+        columns = planes[0].columns
         lines = cell[0, :, 0] // columns, cell[0, 0] % columns
         if bool((cell != lines[0][:, None] * columns + lines[1]).any()) or bool((image != image[:, :1, :1]).any()):
             return None, (0, 0)
-        top, left = (_border(*side) for side in zip(lines, planes[0].grid, reach, stride, strict=True))
+        top, left = (_border(*side) for side in zip(lines, planes[0].grid[-2:], reach, stride, strict=True))
         return (None, (0, 0)) if top is None or left is None else (planes[0], (top, left))
 
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
@@ -138,7 +178,8 @@ class Planes:
             return None
         plane, real = planes[0], codes >= 0
         some = real.any(dim, keepdim=True)
-        image, cell = self.split(codes, plane)
+        local = codes - plane.base
+        image, cell = local // plane.cells, local % plane.cells
         low, high = (image.masked_fill(~real, bad) for bad in (self.images, -1))
         image = low.amin(dim, keepdim=True)
         if bool(((image != high.amax(dim, keepdim=True)) & some).any()):
@@ -147,71 +188,90 @@ class Planes:
         distinct = ((ordered.diff(dim=dim) > 0) & (ordered.narrow(dim, 0, ordered.shape[dim] - 1) >= 0)).sum(
             dim, keepdim=True
         ) + 1
-        columns = plane.grid[1]
         sides = []
-        for part, length in ((cell // columns, plane.grid[0]), (cell % columns, columns)):
+        filled = torch.ones((), dtype=torch.int64, device=self.device)
+        at = (cell // plane.area, cell % plane.area // plane.columns, cell % plane.columns)
+        for part, length in zip(at, (plane.frames, *plane.grid[-2:]), strict=True):
             first = part.masked_fill(~real, length).amin(dim, keepdim=True)[some]
             last = part.masked_fill(~real, -1).amax(dim, keepdim=True)[some]
             sides.append((first, last, length))
-        area = (sides[0][1] - sides[0][0] + 1) * (sides[1][1] - sides[1][0] + 1)
-        if bool((distinct[some] != area).any()):  # the merged cells do not fill a rectangle
-            return self.grid(1, 1, plane.box).base + image if bool(real.all()) and _spread(cell, dim, plane) else None
+            filled = filled * (last - first + 1)
+        if bool((distinct[some] != filled).any()):  # the merged cells do not fill a rectangle
+            whole = plane.frames == 1 and bool(real.all()) and _spread(cell, dim, plane)
+            return self.grid(1, 1, plane.box).base + image if whole else None
         box = plane.box
-        vertical = _merged(*sides[0], box.top, box.bottom)
-        horizontal = _merged(*sides[1], box.left, box.right)
-        if vertical is None or horizontal is None:
+        ends = (0.0, float(plane.frames)), (box.top, box.bottom), (box.left, box.right)
+        merged = [_merged(*side, *end) for side, end in zip(sides, ends, strict=True)]
+        if None in merged or merged[0][2:] != ends[0]:  # type: ignore[index]
             return None
-        lattice = self._lattice(vertical, horizontal)
+        lattice = self._lattice(*merged)  # type: ignore[arg-type]
         if lattice is None:
             return None
-        merged, cell = lattice
+        new, cell = lattice
         made = torch.full_like(image, PADDING)  # stays where only padding is merged
-        made[some] = (merged.base + image[some] * merged.cells + cell).to(made.dtype)
+        made[some] = (new.base + image[some] * new.cells + cell).to(made.dtype)
         return made
 
-    def split(self, codes: Tensor, plane: Plane) -> tuple[Tensor, Tensor]:
-        """Split the codes of one plane into image and cell."""
-        local = codes - plane.base
-        return local // plane.cells, local % plane.cells
+    def on_grid(self, codes: Tensor) -> bool:
+        """Check whether some codes belong to a grid."""
+        return any(plane.grid for plane in self.of(codes))
 
-    def thinned(self, plane: Plane, row: Tensor, column: Tensor) -> tuple[Plane, Tensor] | None:
-        """Return the grid that these rows and columns of `plane` form, and the cell of each; None if they form no grid."""
-        box = plane.box
-        vertical = _thinned(row, plane.grid[0], box.top, box.bottom)
-        horizontal = _thinned(column, plane.grid[1], box.left, box.right)
-        return None if vertical is None or horizontal is None else self._lattice(vertical, horizontal)
+    def split(self, codes: Tensor, plane: Plane) -> tuple[Tensor, Tensor]:
+        """Split the codes of one plane into image and cell; for clips into frame, counted over all clips, and cell of the frame."""
+        local = codes - plane.base
+        return local // plane.area, local % plane.area
+
+    def thinned(self, plane: Plane, cell: Tensor) -> tuple[Plane, Tensor] | None:
+        """Return the grid that these cells of `plane` form with even gaps, and the cell of each in it; None if they form no grid."""
+        box, frame = plane.box, cell // plane.area
+        vertical = _thinned(cell % plane.area // plane.columns, plane.grid[-2], box.top, box.bottom)
+        horizontal = _thinned(cell % plane.columns, plane.columns, box.left, box.right)
+        if vertical is None or horizontal is None or len(torch.unique(frame)) < plane.frames:
+            return None
+        return self._lattice((plane.frames, frame, 0.0, 0.0), vertical, horizontal)
 
     def coarsened(self, codes: Tensor) -> Tensor:
         """Convert codes of every second row and column of a plane to the coarser plane that these form; return other codes unchanged."""
-        grids = [plane for plane in self.of(codes) if plane.cells > 1]
+        grids = [plane for plane in self.of(codes) if plane.grid and plane.cells > 1]
         if len(grids) != 1:
             return codes
         plane = grids[0]
         here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
-        image, cell = self.split(codes[here].long(), plane)
+        local = codes[here].long() - plane.base
+        image, cell = local // plane.cells, local % plane.cells
         if torch.unique(cell).numel() == plane.cells:
             return codes
-        part = self.thinned(plane, cell // plane.grid[1], cell % plane.grid[1])
+        part = self.thinned(plane, cell)
         if part is None:
             return codes
         made = codes.clone()
         made[here] = (part[0].base + image * part[0].cells + part[1]).to(codes.dtype)
         return made
 
-    def _lattice(self, vertical: Side, horizontal: Side) -> tuple[Plane, Tensor] | None:
-        (rows, r, top, bottom), (columns, c, left, right) = vertical, horizontal
-        cell = r * columns + c
-        if torch.unique(cell).numel() != rows * columns:
+    def _lattice(self, temporal: Side, vertical: Side, horizontal: Side) -> tuple[Plane, Tensor] | None:
+        (frames, f, *_), (rows, r, top, bottom), (columns, c, left, right) = temporal, vertical, horizontal
+        cell = (f * rows + r) * columns + c
+        if torch.unique(cell).numel() != frames * rows * columns:
             return None
-        return self.grid(rows, columns, Box(top, left, bottom, right)), cell
+        return self.grid(rows, columns, Box(top, left, bottom, right), frames), cell
 
     def images_of(self, codes: Tensor) -> Tensor:
-        """Return the image index of each code; -1 for padding."""
+        """Return the image index of each code; -1 for padding, and for members of a set that have met no image."""
         image = torch.full_like(codes, -1)
         for plane in self.of(codes):
             here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
             image = torch.where(here, (codes - plane.base) // plane.cells, image)
         return image
+
+    def times(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return begin and end of the cells of codes as shares of the clip; NaN for codes without a cell."""
+        low, high = (torch.full(codes.shape, torch.nan, dtype=torch.float64, device=codes.device) for _ in range(2))
+        for plane in self.of(codes):
+            here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
+            if plane.grid:
+                frame = (codes[here].double() - plane.base) // plane.area % plane.frames
+                low[here], high[here] = frame / plane.frames, (frame + 1) / plane.frames
+        return low, high
 
     def boxes(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the top left and the bottom right corners of the cells of codes, each `(..., 2)`; NaN for codes without a cell."""
@@ -221,10 +281,9 @@ class Planes:
                 continue
             here = (codes >= plane.base) & (codes < plane.base + plane.cells * self.images)
             _, cell = self.split(codes[here].long(), plane)
-            place = torch.stack([cell // plane.grid[1], cell % plane.grid[1]], -1)
-            size = torch.tensor(
-                [plane.box.height / plane.grid[0], plane.box.width / plane.grid[1]], dtype=torch.float64, device=codes.device
-            )
+            place = torch.stack([cell // plane.columns, cell % plane.columns], -1)
+            sides = [plane.box.height / plane.grid[-2], plane.box.width / plane.columns]
+            size = torch.tensor(sides, dtype=torch.float64, device=codes.device)
             start = torch.tensor([plane.box.top, plane.box.left], dtype=torch.float64, device=codes.device)
             low[here], high[here] = start + place * size, start + (place + 1) * size
         return low, high
@@ -283,7 +342,7 @@ def _spread(cell: Tensor, dim: int, plane: Plane) -> bool:
     """Check that the cells along `dim` are the crossings of rows and columns that divide a plane evenly."""
     groups = cell.movedim(dim, -1).flatten(0, -2).sort(1).values
     crossings = (groups.diff(dim=1) > 0).sum(1) + 1
-    for at, length in ((groups // plane.grid[1], plane.grid[0]), (groups % plane.grid[1], plane.grid[1])):
+    for at, length in ((groups // plane.columns, plane.grid[-2]), (groups % plane.columns, plane.columns)):
         steps = at.sort(1).values.diff(dim=1)
         count = (steps > 0).sum(1) + 1
         if bool((length % count > 0).any()) or bool(((steps > 0) & (steps != (length // count)[:, None])).any()):

@@ -69,7 +69,7 @@ REDUCE = words("""
 # convolutions and operations that change the grid
 RESAMPLE = words("""
     conv1d conv2d conv3d convolution conv_transpose2d avg_pool2d max_pool2d max_pool2d_with_indices lp_pool2d adaptive_avg_pool2d
-    adaptive_max_pool2d interpolate upsample
+    adaptive_max_pool2d interpolate upsample avg_pool3d max_pool3d max_pool3d_with_indices
 """)
 # reorders or selects elements along an axis by their values
 REORDER = words("sort msort argsort topk kthvalue mode cummax cummin cumsum cumprod logcumsumexp quantile nanquantile")
@@ -81,6 +81,8 @@ CHOOSE = words("""
     __getitem__ index index_select gather take_along_dim take repeat_interleave masked_select __setitem__ index_put index_copy
     index_add index_fill put scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter tensor_split
 """)
+# takes the shape or type of its second operand
+LIKE = words("type_as to view_as reshape_as expand_as")
 # creates constants and random numbers; an operand gives only shape and type
 MAKE = words("""
     zeros ones full empty zeros_like ones_like full_like empty_like rand randn randint rand_like randn_like randint_like new_zeros

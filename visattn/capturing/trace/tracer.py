@@ -327,8 +327,9 @@ class Tracer:
         if not any(isinstance(result, Tensor) for result in results):
             return None
         targets = self._targets(operation, args, kwargs, out)
-        for target in targets:
-            if (slot := self._living.slot(target)) is not None:
+        shared = self._sharing(targets) if targets else []
+        for slot in (*(self._living.slot(target) for target in targets), *(slot for slot, _ in shared)):
+            if slot is not None:
                 self._living.versions[slot] = None  # the write was intercepted
         noted, named = self._noted(tuple(args)), {name: self._noted(value) for name, value in kwargs.items()}
         layer = self._layer() if operation.name in _NAMED or not operation.own else ""
@@ -344,7 +345,7 @@ class Tracer:
         entry.before = self._before(results)
         if targets:
             entry.writes = True
-            entry.rewritten = tuple((slot, self._living.enlist(tensor)) for slot, tensor in self._sharing(targets))
+            entry.rewritten = tuple((slot, self._living.enlist(tensor)) for slot, tensor in shared)
         entry.outs = tuple(
             Made(self._living.enlist(result), shape_of(result), result.is_floating_point())
             if isinstance(result, Tensor)
