@@ -18,6 +18,7 @@ from visattn.capturing.intercept.calls import Call
 from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
 from visattn.capturing.intercept.no_compile import uncompiled
 from visattn.capturing.tokens.arrangement import Arrangement, Tokens
+from visattn.capturing.trace.caches import kept_tensors, tensors_within
 from visattn.capturing.trace.tape import TAPES, Attention, Tape
 from visattn.capturing.trace.tracer import Tracer
 from visattn.errors import CaptureError, UnsupportedModel
@@ -216,14 +217,16 @@ class Watch:
     def _stored(self) -> Callable[[Tensor], tuple[str, str] | None]:
         """Return a function that gives kind and name of a tensor of the model. The first call collects these tensors."""
         found: dict[int, tuple[str, str]] = {}
+        kept = kept_tensors(self._mode.owners.modules)
 
         def stored(tensor: Tensor) -> tuple[str, str] | None:
             if not found:
                 found[0] = "", ""
+                found.update((id(x), ("attribute", "")) for x in kept)
                 for part, path in self.names.items():
                     for name, value in part.__dict__.items():
                         if name not in _MODULES_OWN:
-                            found.update((id(x), ("attribute", name)) for x in _tensors_in(value))
+                            found.update((id(x), ("attribute", name)) for x in tensors_within(value))
                     for kind, values in (("buffer", part._buffers), ("parameter", part._parameters)):
                         named = {path.rpartition(".")[2] if name == "weight" else name: x for name, x in values.items()}
                         found.update((id(x), (kind, name)) for name, x in named.items() if x is not None)
@@ -294,12 +297,3 @@ def _floating(value: Any) -> list[Tensor]:  # noqa: ANN401
     if isinstance(value, Mapping):
         value = list(value.values())
     return [x for item in value for x in _floating(item)] if isinstance(value, (tuple, list)) else []
-
-
-def _tensors_in(value: Any, depth: int = 3) -> list[Tensor]:  # noqa: ANN401
-    """Return the tensors in a module's attribute, down to `depth` nested containers."""
-    if isinstance(value, Tensor):
-        return [value]
-    if depth and isinstance(value, Mapping):
-        value = list(value.values())
-    return [x for item in value for x in _tensors_in(item, depth - 1)] if depth and isinstance(value, (tuple, list)) else []

@@ -20,6 +20,7 @@ from visattn.capturing.following.members import Members
 from visattn.capturing.following.places import Behind, Places, Statuses, color_axis, later
 from visattn.capturing.following.rules import Rules
 from visattn.capturing.tokens.arrangement import Arrangement
+from visattn.capturing.tokens.codes import compact
 from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, LIKE, MAKE, PRODUCT, REDUCE
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
 
@@ -93,9 +94,20 @@ class TokenTracer:
         elif places is not None and attention.rows != attention.columns:
             places = places.each(known.planes.coarsened)
         if places is not None:
+            places = self._with_images(places, attention)
             known.places[slot] = places.after((self._passed, attention.layer, attention.call))
         elif kind == "pool" or (kind != "unplaced" and self._asks_by_members(attention)):
             self._answered(attention, slot)
+
+    def _with_images(self, places: Places, attention: Attention) -> Places:
+        """Give tokens that belonged to no image, such as a class token, to the image that they have attended to."""
+        values = self.of(attention.operands[-1])
+        if not self.known.planes.sets or values is None or places.codes.ndim != len(attention.lead) + 2:
+            return places
+        image = self.known.planes.images_of(compact(values.codes)[..., :1]).amax((-1, -2), keepdim=True)
+        if bool((image < 0).any()) or places.codes.shape[:-2] != attention.lead:
+            return places
+        return places._replace(codes=self.known.planes.given(places.codes, image))
 
     def _asks_by_members(self, attention: Attention) -> bool:
         """Check whether the queries of a located call are members of a set."""
@@ -174,6 +186,8 @@ class TokenTracer:
                 known.lose(made.slot, known.culprit or lost or name)
         known.culprit = None
         self._watch_scores(entry, slots)
+        if operation.name == "grid_sample" and entry.outs[0] is not None and entry.outs[0].slot in known.places:
+            self.unseen[entry.layer] = "reads values at points that it computes (deformable attention)"
         if entry.rewritten:
             known.rewrite(entry, results[0] if results else None)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from visattn.capturing.following.places import Places, Statuses
@@ -63,7 +64,19 @@ class Members(Rules):
             found = self._embedded(entry) if entry.operation.name == "embedding" else self.apply(entry)
             for out, places in zip(entry.outs, found if isinstance(found, list) else [found], strict=False):
                 if out is not None and isinstance(places, Places) and places.codes.shape == out.shape:
-                    members[out.slot] = places._replace(copies=False)
+                    members[out.slot] = self._by_image(places._replace(copies=False))
+
+    def _by_image(self, places: Places) -> Places:
+        """Give members to images once there is a copy for each: along the first axis, or the second of `(N, B, D)`."""
+        planes, codes = self._known.planes, places.codes
+        if planes.images == 1 or codes.ndim < 3 or places.columns is not None:
+            return places
+        for dim in (0, 1) if codes.ndim == 3 else (0,):
+            if codes.shape[dim] == planes.images and same_along(codes, dim):
+                form = [1] * codes.ndim
+                form[dim] = planes.images
+                return places._replace(codes=planes.given(codes, torch.arange(planes.images, device=codes.device).view(form)))
+        return places
 
     def answered(self, slot: int, queries: Places, keys: Places | None) -> None:
         """Register the result of an attention call whose queries are members, `(*lead, Q, d)`; keys tell their images."""

@@ -165,6 +165,37 @@ class Mixing:
                 return places._replace(codes=codes.reshape(shape), columns=None)
         return None
 
+    # --- tokens that the model chooses by their content
+
+    def _chosen(self, name: str, entry: Entry, places: Places) -> Places | None:
+        """Return tokens that were picked from several grids by their content, such as the object queries of two-stage detectors.
+
+        They lie elsewhere in each image, so they form a set of their own.
+        """
+        known, made = self._known, next(made for made in entry.outs if made is not None)
+        index = entry.args[2] if len(entry.args) > 2 else entry.kwargs.get("index")
+        if name not in ("gather", "take_along_dim") or not isinstance(index, Ref) or places.columns is not None:
+            return None
+        by_content = index.slot in known.places or index.slot in known.lost
+        if not by_content or len(made.shape) != 3 or len([p for p in known.planes.of(places.codes) if p.grid]) < 2:
+            return None
+        sign = hash(entry.contents[index.slot][..., 0].cpu().contiguous().numpy().tobytes())  # the same choice, the same tokens
+        plane = known.planes.set_of(f"query#{sign}", made.shape[1])
+        codes = known.planes.codes(plane)[..., None] if made.shape[0] == known.images else None
+        return None if codes is None else places._replace(codes=codes.expand(made.shape))
+
+    def _sampled(self, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size) -> Places | None:
+        """Return the locations of sampled values `(N, C, rows, columns)`: those of the tokens that chose their points."""
+        image, points = ((*args, *(kwargs[key] for key in ("input", "grid") if key in kwargs))[i] for i in (0, 1))
+        values, asking = self._of(image), self._of(points) or self._known.members.get(points.slot)
+        if asking is None or asking.columns is not None or not same_along(asking.codes, -1):
+            return None
+        codes = asking.codes[..., 0]
+        if values is not None:
+            owner = self._known.planes.images_of(compact(values.codes)).flatten(1).amax(1)
+            codes = self._known.planes.given(codes, owner.view(-1, 1, 1))
+        return asking._replace(codes=codes[:, None].expand(shape))
+
     # --- products
 
     def _multiplied(self, args: Sequence[Any], shape: torch.Size) -> Places | None:

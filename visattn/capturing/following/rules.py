@@ -17,7 +17,7 @@ from visattn.capturing.tokens.equations import Equation
 from visattn.capturing.trace.operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
 from visattn.capturing.trace.tape import Entry, Ref
 
-_CHOOSES_ONE = frozenset({"where", "lerp", "masked_scatter"})  # choose one of two elements: both must have the same location
+_CHOOSES_ONE = frozenset({"where", "lerp"})  # choose one of two elements: both must have the same location
 _SCALING = frozenset(
     {"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "true_divide", "__truediv__", "__itruediv__"}
 )
@@ -83,6 +83,8 @@ class Rules(Writing):
             return self._edited(args, made.shape)
         if name == "einsum":
             return self._contracted(Equation.of(args, lambda ref: len(self._known.shapes[ref.slot])), made.shape)
+        if name == "grid_sample":
+            return self._sampled(args, kwargs, made.shape)
         if name == "scaled_dot_product_attention":
             given = [args[i] if i < len(args) else kwargs[key] for i, key in enumerate(("query", "key", "value"))]
             return self._attended(self._of(given[0]), self._of(given[2]), made.shape)
@@ -117,6 +119,9 @@ class Rules(Writing):
                 return type(value)(real(item) for item in value)
             return slice(real(value.start), real(value.stop), real(value.step)) if isinstance(value, slice) else value
 
+        chosen = self._chosen(name, entry, places)
+        if chosen is not None:
+            return chosen
         others, named = [real(value) for value in args[1:]], {key: real(value) for key, value in kwargs.items() if key != "input"}
         moved = [entry.func(codes, *others, **named) for codes in (places.codes, places.columns) if codes is not None]
         copies = places.copies or (name in ("repeat", "tile", "repeat_interleave") and _repeats_images(places, moved[0]))
@@ -192,6 +197,10 @@ class Rules(Writing):
             return a
         if a.columns is not None:
             return None
+        if self._known.planes.sets:
+            a, b = (x._replace(codes=self._known.planes.met(x.codes, y.codes)) for x, y in ((a, b), (b, a)))
+            if a.same(b):
+                return a
         cells = [
             max((plane.cells if plane.grid else 1 for plane in self._known.planes.of(compact(x.codes))), default=0)
             for x in (a, b)
@@ -276,13 +285,7 @@ class Rules(Writing):
             return None
         parts = []
         for ref, places, own_shape in zip(refs, found, shapes, strict=True):
-            part = (
-                places
-                if places is not None
-                else None
-                if there.columns is not None
-                else self._beside(ref.slot, own_shape, there, dim)
-            )
+            part = places if places is not None or there.columns is not None else self._beside(ref.slot, own_shape, there, dim)
             if part is None:
                 return None
             parts.append(part)
@@ -305,25 +308,15 @@ class Rules(Writing):
         alike = codes.narrow(dim, 0, 1)
         if codes.shape[dim] > 1 and same_along(codes, dim):
             return Places(alike.expand(shape))
-        planes = known.planes
-        name = known.learned.get(slot) or "token"
-        if slot in known.foreign:
-            name = f"foreign {known.foreign[slot]}"
-        images = codes.flatten(1)[:, 0]
-        met = planes.of(images)
-        if dim == 0 or len(met) != 1:
+        if dim == 0:
             return None
-        image = planes.images_of(images)
-        form = [1] * len(shape)
-        form[0] = len(image)
         members = known.members.get(slot)
-        if members is not None and members.codes.shape == shape and members.columns is None:
-            return members._replace(codes=planes.given(members.codes, image.view(form)))
+        if members is not None and members.columns is None:
+            return members._replace(codes=members.codes.expand(shape))
+        name = f"foreign {known.foreign[slot]}" if slot in known.foreign else known.learned.get(slot) or "token"
+        form = [1] * len(shape)
         form[dim] = shape[dim]
-        plane = planes.set_of(name, shape[dim])
-        own = torch.arange(plane.base, plane.base + plane.count, device=codes.device)
-        made = (own + image[:, None] * plane.count).to(torch.int32)  # (groups, count)
-        return Places(made.view(form).expand(shape))
+        return Places(known.planes.members(known.planes.set_of(name, shape[dim])).view(form).expand(shape))
 
 
 def _itself(codes: Tensor, *_: object) -> Tensor:

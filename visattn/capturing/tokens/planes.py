@@ -81,6 +81,11 @@ class Planes:
         self._starts = torch.empty(0, dtype=torch.int64, device=device)
 
     @property
+    def sets(self) -> bool:
+        """True if there are sets."""
+        return any(not plane.grid for plane in self._planes)
+
+    @property
     def pixels(self) -> Pixels:
         """Plane of the pixels."""
         return Pixels(self.images * max(self.frames, 1) * int(self.input.height) * int(self.input.width))
@@ -114,6 +119,15 @@ class Planes:
                 here = (codes >= plane.start) & (codes < plane.base)
                 codes = torch.where(here, codes + (1 + image) * plane.count, codes)
         return codes.to(torch.int32)
+
+    def met(self, codes: Tensor, others: Tensor) -> Tensor:
+        """Return codes in which each member that had met no image belongs to the image of the same member in `others`."""
+        for plane in self.of(codes):
+            if not plane.grid:
+                same = (others >= plane.base) & (others < plane.base + plane.cells * self.images)
+                same &= (others - plane.base) % plane.count == codes - plane.start
+                codes = torch.where(same & (codes < plane.base), others, codes)
+        return codes
 
     def codes(self, plane: Plane) -> Tensor:
         """Return all codes of a plane, `(images, *grid)`, or `(images, count)` for a set."""

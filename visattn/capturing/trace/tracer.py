@@ -27,7 +27,9 @@ from visattn.capturing.trace.living import Living
 from visattn.capturing.trace.operations import CHOOSE, PRODUCT, SOFTMAX, Operation, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
-_NAMED = PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean"}  # operations that can be part of attention
+_NAMED = (
+    PRODUCT | SOFTMAX | {"einsum", "tensordot", "linear", "sum", "mean", "grid_sample"}
+)  # operations that can be part of attention
 
 
 class Tracer:

@@ -1,0 +1,1 @@
+"""Models of other libraries at a tiny size, and the sweeps over them."""

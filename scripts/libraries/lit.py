@@ -1,0 +1,107 @@
+"""Check of token locations that shares no code with the tracing: pixels of one cell are changed, and the tokens that change are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import visattn
+from visattn.records import AttentionRecord, Recording, TokenLayout
+
+Inputs = dict[str, Any]
+
+
+class WithoutAttention(TorchFunctionMode):
+    """Mode in which every attention gives zero: each token then holds what its own pixels gave, and nothing of the others."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        out = func(*args, **(kwargs or {}))
+        return out * 0 if func is F.scaled_dot_product_attention or getattr(func, "__name__", "") == "softmax" else out
+
+
+def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tuple[list[str], int, int]:
+    """Light cells of each grid that is recorded, and compare the tokens that change with the recorded places.
+
+    The pixels of a cell are replaced by noise; of all values that the model mixes, those of this cell must then change most. This is
+    done for the first call with each layout of keys, with every attention switched off.
+
+    Args:
+        model: Model in evaluation mode.
+        inputs: Its inputs.
+        key: Name of the pixels among the inputs, `(B, C, H, W)` or clips with one axis more.
+        seeds: Number of cells drawn for each layout.
+
+    Returns:
+        Cells that were found elsewhere, the number of cells found, and the number of cells that changed nothing.
+    """
+    wrong: list[str] = []
+    right = undecided = 0
+    before = _captured(model, inputs)
+    first: dict[TokenLayout, int] = {}
+    for number, record in enumerate(before):
+        if len(record.keys.grid) > 1 and record.value is not None:
+            first.setdefault(record.keys, number)
+    for layout, number in first.items():
+        for seed in range(seeds):
+            generator = torch.Generator().manual_seed(seed)
+            chosen = layout.present[int(torch.randint(layout.cells, (), generator=generator))]
+            cell = tuple(int(x) for x in torch.unravel_index(torch.tensor(chosen), layout.grid))
+            image = int(torch.randint(len(inputs[key]), (), generator=generator))
+            after = _captured(model, {**inputs, key: _lit(inputs[key], layout, cell, image, generator)})
+            change = _change(before[number], after[number])
+            elsewhere = [other for other in range(len(change)) if other != image and float(change[other].max()) > 0]
+            grid = layout.on_grid(change[image, len(layout.prefix) :]).nan_to_num(0)
+            found = tuple(int(x) for x in torch.unravel_index(grid.argmax(), grid.shape))
+            near = all(abs(a - b) <= 1 for a, b in zip(found, cell, strict=True))
+            if not float(grid.max()) > 0:
+                undecided += 1
+            elif elsewhere or not near or not float(grid[cell]) > float(grid.max()) / 2:  # overlapping patches share pixels
+                wrong.append(f"{before[number].layer}: cell {cell} of image {image} lit, found {found} {elsewhere or ''}")
+            else:
+                right += 1
+    return wrong, right, undecided
+
+
+def _captured(model: nn.Module, inputs: Inputs) -> Recording:
+    torch.manual_seed(0)
+    with torch.no_grad(), WithoutAttention(), visattn.capture(model, values=True) as recording:
+        model(**inputs)
+    return recording
+
+
+def _lit(pixels: Tensor, layout: TokenLayout, cell: tuple[int, ...], image: int, generator: torch.Generator) -> Tensor:
+    """Replace the pixels of one cell of one image by noise."""
+    *frames, row, column = cell
+    rows, columns = layout.grid[-2:]
+    box, height, width = layout.box, pixels.shape[-2], pixels.shape[-1]
+    top, left = (box.top + row * box.height / rows), (box.left + column * box.width / columns)
+    area = [
+        slice(max(round(start), 0), max(min(round(start + length), side), 1))
+        for start, length, side in ((top, box.height / rows, height), (left, box.width / columns, width))
+    ]
+    lit = pixels.clone()
+    part = lit[image]
+    if frames:
+        time = 1 if pixels.shape[2] in (1, 3) else 2  # the axis of frames, as the mapping of clips states
+        count = pixels.shape[time] // layout.grid[0]
+        part = part.narrow(time - 1, frames[0] * count, count)
+    patch = part[..., area[0], area[1]]
+    patch.copy_(torch.randn(patch.shape, generator=generator) * 3)
+    return lit
+
+
+def _change(before: AttentionRecord, after: AttentionRecord) -> Tensor:
+    """Return how much the values of each key changed, `(B, keys)`."""
+    assert before.value is not None  # noqa: S101
+    assert after.value is not None  # noqa: S101
+    change = (after.value - before.value).double().square().sum((1, -1))
+    index = before.operator.key_index
+    if index is None:
+        return change.sqrt()
+    whole = change.new_zeros(len(change), len(before.keys) + 1)  # the last place collects the padding of windows
+    place = index.where(index >= 0, len(before.keys)).flatten().expand(len(change), -1)
+    return whole.scatter_reduce(1, place, change.flatten(1), "amax")[:, :-1].sqrt()

@@ -1,0 +1,68 @@
+"""Tensors that the code of a model keeps between forward passes: results of `functools.lru_cache`, and containers in its globals.
+
+A tensor that existed before a forward pass began does not depend on its image.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterable, Mapping
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+_CACHE = type(functools.lru_cache(len))
+_MOST = 1000  # entries of a container that is searched
+_keeping: dict[object, list[Any]] = {}  # caches and containers by class or module of Python
+
+
+def kept_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the tensors that are kept by the classes of these modules and by the files that define them."""
+    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__ if not kind.__module__.startswith("torch."))
+    files = dict.fromkeys(filter(None, (sys.modules.get(kind.__module__) for kind in kinds)))
+    keepers = {id(keeper): keeper for place in (*kinds, *files) for keeper in _keepers(place)}
+    return [tensor for keeper in keepers.values() for tensor in tensors_within(keeper)]
+
+
+def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:  # noqa: ANN401
+    """Return the tensors in a value, down to `depth` nested containers or caches."""
+    if isinstance(value, Tensor):
+        return [value]
+    if not depth:
+        return []
+    if type(value) is _CACHE:
+        return [x for held in gc.get_referents(value) if type(held) is not FunctionType for x in tensors_within(held, depth - 1)]
+    if isinstance(value, Mapping):
+        value = list(value.values()) if len(value) <= _MOST else []
+    if isinstance(value, (tuple, list)) and len(value) <= _MOST:
+        return [x for item in value for x in tensors_within(item, depth - 1)]
+    return []
+
+
+def _keepers(place: Any) -> list[Any]:  # noqa: ANN401
+    """Return the caches and containers of a class or a module of Python; they are searched once."""
+    if place not in _keeping:
+        _keeping[place] = [keeper for value in list(vars(place).values()) for keeper in _keepers_in(value)]
+    return _keeping[place]
+
+
+def _keepers_in(value: Any, depth: int = 3) -> list[Any]:  # noqa: ANN401
+    """Return a value that is a cache or a container, or those that the decorators of a function hold."""
+    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    if type(value) in (dict, list, _CACHE):
+        return [value]
+    if type(value) is not FunctionType or not depth:
+        return []
+    return [
+        keeper for cell in value.__closure__ or () if _is_filled(cell) for keeper in _keepers_in(cell.cell_contents, depth - 1)
+    ]
+
+
+def _is_filled(cell: Any) -> bool:  # noqa: ANN401
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that has no value yet
+        return False
