@@ -50,8 +50,14 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
             generator = torch.Generator().manual_seed(seed)
             chosen = layout.present[int(torch.randint(layout.cells, (), generator=generator))]
             cell = tuple(int(x) for x in torch.unravel_index(torch.tensor(chosen), layout.grid))
-            image = int(torch.randint(len(inputs[key]), (), generator=generator))
-            after = _captured(model, {**inputs, key: _lit(inputs[key], layout, cell, image, generator)})
+            packed = "image_grid_thw" in inputs
+            image = 0 if packed else int(torch.randint(len(inputs[key]), (), generator=generator))
+            lit = (
+                _lit_patches(inputs, key, layout, cell, _merged(model))
+                if packed
+                else _lit(inputs[key], layout, cell, image, generator)
+            )
+            after = _captured(model, {**inputs, key: lit})
             change = _change(before[number], after[number])
             elsewhere = [other for other in range(len(change)) if other != image and float(change[other].max()) > 0]
             grid = layout.on_grid(change[image, len(layout.prefix) :]).nan_to_num(0)
@@ -91,6 +97,25 @@ def _lit(pixels: Tensor, layout: TokenLayout, cell: tuple[int, ...], image: int,
         part = part.narrow(time - 1, frames[0] * count, count)
     patch = part[..., area[0], area[1]]
     patch.copy_(torch.randn(patch.shape, generator=generator) * 3)
+    return lit
+
+
+def _merged(model: Any) -> int:  # noqa: ANN401
+    """Return the side of the blocks of patches that a model merges, as its configuration states it."""
+    vision = getattr(model.config, "vision_config", model.config)
+    return int(getattr(vision, "spatial_merge_size", None) or getattr(vision, "merge_size", 1))
+
+
+def _lit_patches(inputs: Inputs, key: str, layout: TokenLayout, cell: tuple[int, ...], side: int) -> Tensor:
+    """Replace the patches of one cell; the image processors of these models order patches by blocks of `side` x `side`."""
+    _, rows, columns = inputs["image_grid_thw"][0].tolist()
+    high, wide = rows // layout.grid[-2], columns // layout.grid[-1]
+    lit = inputs[key].clone()
+    for row in range(cell[-2] * high, (cell[-2] + 1) * high):
+        for column in range(cell[-1] * wide, (cell[-1] + 1) * wide):
+            block = (row // side) * (columns // side) + column // side
+            number = block * side * side + row % side * side + column % side
+            lit[number] = torch.randn(lit[number].shape, generator=torch.Generator().manual_seed(number)) * 3
     return lit
 
 

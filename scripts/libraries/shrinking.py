@@ -66,6 +66,11 @@ def _narrow(config: Any) -> None:  # noqa: ANN401
         if type(vars(config).get(name)) is int:
             setattr(config, name, value if name != "num_key_value_heads" or shared else _NARROW["num_attention_heads"])
 
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        half = int(_NARROW["head_dim"] * rope.get("partial_rotary_factor", 1)) // 2
+        rope["mrope_section"] = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
+
 
 def change(config: Any, path: str, value: Any) -> None:  # noqa: ANN401
     """Set an attribute of a configuration or of one within it, `vision_config.image_size`."""

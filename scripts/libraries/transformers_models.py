@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Data2VecVisionForSemanticSegmentation": {"out_indices": [1, 1, 2, 2]},
     "EomtForUniversalSegmentation": {"hidden_size": 64},
     "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 49},
+    "Qwen2VLForConditionalGeneration": {"vision_config.hidden_size": 64},
     "ShieldGemma2ForImageClassification": {"mm_tokens_per_image": 49},
     "TimmBackbone": {"backbone": "vit_tiny_patch16_224"},
 }
@@ -75,6 +76,9 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
         change(config, path, value)
     _enlarge_vocabulary(config)
     model: Any = kind(config).eval()
+    for parameter in model.parameters():  # experts are not initialized
+        if parameter.numel() and not float(parameter.detach().abs().max()) < 100:
+            nn.init.normal_(parameter, std=0.02)
     inputs = _pixels(name, model, config)
     if "input_ids" in inspect.signature(model.forward).parameters:
         inputs |= _words(model, config, inputs)
@@ -136,21 +140,22 @@ def _packed(config: Any) -> dict[str, Any]:  # noqa: ANN401
     patch, frames = vision.patch_size, getattr(vision, "temporal_patch_size", 1) or 1
     channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3) or 3
     rows, columns = PACKED
-    patches = _random(BATCH * rows * columns, channels * frames * patch * patch)
-    return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, rows, columns]] * BATCH)}
+    patches = _random(rows * columns, channels * frames * patch * patch)
+    return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, rows, columns]])}
 
 
 def _words(model: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
     """Return words, with as many image tokens among them as the model makes of its image."""
     token = _image_token(config)
+    batch = 1 if "image_grid_thw" in inputs else BATCH
     count = 0
     if token is not None and hasattr(model, "get_image_features"):
         taken = inspect.signature(model.get_image_features).parameters
         with torch.no_grad():
-            count = _rows(model.get_image_features(**{key: value for key, value in inputs.items() if key in taken})) // BATCH
-    words = _some_words(WORDS)
+            count = _rows(model.get_image_features(**{key: value for key, value in inputs.items() if key in taken})) // batch
+    words = _some_words(WORDS)[:batch]
     if token is not None and count:
-        words = torch.cat([words[:, :2], torch.full((BATCH, count), token), words[:, 2:]], 1)
+        words = torch.cat([words[:, :2], torch.full((batch, count), token), words[:, 2:]], 1)
     given: dict[str, Any] = {"input_ids": words}
     if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
         given["mm_token_type_ids"] = words.eq(-1 if token is None else token).long()

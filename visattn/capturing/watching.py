@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from visattn.capturing.description import ModelDescription
 from visattn.capturing.following.conclusions import Conclusions, conclude
 from visattn.capturing.following.locations import by_rule
+from visattn.capturing.following.packing import packed_size
 from visattn.capturing.hooks import ModuleCalls, keywords, running
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
@@ -197,7 +199,8 @@ class Watch:
 
     def _start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         given = [(name, x) for name, value in (*enumerate(args), *kwargs.items()) for x in _floating(value)]
-        pixels = _pixels(given)
+        packed = _packed(given)
+        pixels = _pixels(given) if packed is None else packed[0]
         self.forward += 1
         self._mode.calls.clear()
         self._mode.hidden.clear()
@@ -208,11 +211,15 @@ class Watch:
         if pixels is not None:
             self.images = True
             self.input_size, self._batch = (int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels)
+            if packed is not None:
+                self.input_size, self._batch = packed_size(pixels.shape, packed[1]), 1
             twin = self._watched(pixels, candidates)
             if twin is not pixels:
                 self._mode.twin = pixels, twin
                 given, pixels = [(name, twin if x is pixels else x) for name, x in given], twin
-        self._mode.tracer = Tracer(pixels, [(str(name), x) for name, x in given], self._stored(), self._layer, candidates)
+        self._mode.tracer = Tracer(
+            pixels, [(str(name), x) for name, x in given], self._stored(), self._layer, candidates, packed[1] if packed else ()
+        )
 
     def _stored(self) -> Callable[[Tensor], tuple[str, str] | None]:
         """Return a function that gives kind and name of a tensor of the model. The first call collects these tensors."""
@@ -284,6 +291,17 @@ def _pixels(given: Sequence[tuple[object, Tensor]]) -> Tensor | None:
     found = [(name, x) for name, x in given if x.ndim in (4, 5) and x.is_floating_point()]
     named = [x for name, x in found if _IMAGES.search(str(name))]
     return next(iter((*named, *(x for _, x in found))), None)
+
+
+def _packed(given: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:
+    """Return the patches of all images in one sequence, and the grid of each image as the caller gives it; None if there are none."""
+    grids = next((x for name, x in given if str(name).endswith("grid_thw") and not x.is_floating_point() and x.ndim == 2), None)
+    if grids is None:
+        return None
+    found = tuple(tuple(int(side) for side in grid) for grid in grids.tolist())
+    count = sum(map(math.prod, found))
+    patches = next((x for _, x in given if x.is_floating_point() and x.ndim in (2, 4) and len(x) == count), None)
+    return None if patches is None else (patches, found)
 
 
 _IMAGES = re.compile("pixel|image|video|clip")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from visattn.capturing.following.members import Members
+from visattn.capturing.following.packing import cells_of, packed_size
 from visattn.capturing.following.places import Behind, Places, Statuses, color_axis, later
 from visattn.capturing.following.rules import Rules
 from visattn.capturing.tokens.arrangement import Arrangement
@@ -44,7 +45,12 @@ class TokenTracer:
         self.image = pixels is not None
         shape = (1, 1, 1, 1) if pixels is None else pixels.shape
         frames = int(shape[3 - color_axis(shape)]) if len(shape) == 5 else 0
-        self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device, frames)
+        self._tape = tape
+        if tape.packed:
+            count = sum(grid[0] for grid in tape.packed)
+            self.known = Statuses(1, packed_size(shape, tape.packed), tape.device, count if count > 1 else 0)
+        else:
+            self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device, frames)
         self._rules, self._members = Rules(self.known), Members(self.known, tape.outside)
         self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call; reused for the same codes
         self._passed = 0
@@ -75,7 +81,13 @@ class TokenTracer:
             return
         outside = self._outside[slot]
         known.shapes[slot] = outside.shape
-        if outside.kind == "pixels":
+        if outside.kind == "pixels" and self._tape.packed:
+            cells = cells_of(self._tape)
+            if cells is None:
+                known.lose(slot, "packed patches whose places the model does not compute")
+            else:
+                known.places[slot] = known.patches(cells, self._tape.packed[0], outside.shape)
+        elif outside.kind == "pixels":
             known.places[slot] = known.image(outside.shape)
         elif outside.kind == "input":
             known.foreign[slot] = outside.name

@@ -86,7 +86,7 @@ class Mixing:
             return None
         geometry, step = geometry_of(name, args, kwargs, weight), kernel.stride[0]
         if (frames, rows, columns) == (1, 1, 1) and kernel.reach == codes.shape[1:]:  # a patch of its own
-            merged = planes.merge(codes.flatten(1), 1)
+            merged = self._through(codes.flatten(1), 1, (len(codes), 1))
             return None if merged is None else merged.view(-1, 1, 1, 1, 1).expand(shape)
         plane, before = planes.raster(codes.flatten(0, 1))
         if plane is None or codes.shape[1] != plane.frames or not (frames - 1) * step < plane.frames <= frames * step:

@@ -117,6 +117,12 @@ class Statuses:
         plane = self.planes.grid(*self.input_size, self.planes.input, max(self.frames, 1))
         return Places(self.planes.codes(plane).unsqueeze(color_axis(shape)).expand(shape))
 
+    def patches(self, cells: Tensor, grid: Sequence[int], shape: torch.Size) -> Places:
+        """Return the locations of patches `(N, ...)` that lie at these cells of the images."""
+        plane = self.planes.grid(grid[1], grid[2], self.planes.input, max(self.frames, 1))
+        codes = (plane.base + cells).to(torch.int32)
+        return Places(codes.view(-1, *(1,) * (len(shape) - 1)).expand(shape))
+
     def lose(self, slot: int, name: str) -> None:
         """Mark the locations of a slot as unknown beyond an operation."""
         self.drop(slot)

@@ -73,7 +73,7 @@ class Rules(Writing):
             return first and first.each(lambda codes: self._folded(codes, args, kwargs, made.shape))
         if name in REORDER:
             return self._reordered(first, args, kwargs, entry)
-        if name == "linear":
+        if name in ("linear", "grouped_mm", "_grouped_mm"):  # the latter give each token to a linear layer of its own
             return first and self._linear(first, made.shape)
         if name in RESAMPLE:
             return first and first.each(lambda codes: self._resampled(codes, args, kwargs, name, made.shape))
@@ -294,10 +294,19 @@ class Rules(Writing):
         real = [places for places in found if places is not None]
         stacked = len(shape) > len(known.shapes[refs[0].slot])
         channels = self._known.planes.pixels.holds(there.codes)  # color channels of pixels are stacked
-        doubled = (dim == 0 or (stacked and dim == 1 and not channels)) and len(real) > 1 and _overlap(real)
+        doubled = (dim == 0 or (stacked and dim == 1 and not channels)) and len(real) > 1 and self._overlap(real)
         copies = doubled or any(places.copies for places in real)
         behind = later(*(part.behind for part in parts))
         return there._replace(codes=codes, columns=columns, behind=behind, copies=copies)
+
+    def _overlap(self, parts: Sequence[Places]) -> bool:
+        """Check whether several parts have cells in common."""
+        held = [torch.unique(compact(part.codes)) for part in parts]
+        every = torch.cat([codes[codes >= 0] for codes in held])
+        for plane in self._known.planes.of(every):
+            if not plane.grid:
+                every = every[(every < plane.start) | (every >= plane.base + plane.cells * self._known.images)]
+        return bool(len(torch.unique(every)) < len(every))
 
     def _beside(self, slot: int, shape: torch.Size, there: Places, dim: int) -> Places | None:
         """Return the locations of tokens from no pixel (a class token, registers) that are joined to image tokens.
@@ -308,8 +317,6 @@ class Rules(Writing):
         alike = codes.narrow(dim, 0, 1)
         if codes.shape[dim] > 1 and same_along(codes, dim):
             return Places(alike.expand(shape))
-        if dim == 0:
-            return None
         members = known.members.get(slot)
         if members is not None and members.columns is None:
             return members._replace(codes=members.codes.expand(shape))
@@ -345,10 +352,3 @@ def _join_axis(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shapes
 def _repeats_images(before: Places, after: Tensor) -> bool:
     """Check whether images are repeated along the first axis."""
     return after.ndim == before.codes.ndim and after.shape[0] > before.codes.shape[0]
-
-
-def _overlap(parts: Sequence[Places]) -> bool:
-    """Check whether several parts have locations in common."""
-    held = [torch.unique(compact(part.codes)) for part in parts]
-    every = torch.cat([codes[codes >= 0] for codes in held])
-    return bool(len(torch.unique(every)) < len(every))

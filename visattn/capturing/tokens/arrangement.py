@@ -129,8 +129,8 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     _, block = torch.unique(both, dim=0, return_inverse=True)
     order = _grouped(image, block, planes.images)
     first = order[:, 0]  # (images, blocks)
-    key_codes = _local(planes, keys[first], image[first])
-    key_layout, key_index = _canonical(planes, key_codes, "tokens")
+    local = planes.apart(_local(planes, both[first], image[first]), both.shape[1] - keys.shape[1])
+    key_layout, key_index = _canonical(planes, local[:, both.shape[1] - keys.shape[1] :], "tokens")
     if any(len(torch.unique(block)) < len(block) for block in (index[index >= 0] for index in key_index)):
         raise Unplaced("a token occurs several times")
     if queries is None:
@@ -139,8 +139,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
         names = tuple(f"query{i}" for i in range(rows))
         query_layout, query_index = TokenLayout(POOL, names, (), planes.input), torch.arange(rows, device=keys.device)[None]
     else:
-        query_codes = _local(planes, both[:, :rows][first], image[first])
-        query_layout, query_index = _canonical(planes, query_codes, "tokens")
+        query_layout, query_index = _canonical(planes, local[:, :rows], "tokens")
         real = query_index[query_index >= 0]
         if not query_layout.grid and order.shape[2] > 1 and query_layout.space == POOL:
             raise Unplaced("learned queries attend within windows")
@@ -272,7 +271,10 @@ def token_names(planes: Planes, codes: Tensor, other: str = "token") -> tuple[st
             number = int(code - plane.base) % plane.count if base == "word" else counts[base]  # words as the caller counts them
             name = f"{base}{number}"
             counts[base] += 1
-        names.append(name if name not in names else f"{name}{names.count(name) + 1}")
+        if name in names:
+            counts[name] += 1
+            name = f"{name}{counts[name] + 1}"
+        names.append(name)
     return tuple(names)
 
 

@@ -129,6 +129,26 @@ class Planes:
                 codes = torch.where(same & (codes < plane.base), others, codes)
         return codes
 
+    def apart(self, codes: Tensor, rows: int) -> Tensor:
+        """Return codes `(blocks, rows + columns)` of one image in which each occurrence of a member of a set is a token of its own.
+
+        Models that run on tiles or frames apart have a class token in each; some repeat a learned token at the end of each line.
+        """
+        blocks = len(codes)
+        for plane in self.of(codes):
+            if plane.grid:
+                continue
+            here = (codes >= plane.base) & (codes < plane.base + plane.count)
+            number = torch.cat([_occurrence(part) for part in (codes[:, :rows], codes[:, rows:])], 1)
+            times, across = int(number[here].max()) + 1, int(here.any(1).sum()) > 1
+            if times == 1 and not across:
+                continue
+            block = torch.arange(blocks, device=codes.device)[:, None] if across else torch.zeros_like(codes)
+            new = self.set_of(plane.name, plane.count * times * (blocks if across else 1))
+            own = ((codes - plane.base) * (blocks if across else 1) + block) * times + number
+            codes = torch.where(here, new.base + own, codes)
+        return codes
+
     def codes(self, plane: Plane) -> Tensor:
         """Return all codes of a plane, `(images, *grid)`, or `(images, count)` for a set."""
         shape = plane.grid or (plane.count,)
@@ -317,6 +337,16 @@ def shared(first: float, step: float, count: int, start: float, stop: float) -> 
     if abs(start + share / 2 - first) <= slack and abs(stop - share / 2 - (first + step * (count - 1))) <= slack:
         return start, stop
     return first - step / 2, first + step * (count - 0.5)
+
+
+def _occurrence(codes: Tensor) -> Tensor:
+    """Count, for each code in `(blocks, tokens)`, the equal codes before it in its block."""
+    order = codes.argsort(dim=1, stable=True)
+    values, at = codes.gather(1, order), torch.arange(codes.shape[1], device=codes.device).expand(codes.shape)
+    begins = torch.ones_like(values, dtype=torch.bool)
+    begins[:, 1:] = values[:, 1:] != values[:, :-1]
+    start = at.where(begins, 0).cummax(1).values if codes.shape[1] else at
+    return torch.zeros_like(at).scatter(1, order, at - start)
 
 
 def _border(at: Tensor, length: int, reach: int, stride: int) -> int | None:

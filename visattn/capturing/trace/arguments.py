@@ -35,6 +35,8 @@ def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
         return [tensor for item in value for tensor in tensors_in(item)]
     if isinstance(value, Mapping):
         return tensors_in(list(value.values()))
+    if isinstance(value, slice):
+        return tensors_in((value.start, value.stop, value.step))
     return []
 
 

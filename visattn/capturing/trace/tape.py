@@ -203,6 +203,8 @@ class Tape:
         logarithms: Slots that hold the result of a log-softmax, in the same form.
         output: Slots of the model's output tensors; -1 for a tensor without a slot.
         device: Device of the image.
+        packed: Grid `(frames, rows, columns)` of each image, if the patches of all images come in one sequence; otherwise empty.
+        positions: Contents of the integer tensors with two or three entries for each packed patch: its place in its image.
         conclusions: Conclusions from the tape, once they were computed.
         whole: Whether the tape holds every operation of the forward pass.
     """
@@ -214,6 +216,8 @@ class Tape:
     logarithms: dict[int, frozenset[int]] = field(default_factory=dict)
     output: tuple[int, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    packed: tuple[tuple[int, ...], ...] = ()
+    positions: list[Tensor] = field(default_factory=list)
     conclusions: object = None
     whole: bool = True
 
@@ -226,6 +230,8 @@ class Tape:
             {slot: made for slot, made in self.weights.items() if slot < slots},
             {slot: made for slot, made in self.logarithms.items() if slot < slots},
             device=self.device,
+            packed=self.packed,
+            positions=list(self.positions),
         )
 
 
@@ -252,7 +258,7 @@ def alike(given: Any, known: Any) -> bool:  # noqa: ANN401
 def same_beginning(tape: Tape, begun: Tape) -> bool:
     """Check whether two forward passes began with tensors of the same kinds, names, shapes and device."""
     given = [known[:4] for known in tape.outside.values() if known.kind in ("pixels", "input")]
-    return tape.device == begun.device and given == [known[:4] for known in begun.outside.values()]
+    return (tape.device, tape.packed) == (begun.device, begun.packed) and given == [known[:4] for known in begun.outside.values()]
 
 
 class Tapes:

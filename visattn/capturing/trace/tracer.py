@@ -6,6 +6,7 @@ beginning is copied and the rest is recorded.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -49,6 +50,7 @@ class Tracer:
         stored: Callable[[Tensor], tuple[str, str] | None],
         layer: Callable[[], str],
         candidates: Iterable[Tape] = (),
+        packed: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Begin a forward pass.
 
@@ -58,11 +60,13 @@ class Tracer:
             stored: Function that returns kind and name of a tensor of the model, and None for other tensors.
             layer: Function that returns the name of the running module.
             candidates: Tapes of earlier forward passes.
+            packed: Grids of the images, if their patches come in one sequence.
         """
         self._stored, self._layer = stored, layer
         self._living = Living()
         self.at = 0
-        begun = Tape()
+        begun = Tape(packed=packed)
+        self._patches = sum(map(math.prod, packed))
         self.tape = begun
         given = [] if pixels is None else [("pixels", "", pixels)]
         given += [("input", name, tensor) for name, tensor in inputs if tensor is not pixels]
@@ -354,6 +358,8 @@ class Tracer:
             else None
             for result in results
         )
+        if self._patches:
+            tape.positions += [result.clone() for result in results if self._is_position(result)]
         if self._is_single(entry, out):
             entry.single = shape_of(out)
         if descends:
@@ -362,6 +368,11 @@ class Tracer:
         tape.entries.append(entry)
         self.at += 1
         return entry
+
+    def _is_position(self, result: Any) -> bool:  # noqa: ANN401
+        """Check whether a tensor may hold the row and column of each packed patch."""
+        shape = result.shape if isinstance(result, Tensor) and not result.is_floating_point() else ()
+        return len(shape) == 2 and shape[0] == self._patches and shape[1] in (2, 3)
 
     @staticmethod
     def _is_single(entry: Entry, out: Any) -> bool:  # noqa: ANN401
