@@ -102,15 +102,15 @@ def _lit(pixels: Tensor, layout: TokenLayout, cell: tuple[int, ...], image: int,
 
 def _merged(model: Any) -> int:  # noqa: ANN401
     """Return the side of the blocks of patches that a model merges, as its configuration states it."""
-    vision = getattr(model.config, "vision_config", model.config)
-    return int(getattr(vision, "spatial_merge_size", None) or getattr(vision, "merge_size", 1))
+    vision: Any = getattr(model.config, "vision_config", model.config)
+    return vision.spatial_merge_size if hasattr(vision, "spatial_merge_size") else getattr(vision, "merge_size", 1)  # type: ignore[no-any-return]
 
 
 def _lit_patches(inputs: Inputs, key: str, layout: TokenLayout, cell: tuple[int, ...], side: int) -> Tensor:
     """Replace the patches of one cell; the image processors of these models order patches by blocks of `side` x `side`."""
     _, rows, columns = inputs["image_grid_thw"][0].tolist()
     high, wide = rows // layout.grid[-2], columns // layout.grid[-1]
-    lit = inputs[key].clone()
+    lit: Tensor = inputs[key].clone()
     for row in range(cell[-2] * high, (cell[-2] + 1) * high):
         for column in range(cell[-1] * wide, (cell[-1] + 1) * wide):
             block = (row // side) * (columns // side) + column // side

@@ -65,9 +65,8 @@ def _narrow(config: Any) -> None:  # noqa: ANN401
     for name, value in _NARROW.items():
         if type(vars(config).get(name)) is int:
             setattr(config, name, value if name != "num_key_value_heads" or shared else _NARROW["num_attention_heads"])
-
     rope = getattr(config, "rope_parameters", None)
-    if isinstance(rope, dict) and "mrope_section" in rope:
+    if isinstance(rope, dict) and "mrope_section" in {*rope, *getattr(config, "ignore_keys_at_rope_validation", ())}:
         half = int(_NARROW["head_dim"] * rope.get("partial_rotary_factor", 1)) // 2
         rope["mrope_section"] = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
 

@@ -27,9 +27,14 @@ def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad(), visattn.capture(model, values=True) as recording:
             out = model(**inputs)
     except NoAttentionCaptured as error:
-        return row | {"output": "same", "refused": str(error).removeprefix("no attention captured: ").split(". ")[0]}
+        return row | {
+            "output": "same",
+            "calls": 0,
+            "placed": 0,
+            "refused": str(error).removeprefix("no attention captured: ").split(". ")[0],
+        }
     except VisattnError as error:
-        return row | {"refused": f"{type(error).__name__}: {error}"}
+        return row | {"output": "same", "calls": 0, "placed": 0, "refused": f"{type(error).__name__}: {error}"}
     key = next(key for key in PIXELS if isinstance(inputs.get(key), Tensor))
     wrong, right, undecided = lit_cells(model, inputs, key)
     return row | {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,18 +30,33 @@ LEFT_OUT = {
     "DiffusionGemmaForBlockDiffusion": "takes words only",
 }
 # settings that a tiny model of a class needs, by path in its configuration
+_SAM = {"prompt_encoder_config.image_size": 256, "prompt_encoder_config.image_embedding_size": 16}
+_SAM2 = {
+    "vision_config.backbone_feature_sizes": [[64, 64], [32, 32], [16, 16]],
+    "vision_config.backbone_config.image_size": [256, 256],
+    "prompt_encoder_config.image_size": 256,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "BeitForSemanticSegmentation": {"out_indices": [1, 1, 2, 2], "image_size": 224, "patch_size": 16},
+    "AyaVisionForConditionalGeneration": {"vision_config.num_attention_heads": 16},
+    "BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "Data2VecVisionForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "EomtForUniversalSegmentation": {"num_hidden_layers": 6},
+    "EomtDinov3ForUniversalSegmentation": {"num_hidden_layers": 6},
+    "Florence2ForConditionalGeneration": {"vision_config.projection_dim": 64},
+    "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 49},
+    "OwlViTForObjectDetection": {"projection_dim": 64, "text_config.max_position_embeddings": 16},
+    "Owlv2ForObjectDetection": {"projection_dim": 64, "text_config.max_position_embeddings": 16},
+    "PaliGemmaForConditionalGeneration": {"projection_dim": 64, "vision_config.projection_dim": 64},
     "PerceiverForImageClassificationConvProcessing": {"num_cross_attention_heads": 1},
     "PerceiverForImageClassificationFourier": {"num_cross_attention_heads": 1},
-    "AyaVisionForConditionalGeneration": {"vision_config.num_attention_heads": 16},
-    "Data2VecVisionForSemanticSegmentation": {"out_indices": [1, 1, 2, 2]},
-    "EomtForUniversalSegmentation": {"hidden_size": 64},
-    "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 49},
     "Qwen2VLForConditionalGeneration": {"vision_config.hidden_size": 64},
+    "Sam2Model": _SAM2,
+    "SamHQModel": _SAM,
+    "SamModel": _SAM,
     "ShieldGemma2ForImageClassification": {"mm_tokens_per_image": 49},
     "TimmBackbone": {"backbone": "vit_tiny_patch16_224"},
 }
+ALONE = "ViTMAE", "Vilt"  # drop patches at random, others in each image of a batch
 IMAGE_TOKEN = 95  # where a configuration names none
 PACKED = 4, 6  # rows and columns of patches of each image in a packed sequence
 TILES = {
@@ -53,6 +67,7 @@ TILES = {
     "Inkling": 1,
     "PerceptionLM": 1,
 }  # images of each sample
+TILES_OF_MLLAMA = 4
 PLAIN = "LlavaForC", "InternVL", "Aya", "Qianfan"  # take `image_sizes` for one of their image towers only
 CLIPS = {"VideoMAE": 16, "Vivit": 32, "Timesformer": 8}  # frames, by beginning of the class's name
 
@@ -80,6 +95,8 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
         if parameter.numel() and not float(parameter.detach().abs().max()) < 100:
             nn.init.normal_(parameter, std=0.02)
     inputs = _pixels(name, model, config)
+    if name.startswith(ALONE):
+        inputs = {key: value[:1] for key, value in inputs.items()}
     if "input_ids" in inspect.signature(model.forward).parameters:
         inputs |= _words(model, config, inputs)
     return model, inputs
@@ -129,6 +146,10 @@ def _pixels(name: str, model: Any, config: Any) -> dict[str, Any]:  # noqa: ANN4
         PLAIN
     ):
         inputs["image_sizes"] = torch.tensor([size] * BATCH)
+    if "aspect_ratio_ids" in taken:  # tiles of one image
+        inputs["pixel_values"] = _random(BATCH, 1, TILES_OF_MLLAMA, 3, *size)
+        inputs["aspect_ratio_ids"] = torch.ones(BATCH, 1, dtype=torch.long)
+        inputs["aspect_ratio_mask"] = torch.ones(BATCH, 1, TILES_OF_MLLAMA, dtype=torch.long)
     if "qformer_input_ids" in taken:
         inputs["qformer_input_ids"] = _some_words(3)
     return inputs
@@ -147,7 +168,7 @@ def _packed(config: Any) -> dict[str, Any]:  # noqa: ANN401
 def _words(model: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
     """Return words, with as many image tokens among them as the model makes of its image."""
     token = _image_token(config)
-    batch = 1 if "image_grid_thw" in inputs else BATCH
+    batch = 1 if "image_grid_thw" in inputs else len(next(iter(inputs.values()), range(BATCH)))
     count = 0
     if token is not None and hasattr(model, "get_image_features"):
         taken = inspect.signature(model.get_image_features).parameters
@@ -157,6 +178,8 @@ def _words(model: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:  
     if token is not None and count:
         words = torch.cat([words[:, :2], torch.full((batch, count), token), words[:, 2:]], 1)
     given: dict[str, Any] = {"input_ids": words}
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters and model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = _some_words(3)[:batch]
     if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
         given["mm_token_type_ids"] = words.eq(-1 if token is None else token).long()
     return given
@@ -177,8 +200,3 @@ def _rows(features: Any) -> int:  # noqa: ANN401
 
 def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
-
-
-def cases() -> Iterator[str]:
-    """Return the classes that are built."""
-    return (name for name in names() if name not in LEFT_OUT)

@@ -11,7 +11,11 @@ from visattn.records import TokenLayout
 
 Query = str | Tensor
 
-QUERY_SPELLINGS = "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation or query:N, or several joined by +"
+QUERY_SPELLINGS = (
+    "auto, cls, mean, all, patch:ROW,COL, input:Y,X, register:N, distillation, query:N (also object:N, latent:N) or word:N, "
+    "or several joined by +"
+)
+_SETS = {"query": ("query", "word"), "object": ("query",), "latent": ("query",), "word": ("word",)}  # names of their tokens
 
 
 def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.device) -> tuple[Tensor, str]:
@@ -19,8 +23,9 @@ def weights_of(query: Query, layout: TokenLayout, readout: str, device: torch.de
 
     Args:
         query: `auto` (the token that the classifier head uses), `cls`, `mean` (mean of the patches), `all` (mean of all tokens),
-            `patch:ROW,COL`, `input:Y,X` (a pixel of the model's input), `register:N`, `distillation` or `query:N` (a learned query).
-            Several may be joined by `+`, with equal weights. A tensor gives the weights directly.
+            `patch:ROW,COL`, `input:Y,X` (a pixel of the model's input), `register:N`, `distillation`, `query:N` (a learned query; also
+            spelled `object:N` or `latent:N`) or `word:N` (the N-th word of the input). Several may be joined by `+`, with equal
+            weights. A tensor gives the weights directly.
         layout: Layout of the query tokens.
         readout: Readout query of the model, for `auto`; empty if not known.
         device: Device of the result.
@@ -78,13 +83,21 @@ def token_of(query: str, layout: TokenLayout) -> int:
         raise OptionError(
             "a pixel query needs the photo's geometry: use explain or the command line, or geometry.patch_at(y, x)."
         )
-    token = f"{name}{argument}" if name in ("register", "query") else query
-    if token in layout.prefix:
-        return layout.prefix.index(token)
+    tokens = [f"{base}{argument}" for base in _SETS[name]] if name in _SETS else [f"register{argument}", query]
+    found = next((token for token in tokens if token in layout.prefix), None)
+    if found is not None and (name in (*_SETS, "register") or found == query):
+        return layout.prefix.index(found)
     known = ", ".join(layout.prefix) or "none"
     if query in ("cls", "distillation") or name == "register":
         raise OptionError(f"the model has no token '{query}'; its prefix tokens: {known}. Use mean or patch:ROW,COL.")
     raise OptionError(f"unknown query '{query}'; known: {QUERY_SPELLINGS}.")
+
+
+def members_asked(query: Query, layout: TokenLayout) -> bool | None:
+    """Check whether all members of sets that a query names are among the tokens of a layout; None if it names none."""
+    names = [name.partition(":") for name in query.split("+")] if isinstance(query, str) else []
+    asked = [[f"{base}{argument}" for base in _SETS[name]] for name, _, argument in names if name in _SETS]
+    return all(set(tokens) & set(layout.prefix) for tokens in asked) if asked else None
 
 
 def _automatic(layout: TokenLayout, readout: str) -> str:

@@ -101,7 +101,7 @@ def named(layer: str) -> str:
 
 
 def _foreign(token: str) -> bool:
-    return token.startswith(("foreign", "word"))
+    return token.startswith("foreign")
 
 
 def _why_cross(record: AttentionRecord) -> str:

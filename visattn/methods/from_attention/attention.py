@@ -14,7 +14,7 @@ from visattn._support.types import Fusion, Sinks
 from visattn.errors import OptionError
 from visattn.maps import AttentionMap, MapFacts
 from visattn.methods.method import attention_method
-from visattn.methods.queries import Query, weights_of
+from visattn.methods.queries import Query, members_asked, weights_of
 from visattn.methods.result import to_map
 from visattn.methods.selection import one_forward, spatial_refusal
 from visattn.methods.sinks import find_sinks
@@ -145,6 +145,9 @@ def chosen_records(recording: Recording, layer: int | str, query: Query, call: i
     if reason := spatial_refusal(recording):
         raise OptionError(f"{reason} Use inspect to see what the model has.")
     spatial = replace(recording, records=[record for record in recording if record.keys.grid])
+    members = [record for record in spatial if members_asked(query, record.queries)]
+    if members:  # object queries, words
+        spatial = replace(spatial, records=members)
     pooling = [record for record in spatial if record.kind == "pool"]
     if pooling and layer == -1 and query == "auto":  # the model's readout
         return pooling[-1:]
