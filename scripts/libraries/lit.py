@@ -103,7 +103,7 @@ def _lit(pixels: Tensor, layout: TokenLayout, cell: tuple[int, ...], image: int,
 def _merged(model: Any) -> int:  # noqa: ANN401
     """Return the side of the blocks of patches that a model merges, as its configuration states it."""
     vision: Any = getattr(model.config, "vision_config", model.config)
-    return vision.spatial_merge_size if hasattr(vision, "spatial_merge_size") else getattr(vision, "merge_size", 1)  # type: ignore[no-any-return]
+    return vision.spatial_merge_size if hasattr(vision, "spatial_merge_size") else getattr(vision, "merge_size", 1)
 
 
 def _lit_patches(inputs: Inputs, key: str, layout: TokenLayout, cell: tuple[int, ...], side: int) -> Tensor:

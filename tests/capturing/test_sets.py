@@ -190,7 +190,7 @@ class Deformable(Moving):
         t = self.tokens(x)
         points = self.part(t)[..., :8].view(len(x), -1, 4, 2).tanh()
         weights = self.part(t)[..., :4].softmax(-1)
-        read = F.grid_sample(t.mT.unflatten(2, GRID), points, align_corners=False)  # (B, C, N, 4)  # type: ignore[no-untyped-call]
+        read = F.grid_sample(t.mT.unflatten(2, GRID), points, align_corners=False)  # (B, C, N, 4)  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
         t = self.norm(t + (read * weights[:, None]).sum(-1).mT)
         return attended(False, t, t, t)
 
