@@ -17,6 +17,7 @@ TASKS = """
     DEPTH_ESTIMATION NORMAL_ESTIMATION VIDEO_CLASSIFICATION ZERO_SHOT_IMAGE_CLASSIFICATION ZERO_SHOT_OBJECT_DETECTION
     VISUAL_QUESTION_ANSWERING MASK_GENERATION MASKED_IMAGE_MODELING IMAGE_TEXT_TO_TEXT
 """
+MORE = "CLIPVisionModel", "GroupViTModel", "SegGptForImageSegmentation", "Siglip2VisionModel"  # in no automatic mapping of these
 WORDS = 6
 BATCH = 2
 # classes that a tiny configuration does not build, or that take no pixels, and why
@@ -79,14 +80,14 @@ def names() -> dict[str, str]:
         for classes in getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
             for name in classes if isinstance(classes, (list, tuple)) else [classes]:
                 found.setdefault(name, task.lower().replace("_", " "))
-    return found
+    return found | dict.fromkeys(MORE, "other")
 
 
 def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """Return a tiny model of a class in evaluation mode, and its inputs."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
-    config = shrunk(kind.config_class())
+    config = shrunk(_encoder_and_decoder() if name == "VisionEncoderDecoderModel" else kind.config_class())
     for path, value in SETTINGS.get(name, {}).items():
         change(config, path, value)
     _enlarge_vocabulary(config)
@@ -97,9 +98,16 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     inputs = _pixels(name, model, config)
     if name.startswith(ALONE):
         inputs = {key: value[:1] for key, value in inputs.items()}
+    if name == "VisionEncoderDecoderModel":
+        inputs["decoder_input_ids"] = _some_words(WORDS)
     if "input_ids" in inspect.signature(model.forward).parameters:
         inputs |= _words(model, config, inputs)
     return model, inputs
+
+
+def _encoder_and_decoder() -> Any:  # noqa: ANN401
+    decoder = transformers.GPT2Config(add_cross_attention=True)
+    return transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(transformers.ViTConfig(), decoder)
 
 
 def _image_token(config: Any) -> int | None:  # noqa: ANN401

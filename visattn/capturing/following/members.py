@@ -53,6 +53,11 @@ class Members(Rules):
     def _of(self, value: Any) -> Places | None:  # noqa: ANN401
         return self.of(value.slot) if isinstance(value, Ref) else None
 
+    def _factor(self, value: Any) -> Places | None:  # noqa: ANN401
+        """Return the members of an operand of a product; a matrix that the model learned is a weight, not a set."""
+        known = self._known
+        return None if value.slot in known.learned and len(known.shapes[value.slot]) < 3 else self._of(value)
+
     def see(self, entry: Entry) -> None:
         """Transfer the members among the arguments of an operation to its results."""
         members, outs = self._statuses.members, [made for made in entry.outs if made is not None]

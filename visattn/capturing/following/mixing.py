@@ -26,6 +26,10 @@ class Mixing:
     def _of(self, value: Any) -> Places | None:  # noqa: ANN401
         return self._known.places.get(value.slot) if isinstance(value, Ref) else None
 
+    def _factor(self, value: Any) -> Places | None:  # noqa: ANN401
+        """Return the locations of an operand of a product."""
+        return self._of(value)
+
     def _through(self, codes: Tensor, dim: int, shape: Sequence[int]) -> Tensor | None:
         """Return codes behind a layer that mixes all of `dim`; None if the merged cells form no grid."""
         if same_along(codes, dim):
@@ -224,7 +228,7 @@ class Mixing:
         if equation is None:
             return None
         operands, letters, result = equation
-        sides = [(places, names) for x, names in zip(operands, letters, strict=True) if (places := self._of(x)) is not None]
+        sides = [(places, names) for x, names in zip(operands, letters, strict=True) if (places := self._factor(x)) is not None]
         known = self._known
         learned = [x for x in operands if isinstance(x, Ref) and (x.slot in known.learned or x.slot in known.members)]
         alone = len(sides) == 1 and len(learned) == len(operands) - 1

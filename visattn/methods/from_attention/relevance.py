@@ -43,7 +43,7 @@ def relevance(
         2021, arXiv:2103.15679, equations 5 to 11. Differs: all-zero rows of `R - I` remain zero when normalized, where the
         authors' code divides 0 by 0. For models with a pooling head, the recursion starts from the `A'` of that head.
     """
-    if any(record.kind == "cross" for record in one_forward(recording)):
+    if _has_sets(one_forward(recording)):
         row, layout, chosen = _between_sets(recording, start_layer, query, dtype)
     else:
         records = chain(recording, probability=False)
@@ -60,9 +60,12 @@ def relevance(
 
 def refusal(recording: Recording) -> str | None:
     """Return why the layers of a recording do not compose, or None if they do."""
-    if any(record.kind == "cross" for record in recording):
-        return _sets_refusal(recording)
-    return chain_refusal_of_any_rows(recording)
+    return _sets_refusal(recording) if _has_sets(recording) else chain_refusal_of_any_rows(recording)
+
+
+def _has_sets(recording: Recording) -> bool:
+    """Check whether several token sets attend to each other, or tokens that lie nowhere in the image among themselves."""
+    return any(record.kind == "cross" or (record.kind == "self" and not record.keys.grid) for record in recording)
 
 
 def _sets_refusal(recording: Recording) -> str | None:

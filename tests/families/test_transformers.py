@@ -1,0 +1,57 @@
+"""Tiny models of transformers: every attention call is placed, and lit cells are found where the recording says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = {
+    "BlipForConditionalGeneration": "2 self, 2 self among words, 2 cross",
+    "CLIPModel": "2 self, 2 self among words",
+    "DetrForObjectDetection": "2 self, 2 self among pool, 2 pool",
+    "Qwen3VLForConditionalGeneration": "4 self",
+    "RTDetrForObjectDetection": "1 self, 2 self among pool",
+    "SegformerForImageClassification": "6 cross, 2 self",
+    "ViltForQuestionAnswering": "2 self",
+}
+FULL = {
+    "Florence2ForConditionalGeneration": "7 self, 5 channel, 2 self among words, 2 cross",
+    "LlavaNextForConditionalGeneration": "4 self",
+    "Mask2FormerForUniversalSegmentation": "8 self, 1 pool, 1 self among pool",
+    "Qwen2_5_VLForConditionalGeneration": "4 self",
+    "Sam2Model": "9 self, 3 cross, 2 self among pool, 3 pool, 2 cross among pool",
+    "TimesformerModel": "4 self",
+    "VideoMAEForVideoClassification": "2 self",
+    "VisionEncoderDecoderModel": "2 self, 2 self among words, 2 cross",
+}
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    models, sweep = import_module("libraries.transformers_models"), import_module("libraries.sweep")
+    return lambda name: sweep.examined(*models.build(name))  # type: ignore[no-any-return]
+
+
+def placed(row: dict[str, Any], kinds: str) -> bool:
+    right, lit = row["lit cells"].split(" of ")
+    assert row["kinds"] == kinds
+    assert row["output"] == "same"
+    assert not row["wrong"]
+    return bool(row["calls"] == row["placed"] and int(right) == int(lit) > 0)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_all_calls_are_placed_and_lit_cells_are_found(name: str, row: Callable[[str], dict[str, Any]]) -> None:
+    assert placed(row(name), QUICK[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FULL)
+def test_all_calls_of_larger_models_are_placed(name: str, row: Callable[[str], dict[str, Any]]) -> None:
+    assert placed(row(name), FULL[name])
