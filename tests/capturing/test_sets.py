@@ -190,7 +190,7 @@ class Deformable(Moving):
         t = self.tokens(x)
         points = self.part(t)[..., :8].view(len(x), -1, 4, 2).tanh()
         weights = self.part(t)[..., :4].softmax(-1)
-        read = F.grid_sample(t.mT.unflatten(2, GRID), points, align_corners=False)  # (B, C, N, 4)  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+        read = F.grid_sample(t.mT.reshape(len(x), WIDTH, *GRID), points, align_corners=False)  # (B, C, N, 4)  # type: ignore[no-untyped-call]
         t = self.norm(t + (read * weights[:, None]).sum(-1).mT)
         return attended(False, t, t, t)
 
@@ -207,7 +207,7 @@ def test_tokens_chosen_from_several_grids_form_a_set() -> None:
     class TwoStage(Moving):
         def forward(self, x: Tensor) -> Tensor:
             t = self.tokens(x)
-            coarse = F.avg_pool2d(t.mT.unflatten(2, GRID), 2).flatten(2).mT  # type: ignore[no-untyped-call]
+            coarse = F.avg_pool2d(t.mT.reshape(len(x), WIDTH, *GRID), 2).flatten(2).mT
             every = self.norm(torch.cat([t, coarse], 1))
             best = self.part(every)[..., 0].topk(6, 1).indices[..., None].expand(-1, -1, WIDTH)
             q = every.gather(1, best)

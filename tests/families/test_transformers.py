@@ -35,7 +35,7 @@ FULL = {
 def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     models, sweep = import_module("libraries.transformers_models"), import_module("libraries.sweep")
-    return lambda name: sweep.examined(*models.build(name))  # type: ignore[no-any-return]
+    return lambda name: sweep.examined(*models.build(name))
 
 
 def placed(row: dict[str, Any], kinds: str) -> bool:

@@ -27,14 +27,14 @@ class Detr(nn.Module):
         project = self.layers[layer]
         assert isinstance(project, nn.Linear)
         query, key, value = (
-            F.linear(x, project.weight[i * WIDTH : (i + 1) * WIDTH]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            F.linear(x, project.weight[i * WIDTH : (i + 1) * WIDTH]).unflatten(-1, (HEADS, -1)).transpose(1, 2)  # type: ignore[no-untyped-call]
             for i, x in enumerate((asking, asked, asked))
         )
         if self.fused:
             return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         weights = (query @ key.mT / (WIDTH // HEADS) ** 0.5).softmax(-1)
         self.weights.append(weights)
-        return (weights @ value).transpose(1, 2).flatten(2)
+        return (weights @ value).transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         image = self.embed(x).flatten(2).mT
@@ -73,7 +73,7 @@ def test_relevance_of_an_object_query_equals_the_published_recursion(query: int)
     model, x = Detr().eval(), torch.randn(1, 3, 4 * SIDE, 4 * SIDE)
     with torch.no_grad():
         for layer in model.layers:
-            layer.weight.mul_(3)  # type: ignore[operator, union-attr]
+            layer.weight.mul_(3)  # type: ignore[operator]
     with visattn.capture(model, gradients=True) as recording:
         logits = model(x)
     target = int(logits[0, query].argmax())
@@ -87,5 +87,5 @@ def test_a_decoder_asks_which_query_is_meant() -> None:
     model = Detr().eval()
     with visattn.capture(model, gradients=True) as recording:
         logits = model(torch.randn(1, 3, 4 * SIDE, 4 * SIDE))
-    with pytest.raises(OptionError, match="outputs for 3 queries. Choose one: query='query:0'"):
+    with pytest.raises(OptionError, match=r"outputs for 3 queries\. Choose one: query='query:0'"):
         visattn.methods.relevance(recording.gradients(logits[:, 0, 0]))
