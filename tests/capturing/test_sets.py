@@ -85,6 +85,22 @@ def test_queries_with_the_batch_on_the_second_axis_are_told_apart() -> None:
     assert second.follows == (first.layer, first.call)
 
 
+def test_heads_of_learned_queries_are_not_taken_for_images() -> None:
+    class Heads(Moving):
+        def __init__(self) -> None:
+            super().__init__()
+            self.latent = nn.Parameter(torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.same(self.latent).transpose(0, 1).transpose(0, 1)  # (heads, N, d), as many heads as images
+            q = heads.expand(len(x), -1, -1, -1)
+            return F.scaled_dot_product_attention(q, q, q)
+
+    record = see(Heads(), image(batch=2))[0]
+    own = F.softmax(Heads().latent @ Heads().latent.mT / WIDTH**0.5, -1)
+    assert record.reason is not None or torch.allclose(record.operator.dense(), own.expand(2, -1, -1, -1), atol=1e-6)
+
+
 class Captioner(Moving):
     """Words that attend to each other and to the patches, or one sequence of words and patches."""
 

@@ -168,8 +168,15 @@ def _images(planes: Planes, keys: Tensor, lead: Sequence[int]) -> Tensor:
             raise Unplaced("a window holds nothing but padding")
         if not lead or lead[0] != planes.images:
             raise Unplaced("its tokens come from parameters alone, not from the image")
-        one = torch.where(one < 0, torch.arange(len(one), device=one.device) * planes.images // len(one), one)
+        one = torch.where(one < 0, _in_turn(one, planes.images), one)
+    if not planes.on_grid(keys) and bool((one != _in_turn(one, planes.images)).any()):  # heads may have been taken for images
+        raise Unplaced("the images of the batch are arranged differently")
     return one
+
+
+def _in_turn(groups: Tensor, images: int) -> Tensor:
+    """Return the image of each group if the groups of each image follow each other."""
+    return torch.arange(len(groups), device=groups.device) * images // len(groups)
 
 
 def _grouped(image: Tensor, block: Tensor, images: int) -> Tensor:

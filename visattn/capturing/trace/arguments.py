@@ -40,6 +40,12 @@ def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
     return []
 
 
+def positions_among(results: Iterable[Any], patches: int) -> list[Tensor]:
+    """Return copies of the integer tensors that may hold the row and column of each packed patch, `(patches, 2)` or `(patches, 3)`."""
+    integers = [x for x in results if isinstance(x, Tensor) and not x.is_floating_point() and x.ndim == 2]
+    return [x.clone() for x in integers if x.shape[0] == patches and x.shape[1] in (2, 3)]
+
+
 def shape_of(tensor: Tensor) -> torch.Size:
     """Return the shape of a tensor; for a nested tensor, which has none, its number of elements."""
     return torch.Size([tensor.numel()]) if tensor.is_nested else tensor.shape

@@ -19,6 +19,7 @@ from visattn.capturing.trace.arguments import (
     changes,
     is_transformed,
     memory_of,
+    positions_among,
     results_of,
     shape_of,
     tensors_in,
@@ -359,7 +360,7 @@ class Tracer:
             for result in results
         )
         if self._patches:
-            tape.positions += [result.clone() for result in results if self._is_position(result)]
+            tape.positions += positions_among(results, self._patches)
         if self._is_single(entry, out):
             entry.single = shape_of(out)
         if descends:
@@ -368,11 +369,6 @@ class Tracer:
         tape.entries.append(entry)
         self.at += 1
         return entry
-
-    def _is_position(self, result: Any) -> bool:  # noqa: ANN401
-        """Check whether a tensor may hold the row and column of each packed patch."""
-        shape = result.shape if isinstance(result, Tensor) and not result.is_floating_point() else ()
-        return len(shape) == 2 and shape[0] == self._patches and shape[1] in (2, 3)
 
     @staticmethod
     def _is_single(entry: Entry, out: Any) -> bool:  # noqa: ANN401
