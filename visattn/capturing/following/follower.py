@@ -21,7 +21,7 @@ from visattn.capturing.following.packing import cells_of, packed_size
 from visattn.capturing.following.places import Behind, Places, Statuses, color_axis, later
 from visattn.capturing.following.rules import Rules
 from visattn.capturing.tokens.arrangement import Arrangement
-from visattn.capturing.tokens.codes import compact
+from visattn.capturing.tokens.planes import compact
 from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, LIKE, MAKE, PRODUCT, REDUCE
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
 
@@ -114,7 +114,7 @@ class TokenTracer:
     def _with_images(self, places: Places, attention: Attention) -> Places:
         """Give tokens that belonged to no image, such as a class token, to the image that they have attended to."""
         values = self.of(attention.operands[-1])
-        if not self.known.planes.sets or values is None or places.codes.ndim != len(attention.lead) + 2:
+        if self.known.planes.images == 1 or values is None or places.codes.ndim != len(attention.lead) + 2:
             return places
         image = self.known.planes.images_of(compact(values.codes)[..., :1]).amax((-1, -2), keepdim=True)
         if bool((image < 0).any()) or places.codes.shape[:-2] != attention.lead:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.following.places import Behind, Places, Statuses, later
-from visattn.capturing.tokens.codes import Geometry2d, aligned, compact, covered, equal, geometry_of, kernel_of, same_along
+from visattn.capturing.tokens.codes import Geometry2d, aligned, covered, equal, geometry_of, kernel_of, same_along
 from visattn.capturing.tokens.equations import Equation
+from visattn.capturing.tokens.planes import compact
 from visattn.capturing.trace.tape import Entry, Ref
 
 Located = Places | list[Any] | None

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from visattn.capturing.tokens.codes import compact, equal
-from visattn.capturing.tokens.planes import Planes
+from visattn.capturing.tokens.codes import equal
+from visattn.capturing.tokens.planes import Planes, compact
 from visattn.capturing.trace.tape import Entry
 
 Behind = tuple[int, str, int] | None  # index in the forward pass, layer, index of the call in that layer

@@ -12,8 +12,9 @@ from torch import Tensor
 from visattn.capturing.following.mixing import Located
 from visattn.capturing.following.places import Places, later
 from visattn.capturing.following.writing import Writing
-from visattn.capturing.tokens.codes import compact, equal, padded, same_along
+from visattn.capturing.tokens.codes import equal, padded, same_along
 from visattn.capturing.tokens.equations import Equation
+from visattn.capturing.tokens.planes import compact
 from visattn.capturing.trace.operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
 from visattn.capturing.trace.tape import Entry, Ref
 
@@ -197,7 +198,7 @@ class Rules(Writing):
             return a
         if a.columns is not None:
             return None
-        if self._known.planes.sets:
+        if self._known.planes.images > 1:
             a, b = (x._replace(codes=self._known.planes.met(x.codes, y.codes)) for x, y in ((a, b), (b, a)))
             if a.same(b):
                 return a

@@ -9,21 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.capturing.tokens.planes import PADDING, Plane, shared
+from visattn.capturing.tokens.planes import PADDING, Plane, compact, shared
 from visattn.geometry import Box
 
 
 def flat(items: Any) -> list[Any]:  # noqa: ANN401
     """Flatten nested lists and tuples."""
     return [x for item in items for x in (flat(item) if isinstance(item, (tuple, list)) else [item])]
-
-
-def compact(codes: Tensor) -> Tensor:
-    """Shrink expanded axes (stride 0) to size 1."""
-    for dim, (stride, size) in enumerate(zip(codes.stride(), codes.shape, strict=True)):
-        if stride == 0 and size > 1:
-            codes = codes.narrow(dim, 0, 1)
-    return codes
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

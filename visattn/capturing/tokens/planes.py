@@ -21,6 +21,14 @@ PADDING = -1
 _SLACK = 1e-6
 
 
+def compact(codes: Tensor) -> Tensor:
+    """Shrink expanded axes (stride 0) to size 1."""
+    for dim, (stride, size) in enumerate(zip(codes.stride(), codes.shape, strict=True)):
+        if stride == 0 and size > 1:
+            codes = codes.narrow(dim, 0, 1)
+    return codes
+
+
 @dataclass(frozen=True)
 class Plane:
     """Grid or set whose codes are `base + image * cells + cell`; the cells of a grid are in raster order, frame by frame.
@@ -81,11 +89,6 @@ class Planes:
         self._starts = torch.empty(0, dtype=torch.int64, device=device)
 
     @property
-    def sets(self) -> bool:
-        """True if there are sets."""
-        return any(not plane.grid for plane in self._planes)
-
-    @property
     def pixels(self) -> Pixels:
         """Plane of the pixels."""
         return Pixels(self.images * max(self.frames, 1) * int(self.input.height) * int(self.input.width))
@@ -109,11 +112,14 @@ class Planes:
         return plane
 
     def members(self, plane: Plane) -> Tensor:
-        """Return the codes of the members of a set before they meet an image, `(count,)`."""
-        return torch.arange(plane.start, plane.base, dtype=torch.int32, device=self.device)
+        """Return the codes of the members of a set before they meet an image, `(count,)`; a single image they meet at once."""
+        start = plane.base if self.images == 1 else plane.start
+        return torch.arange(start, start + plane.count, dtype=torch.int32, device=self.device)
 
     def given(self, codes: Tensor, image: Tensor | int) -> Tensor:
         """Return codes in which each member that had met no image belongs to `image`."""
+        if self.images == 1:
+            return codes
         for plane in self.of(codes):
             if not plane.grid:
                 here = (codes >= plane.start) & (codes < plane.base)
@@ -122,7 +128,7 @@ class Planes:
 
     def met(self, codes: Tensor, others: Tensor) -> Tensor:
         """Return codes in which each member that had met no image belongs to the image of the same member in `others`."""
-        for plane in self.of(codes):
+        for plane in self.of(codes) if self.images > 1 else ():
             if not plane.grid:
                 same = (others >= plane.base) & (others < plane.base + plane.cells * self.images)
                 same &= (others - plane.base) % plane.count == codes - plane.start
@@ -157,6 +163,7 @@ class Planes:
 
     def of(self, codes: Tensor) -> list[Plane]:
         """Return the planes that codes belong to, in the order of their creation; padding belongs to none."""
+        codes = compact(codes)
         real = codes[codes >= 0]
         if not real.numel():
             return []

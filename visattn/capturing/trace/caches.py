@@ -21,7 +21,8 @@ _keeping: dict[object, list[Any]] = {}  # caches and containers by class or modu
 
 def kept_tensors(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Return the tensors that are kept by the classes of these modules and by the files that define them."""
-    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__ if not kind.__module__.startswith("torch."))
+    own = dict.fromkeys(map(type, modules))
+    kinds = dict.fromkeys(kind for one in own for kind in one.__mro__ if not kind.__module__.startswith("torch."))
     files = dict.fromkeys(filter(None, (sys.modules.get(kind.__module__) for kind in kinds)))
     keepers = {id(keeper): keeper for place in (*kinds, *files) for keeper in _keepers(place)}
     return [tensor for keeper in keepers.values() for tensor in tensors_within(keeper)]
