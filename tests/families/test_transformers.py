@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import visattn
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -55,3 +58,18 @@ def test_all_calls_are_placed_and_lit_cells_are_found(name: str, row: Callable[[
 @pytest.mark.parametrize("name", FULL)
 def test_all_calls_of_larger_models_are_placed(name: str, row: Callable[[str], dict[str, Any]]) -> None:
     assert placed(row(name), FULL[name])
+
+
+def test_word_maps_of_blip_equal_its_own_cross_attentions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    model, inputs = import_module("libraries.transformers_models").build("BlipForConditionalGeneration")
+    with torch.no_grad(), visattn.capture(model) as recording:
+        model(**inputs)
+        seen = model.vision_model(inputs["pixel_values"]).last_hidden_state
+        own = model.text_decoder(inputs["input_ids"], encoder_hidden_states=seen, output_attentions=True).cross_attentions
+    found = [record for record in recording.select(forward=0) if record.kind == "cross"]
+    assert len(found) == len(own) > 0
+    for record, weights in zip(found, own, strict=True):
+        assert torch.allclose(record.operator.dense(), weights, atol=1e-5)
+    word = visattn.methods.attention(recording.select(forward=0), query="word:2")
+    assert torch.allclose(word.values.flatten(2), own[-1][:, :, 2, 1:], atol=1e-5)  # without the class token

@@ -48,7 +48,7 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def twin(dinov2: nn.Module) -> nn.Module:
     config = transformers.Dinov2Config(hidden_size=384, num_attention_heads=6, patch_size=14, image_size=518)
-    model = transformers.Dinov2Model(config).eval()
+    model = transformers.Dinov2Model(config).eval()  # type: ignore[no-untyped-call]
     missing, unexpected = model.load_state_dict(renamed(dinov2.state_dict()), strict=False)
     assert missing == ["embeddings.mask_token"]
     assert not unexpected
