@@ -5,6 +5,7 @@ The checks change one parameter row, one word or the pixels of one cell, and com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,6 +84,25 @@ def test_queries_with_the_batch_on_the_second_axis_are_told_apart() -> None:
     assert (first.kind, second.kind, second.keys.grid) == ("self", "pool", GRID)
     assert first.queries == second.queries
     assert second.follows == (first.layer, first.call)
+
+
+@pytest.mark.parametrize("move", [lambda q: q.flip(1), lambda q: q.roll(1, 1), lambda q: q[:, [2, 0, 3, 1]]])
+def test_queries_that_are_reordered_keep_their_names(move: Callable[[Tensor], Tensor]) -> None:
+    class Reordering(Decoder):
+        def forward(self, x: Tensor) -> Tensor:
+            t = self.tokens(x)
+            q = self.query_embed.weight[None].repeat(len(x), 1, 1)
+            q = q + attended(False, q, t, t)
+            return attended(False, move(q), t, t)
+
+    model, x = Reordering(), image()
+    before = see(model, x)
+    assert before[0].queries == before[1].queries
+    with torch.no_grad():
+        model.query_embed.weight[2] += 5
+    for one, other in zip(before, see(model, x), strict=True):
+        changed = (one.operator.dense() - other.operator.dense()).abs().amax((0, 1, 3))
+        assert int(changed.argmax()) == one.queries.prefix.index("query2")
 
 
 def test_heads_of_learned_queries_are_not_taken_for_images() -> None:

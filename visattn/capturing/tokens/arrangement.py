@@ -218,7 +218,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     if plane is not None:
         loose &= (codes < plane.base) | (codes >= plane.base + plane.cells)
     index = torch.full_like(codes, -1, dtype=torch.int64)
-    tokens, index[loose] = _in_order(codes, loose)
+    tokens, index[loose] = _in_order(planes, codes, loose)
     names = token_names(planes, tokens, "token" if grids else "query")
     if plane is None:
         words = bool(names) and all(name.startswith(_GIVEN) for name in names)
@@ -237,12 +237,16 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     return TokenLayout(space, names, plane.grid, plane.box), index
 
 
-def _in_order(codes: Tensor, loose: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct codes among the `loose` ones in the order of their first positions, and the index of each loose one in them."""
+def _in_order(planes: Planes, codes: Tensor, loose: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct codes among the `loose` ones, and the index of each loose one in them.
+
+    Members of a set keep its own order, so that they have the same names in every call. Sets come in the order of their first tokens.
+    """
     values, number = torch.unique(codes[loose], return_inverse=True)
-    at = loose.flatten().nonzero().flatten()
-    first = torch.full((len(values),), codes.numel(), device=codes.device).scatter_reduce(0, number, at, "amin")
-    order = (first % codes.shape[-1]).argsort(stable=True)
+    at = loose.flatten().nonzero().flatten() % codes.shape[-1]
+    group = planes.numbers(values)
+    first = at.new_full((len(group) and int(group.max()) + 1,), codes.shape[-1]).scatter_reduce(0, group[number], at, "amin")
+    order = first[group].argsort(stable=True)
     return values[order], order.argsort()[number]
 
 

@@ -170,8 +170,12 @@ class Planes:
         first, last = (torch.bucketize(torch.stack(torch.aminmax(real)), self._starts, right=True) - 1).tolist()
         if first == last:
             return [self._planes[first]]
-        met = torch.unique(torch.bucketize(real, self._starts, right=True) - 1)
+        met = torch.unique(self.numbers(real))
         return [self._planes[i] for i in met.tolist()]
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """Return the number of the plane of each code, in the order of creation."""
+        return torch.bucketize(codes, self._starts, right=True) - 1
 
     def raster(self, codes: Tensor) -> tuple[Plane | None, tuple[int, int]]:
         """Return the plane that `(groups, rows, columns)` codes cover completely, in raster order in each group; None if there is none.
