@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import re
 import sys
 import time
 import warnings
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from libraries import transformers_models
-from libraries.sweep import examined
+from libraries.sweep import COLUMNS, examined
 
 from visattn._support.tables import to_markdown, to_text
 
@@ -31,24 +33,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="classes; by default all")
     parser.add_argument("--write-docs", action="store_true", help=f"replace the tables in docs/{DOCS.name}")
     options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(1)
-    rows, left_out = [], []
-    for name, task in transformers_models.names().items():
-        if options.names and name not in options.names:
-            continue
-        started = time.perf_counter()
-        why = transformers_models.LEFT_OUT.get(name)
-        if why is None:
-            row = _row(name, task)
-            why = row.pop("not built")
-            if not why:
-                rows.append(row)
-        if why:
-            left_out.append({"class": name, "why": why})
-        print(f"{time.perf_counter() - started:6.1f} s  {name}  {why}", file=sys.stderr, flush=True)
-        gc.collect()
+    chosen = [item for item in transformers_models.names().items() if not options.names or item[0] in options.names]
+    with get_context("spawn").Pool(os.cpu_count(), _quiet, maxtasksperchild=20) as pool:
+        made = list(pool.imap(_row, chosen, chunksize=1))
+    rows = [{key: value for key, value in row.items() if key != "not built"} for row in made if not row["not built"]]
+    left_out = [{"class": row["class"], "why": row["not built"]} for row in made if row["not built"]]
     tables = {"transformers": rows, "left out": left_out, "totals": totals(rows, left_out)}
     for table in tables.values():
         print(to_text(table))
@@ -60,19 +49,37 @@ def main() -> int:
     return int(any(row["wrong"] or row["failed"] or row["output"] != "same" for row in rows))
 
 
-def _row(name: str, task: str) -> dict[str, Any]:
+def _quiet() -> None:
+    """Prepare a process of the pool."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)
+
+
+def _row(chosen: tuple[str, str]) -> dict[str, Any]:
     """Return the row of a class; if its tiny configuration does not run, the reason under `not built`."""
-    head = {"class": name, "task": task, "not built": "", "failed": ""}
+    name, task = chosen
+    started = time.perf_counter()
+    row: dict[str, Any] = {"class": name, "task": task, "not built": transformers_models.LEFT_OUT.get(name, ""), "failed": ""}
+    row |= dict.fromkeys(COLUMNS, "") | {"calls": 0, "placed": 0}
     try:
-        model, inputs = transformers_models.build(name)
-        with torch.no_grad():
-            model(**inputs)
+        if not row["not built"]:
+            model, inputs = transformers_models.build(name)
+            with torch.no_grad():
+                out = model(**inputs)
+            if not all(
+                bool(x.isfinite().all()) for x in out.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float32
+            ):
+                row["not built"] = "its random weights give NaN or infinite values"
     except Exception as error:  # of the library, for settings of ours
-        return head | {"not built": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}
+        row["not built"] = f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
     try:
-        return head | examined(model, inputs)
+        row |= {} if row["not built"] else examined(model, inputs)
     except Exception as error:  # a fault of visattn
-        return head | {"failed": f"{type(error).__name__}: {error}", "wrong": "", "output": "", "calls": 0, "placed": 0}
+        row["failed"] = f"{type(error).__name__}: {error}"
+    print(f"{time.perf_counter() - started:6.1f} s  {name}  {row['not built'] or row['failed']}", file=sys.stderr, flush=True)
+    gc.collect()
+    return row
 
 
 def totals(rows: list[dict[str, Any]], left_out: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,7 +87,7 @@ def totals(rows: list[dict[str, Any]], left_out: list[dict[str, Any]]) -> list[d
     calls, placed = (sum(row[key] or 0 for row in rows) for key in ("calls", "placed"))
     attentive = [row for row in rows if row["calls"]]
     whole = [row for row in attentive if row["calls"] == row["placed"]]
-    found = [row["lit cells"].split(" of ") for row in rows if row.get("lit cells")]
+    found = [row["lit cells"].split(" of ") for row in rows if row["lit cells"]]
     return [
         {"what": "transformers", "number": transformers.__version__},
         {"what": "classes that read an image", "number": len(rows) + len(left_out)},

@@ -20,7 +20,8 @@ class WithoutAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         out = func(*args, **(kwargs or {}))
-        return out * 0 if func is F.scaled_dot_product_attention or getattr(func, "__name__", "") == "softmax" else out
+        weights = getattr(func, "__name__", "") == "softmax" and out.ndim > 2  # others are gates, such as those of experts
+        return out * 0 if func is F.scaled_dot_product_attention or weights else out
 
 
 def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tuple[list[str], int, int]:

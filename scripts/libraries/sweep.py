@@ -13,6 +13,7 @@ from libraries.lit import lit_cells
 from visattn.errors import NoAttentionCaptured, VisattnError
 from visattn.records import Recording
 
+COLUMNS = "calls", "placed", "kinds", "grids", "lit cells", "wrong", "output", "refused"
 PIXELS = "pixel_values", "pixel_values_videos", "x", "image", "sample"
 
 
@@ -21,7 +22,7 @@ def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         torch.manual_seed(0)  # some models draw random numbers
         plain = model(**inputs)
-    row: dict[str, Any] = dict.fromkeys(("calls", "placed", "kinds", "grids", "lit cells", "wrong", "output", "refused"), "")
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
     try:
         torch.manual_seed(0)
         with torch.no_grad(), visattn.capture(model, values=True) as recording:

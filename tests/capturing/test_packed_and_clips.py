@@ -33,11 +33,11 @@ def moved(before: AttentionRecord, after: AttentionRecord) -> list[int]:
 
 
 class Tubelets(nn.Module):
-    """Attention over tubelets of two frames."""
+    """Attention over tubelets."""
 
-    def __init__(self, channels_first: bool) -> None:
+    def __init__(self, channels_first: bool, time: int = 2) -> None:
         super().__init__()
-        self.embed, self.channels_first = nn.Conv3d(3, WIDTH, (2, PATCH, PATCH), (2, PATCH, PATCH)), channels_first
+        self.embed, self.channels_first = nn.Conv3d(3, WIDTH, (time, PATCH, PATCH), (time, PATCH, PATCH)), channels_first
 
     def forward(self, clip: Tensor) -> Tensor:
         clip = clip if self.channels_first else clip.transpose(1, 2)
@@ -70,6 +70,18 @@ def test_tubelets_lie_in_their_frames(channels_first: bool) -> None:
     part = lit[:, :, 3] if channels_first else lit[:, 3]
     part[..., 5 * PATCH, 7 * PATCH] += 1
     assert moved(record, see(model, lit)[0]) == [(1 * GRID[0] + 5) * GRID[1] + 7]
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_three_frames_are_not_taken_for_channels(channels_first: bool) -> None:
+    model, x = Tubelets(channels_first, 1).eval(), clip(channels_first)
+    x = x[:, :, :3] if channels_first else x[:, :3]
+    record = see(model, x)[0]
+    assert record.keys.grid == (3, *GRID)
+    lit = x.clone()
+    part = lit[:, :, 2] if channels_first else lit[:, 2]
+    part[..., 5 * PATCH, 7 * PATCH] += 1
+    assert moved(record, see(model, lit)[0]) == [(2 * GRID[0] + 5) * GRID[1] + 7]
 
 
 def test_frames_that_are_run_apart_are_windows_of_the_clip() -> None:

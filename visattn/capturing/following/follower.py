@@ -41,16 +41,18 @@ class TokenTracer:
     def __init__(self, tape: Tape) -> None:
         """Start at the pixels."""
         self._outside = tape.outside
-        pixels = next((known for known in tape.outside.values() if known.kind == "pixels"), None)
+        slot, pixels = next(((slot, known) for slot, known in tape.outside.items() if known.kind == "pixels"), (-1, None))
         self.image = pixels is not None
         shape = (1, 1, 1, 1) if pixels is None else pixels.shape
-        frames = int(shape[3 - color_axis(shape)]) if len(shape) == 5 else 0
+        first = next((entry.operation.name for entry in tape.entries if any(ref.slot == slot for ref in entry.refs)), "")
+        colors = color_axis(shape, first)
+        frames = int(shape[3 - colors]) if len(shape) == 5 else 0
         self._tape = tape
         if tape.packed:
             count = sum(grid[0] for grid in tape.packed)
             self.known = Statuses(1, packed_size(shape, tape.packed), tape.device, count if count > 1 else 0)
         else:
-            self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device, frames)
+            self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device, frames, colors)
         self._rules, self._members = Rules(self.known), Members(self.known, tape.outside)
         self.arrangements: dict[Hashable, Arrangement] = {}  # by the codes of a call; reused for the same codes
         self._passed = 0

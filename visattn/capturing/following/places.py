@@ -83,6 +83,7 @@ class Statuses:
         input_size: `(height, width)` of the images, or of the frames of clips.
         device: Device of the codes.
         frames: Number of frames of each clip; 0 for single images.
+        colors: Axis of the channels of images or clips.
         places: Locations of the elements of a slot.
         lost: Name of the operation beyond which the locations are unknown.
         learned: Name of a parameter, for tensors computed from parameters and constants only; may be empty.
@@ -98,6 +99,7 @@ class Statuses:
     input_size: tuple[int, int]
     device: torch.device
     frames: int = 0
+    colors: int = 1
     places: dict[int, Places] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     learned: dict[int, str] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class Statuses:
     def image(self, shape: torch.Size) -> Places:
         """Return the locations of the pixels: `(B, C, H, W)` images, or `(B, T, C, H, W)` or `(B, C, T, H, W)` clips."""
         plane = self.planes.grid(*self.input_size, self.planes.input, max(self.frames, 1))
-        return Places(self.planes.codes(plane).unsqueeze(color_axis(shape)).expand(shape))
+        return Places(self.planes.codes(plane).unsqueeze(self.colors).expand(shape))
 
     def patches(self, cells: Tensor, grid: Sequence[int], shape: torch.Size) -> Places:
         """Return the locations of patches `(N, ...)` that lie at these cells of the images."""
@@ -160,9 +162,14 @@ class Statuses:
                 self.lose(after, entry.operation.name)
 
 
-def color_axis(shape: Sequence[int]) -> int:
-    """Return the channel axis of images `(B, C, H, W)` or clips; of clips it is the second or third axis, whichever has 1 or 3 entries."""
-    return 2 if len(shape) == 5 and shape[2] in (1, 3) else 1
+def color_axis(shape: Sequence[int], first: str = "") -> int:
+    """Return the channel axis of images `(B, C, H, W)`, or of clips: the second or third, whichever has 3 entries, else 1.
+
+    If both qualify, it is the third, unless the `first` operation on the clip is a convolution over time, which has channels second.
+    """
+    if len(shape) < 5 or (shape[1] == 3 and shape[2] != 3):
+        return 1
+    return 1 if shape[1] == shape[2] and first == "conv3d" else 2 if shape[2] == 3 or shape[1] != 1 else 1
 
 
 def later(*behind: Behind) -> Behind:
