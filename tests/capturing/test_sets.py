@@ -58,6 +58,7 @@ def test_object_queries_are_one_set_through_all_layers(written: bool, batch: int
     assert all(record.queries.prefix == names and record.queries == recording[0].queries for record in recording)
     assert [record.keys.grid for record in recording] == [(), GRID, (), GRID]
     assert all(record.operator.shape[:2] == (batch, 1) for record in recording)
+    assert [record.follows for record in recording] == [("", 0), *((record.layer, record.call) for record in recording[:3])]
 
 
 @pytest.mark.parametrize("written", [False, True])

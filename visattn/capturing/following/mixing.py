@@ -264,6 +264,7 @@ class Mixing:
             others = None
             if alone and len(sets) == 1 and (members := known.members.get(sets[0][0].slot)) is not None:
                 others = aligned(members.codes, sets[0][1], result, shape)
+                base = base._replace(behind=later(behind, members.behind))
             return base._replace(codes=found[0], asked=base.asked or (alone and bool(sets)), others=others)
         if len(found) > 2:
             return None
