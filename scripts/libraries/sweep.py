@@ -59,7 +59,7 @@ def _kind(record: visattn.AttentionRecord) -> str:
 def _refused(recording: Recording) -> str:
     reasons = Counter(record.reason for record in recording if record.reason)
     unseen = Counter(unseen.reason for unseen in recording.unseen)
-    return "; ".join(f"{count} x {reason}" for reason, count in (*reasons.items(), *unseen.items()))
+    return ". ".join(f"{count} x {reason}" for reason, count in (*reasons.items(), *unseen.items()))
 
 
 def same(a: Any, b: Any) -> bool:  # noqa: ANN401
