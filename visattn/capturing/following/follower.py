@@ -116,7 +116,7 @@ class TokenTracer:
     def _with_images(self, places: Places, attention: Attention) -> Places:
         """Give tokens that belonged to no image, such as a class token, to the image that they have attended to."""
         values = self.of(attention.operands[-1])
-        if self.known.planes.images == 1 or values is None or places.codes.ndim != len(attention.lead) + 2:
+        if values is None or places.codes.ndim != len(attention.lead) + 2 or not self.known.planes.sets(places.codes):
             return places
         image = self.known.planes.images_of(compact(values.codes)[..., :1]).amax((-1, -2), keepdim=True)
         if bool((image < 0).any()) or places.codes.shape[:-2] != attention.lead:

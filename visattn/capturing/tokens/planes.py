@@ -8,6 +8,7 @@ same codes. Members of a set that no image has reached yet, such as object queri
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,7 +87,7 @@ class Planes:
         self.images, self.input, self.device, self.frames = images, Box(0, 0, *input_size), device, frames
         self._planes: list[Plane] = []
         self._known: dict[object, Plane] = {}
-        self._starts = torch.empty(0, dtype=torch.int64, device=device)
+        self._starts: list[int] = []
 
     @property
     def pixels(self) -> Pixels:
@@ -108,7 +109,7 @@ class Planes:
         start = self._planes[-1].base + self._planes[-1].cells * self.images if self._planes else 0
         plane = self._known[key] = Plane(start if grid else start + count, grid, box, name, count)
         self._planes.append(plane)
-        self._starts = torch.tensor([known.start for known in self._planes], device=self.device)
+        self._starts.append(plane.start)
         return plane
 
     def members(self, plane: Plane) -> Tensor:
@@ -118,22 +119,26 @@ class Planes:
 
     def given(self, codes: Tensor, image: Tensor | int) -> Tensor:
         """Return codes in which each member that had met no image belongs to `image`."""
-        if self.images == 1:
-            return codes
-        for plane in self.of(codes):
-            if not plane.grid:
-                here = (codes >= plane.start) & (codes < plane.base)
-                codes = torch.where(here, codes + (1 + image) * plane.count, codes)
-        return codes.to(torch.int32)
+        stored = compact(codes)
+        for plane in self.sets(stored):
+            here = (stored >= plane.start) & (stored < plane.base)
+            stored = torch.where(here, stored + (1 + image) * plane.count, stored).to(torch.int32)
+        return stored.expand(codes.shape)
 
     def met(self, codes: Tensor, others: Tensor) -> Tensor:
         """Return codes in which each member that had met no image belongs to the image of the same member in `others`."""
-        for plane in self.of(codes) if self.images > 1 else ():
-            if not plane.grid:
-                same = (others >= plane.base) & (others < plane.base + plane.cells * self.images)
-                same &= (others - plane.base) % plane.count == codes - plane.start
-                codes = torch.where(same & (codes < plane.base), others, codes)
-        return codes
+        stored, other = compact(codes), compact(others)
+        for plane in self.sets(stored):
+            same = (other >= plane.base) & (other < plane.base + plane.cells * self.images)
+            same &= (other - plane.base) % plane.count == stored - plane.start
+            stored = torch.where(same & (stored < plane.base), other, stored)
+        return stored.expand(codes.shape)
+
+    def sets(self, codes: Tensor) -> list[Plane]:
+        """Return the sets with members, among these codes, that may have met no image yet; none for a single image."""
+        if self.images == 1 or all(plane.grid for plane in self._planes):
+            return []
+        return [plane for plane in self.of(codes) if not plane.grid]
 
     def apart(self, codes: Tensor, rows: int) -> Tensor:
         """Return codes `(blocks, rows + columns)` of one image in which each occurrence of a member of a set is a token of its own.
@@ -164,18 +169,23 @@ class Planes:
     def of(self, codes: Tensor) -> list[Plane]:
         """Return the planes that codes belong to, in the order of their creation; padding belongs to none."""
         codes = compact(codes)
-        real = codes[codes >= 0]
-        if not real.numel():
+        if not codes.numel():
             return []
-        first, last = (torch.bucketize(torch.stack(torch.aminmax(real)), self._starts, right=True) - 1).tolist()
+        low, high = (int(end) for end in torch.aminmax(codes))
+        if low < 0:
+            codes = codes[codes >= 0]
+            if not codes.numel():
+                return []
+            low = int(codes.amin())
+        first, last = (bisect_right(self._starts, end) - 1 for end in (low, high))
         if first == last:
             return [self._planes[first]]
-        met = torch.unique(self.numbers(real))
+        met = torch.unique(self.numbers(codes))
         return [self._planes[i] for i in met.tolist()]
 
     def numbers(self, codes: Tensor) -> Tensor:
         """Return the number of the plane of each code, in the order of creation."""
-        return torch.bucketize(codes, self._starts, right=True) - 1
+        return torch.bucketize(codes.contiguous(), torch.tensor(self._starts, device=self.device), right=True) - 1
 
     def raster(self, codes: Tensor) -> tuple[Plane | None, tuple[int, int]]:
         """Return the plane that `(groups, rows, columns)` codes cover completely, in raster order in each group; None if there is none.
@@ -221,6 +231,7 @@ class Planes:
         planes = self.of(codes)
         if len(planes) != 1 or not planes[0].grid or not codes.shape[dim]:
             return None
+        codes = _without_repeats(codes, dim)
         plane, real = planes[0], codes >= 0
         some = real.any(dim, keepdim=True)
         local = codes - plane.base
@@ -391,6 +402,12 @@ def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float)
         return len(values), rank, start, start + size * len(values) * scale
     low, high = shared(start + (float(values[0]) + size / 2) * scale, step * scale, len(values), start, stop)
     return len(values), rank, low, high
+
+
+def _without_repeats(codes: Tensor, dim: int) -> Tensor:
+    """Drop the entries along `dim` that repeat the entry before them, such as the channels of one token."""
+    changes = (compact(codes).diff(dim=dim) != 0).movedim(dim, -1).flatten(0, -2).any(0).nonzero().flatten()
+    return codes.index_select(dim, torch.cat([changes.new_zeros(1), changes + 1]))
 
 
 def _spread(cell: Tensor, dim: int, plane: Plane) -> bool:
