@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from visattn.capturing.tokens.planes import PADDING, Plane, compact, shared
+from visattn.capturing.tokens.lines import shared
+from visattn.capturing.tokens.planes import PADDING, Plane, compact
 from visattn.geometry import Box
 
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from visattn.capturing.tokens.lines import Side, border, merged, spread, thinned
 from visattn.geometry import Box
 
 PADDING = -1
-_SLACK = 1e-6
 
 
 def compact(codes: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class Planes:
         lines = cell[0, :, 0] // columns, cell[0, 0] % columns
         if bool((cell != lines[0][:, None] * columns + lines[1]).any()) or bool((image != image[:, :1, :1]).any()):
             return None, (0, 0)
-        top, left = (_border(*side) for side in zip(lines, planes[0].grid[-2:], reach, stride, strict=True))
+        top, left = (border(*side) for side in zip(lines, planes[0].grid[-2:], reach, stride, strict=True))
         return (None, (0, 0)) if top is None or left is None else (planes[0], (top, left))
 
     def merge(self, codes: Tensor, dim: int) -> Tensor | None:
@@ -253,14 +253,14 @@ class Planes:
             sides.append((first, last, length))
             filled = filled * (last - first + 1)
         if bool((distinct[some] != filled).any()):  # the merged cells do not fill a rectangle
-            whole = plane.frames == 1 and bool(real.all()) and _spread(cell, dim, plane)
+            whole = plane.frames == 1 and bool(real.all()) and spread(cell, dim, plane.grid[-2], plane.columns)
             return self.grid(1, 1, plane.box).base + image if whole else None
         box = plane.box
         ends = (0.0, float(plane.frames)), (box.top, box.bottom), (box.left, box.right)
-        merged = [_merged(*side, *end) for side, end in zip(sides, ends, strict=True)]
-        if None in merged or merged[0][2:] != ends[0]:  # type: ignore[index]
+        parts = [merged(*side, *end) for side, end in zip(sides, ends, strict=True)]
+        if None in parts or parts[0][2:] != ends[0]:  # type: ignore[index]
             return None
-        lattice = self._lattice(*merged)  # type: ignore[arg-type]
+        lattice = self._lattice(*parts)  # type: ignore[arg-type]
         if lattice is None:
             return None
         new, cell = lattice
@@ -280,8 +280,8 @@ class Planes:
     def thinned(self, plane: Plane, cell: Tensor) -> tuple[Plane, Tensor] | None:
         """Return the grid that these cells of `plane` form with even gaps, and the cell of each in it; None if they form no grid."""
         box, frame = plane.box, cell // plane.area
-        vertical = _thinned(cell % plane.area // plane.columns, plane.grid[-2], box.top, box.bottom)
-        horizontal = _thinned(cell % plane.columns, plane.columns, box.left, box.right)
+        vertical = thinned(cell % plane.area // plane.columns, plane.grid[-2], box.top, box.bottom)
+        horizontal = thinned(cell % plane.columns, plane.columns, box.left, box.right)
         if vertical is None or horizontal is None or len(torch.unique(frame)) < plane.frames:
             return None
         return self._lattice((plane.frames, frame, 0.0, 0.0), vertical, horizontal)
@@ -345,22 +345,6 @@ class Planes:
         return low, high
 
 
-Side = tuple[int, Tensor, float, float]  # number of cells along a side, index of each, start and end of what they cover
-
-
-def shared(first: float, step: float, count: int, start: float, stop: float) -> tuple[float, float]:
-    """Return start and end of the range that `count` cells cover, with centers at `first`, `first + step`, ...
-
-    If an even division of `[start, stop)` matches these centers within half a cell, the cells cover that range. Two ways to compute one
-    grid that differ only in their padding thus give the same plane.
-    """
-    share = (stop - start) / count
-    slack = max(share, step) / 2 + _SLACK
-    if abs(start + share / 2 - first) <= slack and abs(stop - share / 2 - (first + step * (count - 1))) <= slack:
-        return start, stop
-    return first - step / 2, first + step * (count - 0.5)
-
-
 def _occurrence(codes: Tensor) -> Tensor:
     """Count, for each code in `(blocks, tokens)`, the equal codes before it in its block."""
     order = codes.argsort(dim=1, stable=True)
@@ -371,69 +355,7 @@ def _occurrence(codes: Tensor) -> Tensor:
     return torch.zeros_like(at).scatter(1, order, at - start)
 
 
-def _border(at: Tensor, length: int, reach: int, stride: int) -> int | None:
-    """Count the lines before a plane of `length` lines in the lines `at`; return None if a window reads lines that it does not cover."""
-    own = torch.arange(length, device=at.device)
-    begins = (at.unfold(0, length, 1) == own).all(1).nonzero().flatten() if len(at) >= length else own[:0]
-    if not len(begins) or reach > len(at):
-        return None
-    before = int(begins[0])
-    read = at.unfold(0, reach, stride)
-    over = (torch.arange(len(at), device=at.device) - before).clamp(0, length - 1).unfold(0, reach, stride)
-    inside = bool(((read.amin(1) >= over.amin(1)) & (read.amax(1) <= over.amax(1))).all())
-    return before if inside else None
-
-
-def _merged(first: Tensor, last: Tensor, length: int, start: float, stop: float) -> Side | None:
-    """Return the side formed by cells from `first` to `last` on a side of `length` lines; cells at its ends may be cut off."""
-    size = int((last - first).max()) + 1
-    begin = torch.where((last - first + 1 < size) & (first == 0), last + 1 - size, first)
-    if bool(((last - first + 1 < size) & (first > 0) & (last < length - 1)).any()):
-        return None
-    values, rank = torch.unique(begin, return_inverse=True)
-    steps = values.diff()
-    step = int(steps[0]) if len(steps) else max(size, length)
-    if len(steps) and (bool((steps != step).any()) or step > size):
-        return None
-    if not len(steps) and (first.min() > 0 or last.max() < length - 1):
-        return None  # one window of several: it forms no grid on its own
-    scale = (stop - start) / length
-    if step == size and int(values[0]) == 0:  # no overlap: exactly the cells that were read; the last may be cut off
-        return len(values), rank, start, start + size * len(values) * scale
-    low, high = shared(start + (float(values[0]) + size / 2) * scale, step * scale, len(values), start, stop)
-    return len(values), rank, low, high
-
-
 def _without_repeats(codes: Tensor, dim: int) -> Tensor:
     """Drop the entries along `dim` that repeat the entry before them, such as the channels of one token."""
     changes = (compact(codes).diff(dim=dim) != 0).movedim(dim, -1).flatten(0, -2).any(0).nonzero().flatten()
     return codes.index_select(dim, torch.cat([changes.new_zeros(1), changes + 1]))
-
-
-def _spread(cell: Tensor, dim: int, plane: Plane) -> bool:
-    """Check that the cells along `dim` are the crossings of rows and columns that divide a plane evenly."""
-    groups = cell.movedim(dim, -1).flatten(0, -2).sort(1).values
-    crossings = (groups.diff(dim=1) > 0).sum(1) + 1
-    for at, length in ((groups // plane.columns, plane.grid[-2]), (groups % plane.columns, plane.columns)):
-        steps = at.sort(1).values.diff(dim=1)
-        count = (steps > 0).sum(1) + 1
-        if bool((length % count > 0).any()) or bool(((steps > 0) & (steps != (length // count)[:, None])).any()):
-            return False
-        crossings = crossings / count
-    return bool((crossings == 1).all())
-
-
-def _thinned(at: Tensor, length: int, start: float, stop: float) -> Side | None:
-    """Return the side formed by the lines `at`: a contiguous range, or every second line, each of which then covers two."""
-    values, rank = torch.unique(at, return_inverse=True)
-    count, first = len(values), int(values[0])
-    scale = (stop - start) / length
-    steps = values.diff()
-    step = int(steps[0]) if count > 1 else 1
-    if bool((steps != step).any()) or step > 2 or (count == 1 and length > 1):
-        return None
-    if step == 1:
-        return count, rank, start + first * scale, start + (first + count) * scale
-    if first > 1 or first + step * count < length:
-        return None
-    return count, rank, start, start + min(first // 2 * 2 + step * count, length) * scale
