@@ -123,16 +123,16 @@ class Planes:
         for plane in self.sets(stored):
             here = (stored >= plane.start) & (stored < plane.base)
             stored = torch.where(here, stored + (1 + image) * plane.count, stored).to(torch.int32)
-        return stored.expand(codes.shape)
+        return stored.expand(torch.broadcast_shapes(codes.shape, stored.shape))
 
     def met(self, codes: Tensor, others: Tensor) -> Tensor:
         """Return codes in which each member that had met no image belongs to the image of the same member in `others`."""
         stored, other = compact(codes), compact(others)
         for plane in self.sets(stored):
             same = (other >= plane.base) & (other < plane.base + plane.cells * self.images)
-            same &= (other - plane.base) % plane.count == stored - plane.start
+            same = same & ((other - plane.base) % plane.count == stored - plane.start)
             stored = torch.where(same & (stored < plane.base), other, stored)
-        return stored.expand(codes.shape)
+        return stored.expand(torch.broadcast_shapes(codes.shape, stored.shape))
 
     def sets(self, codes: Tensor) -> list[Plane]:
         """Return the sets with members, among these codes, that may have met no image yet; none for a single image."""
