@@ -98,8 +98,8 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr("visattn.loading.weights.try_to_load_from_cache", lambda *_: None)
-    monkeypatch.setattr("visattn.loading.weights.get_hf_file_metadata", refused)
+    monkeypatch.setattr("visattn.loading.downloads.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr("visattn.loading.downloads.get_hf_file_metadata", refused)
 
 
 @pytest.mark.real

@@ -7,9 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,51 +15,12 @@ import safetensors.torch
 import timm
 import torch
 
+from tests.loading.hub import Hub
 from visattn.data import photo_path
 
 pytestmark = pytest.mark.full
 
 MODEL = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
-
-
-class Hub(ThreadingHTTPServer):
-    """A hub with one file in each repository."""
-
-    def __init__(self, filename: str, content: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.filename, self.content = filename, content
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Hub
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        if not self.path.split("?")[0].endswith(f"/resolve/main/{self.server.filename}"):
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.server.content)))
-        self.send_header("ETag", f'"{hashlib.sha256(self.server.content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.end_headers()
-        if body:
-            self.wfile.write(self.server.content)
-
-    def log_message(self, *_: object) -> None:
-        """Suppress log messages."""
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +34,9 @@ def weights() -> dict[str, torch.Tensor]:
 def hub(request: pytest.FixtureRequest, weights: dict[str, torch.Tensor], tmp_path: Path) -> Iterator[Hub]:
     file = tmp_path / request.param
     safetensors.torch.save_file(weights, file) if file.suffix == ".safetensors" else torch.save(weights, file)
-    server = Hub(request.param, file.read_bytes())
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = Hub({f"timm/{MODEL}/{file.name}": file.read_bytes(), f"timm/{MODEL}/README.md": b""})
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def overlay(endpoint: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
@@ -94,15 +51,15 @@ def test_weights_are_downloaded_once_and_then_read_from_the_cache(hub: Hub, tmp_
     assert first.returncode == 0, first.stderr
     facts = json.loads(first.stdout)[0]["provenance"]
     assert (facts["weights"], facts["random"]) == (MODEL, False)
-    assert facts["weights_sha256"] == hashlib.sha256(hub.content).hexdigest()
-    hub.filename = "gone"
+    assert facts["weights_sha256"] == hashlib.sha256(next(iter(hub.files.values()))).hexdigest()
+    hub.files.clear()
     second = overlay(hub.address, tmp_path, "second.png")
     assert second.returncode == 0, second.stderr
     assert (tmp_path / "second.png").read_bytes() == (tmp_path / "first.png").read_bytes()
 
 
 def test_repository_without_weights_is_an_error(hub: Hub, tmp_path: Path) -> None:
-    hub.filename = "gone"
+    hub.files.pop(next(iter(hub.files)))
     done = overlay(hub.address, tmp_path, "out.png")
     assert done.returncode == 4
     assert "has none of model.safetensors, pytorch_model.bin" in done.stderr

@@ -26,7 +26,8 @@ def owns(_model: nn.Module) -> bool:
 def describe(model: nn.Module, provenance: Provenance) -> ModelDescription:
     """Describe any module for `capture`; the positions of its tokens are traced from the pixels."""
     tokens = repeated(model) if isinstance(model, nn.Module) else {}  # `capture` refuses an exported program
-    return ModelDescription(tokens, "", provenance)
+    ends = {name.rpartition(".")[0]: name for name in tokens}  # image and text towers, encoder and decoder
+    return ModelDescription(tokens, "", provenance, ends=tuple(ends.values()))
 
 
 def repeated(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -103,8 +104,8 @@ def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputS
     """Return the preprocessing that a model declares; the defaults are ImageNet's mean and standard deviation, and 224 pixels.
 
     A model declares its size by an attribute (`img_size`, `image_size`, `input_size`), the rest by `preprocess_cfg`, as in open_clip: a
-    mapping with `mean`, `std` and `interpolation`. If no size is declared and the model does not run at 224 pixels, the first of the
-    usual sizes at which it runs is assumed.
+    mapping with `mean`, `std`, `interpolation` and `resize_mode`. If no size is declared and the model does not run at 224 pixels, the
+    first of the usual sizes at which it runs is assumed.
     """
     stated, channels = _stated(model), channels_of(model)
     own = declared_size(model)
@@ -132,13 +133,17 @@ def channels_of(model: nn.Module) -> int:
 
 def declared_size(model: nn.Module) -> tuple[int, int] | None:
     """Return the input size that a model or its image tower declares, `(height, width)`, or None."""
-    for part in (model, getattr(model, "visual", None), getattr(model, "config", None), getattr(model, "patch_embed", None)):
+    config = getattr(model, "config", None)
+    towers = [getattr(config, name, None) for name in ("vision_config", "encoder", "backbone_config")]
+    for part in (model, getattr(model, "visual", None), config, *towers, getattr(model, "patch_embed", None)):
         for name in ("img_size", "image_size", "input_size", "input_resolution"):
             value: Any = getattr(part, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
                 return value, value
             if isinstance(value, (tuple, list)) and len(value) in (2, 3):
                 return value[-2], value[-1]
+            if isinstance(value, Mapping) and {"height", "width"} <= value.keys():
+                return value["height"], value["width"]
     return None
 
 
@@ -146,5 +151,10 @@ def _stated(model: nn.Module) -> dict[str, Any]:
     """Return the preprocessing that a model declares, under timm's names."""
     for part in (model, getattr(model, "visual", None)):
         if isinstance(found := getattr(part, "preprocess_cfg", None), Mapping):
-            return {key: found[key] for key in ("mean", "std", "interpolation") if found.get(key) is not None}
+            stated = {key: found[key] for key in ("mean", "std", "interpolation") if found.get(key) is not None}
+            mode = _CROPS.get(str(found.get("resize_mode")))
+            return stated | ({"crop_mode": mode} if mode else {})
     return {}
+
+
+_CROPS = {"shortest": "center", "squash": "squash", "longest": "border"}  # modes of open_clip, and the same of timm

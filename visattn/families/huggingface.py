@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -30,7 +31,7 @@ def owns(model: nn.Module) -> bool:
 
 def input_spec(model: nn.Module, asked: tuple[int, int] | None = None) -> InputSpec:
     """Return the size that the configuration states, with the image processor that was saved beside the weights, if there is one."""
-    spec = custom.input_spec(model, asked)
+    spec = replace(custom.input_spec(model, asked), keyword=_keyword(model))
     if model not in _processors:
         _processors[model] = _saved_processor(model)
     processor = _processors[model]
@@ -60,4 +61,11 @@ def _saved_processor(model: Any) -> Any:  # noqa: ANN401
         if not cached:
             return None
         folder = Path(cached[0]).parent
-    return import_module("transformers").AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    auto = import_module("transformers").AutoImageProcessor
+    return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _keyword(model: nn.Module) -> str:
+    """Return the name of the parameter that takes the pixels; models of images and words take the words first."""
+    taken = list(inspect.signature(model.forward).parameters)
+    return next((name for name in taken[1:] if name == "pixel_values"), "")

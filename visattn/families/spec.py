@@ -32,6 +32,7 @@ class InputSpec:
         transform: Steps of the model's own evaluation transform.
         sources: Source of each of `size`, `mean` and `std`.
         processor: Function from an RGB image to the model's input, if the model comes with one; used in place of `transform`.
+        keyword: Name of the parameter that takes the pixels, if it is not the model's first.
     """
 
     size: tuple[int, int]
@@ -45,6 +46,7 @@ class InputSpec:
     transform: Sequence[Any]
     sources: Mapping[str, Source] = field(default_factory=lambda: dict.fromkeys(STATED, "model"))
     processor: Callable[..., Any] | None = None
+    keyword: str = ""
 
     __repr__ = brief
 

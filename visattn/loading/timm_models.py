@@ -18,9 +18,10 @@ from visattn._support.checks import printable, suggest
 from visattn._support.notes import note
 from visattn.data.weights import offline
 from visattn.errors import UnsupportedModel, WeightsError
+from visattn.loading.downloads import Unreachable, weights_file
 from visattn.loading.initial_values import without_initial_values
 from visattn.loading.translation import Translate, channels_in, classes_in, fill, shapes_of
-from visattn.loading.weights import Unreachable, digest, hub_file, read_tensors
+from visattn.loading.weights import digest, read_tensors
 from visattn.provenance import Provenance
 
 # timm's modules with models whose attention covers the image (docs/coverage.md)
@@ -195,4 +196,4 @@ def _file_of(name: str, config: Any) -> tuple[Path, str, tuple[str, ...]]:  # no
 
 
 def _published(name: str, config: Any, download: bool = True) -> Path:  # noqa: ANN401 - timm's PretrainedCfg
-    return hub_file(name, config and config.hf_hub_id, config and config.hf_hub_filename, download=download)
+    return weights_file(name, config and config.hf_hub_id, config and config.hf_hub_filename, download=download)

@@ -19,9 +19,10 @@ from torchvision.models.vision_transformer import VisionTransformer, interpolate
 from visattn._support.checks import printable, suggest
 from visattn.errors import UnsupportedModel
 from visattn.families import torchvision as family
+from visattn.loading.downloads import url_file
 from visattn.loading.initial_values import without_initial_values
 from visattn.loading.translation import classes_in, fill, shapes_of
-from visattn.loading.weights import digest, read_tensors, url_file
+from visattn.loading.weights import digest, read_tensors
 from visattn.provenance import Provenance
 
 PREFIX = "tv:"

@@ -1,17 +1,12 @@
-"""Weight files: find them in the cache or download them, read checkpoints, and report damaged ones."""
+"""Checkpoints: read them, and report damaged ones."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import http.client
 import math
 import pickle
-import re
 import struct
-import urllib.error
-import urllib.parse
-import urllib.request
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,112 +15,19 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
-from tqdm import tqdm
 
 from visattn._support.checks import printable
-from visattn._support.files import is_file, regular, write_whole
-from visattn.errors import OutputError, WeightsError
+from visattn._support.files import regular
+from visattn.errors import WeightsError
 from visattn.loading.translation import Shapes, as_float32, unwrap
 
 WEIGHTS, FACTS = "model.safetensors", "model.json"  # files of a model folder, see `visattn.loading.folders`
 
-_FIX = (
-    "pass a checkpoint as weights=FILE (--weights FILE), or weights='none' (--weights none) for random weights; the default model, a ViT, "
-    "and tf_efficientnet_lite0, a CNN, also come through the package index"
-)
 _DAMAGED = (  # errors that torch.load raises for damaged files and other formats
     *(RuntimeError, EOFError, ValueError, OSError, zipfile.BadZipFile, struct.error),
     *(LookupError, AttributeError, TypeError, AssertionError, ArithmeticError),
 )
-_SECONDS = 3  # timeout for the hub's first answer; short and without retries, so that users without network need not wait
-_STALLED = 60  # timeout in seconds for a running download
-_PIECE = 1 << 20
-
-
-class Unreachable(WeightsError):
-    """Weights are not cached, and the server that has them cannot be reached."""
-
-
-def hub_file(name: str, repository: str | None, filename: str | None = None, *, download: bool = True) -> Path:
-    """Return the weights file of a model from the local cache; download it from the Hugging Face Hub if necessary.
-
-    Args:
-        name: Name of the model, for messages.
-        repository: Repository of the model on the hub.
-        filename: File in the repository, if not the usual one; a safetensors file of the same name is preferred.
-        download: Whether to download the file. If False, only check that it could be downloaded.
-
-    Returns:
-        Path of the file in the hub's own cache, or its address if it was only checked.
-
-    Raises:
-        Unreachable: If the hub cannot be reached.
-        WeightsError: If the model has no published weights.
-    """
-    if not repository:
-        raise WeightsError(f"{name}: has no published weights; {_FIX}.")
-    usual = filename or "pytorch_model.bin"
-    candidates = dict.fromkeys([usual.replace("pytorch_model.bin", "model.safetensors"), usual])
-    for candidate in candidates:
-        if isinstance(cached := try_to_load_from_cache(repository, candidate), str):
-            return Path(cached)
-    for candidate in candidates:
-        try:
-            found = get_hf_file_metadata(hf_hub_url(repository, candidate), timeout=_SECONDS)
-            return Path(hf_hub_download(repository, candidate)) if download else Path(found.location)
-        except EntryNotFoundError:
-            continue
-        except Exception as error:  # the hub's client raises errors of several libraries
-            cause = f"weights are not cached and the hub cannot be reached ({type(error).__name__})"
-            raise Unreachable(f"{name}: {cause}; {_FIX}.") from error
-    raise WeightsError(f"{name}: its repository {repository} has none of {', '.join(candidates)}; {_FIX}.")
-
-
-def url_file(name: str, url: str) -> Path:
-    """Return the weights file at a URL from torch's cache; download it into the cache if necessary.
-
-    Args:
-        name: Name of the model, for messages.
-        url: Address of the file. Its name may contain the start of the sha256, as torch's do: `resnet18-f37072fd.pth`.
-
-    Returns:
-        Path of the file in the folder that `torch.hub` uses, too.
-
-    Raises:
-        WeightsError: If the URL cannot be reached, the file is damaged, or the cache cannot be written.
-    """
-    path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
-    if is_file(path):
-        return path
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_SECONDS) as answer:
-            size = int(answer.headers.get("Content-Length") or 0)
-        bar = tqdm(desc=path.name, total=size or None, unit="B", unit_scale=True, disable=None)
-        with bar, urllib.request.urlopen(url, timeout=_STALLED) as answer:
-            content = bytearray()
-            while piece := answer.read(_PIECE):
-                content += piece
-                bar.update(len(piece))
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        host = urllib.parse.urlsplit(url).netloc
-        cause = f"weights are not cached and {host} cannot be reached ({type(error).__name__})"
-        raise WeightsError(f"{name}: {cause}; save {url} in {printable(str(path.parent))}, or {_FIX}.") from error
-    expected = re.search(r"-([0-9a-f]{8,})\.", path.name)
-    if expected and not hashlib.sha256(content).hexdigest().startswith(expected[1]):
-        raise WeightsError(f"{name}: the file from {url} is damaged ({len(content):,} bytes); try again, or {_FIX}.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return write_whole(path, bytes(content))
-    except (OSError, OutputError) as error:
-        where = printable(str(path.parent))
-        raise WeightsError(
-            f"{name}: {where} cannot be written; set TORCH_HOME to a writable folder, or pass weights=FILE (--weights FILE)."
-        ) from error
 
 
 def read_checkpoint(path: Path) -> Any:  # noqa: ANN401 - whatever was saved
