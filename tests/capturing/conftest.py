@@ -1,4 +1,4 @@
-"""Pretrained model with unfused attention, for tests of captures."""
+"""Pretrained model with unfused attention, and a count of traced forward passes, for tests of captures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import nn
 import visattn
 from tests.capturing.written_out import write_out
 from visattn import data
+from visattn.capturing.following.follower import TokenTracer
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +17,12 @@ def eager() -> nn.Module:
     model = visattn.load_model(data.OFFLINE_MODEL, weights=data.offline_weights())
     write_out(model)
     return model
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that gets one entry for each forward pass whose tokens are traced."""
+    times: list[None] = []
+    begin = TokenTracer.__init__
+    monkeypatch.setattr(TokenTracer, "__init__", lambda self, *args: times.append(begin(self, *args)))
+    return times

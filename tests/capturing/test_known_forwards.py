@@ -16,7 +16,6 @@ import visattn
 from tests import tiny
 from tests.capturing import own
 from tests.zoo import FAMILIES
-from visattn.capturing.following.follower import TokenTracer
 from visattn.errors import CaptureError, NoAttentionCaptured
 from visattn.records import Recording
 
@@ -51,15 +50,6 @@ def _blocks(record: visattn.AttentionRecord) -> int:
 
 def facts(recording: Recording) -> list[object]:
     return [(r.layer, r.call, r.forward, r.kind, r.queries, r.keys, r.follows, r.reason) for r in recording]
-
-
-@pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that gets one entry for each forward pass whose tokens are traced."""
-    times: list[None] = []
-    begin = TokenTracer.__init__
-    monkeypatch.setattr(TokenTracer, "__init__", lambda self, *args: times.append(begin(self, *args)))
-    return times
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))

@@ -23,6 +23,7 @@ class Mixing:
     def __init__(self, known: Statuses) -> None:
         """Store the known statuses."""
         self._known = known
+        self._choices: dict[int, Tensor] = {}  # indices of tokens that were picked by their content, by number of the choice
 
     def _of(self, value: Any) -> Places | None:  # noqa: ANN401
         return self._known.places.get(value.slot) if isinstance(value, Ref) else None
@@ -184,10 +185,17 @@ class Mixing:
         by_content = index.slot in known.places or index.slot in known.lost
         if not by_content or len(made.shape) != 3 or len([p for p in known.planes.of(places.codes) if p.grid]) < 2:
             return None
-        sign = hash(entry.contents[index.slot][..., 0].cpu().contiguous().numpy().tobytes())  # the same choice, the same tokens
-        plane = known.planes.set_of(f"query#{sign}", made.shape[1])
+        picked = entry.contents[index.slot][..., 0]
+        if entry.choice is None:
+            entry.choice = self._choice(picked)
+        self._choices.setdefault(entry.choice, picked)
+        plane = known.planes.set_of(f"query#{entry.choice}", made.shape[1])
         codes = known.planes.codes(plane)[..., None] if made.shape[0] == known.images else None
         return None if codes is None else places._replace(codes=codes.expand(made.shape))
+
+    def _choice(self, picked: Tensor) -> int:
+        """Return the number of a choice: the same for the same tokens."""
+        return next((number for number, known in self._choices.items() if equal(known, picked)), len(self._choices))
 
     def _sampled(self, args: Sequence[Any], kwargs: Mapping[str, Any], shape: torch.Size) -> Places | None:
         """Return the locations of sampled values `(N, C, rows, columns)`: those of the tokens that chose their points."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -42,6 +42,10 @@ class Arrangement:
     query_index: Tensor | None = None
     key_index: Tensor | None = None
     reason: str | None = None
+
+    def apart(self) -> Arrangement:
+        """Return the arrangement of a call that cannot be located and does not depend on the image."""
+        return replace(self, queries=replace(self.queries, space="apart"), keys=replace(self.keys, space="apart"))
 
     @cached_property
     def _swapped(self) -> bool | None:
@@ -145,7 +149,8 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
             raise Unplaced("learned queries attend within windows")
         if real.numel() != torch.unique(real).numel():
             raise Unplaced("a token is a query in several windows")
-    kind: Kind = "self" if query_layout == key_layout else "cross"
+    alike = query_layout == key_layout and planes.of(local[:, :rows]) == planes.of(local[:, rows:])  # two sets may share names
+    kind: Kind = "self" if alike else "cross"
     if key_layout.grid and not query_layout.grid and query_layout.space == POOL:
         kind = "pool"
     plain = order.shape[2] == 1 and all(

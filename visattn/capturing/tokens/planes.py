@@ -30,6 +30,11 @@ def compact(codes: Tensor) -> Tensor:
     return codes
 
 
+def _expanded(codes: Tensor, shape: torch.Size) -> Tensor:
+    """Expand codes to a shape, or beyond it where they are larger."""
+    return codes.expand([max(side, other) for side, other in zip(codes.shape, shape, strict=True)])
+
+
 @dataclass(frozen=True)
 class Plane:
     """Grid or set whose codes are `base + image * cells + cell`; the cells of a grid are in raster order, frame by frame.
@@ -123,7 +128,7 @@ class Planes:
         for plane in self.sets(stored):
             here = (stored >= plane.start) & (stored < plane.base)
             stored = torch.where(here, stored + (1 + image) * plane.count, stored).to(torch.int32)
-        return stored.expand(torch.broadcast_shapes(codes.shape, stored.shape))
+        return _expanded(stored, codes.shape)
 
     def met(self, codes: Tensor, others: Tensor) -> Tensor:
         """Return codes in which each member that had met no image belongs to the image of the same member in `others`."""
@@ -132,7 +137,7 @@ class Planes:
             same = (other >= plane.base) & (other < plane.base + plane.cells * self.images)
             same = same & ((other - plane.base) % plane.count == stored - plane.start)
             stored = torch.where(same & (stored < plane.base), other, stored)
-        return stored.expand(torch.broadcast_shapes(codes.shape, stored.shape))
+        return _expanded(stored, codes.shape)
 
     def sets(self, codes: Tensor) -> list[Plane]:
         """Return the sets with members, among these codes, that may have met no image yet; none for a single image."""

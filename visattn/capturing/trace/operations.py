@@ -81,6 +81,7 @@ CHOOSE = words("""
     __getitem__ index index_select gather take_along_dim take repeat_interleave masked_select __setitem__ index_put index_copy
     index_add index_fill put scatter scatter_add scatter_reduce masked_scatter select_scatter slice_scatter tensor_split
 """)
+READ = words("__getitem__ index index_select gather take_along_dim take masked_select")  # choose elements of their first operand
 # takes the shape or type of its second operand
 LIKE = words("type_as to view_as reshape_as expand_as")
 # creates constants and random numbers; an operand gives only shape and type

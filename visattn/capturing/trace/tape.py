@@ -138,6 +138,8 @@ class Entry:
         writes: Whether the operation overwrote a tensor.
         rewritten: Old and new slot of each tensor that shares memory with an overwritten one.
         contents: Values of index tensors and masks, by slot.
+        choice: Number of the choice, if tokens were picked by their content and form a set of their own. Another forward pass may
+            then pick others, as long as entries with one number pick the same tokens.
         attention: Attention call, if the operation is one.
         single: Shape of the result, if the operation only returns one tensor (new or an argument); otherwise None.
         before: One item per result: its slot if the tensor existed before the call, otherwise None.
@@ -155,6 +157,7 @@ class Entry:
     writes: bool = False
     rewritten: tuple[tuple[int, int], ...] = ()
     contents: Mapping[int, Tensor] = field(default_factory=dict)
+    choice: int | None = None
     attention: Attention | None = None
     single: torch.Size | None = None
     before: tuple[int | None, ...] = ()
@@ -177,6 +180,21 @@ class Entry:
                 refs += _refs(value)
         self.refs = tuple(refs)
         self.quick = tuple(quick) if len(quick) == len(given) else None
+
+    def returns_only(self, out: Any) -> bool:  # noqa: ANN401
+        """Check whether the call, which returned `out`, only returns one tensor, new or an argument, and has simple arguments."""
+        given = self.before[0] if len(self.before) == 1 else None
+        return (
+            type(out) is Tensor
+            and not out.is_nested
+            and len(self.outs) == 1
+            and self.operation.own
+            and getattr(self.func, "__name__", "") != "__get__"  # an attribute may return a tensor from elsewhere
+            and self.quick is not None
+            and (given is None or any(ref.slot == given for ref in self.refs))
+            and not self.writes
+            and not self.contents
+        )
 
 
 def _refs(value: Any) -> Iterator[Ref]:  # noqa: ANN401
@@ -206,6 +224,7 @@ class Tape:
         packed: Grid `(frames, rows, columns)` of each image, if the patches of all images come in one sequence; otherwise empty.
         positions: Contents of the integer tensors with two or three entries for each packed patch: its place in its image.
         conclusions: Conclusions from the tape, once they were computed.
+        projections: Output projections on the tape, once they were looked for.
         whole: Whether the tape holds every operation of the forward pass.
     """
 
@@ -219,6 +238,7 @@ class Tape:
     packed: tuple[tuple[int, ...], ...] = ()
     positions: list[Tensor] = field(default_factory=list)
     conclusions: object = None
+    projections: object = None
     whole: bool = True
 
     def beginning(self, length: int, slots: int) -> Tape:

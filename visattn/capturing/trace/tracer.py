@@ -26,7 +26,7 @@ from visattn.capturing.trace.arguments import (
     transformed,
 )
 from visattn.capturing.trace.living import Living
-from visattn.capturing.trace.operations import CHOOSE, PRODUCT, SOFTMAX, Operation, operation_of
+from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, Operation, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
 
 _NAMED = (
@@ -65,6 +65,7 @@ class Tracer:
         """
         self._stored, self._layer = stored, layer
         self._living = Living()
+        self._choices: dict[int, Tensor] = {}  # tokens that this forward pass picked, by number of the choice
         self.at = 0
         begun = Tape(packed=packed)
         self._patches = sum(map(math.prod, packed))
@@ -275,11 +276,17 @@ class Tracer:
                 return
         self.tape = self.tape.beginning(length, len(self._living.refs))
         self.entries, self.known = self.tape.entries, False
+        for entry in self.entries:  # the choices that follow are compared with those of this forward pass
+            if entry.choice is not None:
+                picked = self._choices[entry.choice]
+                entry.contents = {slot: picked[..., None].expand_as(index) for slot, index in entry.contents.items()}
 
     def _same_results(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
         for slot, content in entry.contents.items():
             given = next((x for x in tensors_in((args, kwargs)) if self._living.slot(x) == slot), None)
-            if given is None or given.dtype != content.dtype or not torch.equal(given, content):
+            if given is None or given.dtype != content.dtype:
+                return False
+            if not (torch.equal(given, content) if entry.choice is None else self._same_choice(entry.choice, given)):
                 return False
         results = results_of(args, out, entry.operation.writes)
         if len(results) != len(entry.outs):
@@ -299,6 +306,15 @@ class Tracer:
             if isinstance(result, Tensor):
                 self._living.enlist(result)
         return True
+
+    def _same_choice(self, number: int, index: Tensor) -> bool:
+        """Check that the tokens picked here are those of the other entries with this number, and of no others."""
+        picked = index.detach()[..., 0].clone()
+        equal = [known for known, one in self._choices.items() if one.shape == picked.shape and torch.equal(one, picked)]
+        same = equal == ([number] if number in self._choices else [])
+        if same:
+            self._choices[number] = picked
+        return same
 
     def _before(self, results: Iterable[Any]) -> tuple[int | None, ...]:
         """Return the slot of each result that already has one, and None for the others."""
@@ -344,9 +360,10 @@ class Tracer:
         tape, slots = self.tape, [ref.slot for ref in entry.refs]
         descends = any(slot in tape.descends for slot in slots)
         if descends and (operation.name in CHOOSE or not operation.own):
+            choosing = args[1:] if operation.name in READ else args
             entry.contents = {
                 slot: tensor.detach().clone()
-                for tensor in tensors_in((args, kwargs))
+                for tensor in tensors_in((choosing, kwargs))
                 if not tensor.is_floating_point() and (slot := self.slot_of(tensor)) is not None
             }
         entry.before = self._before(results)
@@ -361,7 +378,7 @@ class Tracer:
         )
         if self._patches:
             tape.positions += positions_among(results, self._patches)
-        if self._is_single(entry, out):
+        if entry.returns_only(out):
             entry.single = shape_of(out)
         if descends:
             tape.descends.update(made.slot for made in entry.outs if made is not None)
@@ -369,22 +386,6 @@ class Tracer:
         tape.entries.append(entry)
         self.at += 1
         return entry
-
-    @staticmethod
-    def _is_single(entry: Entry, out: Any) -> bool:  # noqa: ANN401
-        """Check whether a call only returns one tensor, new or an argument, and has simple arguments."""
-        given = entry.before[0] if len(entry.before) == 1 else None
-        return (
-            type(out) is Tensor
-            and not out.is_nested
-            and len(entry.outs) == 1
-            and entry.operation.own
-            and getattr(entry.func, "__name__", "") != "__get__"  # an attribute may return a tensor from elsewhere
-            and entry.quick is not None
-            and (given is None or any(ref.slot == given for ref in entry.refs))
-            and not entry.writes
-            and not entry.contents
-        )
 
     def _noted(self, value: Any) -> Any:  # noqa: ANN401
         if isinstance(value, Tensor):
