@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,24 +51,34 @@ class Detr(nn.Module):
         return self.head(q)  # type: ignore[no-any-return]
 
 
-def published(model: Detr, x: Tensor, query: int, target: int) -> Tensor:
-    """Return the relevance of a query by equations 5 to 11 of Chefer et al., ICCV 2021, written as loops over dense matrices."""
-    model.fused, model.weights = False, []
-    score = model(x)[0, query, target]
-    slopes = torch.autograd.grad(score, model.weights)
-    evidence = [(a * da).clamp(min=0).mean(1)[0].detach() for a, da in zip(model.weights, slopes, strict=True)]
-    model.fused = True
-    ii, qq, qi = torch.eye(SIDE**2), torch.eye(QUERIES), torch.zeros(QUERIES, SIDE**2)
-    ii = ii + evidence[0] @ ii
-    for layer in (1, 3):
-        among, across = evidence[layer], evidence[layer + 1]
+def evidence_of(score: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return the positive part of weights times gradient of each layer, averaged over heads, `(Q, K)`."""
+    slopes = torch.autograd.grad(score, weights)
+    return [(a * da).clamp(min=0).mean(1)[0].detach() for a, da in zip(weights, slopes, strict=True)]
+
+
+def recursion(encoder: Sequence[Tensor], decoder: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the relevance of each cell for each query by equations 5 to 11 of Chefer et al., ICCV 2021, over dense matrices."""
+    queries, cells = decoder[0][1].shape
+    ii, qq, qi = torch.eye(cells), torch.eye(queries), torch.zeros(queries, cells)
+    for one in encoder:
+        ii = ii + one @ ii
+    for among, across in decoder:
         qq, qi = qq + among @ qq, qi + among @ qi
         sides = []
         for matrix in (qq, ii):
             rest = matrix - torch.eye(len(matrix))
             sides.append(rest / rest.sum(-1, keepdim=True).where(rest.sum(-1, keepdim=True) != 0, 1) + torch.eye(len(matrix)))
         qi = qi + sides[0].T @ across @ sides[1]
-    return qi[query].view(SIDE, SIDE)
+    return qi
+
+
+def published(model: Detr, x: Tensor, query: int, target: int) -> Tensor:
+    """Return the relevance of a query from the weights that the model writes out."""
+    model.fused, model.weights = False, []
+    first, *rest = evidence_of(model(x)[0, query, target], model.weights)
+    model.fused = True
+    return recursion([first], list(zip(rest[::2], rest[1::2], strict=True)))[query].view(SIDE, SIDE)
 
 
 @pytest.mark.parametrize("query", range(QUERIES))
@@ -89,3 +103,30 @@ def test_a_decoder_asks_which_query_is_meant() -> None:
         logits = model(torch.randn(1, 3, 4 * SIDE, 4 * SIDE))
     with pytest.raises(OptionError, match=r"outputs for 3 queries\. Choose one: query='query:0'"):
         visattn.methods.relevance(recording.gradients(logits[:, 0, 0]))
+
+
+def test_relevance_of_transformers_detr_equals_the_recursion_on_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    model, inputs = import_module("libraries.transformers_models").build("DetrForObjectDetection")
+    pixels, query = inputs["pixel_values"][:1, :, :, :160], 3  # 7 x 5 cells
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj.weight" in name or "k_proj.weight" in name:
+                parameter *= 4
+    seen = visattn.explain(
+        model,
+        pixels=pixels,
+        mean=[0.5],
+        std=[0.1],
+        method="relevance",
+        query=f"object:{query}",
+        target=lambda out: out.logits[:, query, 1],
+    )
+    model.set_attn_implementation("eager")
+    out = model(pixels, output_attentions=True)
+    every = [*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions]
+    found = evidence_of(out.logits[0, query, 1], every)
+    encoder, among, across = (found[i : i + len(every) // 3] for i in range(0, len(every), len(every) // 3))
+    expected = recursion(encoder, list(zip(among, across, strict=True)))[query]
+    assert float(expected.max()) > 0
+    assert torch.allclose(seen.map.values.flatten(), expected, atol=1e-5 * float(expected.max()))

@@ -29,6 +29,7 @@ class ModelDescription:
             connection), or None.
         answers_at_keys: Function that returns True for an attention module whose output row `i` belongs to token `i` of the window,
             whatever the query was computed from.
+        ends: Names of the last of these modules in each branch of the model; empty if it has one branch.
         stated: Whether the user has set the readout.
         place: Function `(owner, q, k, input size) -> (kind, queries, keys)` for models whose tokens are not traced. It raises
             `LayoutError` if it cannot locate the tokens.
@@ -40,5 +41,6 @@ class ModelDescription:
     output_weight: Callable[[nn.Module], Tensor | None] = lambda _: None
     adds_to: Callable[[nn.Module], str | None] = lambda _: None
     answers_at_keys: Callable[[nn.Module], bool] = lambda _: False
+    ends: tuple[str, ...] = ()
     stated: bool = False
     place: Callable[[nn.Module, int, int, tuple[int, int]], Placement] | None = None

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
@@ -79,6 +79,14 @@ def keywords() -> dict[str, Any]:
     while frame is not None and "kwargs" not in (found := frame.f_locals if frame.f_code.co_name == "inner" else {}):
         frame = frame.f_back
     return dict(found["kwargs"]) if frame is not None else {}
+
+
+def with_first(given: Any, output: Tensor) -> Any:  # noqa: ANN401
+    """Return a module's output with its first tensor replaced."""
+    if isinstance(given, Tensor):
+        return output
+    parts = output, *given[1:]
+    return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
 
 
 def running(module: nn.Module) -> int:

@@ -16,7 +16,9 @@ from visattn._support.types import Role
 from visattn.capturing.description import ModelDescription
 from visattn.capturing.finite import Sums
 from visattn.capturing.gates import telling
+from visattn.capturing.hooks import with_first
 from visattn.capturing.intercept.calls import Call, own
+from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.trace.tape import Attention
 from visattn.capturing.watching import Watch
 from visattn.errors import CaptureError, NoAttentionCaptured, OptionError
@@ -39,6 +41,7 @@ def record(
     """Record the forward passes of `model` inside the `with` block; see `visattn.capture`."""
     session = _Session(model, description, layers, values, gradients, remember)
     tokens, activations = _chosen(model, description, features)
+    session.keeps_last = features == "last"
     modules = session.watch.modules
     for name, module in session.streams():
         modules.before.setdefault(id(module), []).append(session.keep_stream(name))
@@ -60,7 +63,8 @@ def _chosen(
     """Return the modules whose tokens are kept and the modules whose activations are kept, by name."""
     known = dict(description.tokens)
     if features in ("last", "all", "none"):
-        return ({} if features == "none" else dict(list(known.items())[-1:]) if features == "last" else known), {}
+        ends = description.ends or tuple(known)[-1:]
+        return ({} if features == "none" else {name: known[name] for name in ends} if features == "last" else known), {}
     patterns = [features] if isinstance(features, str) else list(features)
     found = {name: part for name, part in model.named_modules() if name and any(fnmatchcase(name, one) for one in patterns)}
     if not found:
@@ -85,6 +89,7 @@ class _Session:
             values,
             gradients,
         )
+        self.keeps_last = False  # of the token features of a forward pass, only those of the last branch with a grid
         self._sums = Sums()
         self._passed_by: dict[str, None] = {}  # layers that the glob excludes, in order
         self._wanted = False  # whether features were requested by name, or a gate was found
@@ -121,6 +126,8 @@ class _Session:
             self._record(*calls.pop(0))
         for make in features:
             make()
+        if self.keeps_last:
+            self._keep_last()
         found = self.watch.ended()
         unseen = dict(found.unseen) if found else {}
         if self.watch.hidden:  # these layers already explain the tensors of unknown origin
@@ -147,13 +154,25 @@ class _Session:
                 queries=arrangement.queries,
                 keys=arrangement.keys,
                 value=call.values(arrangement) if self._values else None,
-                output_weight=self._description.output_weight(owner),
+                output_weight=self._output_weight(owner, call, attention, arrangement),
                 residual=self._residual(stream, arrangement.queries),
                 follows=follows,
                 reason=arrangement.reason,
                 source=call.source(arrangement) if self._gradients else None,
             )
         )
+
+    def _output_weight(self, owner: nn.Module, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
+        known = self._description.output_weight(owner)
+        return known if known is not None or not self._values else self.watch.output_weight(call, attention, arrangement)
+
+    def _keep_last(self) -> None:
+        """Keep, of the token features of this forward pass, the last that lie on a grid, or the last of all if none do."""
+        kept = self.recording.features
+        here = [feature for feature in kept if feature.role == "tokens" and feature.forward == self.watch.forward]
+        located = [feature for feature in here if feature.layout is not None and feature.layout.grid]
+        dropped = set(map(id, here)) - set(map(id, (located or here)[-1:]))
+        self.recording.features = [feature for feature in kept if id(feature) not in dropped]
 
     def _matches(self, layer: str) -> bool:
         return self._layers == "*" or fnmatchcase(layer, self._layers)
@@ -196,7 +215,7 @@ class _Session:
                     self._keep(layer, "tokens", output, value, tokens.take, tokens.layout)
 
             self._features.append(make)
-            return None if output is first else _replaced(given, output)
+            return None if output is first else with_first(given, output)
 
         return keep
 
@@ -223,7 +242,7 @@ class _Session:
 
             self._features.append(make)
             # the clone keeps its gradient if the model then writes into the output in place, as torchvision's DenseNet does
-            return _replaced(given, output.clone()) if self._gradients else None
+            return with_first(given, output.clone()) if self._gradients else None
 
         return keep
 
@@ -301,14 +320,6 @@ def _owned(tensor: Tensor) -> Tensor:
 def _first(given: Any) -> Any:  # noqa: ANN401
     """Return a module's output, or the first part of it."""
     return given[0] if isinstance(given, (tuple, list)) and given else given
-
-
-def _replaced(given: Any, output: Tensor) -> Any:  # noqa: ANN401
-    """Return a module's output with its first tensor replaced."""
-    if isinstance(given, Tensor):
-        return output
-    parts = output, *given[1:]
-    return type(given)(*parts) if hasattr(given, "_fields") else type(given)(parts)
 
 
 def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Sequence[UnseenAttention]) -> str:

@@ -15,6 +15,7 @@ from visattn.capturing.description import ModelDescription
 from visattn.capturing.following.conclusions import Conclusions, conclude
 from visattn.capturing.following.locations import by_rule
 from visattn.capturing.following.packing import packed_size
+from visattn.capturing.following.projections import Projections, features_of
 from visattn.capturing.hooks import ModuleCalls, keywords, running
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
@@ -141,6 +142,20 @@ class Watch:
                 self._partial = Conclusions(tracer.tape)
             return self._partial.of_call(tracer.tape, attention)
         return self.conclusions(tape).calls[attention]
+
+    def output_weight(self, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
+        """Return the weight of the output projection that the tape shows behind a call whose values were kept; see `Projections`."""
+        if self._tape is None or self._description.place is not None:
+            return None
+        known = self._tape.projections
+        if not isinstance(known, Projections):
+            known = self._tape.projections = Projections(self._tape)
+
+        def features() -> Tensor | None:
+            found = features_of(arrangement, attention, call.value.shape[-1])
+            return None if found is None else call.laid_out(found)
+
+        return known.weight(self._tape, attention, features)
 
     def tokens(self, slot: int | None) -> Tokens | None:
         """Return the arrangement of the tokens in a slot once the forward pass has ended; None if there is none."""

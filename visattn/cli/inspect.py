@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json: bool, quiet: bool, debug: bool) -> None:
     """Show the attention layers of MODEL, and which methods apply to it.
 
-    MODEL is the name of a timm model, or file.py:factory. No pretrained weights are needed: one forward pass with random weights is
-    enough.
+    MODEL is a name of `visattn.load_model`: of timm, tv:NAME, hf:REPOSITORY, clip:NAME, or file.py:factory. No pretrained weights are
+    needed: one forward pass with random weights is enough.
     """
     import torch
 
@@ -33,6 +33,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     from visattn.methods import METHODS
     from visattn.methods.gate_maps import GATES
     from visattn.pipeline.captures import capture
+    from visattn.pipeline.inputs import Prepared
     from visattn.pipeline.run import answer_of
 
     net = load_model(model, weights="auto" if brings_weights(model) else "none", img_size=img_size)
@@ -41,7 +42,8 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     with capture(
         net, features="last" if known is None else [known], gradients=True
     ) as recording:  # with the outputs of the kernels, for the column `error`
-        answer_of(net, torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0)))
+        pixels = torch.randn(1, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
+        answer_of(net, pixels, Prepared(pixels, (), (), spec=spec))
     layers = [
         {
             "layer": record.layer,

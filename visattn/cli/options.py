@@ -52,7 +52,12 @@ def model_options(command: F) -> F:
     """Add options for the model, its weights, and preprocessing."""
     return _all(
         command,
-        click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Name of a timm model, or file.py:factory."),
+        click.option(
+            "--model",
+            default=DEFAULT_MODEL,
+            show_default=True,
+            help="Name of a timm model, tv:NAME, hf:REPOSITORY, clip:NAME, or file.py:factory.",
+        ),
         click.option(
             "--weights",
             default="auto",
@@ -105,8 +110,14 @@ def target_options(command: F) -> F:
     """Add options for the target of class-specific methods."""
     return _all(
         command,
-        click.option("--target", help="Class to explain, by index or name; by default the top class."),
+        click.option(
+            "--target",
+            help="Class to explain, by index or name; by default the top class. Of dense outputs and detectors: pixel:X,Y, mask:K, box:N.",
+        ),
         click.option("--versus", help="Another class, by index or name, whose score is subtracted from the target's."),
+        click.option(
+            "--prompt", help="Text whose similarity to the image is explained, for models such as CLIP; --versus is a text."
+        ),
         click.option(
             "--target-space",
             type=click.Choice(get_args(Space)),

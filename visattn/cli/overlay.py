@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _Drawn = tuple[bytes, Provenance, Callable[[], bytes]]  # PNG, its provenance, content of the map file
 
-_TARGET = ("target", "versus", "target_space", "labels")
+_TARGET = ("target", "versus", "target_space", "labels", "prompt")
 _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device", "seed", "method", "legend", "caption", *_TARGET)
 
 
@@ -114,7 +114,9 @@ def _question(options: dict[str, Any]) -> Question:
     if options["method"] == "similarity" and "query" not in given:
         raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
     labels = None if options["labels"] is None else read_labels(options["labels"])
-    return ask(options["method"], given, Target(options["target"], options["versus"], options["target_space"], labels))
+    return ask(
+        options["method"], given, Target(options["target"], options["versus"], options["target_space"], labels, options["prompt"])
+    )
 
 
 def _parameters() -> tuple[str, ...]:

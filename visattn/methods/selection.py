@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from visattn.errors import OptionError
@@ -32,7 +33,24 @@ def chain(recording: Recording, *, probability: bool = True) -> list[AttentionRe
     reason = chain_refusal(one_forward(recording), probability=probability)
     if reason:
         raise OptionError(reason)
-    return [record for record in recording if record.kind == "self"]
+    return [record for record in of_the_image(recording) if record.kind == "self"]
+
+
+def of_the_image(recording: Recording) -> Recording:
+    """Return a recording without attention among tokens that never meet those of the image, as in the text tower of CLIP.
+
+    Of tokens that could not be located, it is known that they do not meet those of the image if they do not depend on it.
+    """
+    located = {layout for record in recording for layout in (record.queries, record.keys) if layout.grid}
+    if not located:
+        return recording
+    pairs = [{record.queries, record.keys} for record in recording]
+    met = located
+    while more := {layout for pair in pairs if pair & met for layout in pair} - met:
+        met = met | more
+    lost = [record.reason is not None and record.keys.space != "apart" for record in recording]
+    kept = [record for record, pair, unknown in zip(recording, pairs, lost, strict=True) if pair & met or unknown]
+    return recording if len(kept) == len(pairs) else replace(recording, records=kept)
 
 
 def graded(recording: Recording) -> Recording:
@@ -53,6 +71,7 @@ def chain_refusal(recording: Recording, *, probability: bool = True) -> str | No
     instead = "so layers cannot be multiplied. Use method 'attention'."
     if recording.captured != "*":
         return f"only the layers {recording.captured} were captured, so layers cannot be multiplied. Capture without layers=."
+    recording = of_the_image(recording)
     if reason := set_refusal(recording):
         return reason
     other = next((record for record in recording if record.kind in ("cross", "unplaced")), None)

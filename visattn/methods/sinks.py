@@ -107,12 +107,13 @@ def _score(record: AttentionRecord) -> Tensor:
 
 
 def _likely_scores(record: AttentionRecord, threshold: float) -> Tensor:
-    """Return the scores `(B, K)` of the tokens that may exceed the threshold in this layer, and 0 for all others."""
+    """Return the scores `(B, K)` of the patches that may exceed the threshold in this layer, and 0 for all other tokens."""
     queries, keys = record.operator.shape[2:]
     if queries <= _SAMPLE:
         return _score(record)
     sample = torch.randperm(queries, generator=torch.Generator().manual_seed(0))[:_SAMPLE]
     received = record.operator.rows(sample).mean((1, 2)) * keys
+    received[:, : len(record.keys.prefix)] = 0  # not counted
     likely = (received > threshold / _LIKELY).any(0).nonzero().flatten()
     scores = torch.zeros_like(received)
     if len(likely):

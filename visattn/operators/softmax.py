@@ -97,7 +97,8 @@ class SoftmaxOperator(Operator):
         if lse is None or self.bias is not None or self.query_index is not None:
             return super().columns(keys)
         with exact(self.device):
-            scores = (self.query[:, :, 0] * self.scale) @ self.key[:, :, 0, torch.as_tensor(keys, device=self.device)].mT
+            chosen = self.key[:, :, 0, torch.as_tensor(keys, device=self.device)] * self.scale  # fewer than the queries
+            scores = self.query[:, :, 0] @ chosen.mT
             return _exp(scores.sub_(lse[:, :, 0, :, None]))
 
     def _block(self, block: int, scratch: bool = False) -> Callable[[slice | Tensor], Tensor]:

@@ -31,12 +31,14 @@ from visattn.methods.table import MethodName
 from visattn.pipeline.arguments import layer_of, target_of
 from visattn.pipeline.explanation import DrawOptions, Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with, read
+from visattn.pipeline.places import with_place
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.pipeline.prompts import with_prompt
 from visattn.pipeline.question import Question, ask, check_layer, parameter_names
 from visattn.pipeline.recordings import layer_of_cam, recorded, replayed
 from visattn.pipeline.run import scoring
 from visattn.pipeline.targets import Of, Target, TargetOptions
-from visattn.pipeline.tensors import prepare_tensor
+from visattn.pipeline.tensors import prepare_inputs, prepare_tensor
 from visattn.records import Recording
 
 
@@ -49,6 +51,7 @@ def explain(
     method: MethodName | str = "auto",  # editors complete the names
     target: Of = None,
     pixels: Tensor | None = None,
+    inputs: Mapping[str, Any] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -63,15 +66,20 @@ def explain(
         method: Name from `visattn.methods.METHODS`, or `auto`. For a classifier, `auto` is relevance for the top class if attention
             can be multiplied across its layers, and Grad-CAM if it has no self-attention. Otherwise it is last-layer attention, or
             Grad-CAM if a target is given.
-        target: Class to explain, by index or name; None: the top class. A model without a classification head needs a function from
-            the model's output to one number per image. For class-specific methods only.
+        target: Class to explain, by index or name; None: the top class. For dense outputs and detectors: `pixel:X,Y` (the class that is
+            predicted at a pixel of the upright photo), `mask:K` (a class, or a mask, over its pixels) or `box:N` (the class of a
+            detection). Any other model without a classification head needs a function from its output to one number per image. For
+            class-specific methods only.
         pixels: Input `(1, C, H, W)` that is ready for the model, in place of the preprocessing. `image` is then the picture that they show
             as a whole; without it, the pixels are shown with their normalization undone.
+        inputs: Inputs of the model by name, such as words, or all that a processor of transformers returns. Pixels among them must be
+            those of the photo: what the model's own preprocessing makes of it, or an input that shows the photo as a whole.
         weights: See `load_model`; only if `model` is a name.
         seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
         options: Options of the target: `versus`, another class, whose score is subtracted; `target_space`, the score whose gradient
-            is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in).
+            is taken: `logit`, `prob` (after softmax) or `logprob`; `labels`, the class names (those of ImageNet are built in);
+            `prompt`, a text whose similarity to the image is explained, for models such as CLIP.
             Options of the preprocessing, see `Preprocessing`: `resize` (`auto`, `fit` or `model`), `img_size`, `mean`, `std`, `transform`,
             `color_profile`, `max_pixels`, `rgb`. All others are parameters of the method. A query is text, a pixel `(x, y)` of the upright
             photo, which selects the patch that covers it, or a tensor with one weight per token. A layer is an index, a dotted name or
@@ -84,29 +92,38 @@ def explain(
         OptionError: If the method, a parameter or the target is unknown, out of range, or does not fit the model.
         VisattnError: Any error of `load_image`, `load_model`, `prepare`, `prepare_tensor`, `capture` and the method.
     """
-    _check_given(image, pixels, options)
+    _check_given(image, pixels, inputs, options)
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
-    photo = None if image is None and pixels is not None else read(image, how)  # a bad file fails before a model is loaded
+    photo = None if image is None else read(image, how)  # a bad file fails before a model is loaded
     question = ask(method, options, Target(target_of(target), **told))
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
     model = unwrapped(model)
-    if pixels is None:
+    if inputs is not None:
+        prepared = prepare_inputs(inputs, photo, model, how)
+    elif pixels is None:
         prepared = prepare_with([photo], model, how)
     else:
         prepared = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
     return explain_prepared(model, prepared, question, seed=seed)
 
 
-def _check_given(image: Any, pixels: Tensor | None, options: Mapping[str, Any]) -> None:  # noqa: ANN401
+def _check_given(
+    image: Any,  # noqa: ANN401
+    pixels: Tensor | None,
+    inputs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> None:
     """Check what only `explain` can know about its arguments.
 
     Raises:
         OptionError: If there is no image, or an option of pictures is among the options.
         ShapeError: If there are several inputs.
     """
-    if image is None and pixels is None:
+    if pixels is not None and inputs is not None:
+        raise OptionError("pixels are one of the inputs. Pass them among inputs, under the name that the model has for them.")
+    if image is None and pixels is None and inputs is None:
         raise OptionError('image is missing. Pass a file name, a picture or an array: explain(model, "photo:chelsea").')
     if isinstance(image, Prepared):
         raise OptionError(
@@ -139,8 +156,12 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         layer = layer_of(question.parameters["layer"], model)
         question = replace(question, parameters={**question.parameters, "layer": layer})
         check_layer(question)
+    if question.target.prompt is not None:
+        prepared, target = with_prompt(model, prepared, question.target)
+        question = replace(question, target=target)
     if question.target.labels is None:
         question = replace(question, target=replace(question.target, labels=labels_of(model)))
+    question = replace(question, target=with_place(prepared, question.target))
     method = question.method
     if method is not None and "score" in method.needs:
         if "seed" in method.parameters:

@@ -54,6 +54,7 @@ class Prepared:
             the caller, or `assumed`.
         warnings: Sentences that state assumptions.
         spec: Known facts about the model's input.
+        inputs: Other inputs of the model by keyword, such as words.
     """
 
     pixels: Tensor
@@ -63,6 +64,7 @@ class Prepared:
     preprocessing: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     spec: InputSpec | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
     __repr__ = brief
 

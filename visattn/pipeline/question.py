@@ -44,7 +44,7 @@ class Question:
     @property
     def of_a_class(self) -> bool:
         """True if a target was given."""
-        return self.target.of is not None or self.target.versus is not None or self.target.target_space != "logit"
+        return self.target.given
 
     def settled(self, recording: Recording) -> Question:
         """Replace `auto` by a method that applies to a recording.

@@ -17,6 +17,7 @@ from visattn.methods import METHODS, Method
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.question import Question
 from visattn.pipeline.run import Pass, answer_of, look, one_pass
+from visattn.pipeline.structure import before_last_attention
 from visattn.pipeline.targets import NoClasses
 from visattn.records import Recording
 
@@ -29,7 +30,7 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
         return _wanted(model, prepared, question, question.method)
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
         layer = question.parameters.get("layer")
-        known = layer if isinstance(layer, str) else _last_map(model, prepared)
+        known = layer if isinstance(layer, str) else _last_map(model, prepared, search=False)  # attention is likely to do
         try:
             found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
         except NoClasses:
@@ -65,10 +66,13 @@ def layer_of_cam(model: nn.Module, prepared: Prepared, parameters: Mapping[str, 
     return known
 
 
-def _last_map(model: nn.Module, prepared: Prepared) -> str | None:
-    """Return the layer that the model family names for class activation maps, else that of the last feature map for these pixels."""
-    _, channels, height, width = prepared.pixels.shape
-    return cam_layer(model) or last_feature_map(model, channels, (height, width))
+def _last_map(model: nn.Module, prepared: Prepared, *, search: bool = True) -> str | None:
+    """Return the layer for class activation maps: the family's, else the last feature map, else the input of the last attention."""
+    _, channels, height, width = shape = tuple(prepared.pixels.shape)
+    known = cam_layer(model) or (None if prepared.inputs else last_feature_map(model, channels, (height, width)))
+    if known is not None or not search:
+        return known
+    return before_last_attention(model, lambda: answer_of(model, prepared.pixels, prepared), shape)
 
 
 def feature_maps(model: nn.Module, prepared: Prepared) -> list[str]:

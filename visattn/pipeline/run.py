@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +18,12 @@ from visattn import capturing
 from visattn._support.checks import first_line
 from visattn._support.modes import evaluating
 from visattn._support.progress import progress
-from visattn.errors import ModelError, OptionError, ResourceError, ShapeError, UnsupportedModel, VisattnError
-from visattn.families import InputSpec, head, provenance_of
+from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedModel, VisattnError
+from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
 from visattn.pipeline.captures import capture
 from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.structure import layer_scores
 from visattn.pipeline.targets import NoClasses, ResolvedTarget, Target
 from visattn.records import Recording
 
@@ -90,7 +92,12 @@ def one_pass(
                 output = answer_of(model, pixels, prepared)
             with torch.enable_grad():
                 resolved = target.resolve(output)
-                score = _layer_scores(model, recording, output, resolved.score) if each_layer else resolved.score(output)
+                again = lambda x: answer_of(model, x, prepared)  # noqa: E731
+                score = (
+                    layer_scores(model, recording, output, resolved.score, pixels, again)
+                    if each_layer
+                    else resolved.score(output)
+                )
             graded = recording.gradients(score)
             recording = replace(
                 graded,
@@ -133,7 +140,7 @@ def scoring(
             resolved = target.resolve(answer_of(model, pixels, prepared))
 
         def score(edited: Tensor) -> Tensor:
-            scores = resolved.score(answer_of(model, edited))
+            scores = resolved.score(answer_of(model, edited, prepared))
             bar.update(len(edited))
             return scores
 
@@ -143,8 +150,8 @@ def scoring(
         yield recording, ScoredImages(pixels, score, spec.mean, spec.std, spec.stride, model)
 
 
-def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared | None = None) -> Any:  # noqa: ANN401 - a model's own
-    """Return the model's output for pixels; `prepared` tells how they were made.
+def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared) -> Any:  # noqa: ANN401 - a model's own
+    """Return the model's output for pixels and the other inputs; `prepared` tells how they were made.
 
     Raises:
         ResourceError: If there is not enough memory.
@@ -152,7 +159,9 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared | None = None
     """
     try:
         with redirect_stdout(sys.stderr):  # stdout is for results, not for a model's own prints
-            return model(pixels)
+            others = {name: _copies(value, len(pixels)) for name, value in prepared.inputs.items()}
+            keyword = prepared.spec_of(model).keyword
+            return model(**{keyword: pixels}, **others) if keyword else model(pixels, **others)
     except BaseException as error:
         if isinstance(error, (VisattnError, KeyboardInterrupt)) or _is_ours(error):
             raise
@@ -161,12 +170,21 @@ def answer_of(model: nn.Module, pixels: Tensor, prepared: Prepared | None = None
             raise ResourceError(f"out of memory for pixels {tuple(pixels.shape)}; choose a smaller img_size.") from error
         where = _where(model, error) or type(model).__name__
         raise ModelError(
-            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {_remedy(prepared)}"
+            f"{where} fails for pixels {tuple(pixels.shape)}: {type(error).__name__}: {first}. {_remedy(model, prepared)}"
         ) from error
 
 
-def _remedy(prepared: Prepared | None) -> str:
-    sizes = prepared.preprocessing.get("size", {}) if prepared is not None else {}
+def _copies(value: Any, count: int) -> Any:  # noqa: ANN401
+    """Return an input of one image as one of several copies of that image."""
+    one = isinstance(value, Tensor) and value.ndim and len(value) == 1
+    return value.expand(count, *value.shape[1:]) if one else value
+
+
+def _remedy(model: nn.Module, prepared: Prepared) -> str:
+    taken = inspect.signature(model.forward).parameters
+    if "input_ids" in taken and "input_ids" not in prepared.inputs:
+        return 'The model also reads words. Pass them: inputs=processor(text="...", images=photo, return_tensors="pt").'
+    sizes = prepared.preprocessing.get("size", {})
     if sizes.get("source") == "assumed":
         return "The model does not state its input size, so it was assumed. Pass it: img_size=(height, width) (--img-size HxW)."
     return "Check that the model runs on such pixels without visattn."
@@ -211,17 +229,3 @@ def _check_classes(model: nn.Module, spec: InputSpec, target: Target) -> None:
 def _check_size(spec: InputSpec, pixels: Tensor) -> None:
     if not spec.dynamic and spec.size != tuple(pixels.shape[-2:]):
         raise UnsupportedModel(f"the model takes pixels of size {spec.size}, got {tuple(pixels.shape[-2:])}.")
-
-
-def _layer_scores(model: nn.Module, recording: Recording, output: Tensor, score: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Compute one score per attention layer by applying the model's head to the tokens after the layer's block."""
-    read_out = head(model)
-    behind = {feature.layer: feature.source.tensor for feature in recording.features if feature.source is not None}
-    blocks = {layer: [name for name in behind if layer.startswith(f"{name}.")][-1:] for layer in recording.layers}
-    last = next(iter(blocks[recording.layers[-1]]), None) if recording.layers else None
-    whole = read_out is not None and last is not None and all(blocks.values())
-    if read_out is None or not whole or not torch.allclose(read_out(behind[str(last)]), output, atol=1e-4, rtol=1e-4):
-        raise OptionError(
-            f"{type(model).__name__}: its head cannot be applied to the tokens of each layer. Use method 'relevance'."
-        )
-    return {layer: score(read_out(behind[names[0]])) for layer, names in blocks.items()}

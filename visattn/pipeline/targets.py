@@ -27,6 +27,7 @@ class TargetOptions(TypedDict, total=False):
     versus: int | str | None
     target_space: Space
     labels: Sequence[str] | None
+    prompt: str | None
 
 
 class NoClasses(OptionError):
@@ -39,19 +40,21 @@ class Target:
 
     Attributes:
         of: A class by index or name, or one for each image; None: the top class of each image; or a function of the model's output
-            that returns one number per image.
+            that returns one number per image. `pixel:X,Y`, `mask:K` and `box:N` name places in a dense output or a detection.
         versus: Another class, whose score is subtracted.
         target_space: Score whose gradient is taken: `logit`, `prob` (after softmax) or `logprob`.
         labels: Class names, if known.
+        prompt: Text whose similarity to the image is explained, for models of images and texts; `versus` is then another text.
 
     Raises:
-        OptionError: If an attribute has the wrong type.
+        OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
     """
 
     of: Of = None
     versus: int | str | None = None
     target_space: Space = "logit"
     labels: Sequence[str] | None = None
+    prompt: str | None = None
 
     __repr__ = brief
 
@@ -59,9 +62,16 @@ class Target:
         """Check types; classes and names are checked later, against the model's output.
 
         Raises:
-            OptionError: If an attribute has the wrong type.
+            OptionError: If an attribute has the wrong type, or a class is given beside a prompt.
         """
         check_types(type(self), {"target" if name == "of" else name: value for name, value in vars(self).items()})
+        if self.prompt is not None and (self.of is not None or self.target_space != "logit" or isinstance(self.versus, int)):
+            raise OptionError("prompt is the target, and versus another text. Leave out target and target_space.")
+
+    @property
+    def given(self) -> bool:
+        """True if anything but the top class was asked for."""
+        return (self.of, self.versus, self.prompt, self.target_space) != (None, None, None, "logit")
 
     def resolve(self, output: Any) -> ResolvedTarget:  # noqa: ANN401 - whatever the model returns
         """Resolve the target for the model's output on a batch.
@@ -76,7 +86,9 @@ class Target:
         if callable(self.of):
             if self.versus is not None or self.target_space != "logit":
                 raise OptionError("target is a function of the output, so versus and target_space do not apply. Leave them out.")
-            return ResolvedTarget(self.of, (f"{getattr(self.of, '__name__', 'a function')} of the output",))
+            of = self.of.settled(output) if hasattr(self.of, "settled") else self.of  # a place in the output, see `places`
+            named = getattr(of, "described", "") or f"{getattr(of, '__name__', 'a function')} of the output"
+            return ResolvedTarget(of, (named,))
         if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise NoClasses(

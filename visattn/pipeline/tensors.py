@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from PIL import Image
@@ -15,9 +16,12 @@ from visattn.errors import OptionError, ShapeError
 from visattn.families import input_spec
 from visattn.families.spec import per_channel
 from visattn.geometry import Box, Geometry
-from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.inputs import Prepared, prepare_with
+from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.transforms import ALIKE, likeness
 
+_PIXELS = "pixel_values", "pixels", "images", "image", "x"  # names of an image among the inputs of models
+_SAME = 1e-3  # largest difference between pixels that one processor made twice, with and without its fast path
 _ROUNDING = 0.02  # rounding error of normalized images in half precision
 
 
@@ -66,6 +70,42 @@ def prepare_tensor(
     spec = input_spec(model)
     spec = replace(spec, size=size, sources={**spec.sources, "size": "given"})
     return Prepared(images.detach().clone(), shown, places, spec=spec)
+
+
+def prepare_inputs(inputs: Mapping[str, Any], photo: Any, model: nn.Module, how: Preprocessing) -> Prepared:  # noqa: ANN401
+    """Prepare the inputs of a model for one image, given by name as a processor of transformers returns them.
+
+    Args:
+        inputs: Inputs by name. Pixels `(1, C, H, W)` among them are compared with the photo; without any, they are made from it.
+        photo: The photo, or None if the pixels show themselves.
+        model: The model.
+        how: Options of the preprocessing, which makes the pixels if there are none.
+
+    Returns:
+        Pixels, photo and geometry, with the other inputs.
+
+    Raises:
+        OptionError: If there is neither photo nor pixels, or the photo shows something else.
+        ShapeError: If the pixels are not one image.
+    """
+    device = next((parameter.device for parameter in model.parameters()), None)
+    others = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    name = next((name for name in _PIXELS if isinstance(others.get(name), Tensor)), None)
+    if name is None:
+        if photo is None:
+            raise OptionError(f"inputs have no pixels ({', '.join(others) or 'empty'}). Pass the photo too, or pixel_values.")
+        return replace(prepare_with([photo], model, how), inputs=others)
+    pixels = others.pop(name)
+    if pixels.ndim != 4 or len(pixels) != 1:
+        raise ShapeError(
+            f"{name} must be one image (1, C, H, W), got {tuple(pixels.shape)}. For several images, clips or packed patches use "
+            "visattn.capture."
+        )
+    own = None if photo is None else prepare_with([photo], model, how)
+    if own is None or own.pixels.shape != pixels.shape or not torch.allclose(own.pixels, pixels.to(own.pixels), atol=_SAME):
+        own = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
+    assert own.spec is not None  # noqa: S101 - both state it
+    return replace(own, pixels=pixels, spec=replace(own.spec, keyword=name), inputs=others)
 
 
 def _shown(pixels: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None, model: nn.Module) -> Tensor:

@@ -19,7 +19,8 @@ class TokenLayout:
     """Layout of a token sequence: first the named prefix tokens, then the grid tokens in raster order.
 
     Attributes:
-        space: Name of the token set. Two layouts of one model describe the same set only if they are equal.
+        space: Name of the token set; `unknown` if the tokens could not be located, `apart` if they do not depend on the image either. Two
+            layouts of one model describe the same set only if they are equal.
         prefix: Names of the tokens before the grid: `cls`, `distillation`, `register0`, `query0`.
         grid: `()`, `(rows, columns)` or `(frames, rows, columns)`.
         box: The input pixels that the grid covers.

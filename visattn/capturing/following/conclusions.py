@@ -79,7 +79,9 @@ class Conclusions:
             number = follower.at
             entry = tape.entries[number]
             if entry.attention is not None and entry.attention not in self.calls:
-                self.calls[entry.attention] = locate(follower, entry.attention)
+                found, behind = locate(follower, entry.attention)
+                alone = entry.outs[0] is not None and entry.outs[0].slot not in tape.descends
+                self.calls[entry.attention] = found.apart() if found.reason and alone else found, behind
             follower.see(entry)
             self._note(number, entry)
             for slot in (last or {}).get(number, ()):

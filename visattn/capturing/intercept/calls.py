@@ -78,6 +78,10 @@ class Call(ABC):
     def mix(self, weights: Tensor) -> Tensor:
         """Apply weights to the values; return the result as the model's own call would."""
 
+    def laid_out(self, result: Tensor) -> Tensor:
+        """Permute a result `(*lead, q, d)` into the axes of the model's own result."""
+        return result
+
     @abstractmethod
     def sources(self) -> tuple[Tensor, ...]:
         """Return the tensors that the weights are computed from."""
@@ -212,8 +216,12 @@ class ProductCall(Call):
 
     def mix(self, weights: Tensor) -> Tensor:
         """Multiply weights by the values; return the axes in the order of the model's own product."""
+        return self.laid_out(weights.to(self.value.dtype) @ self.value)
+
+    def laid_out(self, result: Tensor) -> Tensor:
+        """Permute a result `(*lead, q, d)` into the axes of the model's own product."""
         axes = list(self._out_axes)
-        return (weights.to(self.value.dtype) @ self.value).permute([axes.index(i) for i in range(len(axes))])
+        return result.permute([axes.index(i) for i in range(len(axes))])
 
 
 def _shared(*operands: Tensor) -> list[int]:

@@ -11,7 +11,7 @@ from visattn.methods.from_attention import recursion
 from visattn.methods.method import gradient_method
 from visattn.methods.queries import Query, weights_of
 from visattn.methods.result import to_map
-from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, named, one_forward, set_refusal
+from visattn.methods.selection import chain, chain_refusal_of_any_rows, graded, named, of_the_image, one_forward, set_refusal
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 
@@ -43,7 +43,8 @@ def relevance(
         2021, arXiv:2103.15679, equations 5 to 11. Differs: all-zero rows of `R - I` remain zero when normalized, where the
         authors' code divides 0 by 0. For models with a pooling head, the recursion starts from the `A'` of that head.
     """
-    if _has_sets(one_forward(recording)):
+    recording = of_the_image(one_forward(recording))
+    if _has_sets(recording):
         row, layout, chosen = _between_sets(recording, start_layer, query, dtype)
     else:
         records = chain(recording, probability=False)
@@ -60,6 +61,7 @@ def relevance(
 
 def refusal(recording: Recording) -> str | None:
     """Return why the layers of a recording do not compose, or None if they do."""
+    recording = of_the_image(recording)
     return _sets_refusal(recording) if _has_sets(recording) else chain_refusal_of_any_rows(recording)
 
 

@@ -1,0 +1,198 @@
+"""Targets that name places in an output: pixels, masks, boxes; the maps equal those of the same score as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+import transformers
+from torch import Tensor
+
+import visattn
+from visattn.errors import OptionError
+
+PHOTO = "photo:chelsea"  # 451 x 300 pixels
+LABELS = {0: "wall", 1: "cat", 2: "floor", 3: "sky"}
+
+
+def randomized(model: Any) -> Any:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn_like(parameter) * (0.3 if "attn" in name or "attention" in name else 0.1))
+    return model.eval()
+
+
+def segformer() -> Any:
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[2, 1],
+        hidden_sizes=[16, 32],
+        patch_sizes=[7, 3],
+        strides=[4, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=16,
+        id2label=LABELS,
+    )
+    return randomized(transformers.SegformerForSemanticSegmentation(config))
+
+
+def detr() -> Any:
+    config = transformers.YolosConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=[64, 96], id2label=LABELS,
+        num_detection_tokens=5,
+    )  # fmt: skip
+    return randomized(transformers.YolosForObjectDetection(config))
+
+
+def maps(model: Any, target: str, by_hand: Callable[[Any], Tensor], **options: Any) -> visattn.Explanation:
+    """Explain a place and the same score by hand; return the former."""
+    seen = visattn.explain(model, PHOTO, target=target, **options)
+    same = visattn.explain(model, PHOTO, target=by_hand, **options)
+    assert float(same.map.values.abs().max()) > 0
+    assert torch.equal(seen.map.values, same.map.values)
+    return seen
+
+
+@pytest.mark.parametrize(("x", "y"), [(0, 0), (450, 299), (225, 80), (113.5, 150.2)])
+def test_pixel_is_that_of_the_upright_photo(x: float, y: float) -> None:
+    model = segformer()
+    out = model(visattn.prepare(PHOTO, model, img_size=(64, 96), resize="fit").pixels).logits
+    row, column = int(y / 300 * out.shape[2]), int(x / 451 * out.shape[3])
+    best = int(out[0, :, row, column].argmax())
+    seen = maps(
+        model, f"pixel:{x},{y}", lambda out: out.logits[:, best, row, column], method="gradcam",
+        layer="segformer.stages.1.layer_norm", img_size=(64, 96), resize="fit",
+    )  # fmt: skip
+    (text,) = seen.provenance.target
+    assert text.startswith(f"logit of {LABELS[best]}, which is predicted at pixel {x:g},{y:g} = ")
+
+
+def test_class_of_a_segmentation_counts_over_its_own_pixels() -> None:
+    model = segformer()
+    logits = model(visattn.prepare(PHOTO, model, img_size=(64, 96), resize="fit").pixels).logits[0]
+    index = int(logits.argmax(0).flatten().mode().values)
+    where = [
+        (row, column)
+        for row in range(logits.shape[1])
+        for column in range(logits.shape[2])
+        if logits[:, row, column].argmax() == index
+    ]
+
+    def by_hand(out: Any) -> Tensor:
+        return torch.stack([out.logits[:, index, row, column] for row, column in where]).mean(0)
+
+    options: dict[str, Any] = {
+        "method": "gradcam",
+        "layer": "segformer.stages.1.layer_norm",
+        "img_size": (64, 96),
+        "resize": "fit",
+    }
+    seen = visattn.explain(model, PHOTO, target=f"mask:{LABELS[index]}", **options)
+    same = visattn.explain(model, PHOTO, target=by_hand, **options)
+    assert torch.allclose(seen.map.values, same.map.values, rtol=1e-4, atol=1e-7)
+    assert f"({len(where) / logits[0].numel():.1%} of the input)" in seen.provenance.target[0]
+    absent = next(i for i in LABELS if not bool((logits.argmax(0) == i).any()))
+    with pytest.raises(OptionError, match=f"no pixel belongs to {LABELS[absent]}, so it has no score. Predicted are "):
+        visattn.explain(model, PHOTO, target=f"mask:{absent}", **options)
+
+
+def test_box_of_a_detection_transformer() -> None:
+    model = detr()
+    out = model(visattn.prepare(PHOTO, model).pixels)
+    best = int(out.logits[0, 3, :-1].argmax())  # the last class is no object
+    seen = maps(model, "box:3", lambda out: out.logits[:, 3, best], method="relevance")
+    assert seen.provenance.target[0].startswith(f"logit of {LABELS[best]} in box 3 = ")
+
+
+def test_mask_of_a_segmentation_transformer() -> None:
+    class Masks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(3, 4, 8, 8)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"masks_queries_logits": self.stem(x)}
+
+    model = randomized(Masks())
+    pixels = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    here = model(pixels)["masks_queries_logits"][0, 2] > 0
+    by_hand = lambda out: out["masks_queries_logits"][:, 2][:, here].mean(1)  # noqa: E731
+    options: dict[str, Any] = {"method": "gradcam", "layer": "stem", "pixels": pixels}
+    seen, same = (visattn.explain(model, target=target, **options) for target in ("mask:2", by_hand))
+    assert torch.equal(seen.map.values, same.map.values)
+    with pytest.raises(OptionError, match="target mask:4: pass a number from 0 to 3"):
+        visattn.explain(model, target="mask:4", **options)
+
+
+def test_dense_model_of_torchvision() -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3).eval()
+    pixels = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    index = int(model(pixels)["out"][0].argmax(0)[10, 20])
+    by_hand = lambda out: out["out"][:, index, 10, 20]  # noqa: E731
+    seen, same = (
+        visattn.explain(model, pixels=pixels, target=target, method="gradcam", layer="backbone.16")
+        for target in ("pixel:20,10", by_hand)
+    )
+    assert torch.equal(seen.map.values, same.map.values)
+
+
+def test_detection_of_torchvision_is_followed_in_edited_images() -> None:
+    found = {
+        "boxes": torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]]),
+        "labels": torch.tensor([1, 2]),
+        "scores": torch.tensor([0.9, 0.4]),
+    }
+    edited = {
+        "boxes": torch.tensor([[21.0, 20, 30, 30], [0, 0, 10, 10]]),
+        "labels": torch.tensor([2, 2]),
+        "scores": torch.tensor([0.3, 0.8]),
+    }
+    gone = {name: value[1:] for name, value in edited.items()}
+
+    class Detector(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(3, 1, 8, 8)
+
+        def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+            return [found | {"scores": found["scores"] * (1 + self.stem(one[None]).sum())} for one in x]
+
+    seen = visattn.explain(Detector().eval(), pixels=torch.rand(1, 3, 64, 64), target="box:1", method="gradcam", layer="stem")
+    assert seen.provenance.target[0].startswith("score of class 2 in box 1 = ")
+    from visattn.pipeline.places import _of_detection
+
+    score = _of_detection(found, "1", None)
+    assert score([found, edited, gone]).tolist() == pytest.approx([0.4, 0.3, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("pixel:900,10", "lies outside the photo"),
+        ("pixel:here", "a pixel target must be pixel:X,Y with numbers"),
+        ("mask:tree", "pass a number from 0 to 3 or a class name"),
+        ("box:1", "target box:N needs a detector"),
+    ],
+)
+def test_places_that_are_not_there(target: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        visattn.explain(segformer(), PHOTO, target=target, method="relevance", img_size=64)
+
+
+@pytest.mark.parametrize("options", [{"versus": 1}, {"target_space": "prob"}])
+def test_place_has_no_versus(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="has no versus and no target_space"):
+        visattn.explain(segformer(), PHOTO, target="mask:1", img_size=64, **options)
+
+
+def test_classifier_has_no_pixels() -> None:
+    with pytest.raises(OptionError, match="needs a dense output"):
+        visattn.explain("vit_tiny_patch16_224", PHOTO, weights="none", target="pixel:100,100")
