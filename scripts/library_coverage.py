@@ -1,6 +1,6 @@
-"""Coverage of transformers: attention that visattn records and places in a tiny model of every class that reads an image.
+"""Coverage of other libraries: attention that visattn records and places in a tiny model of every class that reads an image.
 
-Prints a table; --write-docs also writes it to docs/libraries.md. Exits 1 if a capture fails, an output changes, or a token lies
+Prints tables; --write-docs also writes them to docs/libraries.md. Exits 1 if a capture fails, an output changes, or a token lies
 elsewhere than the recording says.
 """
 
@@ -13,40 +13,60 @@ import re
 import sys
 import time
 import warnings
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from libraries import transformers_models
-from libraries.sweep import COLUMNS, examined
+from libraries.sweep import COLUMNS, examined, finite
 
 from visattn._support.tables import to_markdown, to_text
 
 DOCS = Path(__file__).parents[1] / "docs" / "libraries.md"
+LIBRARIES = "transformers", "torchvision", "open_clip", "diffusers"
+Row = dict[str, Any]
 
 
 def main() -> int:
     """Run the sweep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="classes; by default all")
+    parser.add_argument("names", nargs="*", help="models; by default all")
+    parser.add_argument("--library", action="append", choices=LIBRARIES, help="only the models of this library")
     parser.add_argument("--write-docs", action="store_true", help=f"replace the tables in docs/{DOCS.name}")
     options = parser.parse_args()
-    chosen = [item for item in transformers_models.names().items() if not options.names or item[0] in options.names]
+    chosen = [
+        (library, name, kind)
+        for library in options.library or LIBRARIES
+        for name, kind in _models(library).names().items()
+        if not options.names or name in options.names
+    ]
     with get_context("spawn").Pool(os.cpu_count(), _quiet, maxtasksperchild=20) as pool:
         made = list(pool.imap(_row, chosen, chunksize=1))
-    rows = [{key: value for key, value in row.items() if key != "not built"} for row in made if not row["not built"]]
-    left_out = [{"class": row["class"], "why": row["not built"]} for row in made if row["not built"]]
-    tables = {"transformers": rows, "left out": left_out, "totals": totals(rows, left_out)}
+    tables: dict[str, list[Row]] = {}
+    for library in dict.fromkeys(library for library, *_ in chosen):
+        own = [row for (of, *_), row in zip(chosen, made, strict=True) if of == library]
+        tables[library] = [
+            {key: value for key, value in row.items() if key != "not built"} for row in own if not row["not built"]
+        ]
+        tables[f"left out of {library}"] = [{"model": row["model"], "why": row["not built"]} for row in own if row["not built"]]
+    if not options.names and set(LIBRARIES) <= tables.keys():
+        tables["totals"] = totals(tables)
     for table in tables.values():
         print(to_text(table))
     if options.write_docs:
         text = DOCS.read_text()
         for mark, table in tables.items():
-            text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{to_markdown(table)}\n\2", text, flags=re.DOTALL)
+            shown = to_markdown(table) if table else "None."
+            text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{shown}\n\2", text, flags=re.DOTALL)
         DOCS.write_text(text)
-    return int(any(row["wrong"] or row["failed"] or row["output"] != "same" for row in rows))
+    return int(any(row["wrong"] or row["failed"] or row["output"] != "same" for row in made if not row["not built"]))
+
+
+def _models(library: str) -> Any:  # noqa: ANN401
+    """Import the module that builds the models of a library."""
+    return import_module(f"libraries.{library}_models")
 
 
 def _quiet() -> None:
@@ -56,20 +76,18 @@ def _quiet() -> None:
     torch.set_num_threads(1)
 
 
-def _row(chosen: tuple[str, str]) -> dict[str, Any]:
-    """Return the row of a class; if its tiny configuration does not run, the reason under `not built`."""
-    name, task = chosen
-    started = time.perf_counter()
-    row: dict[str, Any] = {"class": name, "task": task, "not built": transformers_models.LEFT_OUT.get(name, ""), "failed": ""}
+def _row(chosen: tuple[str, str, str]) -> Row:
+    """Return the row of a model; if it does not run at this size, the reason under `not built`."""
+    library, name, kind = chosen
+    models, started = _models(library), time.perf_counter()
+    row: Row = {"model": name, "kind": kind, "not built": models.LEFT_OUT.get(name, ""), "failed": ""}
     row |= dict.fromkeys(COLUMNS, "") | {"calls": 0, "placed": 0}
     try:
         if not row["not built"]:
-            model, inputs = transformers_models.build(name)
+            model, inputs = models.build(name)
             with torch.no_grad():
                 out = model(**inputs)
-            if not all(
-                bool(x.isfinite().all()) for x in out.values() if isinstance(x, torch.Tensor) and x.dtype == torch.float32
-            ):
+            if not finite(out):
                 row["not built"] = "its random weights give NaN"
     except Exception as error:  # of the library, for settings of ours
         row["not built"] = f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
@@ -82,30 +100,35 @@ def _row(chosen: tuple[str, str]) -> dict[str, Any]:
     return row
 
 
-def totals(rows: list[dict[str, Any]], left_out: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Compute the totals of the table."""
+def totals(tables: dict[str, list[Row]]) -> list[Row]:
+    """Compute the totals of the tables, with a column for each library."""
+    columns = {
+        library: _totals(library, tables[library], tables[f"left out of {library}"]) for library in LIBRARIES if library in tables
+    }
+    what = next(iter(columns.values()))
+    return [{"what": name} | {library: column[name] for library, column in columns.items()} for name in what]
+
+
+def _totals(library: str, rows: list[Row], left_out: list[Row]) -> Row:
     calls, placed = (sum(row[key] or 0 for row in rows) for key in ("calls", "placed"))
     attentive = [row for row in rows if row["calls"]]
-    whole = [row for row in attentive if row["calls"] == row["placed"]]
-    found = [row["lit cells"].split(" of ") for row in rows if row["lit cells"]]
-    return [
-        {"what": "transformers", "number": transformers.__version__},
-        {"what": "classes that read an image", "number": len(rows) + len(left_out)},
-        {"what": "built at a tiny size", "number": len(rows)},
-        {"what": "with softmax attention", "number": len(attentive)},
-        {"what": "of these, with every call placed", "number": len(whole)},
-        {"what": "calls", "number": calls},
-        {"what": "calls placed", "number": f"{placed} ({placed / max(calls, 1):.0%})"},
-        {"what": "cells lit, and found where the recording says", "number": sum(int(right) for right, _ in found)},
-        {"what": "cells lit that changed nothing", "number": sum(int(all_) - int(right) for right, all_ in found) - _wrong(rows)},
-        {"what": "cells found elsewhere", "number": _wrong(rows)},
-        {"what": "outputs changed", "number": sum(row["output"] != "same" for row in rows)},
-        {"what": "captures that failed", "number": sum(bool(row["failed"]) for row in rows)},
-    ]
-
-
-def _wrong(rows: list[dict[str, Any]]) -> int:
-    return sum(len(row["wrong"].split("; ")) for row in rows if row["wrong"])
+    cells, tokens = ([tuple(map(int, row[key].split(" of "))) for row in rows if row[key]] for key in ("lit cells", "lit tokens"))
+    wrong = sum(len(row["wrong"].split("; ")) for row in rows if row["wrong"])
+    return {
+        "version": _models(library).VERSION,
+        "models": len(rows) + len(left_out),
+        "built at a small size": len(rows),
+        "with softmax attention": len(attentive),
+        "of these, with every call placed": sum(row["calls"] == row["placed"] for row in attentive),
+        "calls": calls,
+        "calls placed": f"{placed} ({placed / max(calls, 1):.1%})",
+        "cells of the image lit, and found where the recording says": sum(right for right, _ in cells),
+        "words and queries changed, and found under their names": sum(right for right, _ in tokens),
+        "lit or changed without effect": sum(tried - right for right, tried in (*cells, *tokens)) - wrong,
+        "found elsewhere": wrong,
+        "outputs changed": sum(row["output"] not in ("same", "") for row in rows),
+        "captures that failed": sum(bool(row["failed"]) for row in rows),
+    }
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
     """
     wrong: list[str] = []
     right = undecided = 0
-    before = _captured(model, inputs)
+    before = captured(model, inputs)
     first: dict[TokenLayout, int] = {}
     for number, record in enumerate(before):
         if len(record.keys.grid) > 1 and record.value is not None:
@@ -58,8 +58,8 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
                 if packed
                 else _lit(inputs[key], layout, cell, image, generator)
             )
-            after = _captured(model, {**inputs, key: lit})
-            change = _change(before[number], after[number])
+            after = captured(model, {**inputs, key: lit})
+            change = key_changes(before[number], after[number])
             elsewhere = [other for other in range(len(change)) if other != image and float(change[other].max()) > 0]
             grid = layout.on_grid(change[image, len(layout.prefix) :]).nan_to_num(0)
             found = tuple(int(x) for x in torch.unravel_index(grid.argmax(), grid.shape))
@@ -73,7 +73,8 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
     return wrong, right, undecided
 
 
-def _captured(model: nn.Module, inputs: Inputs) -> Recording:
+def captured(model: nn.Module, inputs: Inputs) -> Recording:
+    """Capture a model with every attention switched off."""
     torch.manual_seed(0)
     with torch.no_grad(), WithoutAttention(), visattn.capture(model, values=True) as recording:
         model(**inputs)
@@ -120,7 +121,7 @@ def _lit_patches(inputs: Inputs, key: str, layout: TokenLayout, cell: tuple[int,
     return lit
 
 
-def _change(before: AttentionRecord, after: AttentionRecord) -> Tensor:
+def key_changes(before: AttentionRecord, after: AttentionRecord) -> Tensor:
     """Return how much the values of each key changed, `(B, keys)`."""
     assert before.value is not None  # noqa: S101
     assert after.value is not None  # noqa: S101

@@ -14,9 +14,9 @@ _DEPTH = """
 _BY_LAYER = "layer_types mlp_layer_types layers_block_type no_rope_layers indexer_types"
 _WIDE = 512  # width from which a language model is narrowed
 _NARROW = {
-    "hidden_size": 64, "d_model": 64, "intermediate_size": 128, "ffn_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4, "n_routed_experts": 4,
-    "num_local_experts": 4, "num_experts_per_tok": 2,
+    "hidden_size": 64, "d_model": 64, "word_embed_proj_dim": 64, "intermediate_size": 128, "ffn_dim": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts": 4,
+    "n_routed_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def shrunk(config: Any) -> Any:  # noqa: ANN401 - any configuration of transform
     for name, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
             shrunk(value)
-        elif isinstance(value, bool):
+        elif isinstance(value, bool) or (name == "num_layers" and hasattr(config, "depths")):  # counts the stages
             continue
         elif name in _DEPTH.split() and isinstance(value, int) and value > LAYERS:
             setattr(config, name, LAYERS)
@@ -33,6 +33,8 @@ def shrunk(config: Any) -> Any:  # noqa: ANN401 - any configuration of transform
             setattr(config, name, list(value)[-LAYERS:])
         elif name == "depths":
             setattr(config, name, [min(depth, LAYERS) for depth in value])
+        elif name == "num_kv_shared_layers":
+            config.num_kv_shared_layers = 0
         elif name == "image_size" and isinstance(value, int) and value >= 384:
             patch = getattr(config, "patch_size", 16)
             patch = patch if isinstance(patch, int) else 16
@@ -40,9 +42,14 @@ def shrunk(config: Any) -> Any:  # noqa: ANN401 - any configuration of transform
     _stages(config)
     if getattr(config, "vocab_size", 0) and (getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or 0) >= _WIDE:
         _narrow(config)
-    text, vision = (getattr(config, name, None) for name in ("text_config", "vision_config"))
+    text: Any
+    vision: Any
+    latents: Any
+    text, vision, latents = (getattr(config, name, None) for name in ("text_config", "vision_config", "perceiver_config"))
     if text is not None and vision is not None and isinstance(getattr(vision, "out_hidden_size", None), int):
         vision.out_hidden_size = text.hidden_size
+    if text is not None and hasattr(latents, "hidden_size"):
+        latents.hidden_size = text.hidden_size
     return config
 
 
@@ -61,9 +68,10 @@ def _stages(config: Any) -> None:  # noqa: ANN401
 
 
 def _narrow(config: Any) -> None:  # noqa: ANN401
-    shared = (getattr(config, "num_key_value_heads", None) or 0) < (getattr(config, "num_attention_heads", None) or 0)
+    known = vars(config)  # settings of each layer cannot be read as attributes
+    shared = (known.get("num_key_value_heads") or 0) < (known.get("num_attention_heads") or 0)
     for name, value in _NARROW.items():
-        if type(vars(config).get(name)) is int:
+        if type(known.get(name)) is int:
             setattr(config, name, value if name != "num_key_value_heads" or shared else _NARROW["num_attention_heads"])
     rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict) and "mrope_section" in {*rope, *getattr(config, "ignore_keys_at_rope_validation", ())}:
@@ -75,5 +83,8 @@ def change(config: Any, path: str, value: Any) -> None:  # noqa: ANN401
     """Set an attribute of a configuration or of one within it, `vision_config.image_size`."""
     *inner, name = path.split(".")
     for part in inner:
-        config = getattr(config, part)
-    setattr(config, name, value)
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    if isinstance(config, dict):
+        config[name] = value
+    else:
+        setattr(config, name, value)

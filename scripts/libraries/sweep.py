@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 import visattn
 from libraries.lit import lit_cells
+from libraries.members import lit_members
 from visattn.errors import NoAttentionCaptured, VisattnError
 from visattn.records import Recording
 
-COLUMNS = "calls", "placed", "kinds", "grids", "lit cells", "wrong", "output", "refused"
-PIXELS = "pixel_values", "pixel_values_videos", "x", "image", "sample"
+COLUMNS = "image", "calls", "placed", "kinds", "grids", "lit cells", "lit tokens", "wrong", "output", "refused"
+PIXELS = "pixel_values", "pixel_values_videos", "flattened_patches", "x", "image", "sample", "hidden_states"
 
 
 def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         torch.manual_seed(0)  # some models draw random numbers
         plain = model(**inputs)
-    row: dict[str, Any] = dict.fromkeys(COLUMNS, "")
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "") | {"image": _shape(inputs)}
     try:
         torch.manual_seed(0)
         with torch.no_grad(), visattn.capture(model, values=True) as recording:
@@ -38,16 +39,23 @@ def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         return row | {"output": "same", "calls": 0, "placed": 0, "refused": f"{type(error).__name__}: {error}"}
     key = next(key for key in PIXELS if isinstance(inputs.get(key), Tensor))
     wrong, right, undecided = lit_cells(model, inputs, key)
+    others, found, unmoved = lit_members(model, inputs)
     return row | {
         "calls": len(recording),
         "placed": sum(record.reason is None for record in recording),
         "kinds": ", ".join(f"{count} {kind}" for kind, count in Counter(map(_kind, recording)).items()),
         "grids": ", ".join(dict.fromkeys(" x ".join(map(str, record.keys.grid)) for record in recording if record.keys.grid)),
         "lit cells": f"{right} of {right + len(wrong) + undecided}",
-        "wrong": "; ".join(wrong),
+        "lit tokens": f"{found} of {found + len(others) + unmoved}" if found or others or unmoved else "",
+        "wrong": "; ".join([*wrong, *others]),
         "output": "same" if same(plain, out) else "DIFFERENT",
         "refused": _refused(recording),
     }
+
+
+def _shape(inputs: dict[str, Any]) -> str:
+    pixels = next((inputs[key] for key in PIXELS if isinstance(inputs.get(key), Tensor)), None)
+    return "" if pixels is None or pixels.ndim < 4 else " x ".join(map(str, pixels.shape[-2:]))
 
 
 def _kind(record: visattn.AttentionRecord) -> str:
@@ -71,3 +79,12 @@ def same(a: Any, b: Any) -> bool:  # noqa: ANN401
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return True
+
+
+def finite(out: Any) -> bool:  # noqa: ANN401
+    """Check that no number of an output is NaN. Logits of padded words may be infinite."""
+    if isinstance(out, Tensor):
+        return not bool(out.isnan().any())
+    if isinstance(out, dict):
+        return all(map(finite, out.values()))
+    return not isinstance(out, (list, tuple)) or all(map(finite, out))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 import transformers
 import transformers.models.auto.modeling_auto as auto
-from torch import Tensor, nn
+from torch import nn
 
 from libraries.shrinking import change, shrunk
+from libraries.transformers_inputs import IMAGE_TOKEN, WORDS, image_token, inputs_of
 
+LIBRARY, VERSION = "transformers", transformers.__version__
 TASKS = """
     IMAGE_CLASSIFICATION IMAGE OBJECT_DETECTION SEMANTIC_SEGMENTATION INSTANCE_SEGMENTATION UNIVERSAL_SEGMENTATION IMAGE_SEGMENTATION
     DEPTH_ESTIMATION NORMAL_ESTIMATION VIDEO_CLASSIFICATION ZERO_SHOT_IMAGE_CLASSIFICATION ZERO_SHOT_OBJECT_DETECTION
     VISUAL_QUESTION_ANSWERING MASK_GENERATION MASKED_IMAGE_MODELING IMAGE_TEXT_TO_TEXT
 """
 MORE = "CLIPVisionModel", "GroupViTModel", "SegGptForImageSegmentation", "Siglip2VisionModel"  # in no automatic mapping of these
-WORDS = 6
-BATCH = 2
 # classes that a tiny configuration does not build, or that take no pixels, and why
 LEFT_OUT = {
     "DinatForImageClassification": "needs natten, a compiled package",
@@ -29,48 +28,190 @@ LEFT_OUT = {
     "EvollaForProteinText2Text": "takes proteins, not pixels",
     "Mistral4ForCausalLM": "takes words only",
     "DiffusionGemmaForBlockDiffusion": "takes words only",
+    "PI0ForConditionalGeneration": "needs the state of a robot",
 }
+_LONG = {"long": 7, "mid": 5, "short": 3}  # kernels of blocks of PP-OCR
+_PP_OCR: dict[str, Any] = {
+    "kernel_list": [3, 2, 2],
+    "scale_factor_list": [1, 2, 4, 8],
+    "intraclass_block_config": {
+        **{f"vertical_long_to_small_conv_{key}ratio": [[n, 1], [1, 1], [n // 2, 0]] for key, n in _LONG.items()},
+        **{f"horizontal_small_to_long_conv_{key}ratio": [[1, n], [1, 1], [0, n // 2]] for key, n in _LONG.items()},
+        **{f"symmetric_conv_long_{key}ratio": [[n, n], [1, 1], [n // 2, n // 2]] for key, n in _LONG.items()},
+        "reduce_channel": [1, 1, 0],
+        "return_channel": [1, 1, 0],
+    },
+}
+_CODES = 64  # of the tokenizers of images
+# what a configuration is made with, where settings that follow from it could not be changed later
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "ChameleonForConditionalGeneration": {
+        "vocabulary_map": {
+            "<image>": IMAGE_TOKEN,
+            **{f"IMGIMG{''.join(chr(ord('A') + int(digit)) for digit in str(code))}Z": 100 + code for code in range(_CODES)},
+        },
+        "vq_config": {"num_embeddings": _CODES, "base_channels": 32},
+    },
+    "Emu3ForConditionalGeneration": {
+        "vocabulary_map": {
+            "<image>": IMAGE_TOKEN,
+            "<|extra_200|>": IMAGE_TOKEN + 1,
+            **{f"<|visual token {code:06}|>": 100 + code for code in range(_CODES)},
+        },
+        "vq_config": {"codebook_size": _CODES, "base_channels": 32, "hidden_size": 128},
+    },
+    "Molmo2ForConditionalGeneration": {
+        "vision_config": {"image_size": [224, 224]},
+        "adapter_config": {"vision_feature_layer": [1, 0]},
+    },
+    "OmDetTurboForObjectDetection": {"image_size": 224},
+    "PPOCRV5ServerDetForObjectDetection": _PP_OCR,
+    "PPOCRV6MediumDetForObjectDetection": _PP_OCR,
+    "PerceptionLMForConditionalGeneration": {
+        "vision_config": {
+            "architecture": "vit_pe_lang_large_patch14_448",
+            "model_args": {"embed_dim": 192, "depth": 2, "num_heads": 3, "img_size": [224, 224], "global_pool": ""},
+        }
+    },
+    "Sapiens2ForSemanticSegmentation": {
+        "head_config": {
+            "upsample_out_channels": [32, 32],
+            "upsample_kernel_sizes": [4, 4],
+            "conv_out_channels": [32],
+            "conv_kernel_sizes": [1],
+        }
+    },
+}
+ARGUMENTS["Sapiens2ForNormalEstimation"] = ARGUMENTS["Sapiens2ForSemanticSegmentation"]
 # settings that a tiny model of a class needs, by path in its configuration
 _SAM = {"prompt_encoder_config.image_size": 256, "prompt_encoder_config.image_embedding_size": 16}
 _SAM2 = {
     "vision_config.backbone_feature_sizes": [[64, 64], [32, 32], [16, 16]],
-    "vision_config.backbone_config.image_size": [256, 256],
     "prompt_encoder_config.image_size": 256,
 }
+_DEPTH_PRO = {
+    "image_size": 512,
+    "patch_size": 128,
+    "merge_padding_value": 1,
+    "intermediate_hook_ids": [1, 0],
+    **{f"{part}_model_config.image_size": 128 for part in ("image", "patch", "fov")},
+}
+_RF_DETR = {"backbone_config.image_size": 224, "num_queries": 30}
+_LLAMA4 = {
+    "image_size": 224,
+    "intermediate_size": 3072,
+    "projector_input_dim": 64,
+    "projector_output_dim": 64,
+    "vision_output_dim": 64,
+}
+_MLLAMA = {"image_size": 224, "num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 2560}
+_MINICPM = {"insert_layer_id": 0, "vision_config.insert_layer_id": 0}
+_SAME_WIDTH = {"text_config.hidden_size": 768, "text_config.num_attention_heads": 12}  # for two towers that are compared
 SETTINGS: dict[str, dict[str, Any]] = {
+    "AriaForConditionalGeneration": {
+        "projector_patch_to_query_dict": {49: 16},
+        "max_value_projector_patch_to_query_dict": 16,
+    },
     "AyaVisionForConditionalGeneration": {"vision_config.num_attention_heads": 16},
     "BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "Data2VecVisionForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "DeepseekVLHybridForConditionalGeneration": {"high_res_vision_config.global_attn_indexes": [1]},
+    "DepthProForDepthEstimation": _DEPTH_PRO,
+    "DepthProModel": _DEPTH_PRO,
+    "DeepseekOcr2ForConditionalGeneration": {
+        "vision_config.sam_config.downsample_channels": [512, 64],
+        "vision_config.sam_config.global_attn_indexes": [1],
+        "text_config.num_experts_per_tok": 2,
+    },
+    "EdgeTamModel": _SAM2 | {"vision_config.backbone_config.architecture": "repvit_m1"},
     "EomtForUniversalSegmentation": {"num_hidden_layers": 6},
     "EomtDinov3ForUniversalSegmentation": {"num_hidden_layers": 6},
+    "Ernie4_5_VLMoeForConditionalGeneration": {"text_config.rope_parameters.mrope_section": [3, 3, 2]},
     "Florence2ForConditionalGeneration": {"vision_config.projection_dim": 64},
     "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 49},
+    "Granite4VisionForConditionalGeneration": {
+        "vision_config.patch_size": 14,
+        "image_grid_pinpoints": [[224, 448], [448, 224], [448, 448]],
+        "downsample_rate": "4/8",
+        "deepstack_layer_map": [(1, 0)],
+        "spatial_target_layers": [1, 1, 1, 1],
+        "qformer_config.hidden_size": 768,
+        "qformer_config.num_attention_heads": 12,
+    },
+    "GroundingDinoForObjectDetection": {"max_text_len": WORDS},
+    "HunYuanVLForConditionalGeneration": {"text_config.rope_parameters.alpha": 1.0},
+    "Idefics3ForConditionalGeneration": {"vision_config.image_size": 256},
+    "JanusForConditionalGeneration": {"vision_config.projection_dim": 64},
+    "Kosmos2ForConditionalGeneration": {
+        "text_config.layers": 2,
+        "text_config.embed_dim": 64,
+        "text_config.ffn_dim": 128,
+        "text_config.attention_heads": 4,
+    },
+    "Llama4ForConditionalGeneration": {f"vision_config.{key}": value for key, value in _LLAMA4.items()},
+    "Llama4VisionModel": _LLAMA4,
+    "LlavaOnevisionForConditionalGeneration": {
+        "vision_config.image_size": 224,
+        "image_grid_pinpoints": [[224, 448], [448, 224], [448, 448]],
+    },
+    "LwDetrForObjectDetection": {
+        "projector_scale_factors": [1.0],
+        "projector_in_channels": [256],
+        "num_feature_levels": 1,
+        "num_queries": 30,
+    },
+    "MiniCPMOcrForConditionalGeneration": _MINICPM,
+    "MiniCPMV4_6ForConditionalGeneration": _MINICPM,
+    "MiniCPMV4_7ForConditionalGeneration": _MINICPM,
+    "MiniMaxM3SparseForConditionalGeneration": {"merged_hidden_size": 256},
+    "MMGroundingDinoForObjectDetection": {"max_text_len": WORDS},
+    "MllamaForConditionalGeneration": {f"vision_config.{key}": value for key, value in _MLLAMA.items()}
+    | {"text_config.cross_attention_layers": [1]},
+    "MllamaVisionModel": _MLLAMA,
+    "OmDetTurboForObjectDetection": {"text_config.hidden_size": 512, "text_config.num_attention_heads": 8},
     "OwlViTForObjectDetection": {"projection_dim": 64, "text_config.max_position_embeddings": 16},
     "Owlv2ForObjectDetection": {"projection_dim": 64, "text_config.max_position_embeddings": 16},
     "PaliGemmaForConditionalGeneration": {"projection_dim": 64, "vision_config.projection_dim": 64},
     "PerceiverForImageClassificationConvProcessing": {"num_cross_attention_heads": 1},
     "PerceiverForImageClassificationFourier": {"num_cross_attention_heads": 1},
+    "PPDocLayoutV2ForObjectDetection": {"class_thresholds": [0.0] * 100, "class_order": [0] * 100},
+    "PPOCRV6SmallDetForObjectDetection": {"layer_list_out_channels": [96, 192, 384, 384]},
+    "PPFormulaNetForConditionalGeneration": {"vision_config.decoder_hidden_size": 64},
     "Qwen2VLForConditionalGeneration": {"vision_config.hidden_size": 64},
-    "Sam2Model": _SAM2,
+    "Qwen4ExpForConditionalGeneration": {
+        "text_config.indexer_n_heads": 4,
+        "text_config.indexer_kv_heads": 1,
+        "text_config.indexer_head_dim": 16,
+        "text_config.indexer_budget": 64,
+        "text_config.indexer_compress_ratio": 4,
+    },
+    "RfDetrForInstanceSegmentation": _RF_DETR,
+    "RfDetrForObjectDetection": _RF_DETR,
+    "Sam2Model": _SAM2 | {"vision_config.backbone_config.image_size": [256, 256]},
+    "Sam3TrackerModel": {
+        "vision_config.backbone_feature_sizes": [[64, 64], [32, 32], [16, 16]],
+        "vision_config.backbone_config.image_size": 224,
+        "vision_config.backbone_config.window_size": 8,
+        "vision_config.backbone_config.global_attn_indexes": [1],
+        "prompt_encoder_config.image_size": 224,
+    },
     "SamHQModel": _SAM,
     "SamModel": _SAM,
+    "SegGptForImageSegmentation": {
+        "image_size": [224, 112],
+        "num_hidden_layers": 4,
+        "merge_index": 1,
+        "intermediate_hidden_state_indices": [1, 2, 3],
+    },
     "ShieldGemma2ForImageClassification": {"mm_tokens_per_image": 49},
+    "SmolVLMForConditionalGeneration": {"vision_config.image_size": 256},
+    "Step3p7ForConditionalGeneration": {"vision_config.image_size": 224, "text_config.sliding_window": 512},
+    "T5Gemma2ForConditionalGeneration": {"encoder.mm_tokens_per_image": 49},
     "TimmBackbone": {"backbone": "vit_tiny_patch16_224"},
+    "Tipsv2Model": _SAME_WIDTH,
+    "VideoPrismClipModel": _SAME_WIDTH,
+    "VipLlavaForConditionalGeneration": {"vision_feature_layer": [-1, -2]},
 }
-ALONE = "ViTMAE", "Vilt"  # drop patches at random, others in each image of a batch
-IMAGE_TOKEN = 95  # where a configuration names none
-PACKED = 4, 6  # rows and columns of patches of each image in a packed sequence
-TILES = {
-    "Idefics": 1,
-    "SmolVLM": 1,
-    "LlavaNext": 3,
-    "LlavaOnevision": 3,
-    "Inkling": 1,
-    "PerceptionLM": 1,
-}  # images of each sample
-TILES_OF_MLLAMA = 4
-PLAIN = "LlavaForC", "InternVL", "Aya", "Qianfan"  # take `image_sizes` for one of their image towers only
-CLIPS = {"VideoMAE": 16, "Vivit": 32, "Timesformer": 8}  # frames, by beginning of the class's name
 
 
 def names() -> dict[str, str]:
@@ -87,7 +228,8 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """Return a tiny model of a class in evaluation mode, and its inputs."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
-    config = shrunk(_encoder_and_decoder() if name == "VisionEncoderDecoderModel" else kind.config_class())
+    made = _encoder_and_decoder() if name == "VisionEncoderDecoderModel" else kind.config_class(**ARGUMENTS.get(name, {}))
+    config = shrunk(made)
     for path, value in SETTINGS.get(name, {}).items():
         change(config, path, value)
     _enlarge_vocabulary(config)
@@ -95,14 +237,18 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     for parameter in model.parameters():  # experts are not initialized
         if parameter.numel() and not float(parameter.detach().abs().max()) < 100:
             nn.init.normal_(parameter, std=0.02)
-    inputs = _pixels(name, model, config)
-    if name.startswith(ALONE):
-        inputs = {key: value[:1] for key, value in inputs.items()}
-    if name == "VisionEncoderDecoderModel":
-        inputs["decoder_input_ids"] = _some_words(WORDS)
-    if "input_ids" in inspect.signature(model.forward).parameters:
-        inputs |= _words(model, config, inputs)
-    return model, inputs
+    return model, _that_fit(name, model, config)
+
+
+def _that_fit(name: str, model: Any, config: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return inputs with images that are wider than high if the model takes them, else square ones."""
+    try:
+        wide = inputs_of(name, model, config, wide=True)
+        with torch.no_grad():
+            model(**wide)
+    except Exception:  # its positions are those of one size
+        return inputs_of(name, model, config)
+    return wide
 
 
 def _encoder_and_decoder() -> Any:  # noqa: ANN401
@@ -110,101 +256,11 @@ def _encoder_and_decoder() -> Any:  # noqa: ANN401
     return transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(transformers.ViTConfig(), decoder)
 
 
-def _image_token(config: Any) -> int | None:  # noqa: ANN401
-    names = "image_token_id", "image_token_index"
-    return next((x for x in (getattr(config, key, None) for key in names) if isinstance(x, int)), None)
-
-
 def _enlarge_vocabulary(config: Any) -> None:  # noqa: ANN401
     """Let the language model know the image token; some defaults do not."""
-    if getattr(config, "image_token_id", 0) is None:
-        config.image_token_id = IMAGE_TOKEN
-    token, text = _image_token(config), getattr(config, "text_config", None)
+    for key in ("image_token_id", "video_token_index"):
+        if getattr(config, key, 0) is None:
+            setattr(config, key, IMAGE_TOKEN)
+    token, text = image_token(config), getattr(config, "text_config", None)
     if token is not None and text is not None and getattr(text, "vocab_size", token + 1) <= token:
         text.vocab_size = token + 8
-
-
-def side(config: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Return the height and width of the image that a configuration, or one within it, declares."""
-    for part in (config, *(value for value in vars(config).values() if isinstance(value, transformers.PretrainedConfig))):
-        size = getattr(part, "image_size", None)
-        if isinstance(size, int):
-            return size, size
-        if isinstance(size, (list, tuple)):
-            return int(size[-2]), int(size[-1])
-        if isinstance(size, dict):
-            return size["height"], size["width"]
-    return 224, 224
-
-
-def _pixels(name: str, model: Any, config: Any) -> dict[str, Any]:  # noqa: ANN401
-    taken = inspect.signature(model.forward).parameters
-    if "image_grid_thw" in taken:
-        return _packed(config)
-    size = side(config)
-    frames = next((count for start, count in CLIPS.items() if name.startswith(start)), 0)
-    tiles = next((count for start, count in TILES.items() if name.startswith(start)), 0)
-    inputs: dict[str, Any] = {}
-    if "pixel_values" in taken:
-        inputs["pixel_values"] = _random(BATCH, *([frames or tiles] if frames or tiles else []), 3, *size)
-    elif "pixel_values_videos" in taken:
-        frames = getattr(config, "frames_per_clip", getattr(config, "num_frames", 8))
-        inputs["pixel_values_videos"] = _random(BATCH, frames, 3, *size)
-    if "image_sizes" in inspect.signature(getattr(model, "get_image_features", model.forward)).parameters and not name.startswith(
-        PLAIN
-    ):
-        inputs["image_sizes"] = torch.tensor([size] * BATCH)
-    if "aspect_ratio_ids" in taken:  # tiles of one image
-        inputs["pixel_values"] = _random(BATCH, 1, TILES_OF_MLLAMA, 3, *size)
-        inputs["aspect_ratio_ids"] = torch.ones(BATCH, 1, dtype=torch.long)
-        inputs["aspect_ratio_mask"] = torch.ones(BATCH, 1, TILES_OF_MLLAMA, dtype=torch.long)
-    if "qformer_input_ids" in taken:
-        inputs["qformer_input_ids"] = _some_words(3)
-    return inputs
-
-
-def _packed(config: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the patches of images in one sequence, and the grid of each image."""
-    vision: Any = next((x for x in (getattr(config, key, None) for key in ("vision_config", "vision_tower_config")) if x), config)
-    patch, frames = vision.patch_size, getattr(vision, "temporal_patch_size", 1) or 1
-    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3) or 3
-    rows, columns = PACKED
-    patches = _random(rows * columns, channels * frames * patch * patch)
-    return {"pixel_values": patches, "image_grid_thw": torch.tensor([[1, rows, columns]])}
-
-
-def _words(model: Any, config: Any, inputs: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
-    """Return words, with as many image tokens among them as the model makes of its image."""
-    token = _image_token(config)
-    batch = 1 if "image_grid_thw" in inputs else len(next(iter(inputs.values()), range(BATCH)))
-    count = 0
-    if token is not None and hasattr(model, "get_image_features"):
-        taken = inspect.signature(model.get_image_features).parameters
-        with torch.no_grad():
-            count = _rows(model.get_image_features(**{key: value for key, value in inputs.items() if key in taken})) // batch
-    words = _some_words(WORDS)[:batch]
-    if token is not None and count:
-        words = torch.cat([words[:, :2], torch.full((batch, count), token), words[:, 2:]], 1)
-    given: dict[str, Any] = {"input_ids": words}
-    if "decoder_input_ids" in inspect.signature(model.forward).parameters and model.config.is_encoder_decoder:
-        given["decoder_input_ids"] = _some_words(3)[:batch]
-    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
-        given["mm_token_type_ids"] = words.eq(-1 if token is None else token).long()
-    return given
-
-
-def _some_words(count: int) -> Tensor:
-    return torch.randint(7, 90, (BATCH, count), generator=torch.Generator().manual_seed(2))
-
-
-def _rows(features: Any) -> int:  # noqa: ANN401
-    """Count the image tokens in the features of a batch."""
-    if not isinstance(features, (Tensor, list, tuple)) or hasattr(features, "pooler_output"):
-        features = getattr(features, "pooler_output", None)
-    if isinstance(features, Tensor):
-        return features.shape[:-1].numel()
-    return sum(map(_rows, features)) if isinstance(features, (list, tuple)) else 0
-
-
-def _random(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,59 @@
+"""Small models of torchvision, open_clip and diffusers: every attention call is placed, and lit cells are found where recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = {
+    ("torchvision", "vit_b_16"): "2 self",
+    ("open_clip", "ViT-B-32"): "2 self, 2 self among words",
+    ("diffusers", "DiTTransformer2DModel"): "2 self",
+    ("diffusers", "UNet2DModel"): "4 self",
+}
+FULL = {
+    ("torchvision", "swin_v2_t"): "8 self",
+    ("torchvision", "maxvit_t"): "16 self",
+    ("torchvision", "mvit_v2_s"): "16 cross",
+    ("torchvision", "swin3d_t"): "8 self",
+    ("open_clip", "RN50"): "1 cross",
+    ("open_clip", "coca_ViT-B-32"): "",
+    ("open_clip", "ViT-B-16-SigLIP"): "",
+    ("open_clip", "ViTamin-S"): "",
+    ("diffusers", "SD3Transformer2DModel"): "2 self",
+    ("diffusers", "PixArtTransformer2DModel"): "",
+    ("diffusers", "UNet2DConditionModel"): "",
+    ("diffusers", "AutoencoderKL"): "2 self",
+}
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], dict[str, Any]]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    sweep = import_module("libraries.sweep")
+    return lambda library, name: sweep.examined(*import_module(f"libraries.{library}_models").build(name))
+
+
+def check(row: dict[str, Any], kinds: str) -> None:
+    right, lit = row["lit cells"].split(" of ")
+    assert row["kinds"] == kinds
+    assert row["output"] == "same"
+    assert not row["wrong"]
+    assert row["calls"] == row["placed"]
+    assert int(right) == int(lit) > 0
+
+
+@pytest.mark.parametrize(("library", "name"), QUICK)
+def test_all_calls_are_placed(library: str, name: str, row: Callable[[str, str], dict[str, Any]]) -> None:
+    check(row(library, name), QUICK[library, name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("library", "name"), FULL)
+def test_all_calls_of_larger_models_are_placed(library: str, name: str, row: Callable[[str, str], dict[str, Any]]) -> None:
+    check(row(library, name), FULL[library, name])
