@@ -79,6 +79,7 @@ CAPTURE = {
     "cait_xxs24_224": 1.18,
 }  # bounds, relative to the plain forward pass
 FIRST_CAPTURE = 1.9  # bound, relative to the plain forward pass
+LARGE_FIRST, LARGE_LATER = 3.0, 1.15  # bounds for models of transformers at their real width
 CAPTURE_SETTINGS = (1, 2), (1, 1), (2, 1)  # (threads, batch size); only the first has a bound
 PROCESSES = 3  # processes per peak at 1036 px
 PEAK_RATIO = 1.3
@@ -220,7 +221,8 @@ def protocol() -> list[str]:
         f"Memory: the peak of resident memory (VmHWM) of a fresh process; at 1036 px the median of {PROCESSES} processes, run in turn.",
         "Capture: random weights, 224 px, features not kept. The `first` capture traces the tokens. A `later` one is compared with it, "
         "operation by operation, and traces nothing anew. Its cost is mostly Python and does not depend on threads or batch. So the ratio "
-        "is bounded with one thread, and it is larger for a short forward pass.",
+        "is bounded with one thread, and it is larger for a short forward pass. Models of transformers run at their real width on another "
+        "image each time.",
         "Methods: a fresh process for each method, which includes the capture, with the default allocator. There is one warm-up round at "
         "224 and 518 px; times are medians. The growth is the first round's peak minus the loaded model. Methods with a target explain "
         "feature 0 of the class token.",
@@ -328,6 +330,11 @@ def capture_rows(quick: bool) -> Iterator[Row]:
                 yield row(head | {"capture": what}, f"{ratio:.3f} x plain", ratio, limit, f"<= {limit:g} x")
             else:
                 yield unbounded(head | {"capture": what}, f"{ratio:.3f} x plain")
+    progress("models of transformers")
+    for name, found in run_json(sys.executable, "bench.libraries", "3" if quick else "8", allocator="keeps").items():
+        head = {"model": name, "threads": 1, "batch": 1, "plain ms": f"{found['seconds'] * 1e3:.1f}"}
+        for what, ratio, limit in (("first", found["first"], LARGE_FIRST), ("later", found["capture"], LARGE_LATER)):
+            yield row(head | {"capture": what}, f"{ratio:.3f} x plain", ratio, limit, f"<= {limit:g} x")
     progress("every model of the coverage sweep")
     sweep = run_json(sys.executable, "bench.capture_sweep", "2" if quick else "3", allocator="keeps")
     head = {"model": f"all {len(sweep)} of the coverage sweep", "threads": 1, "batch": 2, "plain ms": ""}

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
+from gallery.libraries import twins_sheet
 from gallery.scenes import known_truth_sheet, scenes_sheet, training_pictures
 from PIL import Image
 from torch import Tensor, nn
@@ -93,6 +94,7 @@ def main() -> None:
     _save("gates", _gates())
     _save("scenes", scenes_sheet())
     _save("known_truth", known_truth_sheet())
+    _save("two_libraries", twins_sheet(model))
     training_pictures(FOLDER)
     caption_pictures(FOLDER)
     _distance(model)
