@@ -61,7 +61,7 @@ def main() -> int:
             shown = to_markdown(table) if table else "None."
             text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{shown}\n\2", text, flags=re.DOTALL)
         DOCS.write_text(text)
-    return int(any(row["wrong"] or row["failed"] or row["output"] != "same" for row in made if not row["not built"]))
+    return int(any(row["wrong"] or row["failed"] or row["output"] == "DIFFERENT" for row in made if not row["not built"]))
 
 
 def _models(library: str) -> Any:  # noqa: ANN401
@@ -126,7 +126,7 @@ def _totals(library: str, rows: list[Row], left_out: list[Row]) -> Row:
         "words and queries changed, and found under their names": sum(right for right, _ in tokens),
         "lit or changed without effect": sum(tried - right for right, tried in (*cells, *tokens)) - wrong,
         "found elsewhere": wrong,
-        "outputs changed": sum(row["output"] not in ("same", "") for row in rows),
+        "outputs changed": sum(row["output"] == "DIFFERENT" for row in rows),
         "captures that failed": sum(bool(row["failed"]) for row in rows),
     }
 

@@ -99,7 +99,8 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
 def _inputs(name: str) -> dict[str, Any]:
     if name == "AutoencoderKL":
         return {"sample": _random(BATCH, 3, 2 * HEIGHT, 2 * WIDTH)}
-    latents, step, words = _random(BATCH, 4, HEIGHT, WIDTH), torch.tensor([5, 3]), _random(BATCH, WORDS, 16, seed=2)
+    width = HEIGHT if name == "DiTTransformer2DModel" else WIDTH  # which reads its grid from the number of tokens
+    latents, step, words = _random(BATCH, 4, HEIGHT, width), torch.tensor([5, 3]), _random(BATCH, WORDS, 16, seed=2)
     known: dict[str, dict[str, Any]] = {
         "DiTTransformer2DModel": {"hidden_states": latents, "timestep": step, "class_labels": torch.tensor([1, 4])},
         "PixArtTransformer2DModel": {

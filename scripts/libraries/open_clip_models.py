@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,11 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, patch.object(timm_model.timm, "create_model", _shallow):
         (Path(folder) / f"{_NAME}.json").write_text(json.dumps(config))
         open_clip.add_model_config(folder)
-        model = open_clip.create_model(_NAME, pretrained=None).eval()
+        logging.disable(logging.WARNING)  # that it has no weights
+        try:
+            model = open_clip.create_model(_NAME, pretrained=None).eval()
+        finally:
+            logging.disable(logging.NOTSET)
     size = vision.get("image_size", 224)
     side = (size, size) if isinstance(size, int) else size
     words = torch.randint(3, VOCABULARY, (BATCH, text.get("context_length", 77)), generator=torch.Generator().manual_seed(2))

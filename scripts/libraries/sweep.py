@@ -15,7 +15,18 @@ from visattn.errors import NoAttentionCaptured, VisattnError
 from visattn.records import Recording
 
 COLUMNS = "image", "calls", "placed", "kinds", "grids", "lit cells", "lit tokens", "wrong", "output", "refused"
-PIXELS = "pixel_values", "pixel_values_videos", "flattened_patches", "x", "image", "sample", "hidden_states"
+PIXELS = (
+    "pixel_values",
+    "pixel_values_videos",
+    "flattened_patches",
+    "x",
+    "input",
+    "image",
+    "images",
+    "image1",
+    "sample",
+    "hidden_states",
+)
 
 
 def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -48,9 +59,21 @@ def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
         "lit cells": f"{right} of {right + len(wrong) + undecided}",
         "lit tokens": f"{found} of {found + len(others) + unmoved}" if found or others or unmoved else "",
         "wrong": "; ".join([*wrong, *others]),
-        "output": "same" if same(plain, out) else "DIFFERENT",
+        "output": "same" if same(plain, out) else _without_fast_path(model, inputs, out),
         "refused": _refused(recording),
     }
+
+
+def _without_fast_path(model: nn.Module, inputs: dict[str, Any], out: Any) -> str:  # noqa: ANN401
+    """Compare an output with that of a run without the fast path of `nn.MultiheadAttention`, which a capture switches off."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return "same without fast path" if same(model(**inputs), out) else "DIFFERENT"
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _shape(inputs: dict[str, Any]) -> str:

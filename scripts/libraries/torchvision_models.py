@@ -32,9 +32,8 @@ _BUILDERS = (
     (swin_transformer_3d, "_swin_transformer3d"),
 )
 _DEPTH = "num_layers", "depths", "block_layers"
-_SIDES = {"inception_v3": (299, 299)}
-_FRAMES = 16
-_CLIPS = {"r3d_18": 112, "mc3_18": 112, "r2plus1d_18": 112}  # side of the frames, where it is not 224
+_SQUARE = "vit", "maxvit"  # take images of one size
+_CLIP = 16, 96, 128
 
 
 def names() -> dict[str, str]:
@@ -50,6 +49,8 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
         options["weights_backbone"] = None
     if task == "detection" and "ssd" not in name:
         options |= {"min_size": 160, "max_size": 240}
+    if name.startswith("mvit"):
+        options["spatial_size"] = _CLIP[1:]
     with ExitStack() as stack:
         for module, builder in _BUILDERS:
             stack.enter_context(patch.object(module, builder, _shallow(getattr(module, builder))))
@@ -72,11 +73,11 @@ def _inputs(name: str, task: str) -> dict[str, Any]:
     if task == "optical flow":
         return {"image1": _random(1, 3, 128, 160), "image2": _random(1, 3, 128, 160, seed=2)}
     if task == "detection":
-        return {"images": [_random(3, 160, 200).sigmoid(), _random(3, 176, 160, seed=2).sigmoid()]}
+        return {"images": _random(BATCH, 3, 160, 192).sigmoid()}
     if task == "video":
-        side = _CLIPS.get(name, 224)
-        return {"x": _random(1, 3, _FRAMES, side, side)}
-    return {"x": _random(BATCH, 3, *_SIDES.get(name, (224, 224)))}
+        return {"x": _random(1, 3, *_CLIP)}
+    key = "input" if name.startswith("lraspp") else "x"
+    return {key: _random(BATCH, 3, 224, 224 if name.startswith(_SQUARE) else 320)}
 
 
 def _random(*shape: int, seed: int = 1) -> Tensor:

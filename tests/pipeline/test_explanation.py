@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -129,11 +130,28 @@ def test_batch_equals_single_photos() -> None:
         assert whole.at(batch=1).provenance.target == alone[1].provenance.target
 
 
-def test_gradcam_of_an_unknown_model_needs_a_layer(photo: Image.Image) -> None:
+def test_gradcam_of_an_unknown_transformer_reads_the_input_of_its_last_attention(photo: Image.Image) -> None:
+    model = Odd()
+    found, named = (visattn.explain(model, photo, method="gradcam", **layer) for layer in ({}, {"layer": "inner.blocks.1.norm1"}))
+    assert torch.equal(found.map.values, named.map.values)
+
+
+class Unnamed(nn.Module):
+    """Attention over patches that no module outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Parameter(torch.randn(16, 3, 8, 8)), nn.Parameter(torch.randn(16, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = F.conv2d(x, self.stem, stride=8).flatten(2).mT
+        logits: Tensor = F.scaled_dot_product_attention(tokens, tokens, tokens).mean(1) @ self.head
+        return logits
+
+
+def test_gradcam_without_a_layer_that_can_be_found_needs_one(photo: Image.Image) -> None:
     with pytest.raises(OptionError, match="the layer for Grad-CAM is unknown"):
-        visattn.explain(Odd(), photo, method="gradcam")
-    found = visattn.explain(Odd(), photo, method="gradcam", layer="inner.blocks.1.norm1")
-    assert found.provenance.parameters["layer"] == "inner.blocks.1.norm1"
+        visattn.explain(Unnamed(), photo, method="gradcam", img_size=64)
 
 
 def test_model_is_unchanged(photo: Image.Image) -> None:
@@ -163,10 +181,11 @@ def test_legrad_gives_each_layer_its_own_score() -> None:
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_legrad_of_a_head_that_is_not_known_is_refused(photo: Image.Image) -> None:
-    with pytest.raises(OptionError, match="its head cannot be applied to the tokens of each layer"):
-        visattn.explain(Odd(), photo, method="legrad")
-    assert visattn.explain(Odd(), photo, method="relevance").map.layout.grid == tiny.GRID
+def test_legrad_of_an_unknown_transformer_uses_the_rest_of_the_model_as_head(photo: Image.Image) -> None:
+    model = Odd()
+    found, known = (visattn.explain(one, photo, method="legrad", resize="fit") for one in (model, model.inner))
+    assert float(known.map.values.max()) > 0
+    assert torch.allclose(found.map.values, known.map.values, atol=1e-5 * float(known.map.values.max()))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

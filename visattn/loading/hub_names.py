@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from visattn._support.files import is_folder
 from visattn._support.notes import note
-from visattn.loading.transformers_models import is_folder
+from visattn.loading.transformers_models import holds_model
 
 _SIZES = {"s": "small", "b": "base", "l": "large", "g": "giant", "h": "huge", "t": "tiny"}
 _RULES = [  # pattern of the whole name, and timm's name; {size} is the size in words
@@ -58,6 +59,6 @@ def usual_name(name: str) -> str:
 
 def _is_of_transformers(name: str) -> bool:
     """Check whether a name is a repository of the hub or a folder with a model of transformers."""
-    if Path(name).is_dir():
-        return is_folder(name)
+    if is_folder(Path(name)):
+        return holds_model(name)
     return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name)) and not Path(name).exists() and not name.endswith(_FILES)

@@ -21,7 +21,7 @@ from torch import nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.extras import need
-from visattn._support.files import is_file
+from visattn._support.files import is_file, is_folder
 from visattn.errors import UnsupportedModel, WeightsError
 from visattn.loading.downloads import Missing, Unreachable, hub_file
 from visattn.loading.weights import check_finite, digest, read_checkpoint
@@ -95,7 +95,7 @@ def load(name: str, weights: str | Path, seed: int, _img_size: tuple[int, int] |
     return model.eval(), Provenance(model=name, weights=origin, weights_sha256=digest(files[0]), notes=notes)
 
 
-def is_folder(place: str) -> bool:
+def holds_model(place: str) -> bool:
     """Check whether a folder has a model of transformers."""
     file = Path(place) / CONFIG
     if not is_file(file):
@@ -119,7 +119,7 @@ class _Source:
         """Find the configuration for a name; all other files then come from the same commit."""
         place, _, revision = name.removeprefix(PREFIX).partition("@")
         folder = Path(name.removeprefix(PREFIX)).expanduser()
-        if folder.is_dir():
+        if is_folder(folder):
             source = cls(name, str(folder), None)
         elif not re.fullmatch(_REPOSITORY, place):
             raise UnsupportedModel(
@@ -130,7 +130,7 @@ class _Source:
         file = source.find(CONFIG)
         if file is None:
             raise UnsupportedModel(f"{printable(name)}: has no {CONFIG}, so it is no model of transformers.")
-        return replace(source, config=file, revision=None if folder.is_dir() else file.parent.name)
+        return replace(source, config=file, revision=None if is_folder(folder) else file.parent.name)
 
     @property
     def origin(self) -> str:
@@ -139,7 +139,7 @@ class _Source:
 
     def find(self, *filenames: str) -> Path | None:
         """Return the first of these files that is there, or None."""
-        if self.revision is None and Path(self.place).is_dir():
+        if self.revision is None and is_folder(Path(self.place)):
             return next((Path(self.place, file) for file in filenames if is_file(Path(self.place, file))), None)
         try:
             return hub_file(printable(self.name), self.place, filenames, revision=self.revision, fix=_FIX)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from visattn._support.checks import printable, whole_number
 from visattn.errors import OptionError
@@ -190,10 +189,18 @@ def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str]
 
 
 def _matching(found: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:
-    overlap = box_iou(box, found["boxes"].detach())[0] * (found["labels"] == label)
+    overlap = _overlap(box, found["boxes"].detach()) * (found["labels"] == label)
     if not len(overlap) or float(overlap.max()) < _ALIKE:
         return found["scores"].sum() * 0
     return found["scores"][overlap.argmax()]
+
+
+def _overlap(box: Tensor, boxes: Tensor) -> Tensor:
+    """Return the intersection over union of a box `(1, 4)` with boxes `(N, 4)` of left, top, right, bottom."""
+    sides = (torch.minimum(box, boxes)[:, 2:] - torch.maximum(box, boxes)[:, :2]).clamp_min(0)
+    area, areas = ((one[:, 2:] - one[:, :2]).prod(1) for one in (box, boxes))
+    both = sides.prod(1)
+    return both / (area + areas - both)
 
 
 def _index(kind: str, which: str, count: int, labels: Sequence[str] | None) -> int:

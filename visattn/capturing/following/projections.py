@@ -117,7 +117,7 @@ def _found(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Sequenc
                 return None
             scales.append(scale)
         elif name in _MOVES:
-            moved = _moved(entry, features)
+            moved = _moved(entry, features, result.shape)
             if moved is None or moved.shape != result.shape:
                 return None
             features = moved
@@ -134,10 +134,12 @@ def _all_alike(tape: Tape, following: Sequence[int]) -> bool:
     )
 
 
-def _moved(entry: Entry, features: Tensor) -> Tensor | None:
+def _moved(entry: Entry, features: Tensor, shape: torch.Size) -> Tensor | None:
     """Apply an operation that moves elements; None if it takes several tensors."""
     if len(entry.refs) != 1 or not (entry.args and isinstance(entry.args[0], Ref)):
         return None
+    if entry.operation.name == "view":  # the strides differ from those of the model
+        return features.reshape(shape) if features.numel() == shape.numel() else None
     moved = entry.func(features, *entry.args[1:], **entry.kwargs)
     return moved if isinstance(moved, Tensor) else None
 

@@ -219,7 +219,7 @@ class Tape:
         descends: Slots of tensors that depend, or may depend, on the image.
         weights: Slots that hold the result of a softmax, possibly after further steps, with the indices of the softmax entries.
         logarithms: Slots that hold the result of a log-softmax, in the same form.
-        output: Slots of the model's output tensors; -1 for a tensor without a slot.
+        output: Slots of the model's output tensors; -1 for a tensor of unknown origin, -2 for a parameter that was used by no operation.
         device: Device of the image.
         packed: Grid `(frames, rows, columns)` of each image, if the patches of all images come in one sequence; otherwise empty.
         positions: Contents of the integer tensors with two or three entries for each packed patch: its place in its image.

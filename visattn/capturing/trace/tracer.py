@@ -25,6 +25,7 @@ from visattn.capturing.trace.arguments import (
     tensors_in,
     transformed,
 )
+from visattn.capturing.trace.choices import Choices
 from visattn.capturing.trace.living import Living
 from visattn.capturing.trace.operations import CHOOSE, PRODUCT, READ, SOFTMAX, Operation, operation_of
 from visattn.capturing.trace.tape import PLAIN, STRANGE, Attention, Entry, Made, Outside, Ref, Tape, alike, plain, same_beginning
@@ -65,7 +66,7 @@ class Tracer:
         """
         self._stored, self._layer = stored, layer
         self._living = Living()
-        self._choices: dict[int, Tensor] = {}  # tokens that this forward pass picked, by number of the choice
+        self._choices = Choices()
         self.at = 0
         begun = Tape(packed=packed)
         self._patches = sum(map(math.prod, packed))
@@ -276,17 +277,14 @@ class Tracer:
                 return
         self.tape = self.tape.beginning(length, len(self._living.refs))
         self.entries, self.known = self.tape.entries, False
-        for entry in self.entries:  # the choices that follow are compared with those of this forward pass
-            if entry.choice is not None:
-                picked = self._choices[entry.choice]
-                entry.contents = {slot: picked[..., None].expand_as(index) for slot, index in entry.contents.items()}
+        self._choices.renew(self.entries)
 
     def _same_results(self, entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:  # noqa: ANN401
         for slot, content in entry.contents.items():
             given = next((x for x in tensors_in((args, kwargs)) if self._living.slot(x) == slot), None)
             if given is None or given.dtype != content.dtype:
                 return False
-            if not (torch.equal(given, content) if entry.choice is None else self._same_choice(entry.choice, given)):
+            if not (torch.equal(given, content) if entry.choice is None else self._choices.fits(entry.choice, given)):
                 return False
         results = results_of(args, out, entry.operation.writes)
         if len(results) != len(entry.outs):
@@ -307,28 +305,23 @@ class Tracer:
                 self._living.enlist(result)
         return True
 
-    def _same_choice(self, number: int, index: Tensor) -> bool:
-        """Check that the tokens picked here are those of the other entries with this number, and of no others."""
-        picked = index.detach()[..., 0].clone()
-        equal = [known for known, one in self._choices.items() if one.shape == picked.shape and torch.equal(one, picked)]
-        same = equal == ([number] if number in self._choices else [])
-        if same:
-            self._choices[number] = picked
-        return same
-
     def _before(self, results: Iterable[Any]) -> tuple[int | None, ...]:
         """Return the slot of each result that already has one, and None for the others."""
         return tuple(self._living.slot(result) if isinstance(result, Tensor) else None for result in results)
 
     def finished(self, output: Sequence[Tensor]) -> Tape:
         """Return the complete tape of a forward pass that has ended with these output tensors."""
-        slots = tuple(-1 if (slot := self.slot_of(tensor)) is None else slot for tensor in output)
+        slots = tuple(self._of_output(tensor) for tensor in output)
         while self.known and not (self.at == len(self.entries) and self.tape.output == slots):
             self._turn()
         if not self.known:
             self.tape.output = slots
         self.close()
         return self.tape
+
+    def _of_output(self, tensor: Tensor) -> int:
+        slot = self.slot_of(tensor)
+        return slot if slot is not None else -1 if self._stored(tensor) is None else -2
 
     def close(self) -> None:
         """Release all tensors."""
