@@ -1,6 +1,6 @@
 """Tests of models of transformers with the oldest version that the extra `hf` allows. Exits with the status of pytest.
 
-The version is installed into a folder of its own, which Python searches before the installed one.
+The version and what it needs are installed into a folder of their own, which Python searches before the installed packages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     stated = re.search(r'"transformers>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text())
     assert stated is not None  # noqa: S101
     version = stated[1] + ".0" * (2 - stated[1].count("."))
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(FOLDER), f"transformers=={version}"]
+    install = ["-m", "pip", "install", "--quiet", "--upgrade", "--target", str(FOLDER), f"transformers=={version}"]
     subprocess.run([sys.executable, *install], check=True)
     environment = {**os.environ, "PYTHONPATH": str(FOLDER), "OMP_NUM_THREADS": "1"}
     found = subprocess.run(

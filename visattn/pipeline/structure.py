@@ -100,13 +100,13 @@ def layer_scores(
         run: Function from pixels to the model's output.
 
     Returns:
-        The score of each layer, by its name.
+        The score of each layer, by its name. Layers without self-attention over the image have that of the model.
 
     Raises:
-        OptionError: If the output is no function of the last block's tokens alone, or a layer belongs to no block.
+        OptionError: If the output is no function of the last block's tokens alone, or self-attention belongs to no block.
     """
     behind = {feature.layer: feature.source.tensor for feature in recording.features if feature.source is not None}
-    layers = [record.layer for record in of_the_image(recording)]
+    layers = [record.layer for record in of_the_image(recording) if record.kind == "self"]
     blocks = {layer: next((name for name in reversed(behind) if layer.startswith(f"{name}.")), "") for layer in layers}
     last = next(reversed(blocks.values()), "")
     read_out = head(model) if all(blocks.values()) and last else None
@@ -119,7 +119,12 @@ def layer_scores(
             raise OptionError(
                 f"{type(model).__name__}: its head cannot be applied to the tokens of each layer. Use method 'relevance'."
             )
-    return {layer: score(read_out(behind[name])) for layer, name in blocks.items()}
+    whole = score(output)
+    others: dict[str, Tensor] = {}  # of a pooling head or a text tower; the score may not depend on them
+    for record in recording:
+        if record.layer not in blocks and record.source is not None:
+            others[record.layer] = others.get(record.layer, whole) + 0 * record.source.tensor.sum()
+    return others | {layer: score(read_out(behind[name])) for layer, name in blocks.items()}
 
 
 def _reproduces(made: Any, output: Any) -> bool:  # noqa: ANN401
