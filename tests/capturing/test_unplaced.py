@@ -193,10 +193,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "channels that attend to tokens": (ChannelsAsk, r"its queries are channels, its keys are tokens"),
     "queries of unknown origin": (
         HiddenQueries,
-        r"its queries could not be traced from the pixels beyond code that is not intercepted",
+        r"its queries could not be traced from the pixels beyond a tensor of an earlier forward pass, or of code that is not intercepted",
     ),
     "a key given twice": (Doubled, r"a token occurs several times"),
-    "tokens mixed with each other": (Averaged, r"a token occurs several times"),
+    "tokens mixed with each other": (Averaged, r"its tokens mix several image locations each"),
     "tokens overwritten": (Overwritten, r"beyond cumsum"),
     "tokens overwritten through a view": (OverwrittenThroughAView, r"beyond copy"),
     "tokens sorted channel by channel": (Sorted, r"could not be traced from the pixels beyond sort"),
@@ -204,7 +204,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "tokens of two images together": (MixedImages, r"tokens of several images attend to each other"),
     "keys that are the sum of two images": (MeanOfTwoImages, r"could not be traced from the pixels beyond add"),
     "queries lost, fused": (LostQueries, r"queries could not be traced from the pixels beyond cumsum"),
-    "queries lost, explicit": (LostQueriesWrittenOut, r"queries could not be traced from the pixels beyond cumsum"),
+    "queries lost, explicit": (LostQueriesWrittenOut, r"queries or keys could not be traced from the pixels beyond cumsum"),
     "keys lost": (LostKeys, r"could not be traced from the pixels beyond cumsum"),
 }
 
@@ -281,7 +281,7 @@ def test_token_alone_in_its_window_attends_to_itself(size: tuple[int, int]) -> N
 
 
 ALONE = "its softmax runs over the keys alone: no weight belongs to a pair of tokens"
-ONE_TOKEN = "its weights come from one token each, not from a query and a key"
+ONE_TOKEN = "its weights come from one token each: no key comes from the image"
 LAYERS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "lambda": (lambda: timm.create_model("lambda_resnet26t", num_classes=4), "", ALONE),
     "coat": (

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 LONGEST = 10.0  # CPU seconds
@@ -25,7 +26,7 @@ class Case:
     Attributes:
         name: Description, with the seed that it was generated from.
         prepare: Function that writes the inputs to an empty folder and returns the command's arguments. The command runs in it.
-        outputs: Files and folders that the command may write, relative to that folder.
+        outputs: Files and folders that the command may write, relative to that folder; a file also as a pattern.
         prints: Whether the result is printed, so that no file has to exist.
         judge: Function of folder, arguments and exit code that describes what is wrong afterward; it replaces the check of all files.
     """
@@ -104,7 +105,8 @@ def _judge(found: Outcome, work: Path, before: dict[Path, str], after: dict[Path
     allowed = [work / name for name in case.outputs]
     streams = {work.parent / "out", work.parent / "err"}
     for path in sorted({*before, *after} - streams):
-        if before.get(path) != after.get(path) and not any(path == one or one in path.parents for one in allowed):
+        named = any(path == one or one in path.parents or fnmatchcase(str(path), str(one)) for one in allowed)
+        if before.get(path) != after.get(path) and not named:
             found.wrong.append(f"wrote {path.relative_to(work.parent)}")
     if found.code == 0:
         missing = [] if case.prints else [one.name for one in allowed if not one.exists()]

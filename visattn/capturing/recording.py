@@ -329,7 +329,7 @@ def _why_nothing(model: nn.Module, layers: str, passed_by: list[str], unseen: Se
     if unseen:
         return f"no attention captured: {unseen[0].layer or type(model).__name__} {unseen[0].reason}, which cannot be recorded{kinds}."
     return (
-        f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}. "
+        f"no attention captured: no layer of {type(model).__name__} multiplied a softmax with values{kinds}, both computed from the image. "
         "Use method 'gradcam', or 'eigencam' where there is no class."
     )
 

@@ -77,11 +77,11 @@ class SoftmaxOperator(Operator):
 
     def queries(self) -> Tensor:
         """Return the query vectors, `(B, heads, Q, d)`, without padding; see `Operator.queries`."""
-        return _unblocked(self.query, self.query_index, self.shape[2])
+        return unblocked(self.query, self.query_index, self.shape[2])
 
     def keys(self) -> Tensor:
         """Return the key vectors, `(B, heads, K, d)`, without padding; see `Operator.queries`."""
-        return _unblocked(self.key, self.key_index, self.shape[3])
+        return unblocked(self.key, self.key_index, self.shape[3])
 
     def to(self, dtype: torch.dtype) -> SoftmaxOperator:
         """Return the operator with another compute type; float64 recomputes the log-sum-exp from query and key."""
@@ -216,7 +216,7 @@ class SoftmaxOperator(Operator):
         return result.index_add_(3, keys[keys >= 0], out[..., keys >= 0])
 
 
-def _unblocked(vectors: Tensor, index: Tensor | None, count: int) -> Tensor:
+def unblocked(vectors: Tensor, index: Tensor | None, count: int) -> Tensor:
     """Reorder vectors `(B, heads, blocks, n, d)` to `(B, heads, count, d)` by the token index of each; -1 is padding."""
     if index is None:
         return vectors[:, :, 0]

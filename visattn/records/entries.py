@@ -35,7 +35,8 @@ class AttentionRecord:
         operator: `A`, of shape `(B, heads, Q, K)`.
         queries: Layout of the Q tokens.
         keys: Layout of the K tokens.
-        value: `(B, heads, K, d)` value vectors, if they were kept.
+        value: `(B, heads, k, d)` value vectors in the order of the operator's columns, with an axis of blocks after the heads if the
+            operator has a `key_index`; None if they were not kept. `Recording.values` brings them into the order of `keys`.
         output_weight: `(D, heads * d)` weight of the output projection, including the block's layer scale. None if the projection
             does not follow directly.
         residual: `(B, Q, D)` input of the residual connection around the attention, in the order of `queries`. None if it is not

@@ -14,6 +14,7 @@ from visattn._support.checks import printable, shown
 from visattn._support.notes import warn
 from visattn._support.types import Kind
 from visattn.errors import OptionError
+from visattn.operators.softmax import unblocked
 from visattn.provenance import Provenance
 from visattn.records.entries import AttentionRecord, FeatureRecord, UnseenAttention
 
@@ -109,10 +110,11 @@ class Recording(Sequence[AttentionRecord]):
         Raises:
             OptionError: If values were not kept.
         """
-        value = self.record(layer, call=call).value
-        if value is None:
+        record = self.record(layer, call=call)
+        if record.value is None:
             raise OptionError("values were not kept. Use capture(model, values=True).")
-        return value
+        index = record.operator.key_index
+        return record.value if index is None else unblocked(record.value, index, len(record.keys))
 
     def record(self, layer: int | str = -1, *, call: int = 0) -> AttentionRecord:
         """Return the record of one call of a layer; see `attention`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from visattn.capturing.following.follower import TokenTracer
+from visattn.capturing.following.follower import UNWATCHED, TokenTracer
 from visattn.capturing.following.locations import locate
 from visattn.capturing.following.readouts import Readouts
 from visattn.capturing.tokens.arrangement import Arrangement, Tokens, arrange_tokens
@@ -55,7 +55,7 @@ class Conclusions:
             for slot, known in tape.outside.items()
         )
         if unwatched or -1 in tape.output:
-            self.unseen[""] = "continues with a tensor from code that is not intercepted"
+            self.unseen[""] = f"continues with {UNWATCHED}"
         record = next((attention for attention in reversed(self.calls) if self.calls[attention][0].keys.grid), None)
         layout = None if record is None else self.calls[record][0]
         self.readout = self._readouts.named(tape.output, layout)

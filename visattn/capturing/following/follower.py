@@ -25,8 +25,9 @@ from visattn.capturing.tokens.planes import compact
 from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, LIKE, MAKE, PRODUCT, REDUCE
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
 
+_DIVIDE = frozenset({"div", "divide", "true_divide", "__truediv__", "__itruediv__"})
 _WEIGHING = PRODUCT | {"einsum", "tensordot", "linear"}
-UNWATCHED = "code that is not intercepted"
+UNWATCHED = "a tensor of an earlier forward pass, or of code that is not intercepted"
 
 
 class TokenTracer:
@@ -237,7 +238,7 @@ class TokenTracer:
         if mixed and name in REDUCE and not known.scores.issuperset(outs):
             self.unseen[entry.layer] = "multiplies scores by values elementwise"
             return
-        if name in COMBINE and self._meets_values(scores, others):
+        if name in COMBINE - _DIVIDE and self._meets_values(scores, others):
             mixed = True
         going_on = [slot for slot in outs if slot in known.scores or slot in known.lost]
         known.scores.update(going_on)

@@ -79,9 +79,18 @@ def locate(follower: TokenTracer, attention: Attention) -> tuple[Arrangement, tu
             found = replace(found, kind="cross")
         return found, behind
     except Unplaced as why:
-        return unplaced(lead, rows, attention.columns, box, str(why)), behind
+        reason = _MIXED if why.of_places and _are_mixtures(follower, attention) else str(why)
+        return unplaced(lead, rows, attention.columns, box, reason), behind
     except Exception:  # an unexpected arrangement of tokens
         return unplaced(lead, rows, attention.columns, box, "its tokens could not be traced from the pixels"), behind
+
+
+_MIXED = "its tokens mix several image locations each"
+
+
+def _are_mixtures(follower: TokenTracer, attention: Attention) -> bool:
+    """Check whether an operand mixes cells into several outputs, each of which counts for all of them."""
+    return any(places is not None and places.mixture for places in map(follower.of, attention.operands))
 
 
 def _same(values: Tensor, keys: Tensor) -> bool:
@@ -99,7 +108,7 @@ def _why_lost(follower: TokenTracer, operands: Sequence[Operand], what: str) -> 
     if foreign is not None:
         return f"its {what} come from another input of the model ({foreign})"
     if any(one.slot in known.places for one in operands):
-        return f"its {what} mix several image locations each"
+        return _MIXED.replace("tokens", what)
     return f"its {what} come from parameters alone, not from the image"
 
 
@@ -136,19 +145,21 @@ def _of_weights(follower: TokenTracer, attention: Attention) -> tuple[Codes, Cod
     places = follower.of(weights)
     values = _of_vectors(follower, value)
     if places is None:
+        if weights.slot in follower.known.learned:
+            raise Unplaced("its weights come from parameters alone, not from queries and keys")
         return None, None, values
     rows, columns = places.codes, places.columns
     if columns is None and places.others is not None and places.others.shape == rows.shape:  # a product with members of a set
         rows, columns = (places.others, rows) if bool((rows == rows[..., :1, :]).all()) else (rows, places.others)
     if columns is None:  # not query-key scores
         if lost := follower.known.lost.get(weights.slot):
-            raise Unplaced(f"its queries could not be traced from the pixels beyond {lost}")
+            raise Unplaced(f"its queries or keys could not be traced from the pixels beyond {lost}")
         if isinstance(values, _Channels):
             return None, None, values
         if attention.rows == attention.columns == 1 and isinstance(values, Tensor):  # the only token of its window
             return values, values, values
         if attention.rows > 1 and not (places.asked and bool((rows == rows[..., :1, :]).all())):
-            raise Unplaced(_why_no_pairs(rows))
+            raise Unplaced(_why_no_pairs(rows), of_places=True)
         columns, rows = rows, None  # type: ignore[assignment]
     columns = columns[..., 0, :] if bool((columns == columns[..., :1, :]).all()) else None
     if columns is None or (rows is not None and bool((rows != rows[..., :1]).any())):
@@ -161,4 +172,4 @@ def _why_no_pairs(codes: Tensor) -> str:
     along_rows, along_columns = bool((codes == codes[..., :1, :]).all()), bool((codes == codes[..., :1]).all())
     if along_rows and not along_columns:
         return "its softmax runs over the keys alone: no weight belongs to a pair of tokens"
-    return "its weights come from one token each, not from a query and a key"
+    return "its weights come from one token each: no key comes from the image"

@@ -30,6 +30,12 @@ _LONG = 512  # number of queries above which reading the kernel's log-sum-exp is
 _FUSED = frozenset({F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default})
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
+
+def _unreadable(tensor: Tensor) -> str:
+    """Say why a tensor has no plain values; empty if it has."""
+    return "runs inside torch.func" if _wrapped(tensor) else "runs on nested tensors" if tensor.is_nested else ""
+
+
 # glibc keeps freed memory up to twice the largest block that was mapped and freed. Freeing this block, which is never touched, raises
 # that limit: the pages of a dropped recording are then reused for the next one instead of going back to the system.
 torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
@@ -101,9 +107,10 @@ class CaptureMode(TorchFunctionMode):
             out = func(*args, **kwargs)
             self._met(func, args, kwargs, out)
             return out
-        if any(map(_wrapped, tensors_of(args, kwargs))):
+        odd = next((why for tensor in tensors_of(args, kwargs) if (why := _unreadable(tensor))), "")
+        if odd:
             if fused or operation.name in SOFTMAX:
-                self._hide("runs inside torch.func")
+                self._hide(odd)
             return func(*args, **kwargs)
         if entry is None and tracer.known:
             entry = tracer.elsewhere(func, args, kwargs)

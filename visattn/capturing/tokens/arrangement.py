@@ -18,7 +18,16 @@ from visattn.records import TokenLayout
 
 
 class Unplaced(Exception):
-    """Error: a call cannot be located in the image. The message is the reason."""
+    """Error: a call cannot be located in the image. The message is the reason.
+
+    Attributes:
+        of_places: Whether the reason is where the tokens lie, which may be because they mix several places.
+    """
+
+    def __init__(self, reason: str, *, of_places: bool = False) -> None:
+        """Store the reason."""
+        super().__init__(reason)
+        self.of_places = of_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +145,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
     local = planes.apart(_local(planes, both[first], image[first]), both.shape[1] - keys.shape[1])
     key_layout, key_index = _canonical(planes, local[:, both.shape[1] - keys.shape[1] :], "tokens")
     if any(len(torch.unique(block)) < len(block) for block in (index[index >= 0] for index in key_index)):
-        raise Unplaced("a token occurs several times")
+        raise Unplaced("a token occurs several times", of_places=True)
     if queries is None:
         if order.shape[2] > 1:
             raise Unplaced("learned queries attend within windows")
@@ -148,7 +157,7 @@ def arrange(planes: Planes, queries: Tensor | None, keys: Tensor, lead: Sequence
         if not query_layout.grid and order.shape[2] > 1 and query_layout.space == POOL:
             raise Unplaced("learned queries attend within windows")
         if real.numel() != torch.unique(real).numel():
-            raise Unplaced("a token is a query in several windows")
+            raise Unplaced("a token is a query in several windows", of_places=True)
     alike = query_layout == key_layout and planes.of(local[:, :rows]) == planes.of(local[:, rows:])  # two sets may share names
     kind: Kind = "self" if alike else "cross"
     if key_layout.grid and not query_layout.grid and query_layout.space == POOL:
@@ -192,6 +201,8 @@ def _grouped(image: Tensor, block: Tensor, images: int) -> Tensor:
     rows: list[list[list[int]]] = [[] for _ in range(images)]
     for (number, _), groups in blocks.items():
         rows[number].append(groups)
+    if not all(rows):
+        raise Unplaced("it holds only some images of the batch")
     heads, count = len(next(iter(blocks.values()))), len(rows[0])
     if any(len(row) != count or any(len(groups) != heads for groups in row) for row in rows):
         raise Unplaced("the images of the batch, or its windows, are arranged differently")
@@ -204,8 +215,14 @@ def _local(planes: Planes, codes: Tensor, image: Tensor) -> Tensor:
     for plane in planes.of(codes):
         here = (codes >= plane.base) & (codes < plane.base + plane.cells * planes.images)
         local = torch.where(here, codes - image[..., None] * plane.cells, local)
-    if bool((local != local[:1]).any()):
-        raise Unplaced("the images of the batch are arranged differently")
+    if bool((wrong := local != local[:1]).any()):
+        alone = not planes.on_grid(codes[wrong])
+        what = (
+            "tokens that lie nowhere in the image cannot be matched with the images"
+            if alone
+            else "the images of the batch are arranged differently"
+        )
+        raise Unplaced(what)
     return local[0]
 
 
@@ -284,7 +301,7 @@ def token_names(planes: Planes, codes: Tensor, other: str = "token") -> tuple[st
             name = "distillation"
         else:
             base = next((base for base, pattern in _BASES.items() if re.match(pattern, stem)), other)
-            number = int(code - plane.base) % plane.count if base == "word" else counts[base]  # words as the caller counts them
+            number = planes.number(plane, int(code)) if base == "word" else counts[base]  # words as the caller counts them
             name = f"{base}{number}"
             counts[base] += 1
         if name in names:

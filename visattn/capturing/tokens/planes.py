@@ -117,6 +117,15 @@ class Planes:
         self._starts.append(plane.start)
         return plane
 
+    def number(self, plane: Plane, code: int) -> int:
+        """Return the number of a member in its set. Sets that one table gave at several times are numbered on."""
+        table = plane.name.rpartition("#")[0]
+        earlier = self._planes[: self._planes.index(plane)] if table else []
+        sets = {
+            known.name: known.count for known in earlier if known.name.rpartition("#")[0] == table and known.name != plane.name
+        }
+        return sum(sets.values()) + (code - plane.base) % plane.count
+
     def members(self, plane: Plane) -> Tensor:
         """Return the codes of the members of a set before they meet an image, `(count,)`; a single image they meet at once."""
         start = plane.base if self.images == 1 else plane.start
