@@ -1,4 +1,4 @@
-"""Every architecture that torchvision lists, at reduced depth, with inputs that fit it."""
+"""Every architecture that torchvision lists, at reduced depth or size, with inputs that fit it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torchvision.models import maxvit, swin_transformer, vision_transformer
-from torchvision.models.video import swin_transformer as swin_transformer_3d
+from torchvision.models.video import mvit, swin_transformer as swin_transformer_3d
 
 LIBRARY, VERSION = "torchvision", torchvision.__version__
 LAYERS = 2
@@ -29,6 +29,7 @@ _BUILDERS = (
     (vision_transformer, "_vision_transformer"),
     (swin_transformer, "_swin_transformer"),
     (maxvit, "_maxvit"),
+    (mvit, "_mvit"),
     (swin_transformer_3d, "_swin_transformer3d"),
 )
 _DEPTH = "num_layers", "depths", "block_layers"
@@ -49,8 +50,6 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
         options["weights_backbone"] = None
     if task == "detection" and "ssd" not in name:
         options |= {"min_size": 160, "max_size": 240}
-    if name.startswith("mvit"):
-        options["spatial_size"] = _CLIP[1:]
     with ExitStack() as stack:
         for module, builder in _BUILDERS:
             stack.enter_context(patch.object(module, builder, _shallow(getattr(module, builder))))
@@ -60,6 +59,8 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 def _shallow(builder: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def build_(**given: Any) -> nn.Module:  # noqa: ANN401
+        if "spatial_size" in given:
+            given["spatial_size"] = _CLIP[1:]
         return builder(**{key: _less(value) if key in _DEPTH else value for key, value in given.items()})
 
     return build_

@@ -25,6 +25,17 @@ TILES = {
     "GraniteDocling": 2,
     "PerceptionLM": 1,
 }  # images of each sample
+DENSE = (
+    "MobileViT",
+    "ZoeDepth",
+    "Tipsv2Dpt",
+    "CHMv2",
+    "DetrForSeg",
+    "MaskFormer",
+    "Mask2Former",
+    "OneFormer",
+    "Swin2SR",
+)  # any size will do
 TILES_OF_MLLAMA = 4
 WHOLE = 6  # of Mllama, the aspect ratio of two by two tiles
 PLAIN = "LlavaForC", "InternVL", "Aya", "Qianfan"  # take `image_sizes` for one of their image towers only
@@ -84,6 +95,8 @@ def _pixels(name: str, model: Any, config: Any, taken: Mapping[str, Any], wide: 
         vision = config.vision_config
         return {"pixel_values": _random(PACKED[0] * PACKED[1], vision.temporal_patch_size, *[vision.patch_size] * 2, 3)}
     height, width = _side(config)
+    if name.startswith(DENSE):
+        height, width = min(height, 128), min(width, 128)
     size = height, width + width // 64 * 32 if wide else width
     frames = next((count for start, count in (CLIPS | TILES).items() if name.startswith(start)), 0)
     given: Given = {}

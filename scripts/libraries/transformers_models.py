@@ -124,8 +124,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "text_config.num_experts_per_tok": 2,
     },
     "EdgeTamModel": _SAM2 | {"vision_config.backbone_config.architecture": "repvit_m1"},
-    "EomtForUniversalSegmentation": {"num_hidden_layers": 6},
-    "EomtDinov3ForUniversalSegmentation": {"num_hidden_layers": 6},
+    "EfficientNetForImageClassification": {"image_size": 160},
+    "EfficientNetModel": {"image_size": 160},
+    "EomtForUniversalSegmentation": {"num_hidden_layers": 6, "image_size": 160},
+    "EomtDinov3ForUniversalSegmentation": {"num_hidden_layers": 6, "image_size": 160},
     "Ernie4_5_VLMoeForConditionalGeneration": {"text_config.rope_parameters.mrope_section": [3, 3, 2]},
     "Florence2ForConditionalGeneration": {"vision_config.projection_dim": 64},
     "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 49},
@@ -210,6 +212,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "TimmBackbone": {"backbone": "vit_tiny_patch16_224"},
     "Tipsv2Model": _SAME_WIDTH,
     "VideoPrismClipModel": _SAME_WIDTH,
+    "VideomtForUniversalSegmentation": {"image_size": 96, "num_hidden_layers": 3, "num_frames": 2},
     "VipLlavaForConditionalGeneration": {"vision_feature_layer": [-1, -2]},
 }
 

@@ -27,7 +27,7 @@ FULL = (0.0, 0.0, 32.0, 48.0)  # top, left, height, width
 
 
 class Truth(NamedTuple):
-    """What one recorded call must be: its weights in canonical order, and where its keys lie."""
+    """Truth of one recorded call: its weights in canonical order, and where its keys lie."""
 
     weights: Tensor
     grid: tuple[int, ...]
@@ -403,7 +403,7 @@ class UShaped(Odd):
 
 
 class Interpolated(UShaped):
-    """The same, with average pooling and interpolation; at last the tokens attend at twice their resolution."""
+    """Attention as before, with average pooling and interpolation; at last the tokens attend at twice their resolution."""
 
     expected = ("self 4x6", "self 8x12", "self 16x24")
     shared = True
@@ -657,7 +657,7 @@ class Pruned(Odd):
 
 
 class PrunedTogether(Odd):
-    """The same tokens of all images are kept."""
+    """Pruning that keeps the same tokens of all images."""
 
     expected = ("self 8x12",)
 
@@ -842,7 +842,7 @@ class Instances(Odd):
 
 
 class InstancesByProduct(Odd):
-    """The same pooling as a product of matrices."""
+    """Pooling as before, as a product of matrices."""
 
     expected = ("pool 8x12",)
 
@@ -928,7 +928,7 @@ class ByLogSoftmax(ByHand):
 
 
 class BySoftmax(ByHand):
-    """The same einsums with softmax."""
+    """Same einsums with softmax."""
 
     expected, absent = ("self 8x12",), ""
 

@@ -19,15 +19,15 @@ QUICK = {
 FULL = {
     ("torchvision", "swin_v2_t"): "8 self",
     ("torchvision", "maxvit_t"): "16 self",
-    ("torchvision", "mvit_v2_s"): "16 cross",
+    ("torchvision", "mvit_v2_s"): "14 cross, 2 self",
     ("torchvision", "swin3d_t"): "8 self",
-    ("open_clip", "RN50"): "1 cross",
-    ("open_clip", "coca_ViT-B-32"): "",
-    ("open_clip", "ViT-B-16-SigLIP"): "",
-    ("open_clip", "ViTamin-S"): "",
+    ("open_clip", "RN50"): "1 self, 2 self among words",
+    ("open_clip", "coca_ViT-B-32"): "2 self, 1 pool, 2 self among pool, 2 self among words, 2 cross among pool",
+    ("open_clip", "ViT-B-16-SigLIP"): "2 self, 1 pool, 2 self among words",
+    ("open_clip", "ViTamin-S"): "2 self, 2 self among words",
     ("diffusers", "SD3Transformer2DModel"): "2 self",
-    ("diffusers", "PixArtTransformer2DModel"): "",
-    ("diffusers", "UNet2DConditionModel"): "",
+    ("diffusers", "PixArtTransformer2DModel"): "2 self, 2 cross among words",
+    ("diffusers", "UNet2DConditionModel"): "4 self, 4 cross among words",
     ("diffusers", "AutoencoderKL"): "2 self",
 }
 
@@ -42,7 +42,7 @@ def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], dict[str, Any]]
 def check(row: dict[str, Any], kinds: str) -> None:
     right, lit = row["lit cells"].split(" of ")
     assert row["kinds"] == kinds
-    assert row["output"] == "same"
+    assert row["output"] in ("same", "same without fast path")  # of nn.MultiheadAttention
     assert not row["wrong"]
     assert row["calls"] == row["placed"]
     assert int(right) == int(lit) > 0

@@ -53,7 +53,9 @@ def _parts(name: str) -> Parts:
         for key, parameter in model.named_parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.5 if "proj" in key else 0.3) + ("norm" in key))
     model.set_attn_implementation("eager")
-    blocks = [part for part in model.modules() if hasattr(part, "attention") and hasattr(part, "mlp")]
+    blocks = [
+        part for part in model.modules() if hasattr(part, "attention") and (hasattr(part, "mlp") or hasattr(part, "intermediate"))
+    ]
     norms = [part.norm1 if name == "Dinov2" else part.layernorm_before for part in blocks]
     scales = [part.layer_scale1.lambda1 if name == "Dinov2" else torch.ones(16) for part in blocks]
     return Parts(model.eval(), blocks, norms, lambda x: model.classifier(head(x)), scales, 2 if name == "DeiT" else 1)
@@ -113,11 +115,15 @@ def test_gradcam_reads_the_input_of_the_last_attention(parts: Parts, pixels: Ten
 def test_norm_attention_projects_the_values_of_each_head(parts: Parts, pixels: Tensor) -> None:
     kept: list[Tensor] = []
     attention = parts.blocks[-1].attention
-    handle = attention.v_proj.register_forward_hook(lambda _module, _args, output: kept.append(output))
+    values_of, project = (
+        next(part for name, part in attention.named_modules() if name.rpartition(".")[2] in names)
+        for names in (("v_proj", "value"), ("o_proj", "dense"))  # older versions of transformers have the second
+    )
+    handle = values_of.register_forward_hook(lambda _module, _args, output: kept.append(output))
     with torch.no_grad():
         weights = parts.model(pixels, output_attentions=True).attentions[-1][0]
     handle.remove()
-    values, projection = kept[0][0].view(-1, 2, 8), attention.o_proj.weight.detach() * parts.scales[-1].detach()[:, None]
+    values, projection = kept[0][0].view(-1, 2, 8), project.weight.detach() * parts.scales[-1].detach()[:, None]
     expected = torch.zeros(len(values) - parts.prefix)
     for cell in range(len(expected)):
         vector = torch.zeros(16)
