@@ -36,6 +36,8 @@ def main() -> int:
     parser.add_argument("--library", action="append", choices=LIBRARIES, help="only the models of this library")
     parser.add_argument("--write-docs", action="store_true", help=f"replace the tables in docs/{DOCS.name}")
     options = parser.parse_args()
+    if options.names and options.write_docs:
+        parser.error("--write-docs needs all models of a library")
     chosen = [
         (library, name, kind)
         for library in options.library or LIBRARIES
@@ -51,8 +53,7 @@ def main() -> int:
             {key: value for key, value in row.items() if key != "not built"} for row in own if not row["not built"]
         ]
         tables[f"left out of {library}"] = [{"model": row["model"], "why": row["not built"]} for row in own if row["not built"]]
-    if not options.names and set(LIBRARIES) <= tables.keys():
-        tables["totals"] = totals(tables)
+        tables[f"totals of {library}"] = totals(library, tables[library], tables[f"left out of {library}"])
     for table in tables.values():
         print(to_text(table))
     if options.write_docs:
@@ -100,22 +101,14 @@ def _row(chosen: tuple[str, str, str]) -> Row:
     return row
 
 
-def totals(tables: dict[str, list[Row]]) -> list[Row]:
-    """Compute the totals of the tables, with a column for each library."""
-    columns = {
-        library: _totals(library, tables[library], tables[f"left out of {library}"]) for library in LIBRARIES if library in tables
-    }
-    what = next(iter(columns.values()))
-    return [{"what": name} | {library: column[name] for library, column in columns.items()} for name in what]
-
-
-def _totals(library: str, rows: list[Row], left_out: list[Row]) -> Row:
+def totals(library: str, rows: list[Row], left_out: list[Row]) -> list[Row]:
+    """Compute the totals of the table of a library."""
     calls, placed = (sum(row[key] or 0 for row in rows) for key in ("calls", "placed"))
     attentive = [row for row in rows if row["calls"]]
     cells, tokens = ([tuple(map(int, row[key].split(" of "))) for row in rows if row[key]] for key in ("lit cells", "lit tokens"))
     wrong = sum(len(row["wrong"].split("; ")) for row in rows if row["wrong"])
-    return {
-        "version": _models(library).VERSION,
+    found = {
+        f"version of {library}": _models(library).VERSION,
         "models": len(rows) + len(left_out),
         "built at a small size": len(rows),
         "with softmax attention": len(attentive),
@@ -129,6 +122,7 @@ def _totals(library: str, rows: list[Row], left_out: list[Row]) -> Row:
         "outputs changed": sum(row["output"] == "DIFFERENT" for row in rows),
         "captures that failed": sum(bool(row["failed"]) for row in rows),
     }
+    return [{"what": what, "number": number} for what, number in found.items()]
 
 
 if __name__ == "__main__":

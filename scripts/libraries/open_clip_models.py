@@ -19,6 +19,7 @@ LIBRARY, VERSION = "open_clip", open_clip.__version__
 LAYERS = 2
 BATCH = 2
 VOCABULARY = 1000
+LARGE = 1000  # no initial value is larger
 END = 2  # token of the end of a text
 LEFT_OUT: dict[str, str] = {}
 # in place of a text tower that open_clip takes from transformers, whose configuration lies on the hub
@@ -38,7 +39,9 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     if not isinstance(vision.get("layers", 12), list):  # a list counts the blocks of a ResNet
         vision["layers"] = LAYERS
     if "hf_model_name" in text:
-        text = config["text_cfg"] = dict(_PLAIN_TEXT)
+        decoder = config.get("multimodal_cfg", {})
+        caption = {"embed_cls": True, "output_tokens": True} if decoder else {}
+        text = config["text_cfg"] = _PLAIN_TEXT | caption | {key: decoder[key] for key in ("width", "heads") if key in decoder}
     text |= {"layers": LAYERS, "vocab_size": VOCABULARY}
     if "multimodal_cfg" in config:
         config["multimodal_cfg"] |= {"layers": LAYERS, "vocab_size": VOCABULARY}
@@ -50,6 +53,9 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
             model = open_clip.create_model(_NAME, pretrained=None).eval()
         finally:
             logging.disable(logging.NOTSET)
+    for parameter in model.parameters():  # some are not initialized
+        if not float(parameter.detach().abs().max()) < LARGE:
+            nn.init.normal_(parameter, std=0.02)
     size = vision.get("image_size", 224)
     side = (size, size) if isinstance(size, int) else size
     words = torch.randint(3, VOCABULARY, (BATCH, text.get("context_length", 77)), generator=torch.Generator().manual_seed(2))

@@ -76,7 +76,7 @@ def _inputs(name: str, task: str) -> dict[str, Any]:
     if task == "detection":
         return {"images": _random(BATCH, 3, 160, 192).sigmoid()}
     if task == "video":
-        return {"x": _random(1, 3, *_CLIP)}
+        return {"x": _random(1, 3, *((16, 224, 224) if name == "s3d" else _CLIP))}
     key = "input" if name.startswith("lraspp") else "x"
     return {key: _random(BATCH, 3, 224, 224 if name.startswith(_SQUARE) else 320)}
 
