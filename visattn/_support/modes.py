@@ -45,7 +45,7 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
         ModelError: If the model cannot be put into evaluation mode, for example because it contains itself.
     """
     modes = {module: module.training for module in model.modules()}
-    trained = [parameter for parameter in model.parameters() if frozen and parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if frozen else []
     try:
         if any(modes.values()):
             _evaluate(model)
@@ -56,7 +56,8 @@ def evaluating(model: nn.Module, *, frozen: bool = False) -> Iterator[None]:
         for parameter in trained:
             parameter.requires_grad_(True)
         for module, training in modes.items():
-            module.training = training
+            if module.training is not training:  # setting an attribute of a module is slow
+                module.training = training
 
 
 def _evaluate(model: nn.Module) -> None:

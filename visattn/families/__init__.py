@@ -139,4 +139,5 @@ def remember(model: nn.Module, provenance: Provenance) -> None:
 
 
 def _family_of(model: nn.Module) -> ModuleType:
-    return next(family for family in FAMILIES.values() if family.owns(unwrapped(model)))
+    bare = unwrapped(model)
+    return next(family for family in FAMILIES.values() if family.owns(bare))

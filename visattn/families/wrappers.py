@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel
 from visattn.errors import UnsupportedModel
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel, ModelEmaV2, ModelEmaV3)
+_SHARDED = "FullyShardedDataParallel"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -21,9 +22,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return model
     while isinstance(model, _WRAPPERS) or isinstance(getattr(model, "_orig_mod", None), nn.Module):
         model = model.module if isinstance(model, _WRAPPERS) else model._orig_mod  # type: ignore[assignment]
-    split = any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
-    if not split and distributed.is_available() and distributed.is_initialized():  # looking at every parameter takes milliseconds
-        split = any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
+    split = type(model).__name__ == _SHARDED
+    if distributed.is_available() and distributed.is_initialized():  # looking at every module and parameter takes milliseconds
+        split = split or any(type(module).__name__ == _SHARDED for module in model.modules())
+        split = split or any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
     if split:
         raise UnsupportedModel(
             f"{type(model).__name__}: each process must hold all parameters, but they are sharded, so the main process cannot "

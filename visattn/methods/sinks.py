@@ -12,7 +12,7 @@ from visattn.provenance import Sink
 from visattn.records import AttentionRecord, Recording
 
 THRESHOLD = 20.0  # times the uniform share; DINOv2's sinks score 23 to 225, its patches on objects below 19
-_SAMPLE = 64  # queries of each layer from which candidates are found
+_SAMPLE = 32  # queries of each layer from which candidates are found
 _LIKELY = 4.0  # a candidate scores at least a fourth of the threshold on the sample
 
 
@@ -35,7 +35,7 @@ def find_sinks(recording: Recording, threshold: float = THRESHOLD) -> tuple[tupl
     """Find patches whose `attention_received` exceeds `threshold` in some layer, highest first, for each image.
 
     Prefix tokens are not counted, since class and register tokens are meant to receive attention. Candidates are found on a fixed
-    random sample of 64 queries per layer, then scored on all queries. So each score is exact, but a patch that few queries attend to
+    random sample of 32 queries per layer, then scored on all queries. So each score is exact, but a patch that few queries attend to
     may be missed. `attention_received` computes all scores, at about the cost of the attention itself.
 
     Args:

@@ -287,9 +287,9 @@ def _cropped(window: Box, before: Image.Image, after: Image.Image) -> Box:
 def _normalized(images: Sequence[Image.Image], spec: InputSpec) -> Tensor:
     one = len(images) == 1 and spec.channels == 1
     seen = np.dstack([np.asarray(image.convert("L") if one else image) for image in images])
-    array = torch.from_numpy(seen).permute(2, 0, 1).float().clamp(0, 255) / 255  # resampling of float images may overshoot
+    array = torch.from_numpy(seen).permute(2, 0, 1).to(torch.float32, copy=True)
     mean, std = (torch.tensor(values)[:, None, None] for values in (spec.mean, spec.std))
-    return (array - mean) / std
+    return array.clamp_(0, 255).div_(255).sub_(mean).div_(std)  # resampling of float images may overshoot
 
 
 def _filter(name: str) -> Image.Resampling:
