@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip
 import pytest
 import safetensors.torch
 import torch
+import torchvision
+import transformers
 from PIL import Image
 
 import visattn
@@ -110,6 +113,8 @@ def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
 def test_commands_of_a_page_run(page: Path, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(clone)
+    if page.stem == "libraries":
+        _downloaded(clone / "cache", monkeypatch)
     run_page(page)
 
 
@@ -153,6 +158,32 @@ def run_command(words: list[str], block: Block) -> None:
 def _script(file: str, options: list[str]) -> None:
     done = subprocess.run([sys.executable, file, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write caches of downloads that have the models of the page, with random values."""
+    monkeypatch.setenv("TORCH_HOME", str(folder / "torch"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+    checkpoints = folder / "torch" / "hub" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    torch.save(torchvision.models.resnet50().state_dict(), checkpoints / "resnet50-11ad3fa6.pth")
+    transformers.Dinov2Model(transformers.Dinov2Config(num_hidden_layers=2)).save_pretrained(
+        _snapshot(folder, "facebook/dinov2-small")
+    )
+    words_and_pictures = open_clip.create_model("ViT-B-32").state_dict()
+    safetensors.torch.save_file(
+        words_and_pictures, _snapshot(folder, "timm/vit_base_patch32_clip_224.openai") / "open_clip_model.safetensors"
+    )
+
+
+def _snapshot(folder: Path, repository: str) -> Path:
+    """Make the folder in which the hub's client looks for a repository's files."""
+    cached = folder / "hub" / f"models--{repository.replace('/', '--')}"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("1" * 40)
+    made = cached / "snapshots" / ("1" * 40)
+    made.mkdir(parents=True)
+    return made
 
 
 def _folders_of_classes(folder: Path) -> None:
