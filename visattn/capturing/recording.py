@@ -80,7 +80,14 @@ class _Session:
     ) -> None:
         self.recording = Recording(readout=description.readout, captured=layers, provenance=description.provenance)
         self.watch = Watch(
-            model, description, self._receive, finish=self._ended, drop=self._drop, remember=remember, gradients=gradients
+            model,
+            description,
+            self._receive,
+            finish=self._ended,
+            drop=self._drop,
+            remember=remember,
+            gradients=gradients,
+            vectors=values,
         )
         self._model, self._description, self._layers, self._values, self._gradients = (
             model,
@@ -143,7 +150,7 @@ class _Session:
             self._passed_by[layer] = None
             return
         arrangement, follows = self.watch.arranged(call, attention, owner)
-        operator = call.operator(arrangement)
+        operator = call.operator(arrangement, self.watch.vectors(attention) if self._values else None)
         self.recording.records.append(
             AttentionRecord(
                 layer=layer,

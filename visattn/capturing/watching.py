@@ -16,10 +16,12 @@ from visattn.capturing.following.conclusions import Conclusions, conclude
 from visattn.capturing.following.locations import by_rule
 from visattn.capturing.following.packing import packed_size
 from visattn.capturing.following.projections import Projections, features_of
+from visattn.capturing.following.vectors import Vectors, vectors_of
 from visattn.capturing.hooks import ModuleCalls, keywords, running
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
 from visattn.capturing.intercept.no_compile import uncompiled
+from visattn.capturing.intercept.scores import Scores
 from visattn.capturing.tokens.arrangement import Arrangement, Tokens
 from visattn.capturing.trace.caches import kept_tensors, tensors_within
 from visattn.capturing.trace.tape import TAPES, Attention, Tape
@@ -52,6 +54,7 @@ class Watch:
         drop: Callable[[], None] = lambda: None,
         remember: bool = True,
         gradients: bool = False,
+        vectors: bool = False,
     ) -> None:
         """Prepare to observe a model; the model itself is not modified.
 
@@ -64,6 +67,7 @@ class Watch:
             drop: Called when a forward pass has failed.
             remember: Whether a forward pass may reuse the conclusions of an earlier one with the same tape.
             gradients: Whether every attention call must have an autograd graph.
+            vectors: Whether calls get the operands of their scores, where the model writes them out.
 
         Raises:
             UnsupportedModel: If `model` is not a `torch.nn.Module`, or runs outside Python.
@@ -80,6 +84,7 @@ class Watch:
         self._model, self._description, self._finish, self._drop = model, description, finish, drop
         self._remember, self._gradients = remember, gradients
         self._mode = CaptureMode(model, receive, replace, description.answers_at_keys)
+        self._mode.scores = Scores() if vectors else None
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self._batch = 0
@@ -156,6 +161,16 @@ class Watch:
             return None if found is None else call.laid_out(found)
 
         return known.weight(self._tape, attention, features)
+
+    def vectors(self, attention: Attention) -> Vectors | None:
+        """Return where the queries and keys of a call are among the operands of its scores; None if it is unknown."""
+        tape = self._tape
+        if tape is None:
+            return None
+        if attention not in tape.vectors:
+            tape.vectors[attention] = vectors_of(tape, attention)
+        found = tape.vectors[attention]
+        return found if isinstance(found, Vectors) else None
 
     def tokens(self, slot: int | None) -> Tokens | None:
         """Return the arrangement of the tokens in a slot once the forward pass has ended; None if there is none."""
@@ -284,6 +299,8 @@ class Watch:
 
     def _end(self, output: Any) -> None:  # noqa: ANN401
         tracer, self._mode.tracer, self._mode.twin = self._mode.tracer, None, None
+        if self._mode.scores is not None:
+            self._mode.scores.clear()
         if tracer is None:
             return
         if output is None and self._part is None:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from visattn.errors import ShapeError
 from visattn.operators.operator import Operator, computing, token_counts
+from visattn.operators.softmax import unblocked
 
 
 class MatrixOperator(Operator):
-    """Operator with explicit weights, for models that expose no query and key. Rows need not sum to 1."""
+    """Operator with explicit weights, for models that compute them themselves. Rows need not sum to 1."""
 
     def __init__(
         self,
@@ -22,6 +23,8 @@ class MatrixOperator(Operator):
         query_index: Tensor | None = None,
         key_index: Tensor | None = None,
         *,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Store the weights.
@@ -30,6 +33,8 @@ class MatrixOperator(Operator):
             weights: `(B, heads, q, k)`, or `(B, heads, blocks, q, k)` with indices.
             query_index: `(blocks, q)` token index of each row; -1 is padding.
             key_index: `(blocks, k)` token index of each column; -1 is padding.
+            query: Query vectors `(B, heads, [blocks,] q, d)`, if they are known. No product uses them.
+            key: Key vectors `(B, heads, [blocks,] k, d)`.
             dtype: Type in which products are computed, float32 or float64.
 
         Raises:
@@ -41,6 +46,7 @@ class MatrixOperator(Operator):
         self.dtype = computing(dtype)
         rows, columns = self.weights.shape[3:]
         self.query_index, self.key_index = query_index, key_index
+        self.query, self.key = (x[:, :, None] if x is not None and x.ndim == 4 else x for x in (query, key))
         sizes = token_counts(query_index, key_index, (self.weights.shape[2], rows), (self.weights.shape[2], columns))
         self.shape = weights.shape[0], weights.shape[1], *sizes
 
@@ -55,6 +61,14 @@ class MatrixOperator(Operator):
         slack = max(1e-4, 4 * torch.finfo(self.weights.dtype).eps)
         sums = self.weights.sum(-1, dtype=torch.float32)
         return bool((self.weights >= 0).all()) and bool((((sums - 1).abs() < slack) | (sums == 0)).all())
+
+    def queries(self) -> Tensor:
+        """Return the query vectors, `(B, heads, Q, d)`, without padding; see `Operator.queries`."""
+        return super().queries() if self.query is None else unblocked(self.query, self.query_index, self.shape[2])
+
+    def keys(self) -> Tensor:
+        """Return the key vectors, `(B, heads, K, d)`, without padding; see `Operator.queries`."""
+        return super().keys() if self.key is None else unblocked(self.key, self.key_index, self.shape[3])
 
     def to(self, dtype: torch.dtype) -> MatrixOperator:
         """Return the operator with another compute type."""

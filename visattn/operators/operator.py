@@ -261,10 +261,11 @@ class Operator(ABC):
         """Return the query vectors, `(B, heads, Q, d)`.
 
         Raises:
-            OptionError: If the model computed the weights itself, so that queries and keys were not seen.
+            OptionError: If the model computed the weights itself, and queries and keys were not recorded.
         """
         raise OptionError(
-            "the model computed these weights itself, so their queries and keys were not recorded. Use the weights."
+            "the model computed these weights itself, and their queries and keys were not recorded. capture(model, values=True) "
+            "records them if the weights come from one product of queries and keys."
         )
 
     def keys(self) -> Tensor:

@@ -42,7 +42,8 @@ def capture(
         prefix: Tokens before the patches: their names, or their number (`cls`, then `register0` and so on). Requires `grid`.
         layers: Glob of the names of the layers whose attention is kept: `blocks.11.*` needs a twelfth of the memory. Methods that
             multiply layers refuse such a recording.
-        values: Whether to keep value vectors too; this needs half as much memory again.
+        values: Whether to keep value vectors too; this needs half as much memory again. Where the model writes its attention out, its
+            queries and keys are kept too.
         features: Features to keep: tokens of the `last` layer, of `all` layers, or `none`; or globs of module names. Outputs of
             these modules are kept as they are, or as tokens in canonical order if they are `(B, N, D)` and can be traced.
         gradients: Whether to keep what `Recording.gradients(score)` needs: values and the autograd graph.

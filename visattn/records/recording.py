@@ -97,7 +97,14 @@ class Recording(Sequence[AttentionRecord]):
         return operator.dense()
 
     def queries(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
-        """Return the query vectors of a layer, `(B, heads, Q, d)`, in the order of the record's layout; see `attention`."""
+        """Return the query vectors of a layer, `(B, heads, Q, d)`, in the order of the record's layout; see `attention`.
+
+        Where the model writes its attention out, they are the operand of the product behind the softmax, before biases are added and
+        heads are mixed. A scale that the model applies to its queries is included.
+
+        Raises:
+            OptionError: If they were not kept; attention that is written out needs `capture(model, values=True)`.
+        """
         return self.record(layer, call=call).operator.queries()
 
     def keys(self, layer: int | str = -1, *, call: int = 0) -> Tensor:

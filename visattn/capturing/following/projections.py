@@ -14,15 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from visattn.capturing.following.moves import MOVES, NOTHING, moved_by
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.capturing.trace.operations import words
 from visattn.capturing.trace.tape import Attention, Entry, Ref, Tape
 
-_MOVES = words("""
-    view reshape flatten unflatten permute transpose swapaxes swapdims movedim moveaxis squeeze unsqueeze T mT t contiguous clone
-    __getitem__ narrow select
-""")
-_NOTHING = words("dropout alpha_dropout feature_dropout contiguous clone detach to float type type_as alias requires_grad")
 _SCALES = words("mul multiply __mul__ __rmul__ __imul__")
 _ADDS = words("add __add__ __radd__ __iadd__")
 
@@ -116,12 +112,12 @@ def _found(tape: Tape, number: int, features: Tensor, uses: Mapping[int, Sequenc
             if scale is None:
                 return None
             scales.append(scale)
-        elif name in _MOVES:
-            moved = _moved(entry, features, result.shape)
+        elif name in MOVES:
+            moved = moved_by(entry, features, result.shape)
             if moved is None or moved.shape != result.shape:
                 return None
             features = moved
-        elif name not in _NOTHING:
+        elif name not in NOTHING:
             return None
         slot = result.slot
 
@@ -132,16 +128,6 @@ def _all_alike(tape: Tape, following: Sequence[int]) -> bool:
         (made := tape.entries[at].outs[0]) is not None and any(ref.slot == made.slot for ref in tape.entries[at].refs)
         for at in following[:-1]
     )
-
-
-def _moved(entry: Entry, features: Tensor, shape: torch.Size) -> Tensor | None:
-    """Apply an operation that moves elements; None if it takes several tensors."""
-    if len(entry.refs) != 1 or not (entry.args and isinstance(entry.args[0], Ref)):
-        return None
-    if entry.operation.name == "view":  # the strides differ from those of the model
-        return features.reshape(shape) if features.numel() == shape.numel() else None
-    moved = entry.func(features, *entry.args[1:], **entry.kwargs)
-    return moved if isinstance(moved, Tensor) else None
 
 
 def _in_order(features: Tensor) -> bool:

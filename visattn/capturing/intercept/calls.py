@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from visattn.capturing.following.vectors import Vectors
 from visattn.capturing.intercept.softmax import Product
 from visattn.capturing.tokens.arrangement import Arrangement
 from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator, OuterGradient, SoftmaxOperator
@@ -41,8 +42,16 @@ class Call(ABC):
         self.value, self.lead, self.rows, self.columns = value, lead, rows, value.shape[-2]
 
     @abstractmethod
-    def operator(self, arrangement: Arrangement) -> Operator:
-        """Return the weights as an operator, in the order of `arrangement`."""
+    def operator(self, arrangement: Arrangement, vectors: Vectors | None = None) -> Operator:
+        """Return the weights as an operator, in the order of `arrangement`.
+
+        Args:
+            arrangement: Order of the tokens.
+            vectors: Queries and keys among the operands of the scores, if the model writes them out.
+
+        Returns:
+            The operator.
+        """
 
     def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
         """Copy the operands, so that the operator can be built later, and release everything else.
@@ -124,7 +133,7 @@ class FusedCall(Call):
         self.query, self.key, self.mask, self.is_causal, self.scale = query, key, attn_mask, is_causal, scale
         self.lse: Tensor | None = None
 
-    def operator(self, arrangement: Arrangement) -> SoftmaxOperator:
+    def operator(self, arrangement: Arrangement, _: Vectors | None = None) -> SoftmaxOperator:
         """Return the weights as a softmax of query-key scores."""
         query, key = (self._own(arrangement.take(self._wide(x))) for x in (self.query, self.key))
         lse = None if self.lse is None else self._own(arrangement.take(self.lse[..., None]))[..., 0]
@@ -177,6 +186,7 @@ class ProductCall(Call):
 
     _operands = ("weights",)
     _layout = torch.preserve_format  # mixed heads come last in memory; a contiguous copy takes longer
+    scored: tuple[Tensor, ...] | None = None  # operands of the product behind the softmax
 
     def __init__(self, product: Product) -> None:
         """Store the operands of the product."""
@@ -185,10 +195,19 @@ class ProductCall(Call):
         self._operand: Tensor | None = product.operand
         self._axes, self._out_axes = product.axes, product.out_axes
 
-    def operator(self, arrangement: Arrangement) -> MatrixOperator:
-        """Return the weights that the model multiplied by the values."""
+    def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
+        """Copy the operands, and with the values the operands of the scores; see `Call.keep`."""
+        super().keep(wanted, values=values, graph=graph)
+        kept = wanted and values and self.scored is not None
+        self.scored = tuple(own(operand, self._layout) for operand in self.scored or ()) if kept else None
+
+    def operator(self, arrangement: Arrangement, vectors: Vectors | None = None) -> MatrixOperator:
+        """Return the weights that the model multiplied by the values, with queries and keys if they were kept."""
         weights = self._own(arrangement.take(self._wide(self.weights)))
-        return MatrixOperator(weights, arrangement.query_index, arrangement.key_index)
+        scored, query, key = self.scored, None, None
+        if vectors is not None and scored is not None:
+            query, key = (self._own(arrangement.take(self._wide(part.of(scored)))) for part in vectors)
+        return MatrixOperator(weights, arrangement.query_index, arrangement.key_index, query=query, key=key)
 
     def _cut(self) -> None:
         """Release the graph, including the weights that were multiplied."""

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from visattn.capturing.intercept.calls import Call, FusedCall, ProductCall
 from visattn.capturing.intercept.flex import flex_call
 from visattn.capturing.intercept.owners import Owners
+from visattn.capturing.intercept.scores import SCORING, Scores, product_behind
 from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, tensors_of
 from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import Attention, Entry, Operand
@@ -56,6 +57,7 @@ class CaptureMode(TorchFunctionMode):
         twin: The image and the tensor that replaces it in all calls, or None.
         calls: Number of attention calls of each layer in this forward pass.
         hidden: Layers whose attention cannot be recorded, and why.
+        scores: Operands of the latest products, for the queries and keys of attention that is written out; None if not wanted.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class CaptureMode(TorchFunctionMode):
         self.twin: tuple[Tensor, Tensor] | None = None
         self.calls: Counter[str] = Counter()
         self.hidden: dict[str, str] = {}
+        self.scores: Scores | None = None
 
     def __torch_function__(
         self,
@@ -94,6 +97,8 @@ class CaptureMode(TorchFunctionMode):
             if entry is not None and entry.attention is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
                 tracer.confirm(entry, args, kwargs, out)
+                if entry.scoring and self.scores is not None:
+                    self.scores.hold(tracer.at - 1, args, kwargs)
                 return out
         kwargs = kwargs or {}
         if func in ASK:
@@ -157,6 +162,8 @@ class CaptureMode(TorchFunctionMode):
             call = ProductCall(product) if product is not None else FusedCall(*args, **kwargs)
         if attention is None:
             attention = self._described(tracer, *owner, call, product, args, kwargs)
+        if self.scores is not None and isinstance(call, ProductCall):
+            call.scored = self.scores.take(tracer, attention.scores)
         self.calls[owner[0]] += 1
         out = self._replace(*owner, call, attention) if self._replace is not None else None
         if out is None:
@@ -177,6 +184,8 @@ class CaptureMode(TorchFunctionMode):
             entry = tracer.met(func, args, kwargs, out)
             if entry is not None:
                 note_weights(tracer, entry, args, out)
+                if self.scores is not None and entry.operation.own and entry.operation.name in SCORING:
+                    self.scores.hold(tracer.at - 1, args, kwargs)
         except Exception:  # an unusual kind of tensor; the tape is not complete
             tracer.tape.whole = False
 
@@ -200,6 +209,10 @@ class CaptureMode(TorchFunctionMode):
             assert isinstance(call, FusedCall)  # noqa: S101
             given = [args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value"))]
             operands = tuple(Operand(tracer.place_of(x), None, call.groups if i else 1) for i, x in enumerate(given))
+        softmaxes = frozenset() if product is None else tracer.tape.weights.get(operands[0].slot, frozenset())
+        scores = product_behind(tracer.tape, softmaxes)
+        if scores is not None:
+            tracer.tape.entries[scores].scoring = True
         return Attention(
             layer,
             self.calls[layer],
@@ -211,7 +224,8 @@ class CaptureMode(TorchFunctionMode):
             call.columns,
             None if product is None else product.position,
             self._answers_at_keys(owner),
-            frozenset() if product is None else tracer.tape.weights.get(operands[0].slot, frozenset()),
+            softmaxes,
+            scores,
         )
 
     def _hide(self, why: str) -> None:

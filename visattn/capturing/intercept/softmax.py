@@ -17,7 +17,7 @@ _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
 PRODUCT = frozenset({"matmul", "__matmul__", "bmm"})
 _SCALING = frozenset({"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "__truediv__", "__itruediv__"})
 # operations that may lie between: dropout, casts, views, mixing of heads, gates
-_BETWEEN = _SCALING | words("""
+BETWEEN = _SCALING | words("""
     dropout to float half bfloat16 double type type_as contiguous clone detach nan_to_num where masked_fill
     mT T swapdims moveaxis view reshape flatten unflatten permute transpose swapaxes movedim squeeze unsqueeze expand __getitem__
     linear conv2d batch_norm add __add__ __radd__ __iadd__ sub __sub__ __isub__
@@ -118,11 +118,11 @@ def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) ->
         return
     slots = [ref.slot for ref in entry.refs]
     logarithms = [tape.logarithms[one] for one in slots if one in tape.logarithms]
-    if logarithms and name in _BETWEEN | {"exp"}:
+    if logarithms and name in BETWEEN | {"exp"}:
         (tape.weights if name == "exp" else tape.logarithms)[slot] = frozenset().union(*logarithms)
         return
     weights = [tape.weights[one] for one in slots if one in tape.weights]
-    if weights and name in _BETWEEN and not (name in _SCALING and _gated(tracer, args, out)):
+    if weights and name in BETWEEN and not (name in _SCALING and _gated(tracer, args, out)):
         tape.weights[slot] = frozenset().union(*weights)
 
 

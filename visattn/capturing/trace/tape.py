@@ -109,6 +109,7 @@ class Attention:
         position: Index of the weights among the tensors of the product; None for a fused call.
         answers_at_keys: See `ModelDescription`.
         softmaxes: Indices of the entries whose softmax produced the weights.
+        scores: Index of the entry whose product of queries and keys the softmax normalizes; None if there is none, or several.
     """
 
     layer: str
@@ -122,6 +123,7 @@ class Attention:
     position: int | None = None
     answers_at_keys: bool = False
     softmaxes: frozenset[int] = frozenset()
+    scores: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -143,6 +145,7 @@ class Entry:
         attention: Attention call, if the operation is one.
         single: Shape of the result, if the operation only returns one tensor (new or an argument); otherwise None.
         before: One item per result: its slot if the tensor existed before the call, otherwise None.
+        scoring: Whether it multiplies the queries and keys of an attention call that the model writes out.
         refs: Tensors among the arguments.
         quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None if
             an argument is not simple.
@@ -161,6 +164,7 @@ class Entry:
     attention: Attention | None = None
     single: torch.Size | None = None
     before: tuple[int | None, ...] = ()
+    scoring: bool = False
     refs: tuple[Ref, ...] = field(init=False)
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
 
@@ -225,6 +229,7 @@ class Tape:
         positions: Contents of the integer tensors with two or three entries for each packed patch: its place in its image.
         conclusions: Conclusions from the tape, once they were computed.
         projections: Output projections on the tape, once they were looked for.
+        vectors: Queries and keys of attention calls that the model writes out, once they were looked for.
         whole: Whether the tape holds every operation of the forward pass.
     """
 
@@ -239,6 +244,7 @@ class Tape:
     positions: list[Tensor] = field(default_factory=list)
     conclusions: object = None
     projections: object = None
+    vectors: dict[Attention, object] = field(default_factory=dict)
     whole: bool = True
 
     def beginning(self, length: int, slots: int) -> Tape:
