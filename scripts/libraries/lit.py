@@ -13,6 +13,7 @@ import visattn
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 Inputs = dict[str, Any]
+_NOISE = 1e-6  # share of the largest value below which a change is rounding; random weights may let the image vanish
 
 
 class WithoutAttention(TorchFunctionMode):
@@ -64,7 +65,7 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
             grid = layout.on_grid(change[image, len(layout.prefix) :]).nan_to_num(0)
             found = tuple(int(x) for x in torch.unravel_index(grid.argmax(), grid.shape))
             near = all(abs(a - b) <= 1 for a, b in zip(found, cell, strict=True))
-            if not float(grid.max()) > 0:
+            if not float(grid.max()) > _NOISE * float(_values(before[number]).abs().max()):
                 undecided += 1
             elif elsewhere or not near or not float(grid[cell]) > float(grid.max()) / 4:  # overlapping patches share pixels
                 wrong.append(f"{before[number].layer}: cell {cell} of image {image} lit, found {found} {elsewhere or ''}")
@@ -123,12 +124,15 @@ def _lit_patches(inputs: Inputs, key: str, layout: TokenLayout, cell: tuple[int,
 
 def key_changes(before: AttentionRecord, after: AttentionRecord) -> Tensor:
     """Return how much the values of each key changed, `(B, keys)`."""
-    assert before.value is not None  # noqa: S101
-    assert after.value is not None  # noqa: S101
-    change = (after.value - before.value).double().square().sum((1, -1))
+    change = (_values(after) - _values(before)).double().square().sum((1, -1))
     index = before.operator.key_index
     if index is None:
         return change.sqrt()
     whole = change.new_zeros(len(change), len(before.keys) + 1)  # the last place collects the padding of windows
     place = index.where(index >= 0, len(before.keys)).flatten().expand(len(change), -1)
     return whole.scatter_reduce(1, place, change.flatten(1), "amax")[:, :-1].sqrt()
+
+
+def _values(record: AttentionRecord) -> Tensor:
+    assert record.value is not None  # noqa: S101 - captured with values
+    return record.value

@@ -106,6 +106,8 @@ _LLAMA4 = {
 }
 _MLLAMA = {"image_size": 224, "num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 2560}
 _MINICPM = {"insert_layer_id": 0, "vision_config.insert_layer_id": 0}
+_VJEPA2 = {"frames_per_clip": 4, "pred_num_hidden_layers": 2}
+_VIDEO_PRISM = {"num_frames": 4, "image_size": 144}
 _SAME_WIDTH = {"text_config.hidden_size": 768, "text_config.num_attention_heads": 12}  # for two towers that are compared
 SETTINGS: dict[str, dict[str, Any]] = {
     "AriaForConditionalGeneration": {
@@ -129,6 +131,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "EomtForUniversalSegmentation": {"num_hidden_layers": 6, "image_size": 160},
     "EomtDinov3ForUniversalSegmentation": {"num_hidden_layers": 6, "image_size": 160},
     "Ernie4_5_VLMoeForConditionalGeneration": {"text_config.rope_parameters.mrope_section": [3, 3, 2]},
+    "FastVlmForConditionalGeneration": {"vision_config.model_args": {"inference_mode": True, "layers": [1, 1, 1, 2, 2]}},
     "Florence2ForConditionalGeneration": {"vision_config.projection_dim": 64},
     "Gemma3ForConditionalGeneration": {"mm_tokens_per_image": 49},
     "Granite4VisionForConditionalGeneration": {
@@ -144,6 +147,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "HunYuanVLForConditionalGeneration": {"text_config.rope_parameters.alpha": 1.0},
     "Idefics3ForConditionalGeneration": {"vision_config.image_size": 256},
     "JanusForConditionalGeneration": {"vision_config.projection_dim": 64},
+    "Kosmos2_5ForConditionalGeneration": {"latent_query_num": 16},
     "Kosmos2ForConditionalGeneration": {
         "text_config.layers": 2,
         "text_config.embed_dim": 64,
@@ -211,7 +215,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "T5Gemma2ForConditionalGeneration": {"encoder.mm_tokens_per_image": 49},
     "TimmBackbone": {"backbone": "vit_tiny_patch16_224"},
     "Tipsv2Model": _SAME_WIDTH,
-    "VideoPrismClipModel": _SAME_WIDTH,
+    "VJEPA2ForVideoClassification": _VJEPA2,
+    "VJEPA2Model": _VJEPA2,
+    "VideoPrismClipModel": _SAME_WIDTH | {f"vision_config.{key}": value for key, value in _VIDEO_PRISM.items()},
+    "VideoPrismForVideoClassification": _VIDEO_PRISM,
+    "VideoPrismVisionModel": _VIDEO_PRISM,
     "VideomtForUniversalSegmentation": {"image_size": 96, "num_hidden_layers": 3, "num_frames": 2},
     "VipLlavaForConditionalGeneration": {"vision_feature_layer": [-1, -2]},
 }
