@@ -13,6 +13,12 @@ _PARTS = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
     "norm": "layernorm",
 }
+_EARLIER = {  # names of earlier versions, by those of today
+    "attention.q_proj": "attention.attention.query",
+    "attention.k_proj": "attention.attention.key",
+    "attention.v_proj": "attention.attention.value",
+    "attention.o_proj": "attention.output.dense",
+}
 _IN_A_BLOCK = {
     "norm1": "norm1",
     "attn.proj": "attention.o_proj",
@@ -33,7 +39,11 @@ def twin(model: nn.Module) -> Any:  # noqa: ANN401 - a model of transformers
     config: Any = transformers.Dinov2Config(hidden_size=384, num_attention_heads=6, patch_size=14, image_size=518)
     made: Any = transformers.Dinov2Model(config)
     made.eval()
-    missing, unexpected = made.load_state_dict(_renamed(model.state_dict()), strict=False)
+    weights = _renamed(model.state_dict())
+    if "encoder.layer.0.attention.q_proj.weight" not in made.state_dict():
+        for today, earlier in _EARLIER.items():
+            weights = {name.replace(today, earlier): value for name, value in weights.items()}
+    missing, unexpected = made.load_state_dict(weights, strict=False)
     if missing != ["embeddings.mask_token"] or unexpected:
         raise ValueError(f"weights do not fit: {missing}, {unexpected}")
     return made
