@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
-from gallery.libraries import twins_sheet
+from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.scenes import known_truth_sheet, scenes_sheet, training_pictures
 from PIL import Image
 from torch import Tensor, nn
@@ -95,6 +95,7 @@ def main() -> None:
     _save("scenes", scenes_sheet())
     _save("known_truth", known_truth_sheet())
     _save("two_libraries", twins_sheet(model))
+    _save("sampled", sampled_sheet())
     training_pictures(FOLDER)
     caption_pictures(FOLDER)
     _distance(model)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.conftest import Figures
 from tests.oracles import maps as oracles
 from visattn.errors import OptionError, ShapeError
-from visattn.operators import MatrixOperator, Operator, SoftmaxOperator, SumOperator
+from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
 from visattn.operators.operator import ROWS
 
 INF = math.inf
@@ -132,6 +132,28 @@ def explicit_windows() -> Case:
     return Case(MatrixOperator(weights, rows, columns), dense, lost)
 
 
+def sampled(*sizes: int, keys: int) -> tuple[Tensor, Tensor, oracles.Array]:
+    """Build random entries, some of one cell twice, and the matrix that they add up to."""
+    cells = torch.randint(keys, (BATCH, HEADS, *sizes, 5), generator=torch.Generator().manual_seed(6))
+    shares = noise(BATCH, HEADS, *sizes, 5, seed=4)
+    matrix = np.zeros((BATCH, HEADS, *sizes, keys))
+    for at in np.ndindex(*cells.shape):
+        matrix[(*at[:-1], int(cells[at]))] += float(shares[at])
+    return cells, shares, matrix
+
+
+def points() -> Case:
+    cells, shares, matrix = sampled(QUERIES, keys=KEYS)
+    return Case(SampledOperator(cells, shares, KEYS), matrix, np.zeros((BATCH, HEADS, QUERIES)))
+
+
+def points_in_windows() -> Case:
+    (cells, shares, matrix), (rows, columns) = sampled(4, 12, keys=12), windows()
+    dense = oracles.placed(matrix, rows.numpy(), columns.numpy(), 35, 35)
+    lost = oracles.to_padding(matrix, rows.numpy(), columns.numpy(), 35)
+    return Case(SampledOperator(cells, shares, 12, rows, columns), dense, lost)
+
+
 def difference() -> Case:
     first, second = flat(), flat(scale=0.2)
     factor = noise(1, HEADS, 1, 1, seed=8)
@@ -148,6 +170,8 @@ def sum_of_windows() -> Case:
 ALL = SOFTMAX | {
     "explicit": explicit,
     "explicit in padded windows": explicit_windows,
+    "sampled points": points,
+    "sampled points in padded windows": points_in_windows,
     "difference": difference,
     "sum in padded windows": sum_of_windows,
 }

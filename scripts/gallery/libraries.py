@@ -1,7 +1,11 @@
-"""Gallery picture of one model in the code of two libraries."""
+"""Gallery pictures of models of other libraries: one model in the code of two, and the points that object queries sample."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import transformers
 from libraries.dinov2 import twin
 from PIL import Image
 from torch import nn
@@ -13,6 +17,7 @@ from visattn.pipeline.explaining import answer
 from visattn.pipeline.question import ask
 from visattn.pipeline.recordings import recorded
 
+QUERIES = 3, 11, 40, 77  # object queries that are drawn
 METHODS: dict[str, tuple[str, dict[str, object]]] = {  # `layer` is the last block
     "attention of the class token": ("attention", {"fusion": "mean"}),
     "norm-based attention": ("norm_attention", {}),
@@ -44,3 +49,21 @@ def twins_sheet(model: nn.Module) -> Image.Image:
     differ = f"differ by at most {worst:.1e} of the largest value" if worst else "are equal in every bit"
     notes = (f"The same weights and pixels in the code of two libraries. The maps of the two rows {differ}.",)
     return sheet(rows, panel=240, row_labels=["timm", "transformers"], column_labels=["photo", *METHODS], notes=notes)
+
+
+def sampled_sheet() -> Image.Image:
+    """Draw the points that object queries of Deformable DETR sample before it is trained."""
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"depths": [1, 1, 1, 1], "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}
+    given: dict[str, Any] = {"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False}
+    given |= {"backbone_config": transformers.ResNetConfig(**small), "num_feature_levels": 3}
+    model: nn.Module = transformers.DeformableDetrForObjectDetection(transformers.DeformableDetrConfig(**given))
+    model.eval()
+    cells = []
+    for number in QUERIES:
+        found = visattn.explain(
+            model, data.photo_path("astronaut"), method="attention", query=f"object:{number}", fusion="mean", img_size=(512, 512)
+        )
+        cells.append(Cell(found.overlay()))
+    notes = ("Random weights: each head samples in one direction, as the authors initialize it. The box is the model's output.",)
+    return sheet([cells], panel=240, column_labels=[f"object query {number}" for number in QUERIES], notes=notes)

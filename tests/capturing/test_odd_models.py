@@ -830,12 +830,114 @@ class Slots(Odd):
 class Instances(Odd):
     """Multiple-instance pooling: softmax scores times patches, summed."""
 
-    absent = ".*product with values is not recognized.*"
+    expected = ("pool 8x12",)
+
+    def scores(self, t: Tensor) -> Tensor:
+        scores: Tensor = self.head(torch.tanh(self.q(t)) * torch.sigmoid(self.k(t)))[..., :1].softmax(1)
+        self.note(scores.mT[:, None])
+        return scores
 
     def forward(self, x: Tensor) -> Tensor:
         t = self.tokens(x)
-        scores = self.head(torch.tanh(self.q(t)) * torch.sigmoid(self.k(t)))[..., :1].softmax(1)
-        return self.read((scores * t).sum(1, keepdim=True))
+        return self.read(self.gain * (self.scores(t) * t).sum(1, keepdim=True))
+
+    def truths(self) -> list[Truth | None]:
+        return plain(self)
+
+
+class InstancesByEinsum(Instances):
+    """Pooling as before, as an einsum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.tokens(x)
+        return self.read(torch.einsum("bnd,bn->db", t, self.scores(t)[..., 0]).mT[:, None])
+
+
+class CaptionStep(Instances):
+    """Pooling with weights `(B, N)` that depend on a state, as tutorials of image captioning write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.tokens(x)
+        state = torch.tanh(t.mean(1))
+        alpha = F.softmax(self.head(F.relu(self.q(t) + self.k(state)[:, None]))[..., 0], dim=1)
+        self.note(alpha[:, None, None])
+        return self.read(torch.sum(alpha.unsqueeze(2) * self.v(t), dim=1)[:, None])
+
+
+class SpatialMap(Instances):
+    """Pooling of a feature map by one map of weights for each head, summed over rows and columns."""
+
+    expected = ("pool 8x12",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.embed(x)
+        maps = self.head(features.movedim(1, -1)).movedim(-1, 1)[:, :HEADS]
+        maps = maps.flatten(2).softmax(-1).view(BATCH, HEADS, 1, ROWS, COLUMNS)
+        self.note(maps.flatten(3))
+        pooled = (unflat(features, 1, (HEADS, -1)) * maps).sum(axis=(-1, -2), keepdims=True)
+        return self.read(pooled.flatten(1)[:, None])
+
+
+class PairsBySum(Odd):
+    """Attention of patches to patches, without a product of matrices."""
+
+    expected = ("self 8x12",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.tokens(x)
+        q, k, v = self.heads(self.q(t)), self.heads(self.k(t)), self.heads(self.v(t))
+        weights = (q @ k.mT).softmax(-1)
+        self.note(weights)
+        mixed = (v[:, :, None] * weights[..., None]).sum(3)
+        return self.read(t + self.gain * mixed.transpose(1, 2).flatten(2))
+
+    def truths(self) -> list[Truth | None]:
+        return plain(self)
+
+
+class AroundEach(Odd):
+    """Each patch weights its nine neighbors by a softmax of its own features (CARAFE, involution): no weight belongs to a neighbor."""
+
+    expected = ("refused: its keys and values belong to different tokens",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.tokens(x)
+        around = unflat(F.unfold(unflat(t.mT, 2, (ROWS, COLUMNS)), 3, padding=1), 1, (WIDTH, 9))
+        weights = self.q(t)[..., :9].softmax(-1).mT[:, None]
+        self.note(weights)
+        return self.read(t + self.gain * (around * weights).sum(2).mT)
+
+    def truths(self) -> list[Truth | None]:
+        return [None]
+
+
+class BranchesWeighted(Odd):
+    """A softmax over two branches of the same patches (selective kernels): a gate, not attention."""
+
+    absent = ".*no layer of BranchesWeighted multiplied a softmax with values.*"
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.tokens(x)
+        both = torch.stack([self.q(t), self.k(t)], 1)
+        gate = torch.stack([self.v(t.mean(1)), self.norm(t.mean(1))], 1).softmax(1)
+        return self.read((both * gate[:, :, None]).sum(1))
+
+    def truths(self) -> list[Truth | None]:
+        return []
+
+
+class MeanOfClasses(Odd):
+    """Class probabilities times an embedding of each class: a product of flat matrices that is no attention."""
+
+    absent = ".*no layer of MeanOfClasses multiplied a softmax with values.*"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = nn.Parameter(torch.randn(5, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = self.read(self.tokens(x)).softmax(-1)
+        return self.read((probabilities @ self.classes)[:, None])
 
     def truths(self) -> list[Truth | None]:
         return []

@@ -234,8 +234,8 @@ class Deformable(Moving):
 
 def test_sampled_values_belong_to_the_token_that_chose_the_points() -> None:
     recording = see(Deformable(), image(batch=2))
-    assert [(record.kind, record.keys.grid) for record in recording] == [("self", GRID)]
-    assert [unseen.reason for unseen in recording.unseen] == ["reads values at points that it computes (deformable attention)"]
+    assert [(record.kind, record.keys.grid) for record in recording] == [("sampled", GRID), ("self", GRID)]
+    assert recording.unseen == []
     with pytest.raises(OptionError, match="deformable attention"):
         visattn.methods.rollout(recording)
 

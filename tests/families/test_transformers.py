@@ -18,7 +18,7 @@ QUICK = {
     "CLIPModel": "2 self, 2 self among words",
     "DetrForObjectDetection": "2 self, 2 self among pool, 2 pool",
     "Qwen3VLForConditionalGeneration": "4 self",
-    "RTDetrForObjectDetection": "1 self, 2 self among pool",
+    "RTDetrForObjectDetection": "1 self, 2 self among pool, 2 sampled",
     "SegformerForImageClassification": "6 cross, 2 self",
     "ViltForQuestionAnswering": "2 self",
 }

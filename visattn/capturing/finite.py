@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visattn.errors import CaptureError
-from visattn.operators import MatrixOperator, Operator, SoftmaxOperator
+from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator
 from visattn.records import Recording
 
 
@@ -56,5 +56,7 @@ def _operands(operator: Operator) -> dict[str, Tensor]:
     """Return the tensors of an operator that come from the model, by name."""
     if isinstance(operator, SoftmaxOperator):
         return {"query": operator.query, "key": operator.key}
+    if isinstance(operator, SampledOperator):
+        return {"weight": operator.shares}
     assert isinstance(operator, MatrixOperator)  # noqa: S101 - interception creates no other operator
     return {"weight": operator.weights}

@@ -54,12 +54,14 @@ def intervene(
     met: dict[str, bool] = {}
 
     def replace(name: str, owner: nn.Module, call: Call, attention: Attention) -> Tensor | None:
-        met[name] = fnmatchcase(name, layer)
-        if not met[name]:
-            return None
+        chosen = fnmatchcase(name, layer)
         with torch._C.DisableTorchFunction():  # an enclosing capture records only `edited_weights` and the product
-            arrangement, _ = watch.arranged(call, attention, owner)
-            weights = _edited(name, attention.call, call, arrangement, heads, edits)
+            located = watch.arranged(call, attention, owner) if chosen or attention.doubtful else None
+            if located is not None or not attention.doubtful:
+                met[name] = chosen
+            if not chosen or located is None:
+                return None
+            weights = _edited(name, attention.call, call, located[0], heads, edits)
         return call.mix(edited_weights(weights, *call.sources()))
 
     watch = Watch(model, description, lambda *_: None, replace)
@@ -79,6 +81,10 @@ def _edited(
     layer: str, number: int, call: Call, arrangement: Arrangement, heads: Sequence[int] | None, edits: Sequence[Edit]
 ) -> Tensor:
     """Return the `(*lead, q, k)` weights of a call after all edits."""
+    if arrangement.kind == "sampled":
+        raise LayoutError(
+            f"{layer}: it weights points that it computes, not tokens, so its weights cannot be edited. Choose another layer."
+        )
     if arrangement.reason:
         raise LayoutError(f"{layer}: {arrangement.reason}, so its tokens cannot be located. Choose another layer.")
     weights = call.weigh()

@@ -146,10 +146,13 @@ class _Session:
 
     def _record(self, owner: nn.Module, call: Call, attention: Attention, stream: _Stream | None) -> None:
         layer = attention.layer
-        if not self._matches(layer):
+        matches = self._matches(layer)
+        located = self.watch.arranged(call, attention, owner) if matches or attention.doubtful else None
+        if not matches and (located is not None or not attention.doubtful):
             self._passed_by[layer] = None
+        if not matches or located is None:
             return
-        arrangement, follows = self.watch.arranged(call, attention, owner)
+        arrangement, follows = located
         operator = call.operator(arrangement, self.watch.vectors(attention) if self._values else None)
         self.recording.records.append(
             AttentionRecord(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.capturing.description import ModelDescription
-from visattn.capturing.following.conclusions import Conclusions, conclude
+from visattn.capturing.following.conclusions import Conclusions, Located, conclude
 from visattn.capturing.following.locations import by_rule
 from visattn.capturing.following.packing import packed_size
 from visattn.capturing.following.projections import Projections, features_of
@@ -21,12 +21,11 @@ from visattn.capturing.hooks import ModuleCalls, keywords, running
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.intercept.mode import CaptureMode, Receive, Replace
 from visattn.capturing.intercept.no_compile import uncompiled
-from visattn.capturing.intercept.scores import Scores
 from visattn.capturing.tokens.arrangement import Arrangement, Tokens
 from visattn.capturing.trace.caches import kept_tensors, tensors_within
 from visattn.capturing.trace.tape import TAPES, Attention, Tape
 from visattn.capturing.trace.tracer import Tracer
-from visattn.errors import CaptureError, UnsupportedModel
+from visattn.errors import CaptureError, LayoutError, UnsupportedModel
 
 # a TorchScript part that calls one of these may compute attention
 _COMPOSED = ("softmax", "scaled_dot_product_attention", "bmm", "matmul")
@@ -83,8 +82,7 @@ class Watch:
         self.modules = ModuleCalls()
         self._model, self._description, self._finish, self._drop = model, description, finish, drop
         self._remember, self._gradients = remember, gradients
-        self._mode = CaptureMode(model, receive, replace, description.answers_at_keys)
-        self._mode.scores = Scores() if vectors else None
+        self._mode = CaptureMode(model, receive, replace, description.answers_at_keys, vectors=vectors)
         self._depth = 0
         self._part: nn.Module | None = None  # the part that was called directly, without the whole model
         self._batch = 0
@@ -133,11 +131,22 @@ class Watch:
 
     # --- conclusions
 
-    def arranged(self, call: Call, attention: Attention, owner: nn.Module) -> tuple[Arrangement, tuple[str, int] | None]:
-        """Return the arrangement of a call's tokens, and the layer and call that it follows, during the forward pass or at its end."""
+    def arranged(self, call: Call, attention: Attention, owner: nn.Module) -> Located | None:
+        """Return the arrangement of a call's tokens, and the layer and call that it follows; None if the call is a gate.
+
+        It can be called during the forward pass and at its end.
+
+        Raises:
+            LayoutError: If the tokens are placed by a rule that does not fit.
+        """
         if self._description.place is not None:
-            placement = self._description.place(owner, call.rows, call.columns, self.input_size)
-            return by_rule(placement, call, self._batch), None
+            try:
+                placement = self._description.place(owner, call.rows, call.columns, self.input_size)
+                return by_rule(placement, call, self._batch), None
+            except LayoutError:
+                if attention.doubtful:
+                    return None
+                raise
         tape, tracer = self._tape, self._mode.tracer
         if tape is None:
             assert tracer is not None  # noqa: S101 - a forward pass is running
@@ -150,7 +159,7 @@ class Watch:
 
     def output_weight(self, call: Call, attention: Attention, arrangement: Arrangement) -> Tensor | None:
         """Return the weight of the output projection that the tape shows behind a call whose values were kept; see `Projections`."""
-        if self._tape is None or self._description.place is not None:
+        if self._tape is None or self._description.place is not None or arrangement.kind == "sampled":
             return None
         known = self._tape.projections
         if not isinstance(known, Projections):
@@ -284,12 +293,19 @@ class Watch:
                 "gradients were requested, but the model runs under no_grad or inference_mode. Run it with autograd enabled."
             )
         # a model without attention: each feature starts its own graph
-        if candidates and not any(entry.attention for entry in candidates[0].entries):
+        if candidates and not self._attends(candidates[0]):
             return pixels
         trained = [parameter.requires_grad for parameter in self._model.parameters()]
         if not (trained and all(trained)) and pixels.is_floating_point() and not pixels.requires_grad:
             return pixels.detach().requires_grad_()
         return pixels
+
+    def _attends(self, tape: Tape) -> bool:
+        """Check whether a forward pass computed attention, gates apart."""
+        calls = [entry.attention for entry in tape.entries if entry.attention is not None]
+        if self._description.place is not None or not all(attention.doubtful for attention in calls):
+            return bool(calls)
+        return any(self.conclusions(tape).calls.values())
 
     def _left(self, _module: nn.Module, _args: Any, output: Any) -> None:  # noqa: ANN401
         """End a forward pass of the whole model; `output` is None if it failed."""
@@ -299,8 +315,7 @@ class Watch:
 
     def _end(self, output: Any) -> None:  # noqa: ANN401
         tracer, self._mode.tracer, self._mode.twin = self._mode.tracer, None, None
-        if self._mode.scores is not None:
-            self._mode.scores.clear()
+        self._mode.held.clear()
         if tracer is None:
             return
         if output is None and self._part is None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from visattn.drawing.filmstrips import animation as animation, entropies as entropies, filmstrip as filmstrip
     from visattn.drawing.gate_pages import gate_page as gate_page
     from visattn.drawing.marks import (
+        draw_box as draw_box,
         draw_glimpses as draw_glimpses,
         draw_window as draw_window,
         outline as outline,
@@ -33,6 +34,7 @@ _NAMES = {
     "captioned": "pages",
     "colorize": "overlays",
     "contact_sheet": "sheets",
+    "draw_box": "marks",
     "draw_glimpses": "marks",
     "draw_window": "marks",
     "entropies": "filmstrips",

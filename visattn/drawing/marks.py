@@ -1,4 +1,4 @@
-"""Marks drawn on pictures: outlines, rings, windows, glimpses. Lines have a dark edge, so they are visible on any photo."""
+"""Marks drawn on pictures: outlines, rings, windows, boxes, glimpses. Lines have a dark edge, so they are visible on any photo."""
 
 from __future__ import annotations
 
@@ -99,6 +99,30 @@ def draw_window(picture: Image.Image, corners: Sequence[tuple[float, float]]) ->
         cv2.polylines(array, [points], True, color, thick, cv2.LINE_AA)
         cv2.circle(array, points[0].tolist(), 2 * width + thick, color, -1, cv2.LINE_AA)
     return carried(Image.fromarray(array), picture)
+
+
+def draw_box(picture: Image.Image, box: Box, label: str = "", seen: Box | None = None) -> Image.Image:
+    """Draw a box in pixels of the picture with a label at its upper left corner.
+
+    Args:
+        picture: RGB picture.
+        box: The box, which may extend beyond the picture.
+        label: Text; none if empty.
+        seen: Box to draw in; the whole picture by default.
+
+    Returns:
+        A new picture.
+    """
+    seen = seen or Box(0, 0, picture.height, picture.width)
+    array, width = np.array(picture), _stroke(picture)
+    for color, thick in ((_BLACK, 3 * width), (WHITE, width)):
+        cv2.rectangle(array, *_corners(box), color, thick)
+    drawn = Image.fromarray(array)
+    if label:
+        draw, font = ImageDraw.Draw(drawn), ImageFont.load_default(max(12, max(picture.size) // 40))
+        left, top = max(box.left, seen.left) + 2 * width, max(box.top, seen.top) + 2 * width
+        draw.text((left, top), label, WHITE, font, anchor="lt", stroke_width=2 * width, stroke_fill=_BLACK)
+    return carried(inside_only(seen, drawn, picture), picture)
 
 
 def draw_glimpses(picture: Image.Image, glimpses: Sequence[Sequence[Box]], seen: Box | None = None) -> Image.Image:

@@ -1,14 +1,22 @@
-"""Facts about a map besides its values: its layer and query, and the sinks and glimpses that pictures mark."""
+"""Facts about a map besides its values: its layer and query, and the sinks, glimpses and detections that pictures mark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from visattn._support.reprs import brief
 from visattn.geometry import Box
 from visattn.provenance import Sink
+
+
+class Detection(NamedTuple):
+    """A box that the model outputs, in input pixels, and the name of its class."""
+
+    label: str
+    box: Box
+
 
 Glimpse = tuple[Box, ...]  # patches of one glimpse in input pixels, finest scale first
 _DIGITS = 3  # decimal places of glimpse coordinates in JSON
@@ -25,6 +33,7 @@ class MapFacts:
         sinks: Attention sinks, one entry per image.
         sinks_kept: Whether the values include the attention of the sinks; False if the method removed it.
         glimpses: Glimpses of each image, in order.
+        detections: Boxes that the model outputs for the query, for maps of one image.
         pixelwise: Whether each value belongs to a single pixel, so that a few outliers may dominate the color scale.
         interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
         input_size: Height and width of the model's input; None if unknown.
@@ -36,6 +45,7 @@ class MapFacts:
     sinks: tuple[tuple[Sink, ...], ...] = ()
     sinks_kept: bool = True
     glimpses: tuple[tuple[Glimpse, ...], ...] = ()
+    detections: tuple[Detection, ...] = ()
     pixelwise: bool = False
     interval: bool = False
     input_size: tuple[int, int] | None = None
@@ -71,10 +81,12 @@ class MapFacts:
         """Build the facts from the result of `to_dict`, which may have been stored as JSON."""
         sinks = tuple(tuple(Sink(*sink) for sink in found) for found in data["sinks"])
         glimpses = tuple(tuple(tuple(Box(*box) for box in boxes) for boxes in seen) for seen in data["glimpses"])
+        detections = tuple(Detection(label, Box(*box)) for label, box in data.get("detections", ()))
         at = tuple((float(y), float(x)) for y, x in data.get("query_at", ()))
         size = data.get("input_size")
         known = None if size is None else (int(size[0]), int(size[1]))
-        return cls(**data | {"sinks": sinks, "glimpses": glimpses, "query_at": at, "input_size": known})
+        read = {"sinks": sinks, "glimpses": glimpses, "detections": detections, "query_at": at, "input_size": known}
+        return cls(**data | read)
 
 
 def _rounded(numbers: Sequence[float]) -> list[float]:

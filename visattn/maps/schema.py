@@ -64,6 +64,7 @@ _KNOWN = {
     "sinks": _SINKS,
     "sinks_kept": bool,
     "glimpses": [[[(float,) * 4]]],
+    "detections?": [(str, (float,) * 4)],
     "pixelwise": bool,
     "query_at?": [(float,) * 2],
     "interval?": bool,
@@ -163,7 +164,9 @@ def _check_places(facts: dict[str, Any]) -> None:
     layout, provenance = facts["layout"], facts["provenance"]
     boxes = {"its box": layout["box"]} | ({"its window": place["window"]} if (place := provenance.get("geometry")) else {})
     glimpses = [box for seen in facts.get("facts", {}).get("glimpses", ()) for scales in seen for box in scales]
-    for name, (top, left, bottom, right) in (*boxes.items(), *(("a glimpse", box) for box in glimpses)):
+    detected = [box for _, box in facts.get("facts", {}).get("detections", ())]
+    others = [*(("a glimpse", box) for box in glimpses), *(("a detection", box) for box in detected)]
+    for name, (top, left, bottom, right) in (*boxes.items(), *others):
         if not (_LEAST <= bottom - top <= _SIDE and _LEAST <= right - left <= _SIDE):
             raise ValueError(f"{name} must have sides of {_LEAST:g} to {_SIDE:,} pixels")
     cells = math.prod(layout["grid"])

@@ -57,8 +57,10 @@ def graded(recording: Recording) -> Recording:
     """Return `recording` after checking that it holds the gradient of a score.
 
     Raises:
-        OptionError: If it has no gradient.
+        OptionError: If it has no gradient, or if some of its attention cannot have one.
     """
+    if sampled := _sampled(recording):
+        raise OptionError(f"{sampled}, and such weights have no gradient. Choose other layers: recording.select(layer=...).")
     if any(record.operator.gradient is None for record in recording):
         raise OptionError(
             "a score's gradient is needed. Use capture(model, gradients=True), then recording.gradients(logits[:, index])."
@@ -110,8 +112,16 @@ def set_refusal(recording: Recording) -> str | None:
     foreign = next((record for record in recording if any(map(_foreign, record.keys.prefix))), None)
     if foreign is not None:
         return f"{named(foreign.layer)} also attends to tokens of another input of the model, {instead}"
+    if sampled := _sampled(recording):
+        return f"{sampled}, {instead}"
     apart = next((record for record in recording if record.kind == "cross" and record.queries == record.keys), None)
     return None if apart is None else f"{named(apart.layer)}: {_why_cross(apart)}, {instead}"
+
+
+def _sampled(recording: Recording) -> str:
+    """Name a layer with deformable attention; empty if there is none."""
+    found = next((record for record in recording if record.kind == "sampled"), None)
+    return "" if found is None else f"{named(found.layer)} weights points that it computes (deformable attention)"
 
 
 def named(layer: str) -> str:

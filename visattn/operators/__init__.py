@@ -9,6 +9,7 @@ canonical order; -1 marks padding.
 from visattn.operators.explicit import MatrixOperator, SumOperator
 from visattn.operators.gradients import Gradient, MatrixGradient, OuterGradient
 from visattn.operators.operator import ROWS, Operator, Tile
+from visattn.operators.sampled import SampledOperator
 from visattn.operators.softmax import SoftmaxOperator
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "MatrixOperator",
     "Operator",
     "OuterGradient",
+    "SampledOperator",
     "SoftmaxOperator",
     "SumOperator",
     "Tile",

@@ -29,6 +29,7 @@ from visattn.methods.selection import chain_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.methods.table import MethodName
 from visattn.pipeline.arguments import layer_of, target_of
+from visattn.pipeline.detections import with_detection
 from visattn.pipeline.explanation import DrawOptions, Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.places import with_place
@@ -169,11 +170,13 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         features = [layer_of_cam(model, prepared, question.parameters)] if "cam layer" in method.needs else "none"
         with scoring(model, prepared, question.target, features=features) as (recording, scored):
             return answer(recording, prepared, question, given={"scored": scored})
-    settled, (recording, _) = recorded(model, prepared, question)
+    settled, (recording, _, detections) = recorded(model, prepared, question)
     again = settled.method is not None and "replay" in settled.method.needs
     with progress("forward passes", "pass") as bar:
         given = {"replay": partial(replayed, model, prepared, settled, bar)} if again else {}
-        return answer(recording, prepared, settled, given=given, auto=question.method is None)
+        explanation = answer(recording, prepared, settled, given=given, auto=question.method is None)
+    made = with_detection(explanation.map, explanation.geometry, detections, question.target.labels)
+    return replace(explanation, map=made)
 
 
 def answer(

@@ -16,7 +16,7 @@ from visattn._support.html import figure
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn._support.types import Interpolation
-from visattn.drawing.marks import draw_glimpses, outline
+from visattn.drawing.marks import draw_box, draw_glimpses, outline
 from visattn.drawing.overlays import painted, rgb_components, ringed
 from visattn.drawing.pages import Bar, captioned
 from visattn.drawing.pictures import Picture, carrying, encoded, format_of, to_png
@@ -135,6 +135,8 @@ class Explanation:
         for glimpses in self.map.facts.glimpses:
             on_photo = [[self.geometry.box_to_photo(box) for box in boxes] for boxes in glimpses]
             picture = draw_glimpses(picture, on_photo, heat.seen)
+        for found in self.map.facts.detections:
+            picture = draw_box(picture, self.geometry.box_to_photo(found.box), found.label, heat.seen)
         made = colored.provenance
         bar = None
         if legend:

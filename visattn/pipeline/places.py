@@ -18,6 +18,7 @@ from visattn._support.checks import printable, whole_number
 from visattn.errors import OptionError
 from visattn.geometry import Box
 from visattn.pipeline.inputs import Prepared
+from visattn.pipeline.outputs import class_name, tensor_of
 from visattn.pipeline.targets import Target
 
 _FORM = re.compile(r"\s*(pixel|mask|box)\s*:(.*)", re.DOTALL)
@@ -89,18 +90,9 @@ def _numbers(which: str) -> tuple[float, float]:
     return x, y
 
 
-def _field(output: Any, *names: str) -> Tensor | None:  # noqa: ANN401
-    """Return the first of these tensors of an output."""
-    if isinstance(output, Tensor):
-        return output if "logits" in names else None
-    given = output if isinstance(output, Mapping) else None
-    found = (given.get(name) if given is not None else getattr(output, name, None) for name in names)
-    return next((one for one in found if isinstance(one, Tensor)), None)
-
-
 def _dense(output: Any) -> Tensor:  # noqa: ANN401
     """Return a dense output as `(B, classes, h, w)`."""
-    found = _field(output, *_DENSE)
+    found = tensor_of(output, *_DENSE)
     if found is not None and found.ndim == 3:
         found = found[:, None]
     if found is None or found.ndim != 4:
@@ -111,15 +103,11 @@ def _dense(output: Any) -> Tensor:  # noqa: ANN401
     return found
 
 
-def _called(index: int, labels: Sequence[str] | None) -> str:
-    return printable(labels[index].split(",")[0]) if labels is not None and index < len(labels) else f"class {index}"
-
-
 def _at_pixel(output: Any, share: tuple[float, float], where: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
     dense = _dense(output).detach()
     row, column = (min(int(part * side), side - 1) for part, side in zip(share, dense.shape[-2:], strict=True))
     best = int(dense[0, :, row, column].argmax())
-    what = f"logit of {_called(best, labels)}, which is predicted" if dense.shape[1] > 1 else "output"
+    what = f"logit of {class_name(best, labels)}, which is predicted" if dense.shape[1] > 1 else "output"
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
         return _dense(output)[:, best, row, column]
@@ -129,7 +117,7 @@ def _at_pixel(output: Any, share: tuple[float, float], where: str, labels: Seque
 
 def _masks(output: Any) -> tuple[Tensor, bool]:  # noqa: ANN401
     """Return masks or classes `(B, K, h, w)`, and whether they are masks, each apart from the others."""
-    masks = _field(output, *_MASKS)
+    masks = tensor_of(output, *_MASKS)
     if masks is not None and masks.ndim in (4, 5):
         return masks.flatten(1, -3), True
     return _dense(output), False
@@ -140,9 +128,9 @@ def _of_mask(output: Any, which: str, labels: Sequence[str] | None) -> Score:  #
     masks, count = masks.detach(), masks.shape[1]
     index = _index("mask", which, count, None if apart else labels)
     here = masks[0, index] > 0 if apart or count == 1 else masks[0].argmax(0) == index
-    name = f"mask {index}" if apart else _called(index, labels)
+    name = f"mask {index}" if apart else class_name(index, labels)
     if not bool(here.any()):
-        others = [] if apart else [_called(other, labels) for other in torch.unique(masks[0].argmax(0)).tolist()]
+        others = [] if apart else [class_name(other, labels) for other in torch.unique(masks[0].argmax(0)).tolist()]
         more = f" Predicted are {', '.join(others[:8])}." if others else " Choose another mask."
         raise OptionError(f"no pixel belongs to {name}, so it has no score.{more}")
 
@@ -159,7 +147,7 @@ def _of_mask(output: Any, which: str, labels: Sequence[str] | None) -> Score:  #
 def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # noqa: ANN401
     if isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping) and output[0].keys() >= _DETECTION:
         return _of_detection(output[0], which, labels)
-    logits, boxes = _field(output, "logits", "pred_logits"), _field(output, "pred_boxes")
+    logits, boxes = tensor_of(output, "logits", "pred_logits"), tensor_of(output, "pred_boxes")
     if logits is None or boxes is None or logits.ndim != 3:
         raise OptionError(
             f"target box:N needs a detector, whose output has logits and pred_boxes, or boxes and scores; the model returned "
@@ -170,11 +158,11 @@ def _of_box(output: Any, which: str, labels: Sequence[str] | None) -> Score:  # 
     best = int(logits[0, index, : -1 if nothing else None].argmax())
 
     def score(output: Any) -> Tensor:  # noqa: ANN401
-        found = _field(output, "logits", "pred_logits")
+        found = tensor_of(output, "logits", "pred_logits")
         assert found is not None  # noqa: S101 - it was there
         return found[:, index, best]
 
-    return Score(score, f"logit of {_called(best, labels)} in box {index} = {float(logits[0, index, best]):.3g}")
+    return Score(score, f"logit of {class_name(best, labels)} in box {index} = {float(logits[0, index, best]):.3g}")
 
 
 def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str] | None) -> Score:
@@ -185,7 +173,7 @@ def _of_detection(first: Mapping[str, Tensor], which: str, labels: Sequence[str]
     def score(output: Any) -> Tensor:  # noqa: ANN401
         return torch.stack([_matching(one, box, label) for one in output])
 
-    return Score(score, f"score of {_called(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}")
+    return Score(score, f"score of {class_name(label, labels)} in box {index} = {float(first['scores'][index].detach()):.3g}")
 
 
 def _matching(found: Mapping[str, Tensor], box: Tensor, label: int) -> Tensor:

@@ -22,6 +22,7 @@ from visattn.errors import ModelError, ResourceError, ShapeError, UnsupportedMod
 from visattn.families import InputSpec, provenance_of
 from visattn.methods.scored import ScoredImages
 from visattn.pipeline.captures import capture
+from visattn.pipeline.detections import Detections
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.structure import layer_scores
 from visattn.pipeline.targets import NoClasses, ResolvedTarget, Target
@@ -34,10 +35,12 @@ class Pass(NamedTuple):
     Attributes:
         recording: The recording.
         resolved: The target, resolved for this output; None without a target.
+        detections: Boxes that the model outputs, if it is a detector.
     """
 
     recording: Recording
     resolved: ResolvedTarget | None
+    detections: Detections | None
 
 
 def look(model: nn.Module, prepared: Prepared, **options: Any) -> Recording:  # noqa: ANN401
@@ -86,7 +89,7 @@ def one_pass(
     with evaluating(model, frozen=True):
         if target is None:
             with torch.no_grad(), capture(model, values=values, features=features) as recording:
-                answer_of(model, pixels, prepared)
+                output = answer_of(model, pixels, prepared)
         else:
             with torch.enable_grad(), capture(model, values=values, features=features, gradients=True) as recording:
                 output = answer_of(model, pixels, prepared)
@@ -106,7 +109,7 @@ def one_pass(
                 provenance=graded.provenance.but(target=resolved.texts, scores=resolved.scores),
             )
     _check_size(spec, pixels)
-    return Pass(recording, resolved)
+    return Pass(recording, resolved, Detections.of(output, prepared.inputs))
 
 
 @contextmanager

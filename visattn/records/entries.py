@@ -31,7 +31,9 @@ class AttentionRecord:
         call: Index of the call among this module's calls in this forward pass.
         forward: Index of the forward pass in the recording.
         kind: `self`; `cross` (keys and queries are different tokens, for example pooled ones or those of another branch); `pool` (a
-            few learned queries); `channel` (channels attend to channels); `unplaced` (token positions unknown, see `reason`).
+            few learned queries); `sampled` (deformable attention: weights of points that the queries choose, spread over the cells
+            around them on the finest grid that is sampled); `channel` (channels attend to channels); `unplaced` (token positions
+            unknown, see `reason`).
         operator: `A`, of shape `(B, heads, Q, K)`.
         queries: Layout of the Q tokens.
         keys: Layout of the K tokens.
@@ -84,11 +86,13 @@ class AttentionRecord:
         """Return the error of the rebuilt weights: the largest difference between `A V` and the model's own output.
 
         The difference is divided by the largest output value. If the model computed its weights explicitly, they are stored
-        unchanged and the error is 0.
+        unchanged and the error is 0, also for sampled points.
 
         Raises:
             OptionError: If the recording was made without `gradients=True`, which stores the model's own output.
         """
+        if self.kind == "sampled":
+            return 0.0
         if self.source is None:
             raise OptionError("the output of the attention kernel was not kept. Use capture(model, gradients=True).")
         kept = self.source.gradient(self.source.tensor.detach())

@@ -261,9 +261,9 @@ def _read_by_score(records: Sequence[AttentionRecord]) -> str:
 
 
 def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> list[Any]:
-    """Return the gradient of the score at the source tensor of each item."""
+    """Return the gradient of the score at the source tensor of each item; None for items without one (sampled attention)."""
     sources = [item.source for item in items if item.source is not None]
-    if not items or len(sources) < len(items):
+    if not sources:
         raise OptionError("no gradients were kept. Use capture(model, gradients=True).")
     elsewhere = "the score does not depend on the recorded forward pass. Pass a value of the model's own output."
     if not score.requires_grad:
@@ -273,10 +273,13 @@ def _slopes(score: Tensor, items: Sequence[AttentionRecord | FeatureRecord]) -> 
     found = [next(given) if source.tensor.requires_grad else None for source in sources]
     if all(gradient is None for gradient in found):
         raise OptionError(elsewhere)
-    return [
-        source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)
-        for source, gradient in zip(sources, found, strict=True)
-    ]
+    slopes = iter(
+        [
+            source.gradient(torch.zeros_like(source.tensor) if gradient is None else gradient)
+            for source, gradient in zip(sources, found, strict=True)
+        ]
+    )
+    return [None if item.source is None else next(slopes) for item in items]
 
 
 def _layer_name(layer: int | str, names: list[str]) -> str:

@@ -13,6 +13,7 @@ from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.trace.operations import EDITED, SOFTMAX
 from visattn.capturing.trace.tape import Attention, Entry, Tape
 
+SAMPLED = "reads values at points that it computes (deformable attention)"
 Located = tuple[Arrangement, tuple[str, int] | None]
 
 
@@ -20,14 +21,14 @@ class Conclusions:
     """Conclusions from a tape, as far as it has been traced.
 
     Attributes:
-        calls: Arrangement of each attention call, with layer and index of the call that it follows.
+        calls: Arrangement of each attention call, with layer and index of the call that it follows; None for gates.
         unseen: Layers whose attention is not recorded, and what they do.
         readout: Query that the model reads its output from, as methods spell it; empty if it is unknown.
     """
 
     def __init__(self, tape: Tape, wanted: Iterable[int] = ()) -> None:
         """Start at the pixels. Tokens in the `wanted` slots are arranged while the tape is traced."""
-        self.calls: dict[Attention, Located] = {}
+        self.calls: dict[Attention, Located | None] = {}
         self.unseen: dict[str, str] = {}
         self.readout = ""
         self._tokens: dict[int, Tokens | None] = {}
@@ -36,18 +37,20 @@ class Conclusions:
         self._readouts = Readouts(self._follower.known)
         self._softmaxes: dict[int, tuple[str, str]] = {}  # index of the entry -> layer, and what it does
 
-    def of_call(self, tape: Tape, attention: Attention) -> Located:
-        """Locate an attention call that is about to run, after all operations on the tape."""
+    def of_call(self, tape: Tape, attention: Attention) -> Located | None:
+        """Locate an attention call that is about to run, after all operations on the tape; None if it is a gate."""
         self._follow(tape)
-        self.calls[attention] = locate(self._follower, attention)
+        self.calls[attention] = locate(self._follower, tape, attention)
         return self.calls[attention]
 
     def completed(self, tape: Tape) -> Conclusions:
         """Trace the rest of the tape and draw all conclusions."""
-        last = _last_uses(tape)
-        self._follow(tape, last)
-        used = frozenset(number for attention in self.calls for number in attention.softmaxes)
+        self._follow(tape, _last_uses(tape))
+        located = {attention: found[0] for attention, found in self.calls.items() if found is not None}
+        used = frozenset(number for attention in located for number in attention.softmaxes)
         self.unseen = dict(self._follower.unseen)
+        sampled = frozenset(number for attention in located for number in attention.samples)
+        self.unseen.update((tape.entries[number].layer, SAMPLED) for number in self._follower.sampled if number not in sampled)
         self.unseen.update(found for number, found in self._softmaxes.items() if number not in used)
         edited = {entry.refs[0].slot for entry in tape.entries if entry.operation.name == EDITED and entry.refs}
         unwatched = any(
@@ -56,9 +59,8 @@ class Conclusions:
         )
         if unwatched or -1 in tape.output:
             self.unseen[""] = f"continues with {UNWATCHED}"
-        record = next((attention for attention in reversed(self.calls) if self.calls[attention][0].keys.grid), None)
-        layout = None if record is None else self.calls[record][0]
-        self.readout = self._readouts.named(tape.output, layout)
+        last = next((found for found in reversed(located.values()) if found.keys.grid), None)
+        self.readout = self._readouts.named(tape.output, last)
         del self._follower, self._readouts
         return self
 
@@ -79,18 +81,21 @@ class Conclusions:
             number = follower.at
             entry = tape.entries[number]
             if entry.attention is not None and entry.attention not in self.calls:
-                found, behind = locate(follower, entry.attention)
+                found = locate(follower, tape, entry.attention)
                 alone = entry.outs[0] is not None and entry.outs[0].slot not in tape.descends
-                self.calls[entry.attention] = found.apart() if found.reason and alone else found, behind
-            follower.see(entry)
-            self._note(number, entry)
+                if found is not None and found[0].reason and alone:
+                    found = found[0].apart(), found[1]
+                self.calls[entry.attention] = found
+            located = None if entry.attention is None else self.calls[entry.attention]
+            follower.see(entry, attends=located is not None)
+            self._note(number, entry, located)
             for slot in (last or {}).get(number, ()):
                 follower.known.drop(slot)
 
-    def _note(self, number: int, entry: Entry) -> None:
+    def _note(self, number: int, entry: Entry, located: Located | None) -> None:
         made = next((made for made in entry.outs if made is not None), None)
-        kind = self.calls[entry.attention][0].kind if entry.attention is not None else ""
-        if entry.attention is not None and made is not None and kind != "channel":
+        kind = "" if located is None else located[0].kind
+        if entry.attention is not None and located is not None and made is not None and kind != "channel":
             self._follower.passed(entry.attention, made.slot, kind)
         with suppress(Exception):  # after an unexpected operation the readout is unknown
             self._readouts.note(entry, kind)
@@ -140,6 +145,8 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
             last[ref.slot] = number
         for pair in entry.rewritten:
             last.update(dict.fromkeys(pair, number))
+        for operand in entry.attention.operands if entry.attention is not None else ():
+            last[operand.slot] = number
     kept = set(tape.output)
     uses: dict[int, list[int]] = {}
     for slot, number in last.items():

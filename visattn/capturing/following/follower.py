@@ -15,12 +15,14 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from visattn.capturing.following.members import Members
 from visattn.capturing.following.packing import cells_of, packed_size
 from visattn.capturing.following.places import Behind, Places, Statuses, color_axis, later
 from visattn.capturing.following.rules import Rules
 from visattn.capturing.tokens.arrangement import Arrangement
+from visattn.capturing.tokens.codes import same_along
 from visattn.capturing.tokens.planes import compact
 from visattn.capturing.trace.operations import COMBINE, FROM_PYTHON, LIKE, MAKE, PRODUCT, REDUCE
 from visattn.capturing.trace.tape import Attention, Entry, Operand, Tape
@@ -36,6 +38,7 @@ class TokenTracer:
     Attributes:
         known: Status of each slot.
         unseen: Layers that weight tokens in a way that is not recorded, and how.
+        sampled: Codes `(N, rows, columns)` of the maps that were sampled at points, by index of the entry.
         at: Number of entries traced so far.
     """
 
@@ -59,13 +62,19 @@ class TokenTracer:
         self._passed = 0
         self.at = 0
         self.unseen: dict[str, str] = {}
+        self.sampled: dict[int, Tensor] = {}
 
-    def see(self, entry: Entry) -> None:
-        """Transfer locations from the arguments of an operation to its results. After any error the results count as lost."""
+    def see(self, entry: Entry, *, attends: bool) -> None:
+        """Transfer locations from the arguments of an operation to its results. After any error the results count as lost.
+
+        Args:
+            entry: The operation.
+            attends: Whether it is an attention call that is recorded.
+        """
         for ref in entry.refs:
             self.meet(ref.slot)
         try:
-            self._see(entry)
+            self._see(entry, attends)
         except Exception:  # an operation with unexpected behavior
             for made in entry.outs:
                 if made is not None:
@@ -152,19 +161,13 @@ class TokenTracer:
     def of(self, operand: Operand) -> Places | None:
         """Return the locations of an operand's elements, or the members of sets that they belong to; None if they are unknown."""
         places = self.known.places.get(operand.slot) or self._members.of(operand.slot)
-        if places is None:
-            return None
-        if operand.axes is not None:
-            return places.each(lambda codes: codes.permute(operand.axes or ()))
-        if operand.groups > 1:
-            return places.each(lambda codes: codes.repeat_interleave(operand.groups, -3))
-        return places
+        return None if places is None else places.each(operand.view)
 
     def behind(self, operands: Sequence[Operand]) -> Behind:
         """Return the last attention call that flowed into the operands."""
         return later(*(places.behind for operand in operands if (places := self.of(operand)) is not None))
 
-    def _see(self, entry: Entry) -> None:
+    def _see(self, entry: Entry, attends: bool) -> None:
         known, operation = self.known, entry.operation
         slots = list(dict.fromkeys(ref.slot for ref in entry.refs))
         lost = next((known.lost[slot] for slot in slots if slot in known.lost), None)
@@ -200,11 +203,18 @@ class TokenTracer:
             else:
                 known.lose(made.slot, known.culprit or lost or name)
         known.culprit = None
-        self._watch_scores(entry, slots)
+        self._watch_scores(entry, slots, attends)
         if operation.name == "grid_sample" and entry.outs[0] is not None and entry.outs[0].slot in known.places:
-            self.unseen[entry.layer] = "reads values at points that it computes (deformable attention)"
+            self._note_map(entry)
         if entry.rewritten:
             known.rewrite(entry, results[0] if results else None)
+
+    def _note_map(self, entry: Entry) -> None:
+        """Note the locations of a map that is sampled at points."""
+        image = next(iter(entry.refs))
+        values = self.known.places.get(image.slot)
+        codes = torch.empty(0) if values is None or not same_along(values.codes, 1) else values.codes[:, 0]
+        self.sampled[self.at] = codes
 
     def _unplaced(self, entry: Entry, slots: Sequence[int]) -> None:
         """Set the status of results that no pixel reaches. A learned token stays learned when expanded or given a position embedding."""
@@ -222,13 +232,13 @@ class TokenTracer:
             known.members.pop(after, None)
         self._members.see(entry)
 
-    def _watch_scores(self, entry: Entry, slots: Sequence[int]) -> None:
+    def _watch_scores(self, entry: Entry, slots: Sequence[int], attends: bool) -> None:
         """Register products of scores and values that are not recorded as attention."""
         known, name = self.known, entry.operation.name
         outs = [made.slot for made in entry.outs if made is not None]
         known.scores.update(slot for slot in outs if slot in known.places and known.places[slot].columns is not None)
         scores = [slot for slot in slots if slot in known.scores]
-        if not scores or entry.attention is not None:
+        if not scores or attends:
             return
         others = [slot for slot in slots if slot not in known.scores and slot not in known.learned]
         if others and (name in _WEIGHING or not entry.operation.own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from visattn.capturing.description import Placement
 from visattn.capturing.following.follower import TokenTracer
 from visattn.capturing.following.places import content
+from visattn.capturing.following.sampling import sampled
 from visattn.capturing.intercept.calls import Call
 from visattn.capturing.tokens.arrangement import Arrangement, Unplaced, arrange, channels, unplaced
 from visattn.capturing.tokens.codes import same_along
-from visattn.capturing.trace.tape import Attention, Operand
+from visattn.capturing.trace.tape import Attention, Operand, Tape
 from visattn.errors import LayoutError
 
 
@@ -36,53 +38,83 @@ def by_rule(placement: Placement, call: Call, images: int) -> Arrangement:
     )
 
 
-def locate(follower: TokenTracer, attention: Attention) -> tuple[Arrangement, tuple[str, int]]:
-    """Return the arrangement of a call, and layer and index of the last attention call that flowed into it; ("", 0) for none."""
-    known, lead, rows = follower.known, attention.lead, attention.rows
+def locate(follower: TokenTracer, tape: Tape, attention: Attention) -> tuple[Arrangement, tuple[str, int]] | None:
+    """Return the arrangement of a call, and layer and index of the last attention call that flowed into it; ("", 0) for none.
+
+    Return None if the call is a gate, not attention, or if it weights samples that cannot be located.
+    """
     for operand in attention.operands:
         follower.meet(operand.slot)
     last = follower.behind(attention.operands)
     behind = last[1:] if last else ("", 0)
-    box = known.planes.input
+    if attention.samples:
+        found = None
+        with suppress(Exception):  # after an unexpected operation the layer is reported as not recorded
+            found = sampled(follower, tape, attention)
+        return None if found is None else (found, behind)
+    if attention.doubtful and _is_gate(follower, attention.operands[-1]):
+        return None
     try:
-        if not follower.image:
-            raise Unplaced("the model received no image in this forward pass")
-        if not (rows and attention.columns):
-            raise Unplaced("it has no tokens")
-        queries, keys, values = _of_fused(follower, attention) if attention.fused else _of_weights(follower, attention)
-        if isinstance(keys, _Channels) or (keys is None and isinstance(values, _Channels)):
-            return channels(lead, rows, attention.columns, box, known.images), behind
-        if keys is None:
-            raise Unplaced(_why_lost(follower, attention.operands, "tokens"))
-        if attention.answers_at_keys and rows == attention.columns:
-            queries = keys
-        if queries is None:
-            slot = attention.operands[0].slot
-            if slot in known.lost or slot in known.foreign:
-                raise Unplaced(_why_lost(follower, attention.operands[:1], "queries"))
-            if attention.fused and slot not in known.learned:
-                raise Unplaced("its queries come neither from the pixels nor from a parameter")
-        if isinstance(queries, _Channels):
-            raise Unplaced("its queries are channels, its keys are tokens")
-        if values is None and attention.operands[-1].slot in known.learned and not known.planes.on_grid(keys):
-            values = keys  # constants, such as the zeros that object queries begin with
-        if isinstance(values, _Channels) or values is None or not _same(values, keys):
-            raise Unplaced(_why_other_values(follower, attention.operands[-1], values))
-        signs = tuple(lead), rows, None if queries is None else content(queries), content(keys)
-        if signs not in follower.arrangements:  # layers of one stage share an arrangement
-            follower.arrangements[signs] = arrange(known.planes, queries, keys, lead, rows)
-        found = follower.arrangements[signs]
-        asking = follower.of(attention.operands[0])
-        if asking is not None and asking.copies and not attention.answers_at_keys:
-            raise Unplaced("the batch holds several copies of the image")
-        if found.kind == "self" and not attention.answers_at_keys and not follower.one_stream(attention):
-            found = replace(found, kind="cross")
-        return found, behind
+        return _arranged(follower, attention), behind
     except Unplaced as why:
         reason = _MIXED if why.of_places and _are_mixtures(follower, attention) else str(why)
-        return unplaced(lead, rows, attention.columns, box, reason), behind
     except Exception:  # an unexpected arrangement of tokens
-        return unplaced(lead, rows, attention.columns, box, "its tokens could not be traced from the pixels"), behind
+        reason = "its tokens could not be traced from the pixels"
+    return unplaced(attention.lead, attention.rows, attention.columns, follower.known.planes.input, reason), behind
+
+
+def _arranged(follower: TokenTracer, attention: Attention) -> Arrangement:
+    """Return the arrangement of a call.
+
+    Raises:
+        Unplaced: If its tokens cannot be located.
+    """
+    known, lead, rows = follower.known, attention.lead, attention.rows
+    if not follower.image:
+        raise Unplaced("the model received no image in this forward pass")
+    if not (rows and attention.columns):
+        raise Unplaced("it has no tokens")
+    queries, keys, values = _of_fused(follower, attention) if attention.fused else _of_weights(follower, attention)
+    if isinstance(keys, _Channels) or (keys is None and isinstance(values, _Channels)):
+        return channels(lead, rows, attention.columns, known.planes.input, known.images)
+    if keys is None:
+        raise Unplaced(_why_lost(follower, attention.operands, "tokens"))
+    if attention.answers_at_keys and rows == attention.columns:
+        queries = keys
+    if queries is None:
+        slot = attention.operands[0].slot
+        if slot in known.lost or slot in known.foreign:
+            raise Unplaced(_why_lost(follower, attention.operands[:1], "queries"))
+        if attention.fused and slot not in known.learned:
+            raise Unplaced("its queries come neither from the pixels nor from a parameter")
+    if isinstance(queries, _Channels):
+        raise Unplaced("its queries are channels, its keys are tokens")
+    if values is None and attention.operands[-1].slot in known.learned and not known.planes.on_grid(keys):
+        values = keys  # constants, such as the zeros that object queries begin with
+    if isinstance(values, _Channels) or values is None or not _same(values, keys):
+        raise Unplaced(_why_other_values(follower, attention.operands[-1], values))
+    signs = tuple(lead), rows, None if queries is None else content(queries), content(keys)
+    if signs not in follower.arrangements:  # layers of one stage share an arrangement
+        follower.arrangements[signs] = arrange(known.planes, queries, keys, lead, rows)
+    found = follower.arrangements[signs]
+    asking = follower.of(attention.operands[0])
+    if asking is not None and asking.copies and not attention.answers_at_keys:
+        raise Unplaced("the batch holds several copies of the image")
+    if found.kind == "self" and not attention.answers_at_keys and not follower.one_stream(attention):
+        found = replace(found, kind="cross")
+    return found
+
+
+def _is_gate(follower: TokenTracer, values: Operand) -> bool:
+    """Check whether the values that are weighted are parameters, belong to one token each time, or to the images of the batch."""
+    known, places = follower.known, follower.of(values)
+    if values.slot in known.lost:
+        return False
+    if places is None or places.columns is not None or (values.slot in known.learned and places.behind is None):
+        return True
+    image = known.planes.images_of(places.codes)
+    mixed = (image >= 0) & (image != image.amax(-2, keepdim=True))
+    return same_along(places.codes, -2) or bool(mixed.any())
 
 
 _MIXED = "its tokens mix several image locations each"

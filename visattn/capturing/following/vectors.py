@@ -130,7 +130,7 @@ def _followed(tape: Tape, attention: Attention, *numbers: Tensor) -> tuple[Tenso
         elif here[0].shape == made.shape and _unmoved(entry, at, here):  # elementwise, a softmax, or a mixing of heads
             at[made.slot] = here
     found = at.get(weights.slot)
-    return found if found is None or weights.axes is None else tuple(one.permute(weights.axes) for one in found)
+    return None if found is None else tuple(weights.view(one) for one in found)
 
 
 def _unmoved(entry: Entry, at: Mapping[int, tuple[Tensor, ...]], here: Sequence[Tensor]) -> bool:

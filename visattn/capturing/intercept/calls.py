@@ -10,8 +10,8 @@ from torch import Tensor
 
 from visattn.capturing.following.vectors import Vectors
 from visattn.capturing.intercept.softmax import Product
-from visattn.capturing.tokens.arrangement import Arrangement
-from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator, OuterGradient, SoftmaxOperator
+from visattn.capturing.tokens.arrangement import Arrangement, SampledArrangement
+from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator, OuterGradient, SampledOperator, SoftmaxOperator
 from visattn.records import Source
 
 
@@ -76,8 +76,8 @@ class Call(ABC):
         self.out = None
 
     @abstractmethod
-    def source(self, arrangement: Arrangement) -> Source:
-        """Return the source from which the gradient of the weights is computed."""
+    def source(self, arrangement: Arrangement) -> Source | None:
+        """Return the source from which the gradient of the weights is computed; None if they have no gradient."""
 
     @abstractmethod
     def weigh(self) -> Tensor:
@@ -95,8 +95,8 @@ class Call(ABC):
     def sources(self) -> tuple[Tensor, ...]:
         """Return the tensors that the weights are computed from."""
 
-    def values(self, arrangement: Arrangement) -> Tensor:
-        """Return the values in the order of `arrangement`."""
+    def values(self, arrangement: Arrangement) -> Tensor | None:
+        """Return the values in the order of `arrangement`; None if they belong to no single grid."""
         return self._own(arrangement.take(self._wide(self.value))).contiguous()
 
     def _own(self, tensor: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class FusedCall(Call):
     def source(self, arrangement: Arrangement) -> Source:
         """Return a source that computes `dA = dO V^T`, where `dO` is the gradient of the result."""
         assert self.out is not None  # noqa: S101 - the call has run
-        value = self.values(arrangement)
+        value = self._own(arrangement.take(self._wide(self.value))).contiguous()
         return Source(self.out, lambda gradient: OuterGradient(arrangement.take(gradient), value))
 
     def sources(self) -> tuple[Tensor, ...]:
@@ -187,13 +187,13 @@ class ProductCall(Call):
     _operands = ("weights",)
     _layout = torch.preserve_format  # mixed heads come last in memory; a contiguous copy takes longer
     scored: tuple[Tensor, ...] | None = None  # operands of the product behind the softmax
+    _operand: Tensor | None
 
     def __init__(self, product: Product) -> None:
         """Store the operands of the product."""
-        self.weights, value = product.views()
+        self._axes, self._operand = product.axes, product.operand
+        self.weights, value = self._axes.weights(product.operand), self._axes.values(product.value)
         super().__init__(value, _shared(value, self.weights), self.weights.shape[-2])
-        self._operand: Tensor | None = product.operand
-        self._axes, self._out_axes = product.axes, product.out_axes
 
     def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
         """Copy the operands, and with the values the operands of the scores; see `Call.keep`."""
@@ -201,7 +201,7 @@ class ProductCall(Call):
         kept = wanted and values and self.scored is not None
         self.scored = tuple(own(operand, self._layout) for operand in self.scored or ()) if kept else None
 
-    def operator(self, arrangement: Arrangement, vectors: Vectors | None = None) -> MatrixOperator:
+    def operator(self, arrangement: Arrangement, vectors: Vectors | None = None) -> Operator:
         """Return the weights that the model multiplied by the values, with queries and keys if they were kept."""
         weights = self._own(arrangement.take(self._wide(self.weights)))
         scored, query, key = self.scored, None, None
@@ -214,13 +214,13 @@ class ProductCall(Call):
         super()._cut()
         self._operand = None
 
-    def source(self, arrangement: Arrangement) -> Source:
+    def source(self, arrangement: Arrangement) -> Source | None:
         """Return a source that is the gradient of the weights themselves."""
         axes, lead = self._axes, self.lead
         assert self._operand is not None  # noqa: S101 - kept with graph=True
 
         def arranged(gradient: Tensor) -> Gradient:
-            gradient = gradient if axes is None else gradient.permute(axes)
+            gradient = axes.weights(gradient)
             return MatrixGradient(arrangement.take(gradient.expand(*lead, *gradient.shape[-2:])))
 
         return Source(self._operand, arranged)
@@ -238,9 +238,55 @@ class ProductCall(Call):
         return self.laid_out(weights.to(self.value.dtype) @ self.value)
 
     def laid_out(self, result: Tensor) -> Tensor:
-        """Permute a result `(*lead, q, d)` into the axes of the model's own product."""
-        axes = list(self._out_axes)
-        return result.permute([axes.index(i) for i in range(len(axes))])
+        """Return a result `(*lead, q, d)` in the axes of the model's own product."""
+        return self._axes.result(result)
+
+
+class SampledCall(ProductCall):
+    """Weighted sum of samples that were read from maps at points (deformable attention)."""
+
+    def __init__(self, product: Product) -> None:
+        """Store the weights, and the points `(N, Q, P, 2)` of each map."""
+        super().__init__(product)
+        self._points = tuple(product.samples.values())
+
+    def keep(self, wanted: bool = True, *, values: bool = False, graph: bool = False) -> None:
+        """Copy the weights and the points; the samples are not kept."""
+        super().keep(wanted, graph=graph)
+        self._points = tuple(map(own, self._points)) if wanted else ()
+
+    def operator(self, arrangement: Arrangement, _: Vectors | None = None) -> SampledOperator:
+        """Return the weights, spread over the four cells of the finest grid around each point by bilinear interpolation."""
+        assert isinstance(arrangement, SampledArrangement)  # noqa: S101 - others are not recorded
+        order, number, maps, (rows, columns), lead = arrangement.samples
+        device = self.weights.device
+        points = [
+            points.reshape(-1, 2).double() * torch.tensor(factors, device=device) + torch.tensor(offsets, device=device)
+            for points, (factors, offsets) in zip(self._points, maps, strict=True)
+        ]
+        at = torch.cat(points)[number.to(device)]  # (N * Q, k, 2): column and row
+        weights = self.weights.flatten(0, -3)[order.to(device), 0].double()
+        low = at.floor()
+        cells, shares = [], []
+        for right, below in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            corner = low + torch.tensor([right, below], device=device)
+            share = weights * (1 - (at - corner).abs()).prod(-1)
+            inside = ((corner >= 0) & (corner < torch.tensor([columns, rows], device=device))).all(-1)
+            shares.append(share.where(inside | at.isnan().any(-1), 0))
+            cells.append((corner[..., 1] * columns + corner[..., 0]).where(inside, 0).long())
+        cell, share = (torch.cat(parts, -1).view(*lead, -1) for parts in (cells, shares))
+        taken = arrangement.take(cell), arrangement.take(share.float())
+        return SampledOperator(*taken, rows * columns, arrangement.query_index, arrangement.key_index)
+
+    def sources(self) -> tuple[Tensor, ...]:
+        """Return the weights and the points."""
+        return self.weights, *self._points
+
+    def values(self, _: Arrangement) -> None:
+        """Return None: the values of several maps belong to no single grid."""
+
+    def source(self, _: Arrangement) -> None:
+        """Return None: a weight on the grid may combine several samples."""
 
 
 def _shared(*operands: Tensor) -> list[int]:

@@ -1,6 +1,6 @@
 """Function mode that intercepts every function call of a forward pass, records the tape and reports each attention call.
 
-It recognizes fused calls and attention that is written as a softmax followed by a product with values. `nn.MultiheadAttention` reaches
+It recognizes fused calls and attention that is written as a softmax followed by a weighted mean of values. `nn.MultiheadAttention` reaches
 a mode as a single call, so the mode runs its body in order to intercept the calls inside.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.overrides import TorchFunctionMode
 
-from visattn.capturing.intercept.calls import Call, FusedCall, ProductCall
+from visattn.capturing.intercept.calls import Call, FusedCall, ProductCall, SampledCall
 from visattn.capturing.intercept.flex import flex_call
+from visattn.capturing.intercept.held import SAMPLE, SCORING, Held, is_weighing, product_behind, sampled_behind
 from visattn.capturing.intercept.owners import Owners
-from visattn.capturing.intercept.scores import SCORING, Scores, product_behind
-from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, tensors_of
+from visattn.capturing.intercept.softmax import PRODUCT, Product, note_weights, product_of, sum_of, tensors_of
 from visattn.capturing.trace.operations import ASK, SOFTMAX, operation_of
 from visattn.capturing.trace.tape import Attention, Entry, Operand
 from visattn.capturing.trace.tracer import Tracer
@@ -57,7 +57,7 @@ class CaptureMode(TorchFunctionMode):
         twin: The image and the tensor that replaces it in all calls, or None.
         calls: Number of attention calls of each layer in this forward pass.
         hidden: Layers whose attention cannot be recorded, and why.
-        scores: Operands of the latest products, for the queries and keys of attention that is written out; None if not wanted.
+        held: Operands of the latest products that may belong to attention.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class CaptureMode(TorchFunctionMode):
         receive: Receive,
         replace: Replace | None = None,
         answers_at_keys: Callable[[nn.Module], bool] | None = None,
+        *,
+        vectors: bool = False,
     ) -> None:
-        """Prepare to intercept calls; the model itself is not modified."""
+        """Prepare to intercept calls; the model itself is not modified. `vectors`: see `Watch`."""
         super().__init__()
         self.owners, self._receive, self._replace = Owners(model), receive, replace
         self._answers_at_keys = answers_at_keys or (lambda _: False)
@@ -75,7 +77,7 @@ class CaptureMode(TorchFunctionMode):
         self.twin: tuple[Tensor, Tensor] | None = None
         self.calls: Counter[str] = Counter()
         self.hidden: dict[str, str] = {}
-        self.scores: Scores | None = None
+        self.held, self._vectors = Held(), vectors
 
     def __torch_function__(
         self,
@@ -97,8 +99,8 @@ class CaptureMode(TorchFunctionMode):
             if entry is not None and entry.attention is None:
                 out = func(*args, **kwargs) if kwargs else func(*args)
                 tracer.confirm(entry, args, kwargs, out)
-                if entry.scoring and self.scores is not None:
-                    self.scores.hold(tracer.at - 1, args, kwargs)
+                if entry.kept or (entry.scoring and self._vectors):
+                    self.held.hold(tracer.at - 1, args, kwargs)
                 return out
         kwargs = kwargs or {}
         if func in ASK:
@@ -133,18 +135,16 @@ class CaptureMode(TorchFunctionMode):
         """Run a call that is, or may be, attention, and report it if it is."""
         tracer = self.tracer
         assert tracer is not None  # noqa: S101
-        product: Product | None = None
-        if not fused and entry is None:
-            product = product_of(func, args, kwargs, lambda _, x: tracer.slot_of(x) in tracer.tape.weights)
-        elif attention is not None and not fused:
-            position = attention.position
-            product = product_of(func, args, kwargs, lambda i, _: i == position)
+        recorded = entry is None or attention is not None
+        product = self._product(tracer, func, args, kwargs, attention) if recorded and not fused else None
         owner = None
-        if attention is not None:
+        if attention is not None and (fused or product is not None):
             owner = attention.layer, self.owners.modules[attention.owner]
         elif fused or product is not None:
             owner = self.owners.current()
         if owner is None:
+            if attention is not None:
+                self.hidden[attention.layer] = "overwrites the operands of its attention"
             out = func(*args, **kwargs)
             if entry is None:
                 self._met(func, args, kwargs, out)
@@ -159,11 +159,12 @@ class CaptureMode(TorchFunctionMode):
             call = flex_call(args, kwargs, owner[0])
             func, args, kwargs = F.scaled_dot_product_attention, args[:3], {}
         else:
-            call = ProductCall(product) if product is not None else FusedCall(*args, **kwargs)
+            kind = SampledCall if product is not None and product.samples else ProductCall
+            call = kind(product) if product is not None else FusedCall(*args, **kwargs)
         if attention is None:
             attention = self._described(tracer, *owner, call, product, args, kwargs)
-        if self.scores is not None and isinstance(call, ProductCall):
-            call.scored = self.scores.take(tracer, attention.scores)
+        if self._vectors and isinstance(call, ProductCall):
+            call.scored = self.held.operands(tracer, attention.scores)
         self.calls[owner[0]] += 1
         out = self._replace(*owner, call, attention) if self._replace is not None else None
         if out is None:
@@ -177,6 +178,32 @@ class CaptureMode(TorchFunctionMode):
             self._receive(*owner, call, attention)
         return out if whole is None else (out, *whole[1:])
 
+    def _product(
+        self,
+        tracer: Tracer,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        attention: Attention | None,
+    ) -> Product | None:
+        """Return the product of weights and values that a call computes; None for any other call."""
+
+        def is_weights(index: int, operand: Tensor) -> bool:
+            return tracer.slot_of(operand) in tracer.tape.weights if attention is None else index == attention.position
+
+        product = product_of(func, args, kwargs, is_weights)
+        if product is not None:
+            return product
+        factors = self.held.factors(tracer, args[0] if args else kwargs.get("input"))
+        product = None if factors is None else sum_of(func, args, kwargs, factors[1], is_weights)
+        if product is None or factors is None:
+            return None
+        samples = sampled_behind(tracer.tape, tracer.place_of(product.value)) if attention is None else attention.samples
+        points = {one: operands[1] for one in samples if (operands := self.held.operands(tracer, one)) is not None}
+        for one in (factors[0], *points):
+            tracer.tape.entries[one].kept = True
+        return product._replace(samples=points) if len(points) == len(samples) else product
+
     def _met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         tracer = self.tracer
         assert tracer is not None  # noqa: S101
@@ -184,8 +211,10 @@ class CaptureMode(TorchFunctionMode):
             entry = tracer.met(func, args, kwargs, out)
             if entry is not None:
                 note_weights(tracer, entry, args, out)
-                if self.scores is not None and entry.operation.own and entry.operation.name in SCORING:
-                    self.scores.hold(tracer.at - 1, args, kwargs)
+                scoring = self._vectors and entry.operation.own and entry.operation.name in SCORING
+                sampling = entry.operation.own and entry.operation.name == SAMPLE
+                if scoring or sampling or is_weighing(tracer.tape, entry):
+                    self.held.hold(tracer.at - 1, args, kwargs)
         except Exception:  # an unusual kind of tensor; the tape is not complete
             tracer.tape.whole = False
 
@@ -202,13 +231,13 @@ class CaptureMode(TorchFunctionMode):
         """Build the note of an attention call for the tape."""
         if product is not None:
             operands = tuple(
-                Operand(tracer.place_of(x), axes)
-                for x, axes in ((product.operand, product.axes), (product.value, product.value_axes))
+                Operand(tracer.place_of(x), axes=product.axes, weighs=x is product.operand)
+                for x in (product.operand, product.value)
             )
         else:
             assert isinstance(call, FusedCall)  # noqa: S101
             given = [args[i] if i < len(args) else kwargs[name] for i, name in enumerate(("query", "key", "value"))]
-            operands = tuple(Operand(tracer.place_of(x), None, call.groups if i else 1) for i, x in enumerate(given))
+            operands = tuple(Operand(tracer.place_of(x), call.groups if i else 1) for i, x in enumerate(given))
         softmaxes = frozenset() if product is None else tracer.tape.weights.get(operands[0].slot, frozenset())
         scores = product_behind(tracer.tape, softmaxes)
         if scores is not None:
@@ -226,6 +255,8 @@ class CaptureMode(TorchFunctionMode):
             self._answers_at_keys(owner),
             softmaxes,
             scores,
+            product is not None and product.doubtful,
+            () if product is None else tuple(product.samples),
         )
 
     def _hide(self, why: str) -> None:
@@ -234,7 +265,7 @@ class CaptureMode(TorchFunctionMode):
             self.hidden[owner[0]] = why
 
 
-_ATTENDING = PRODUCT | SOFTMAX | {"einsum"}
+_ATTENDING = PRODUCT | SOFTMAX | {"einsum", "sum"}
 
 
 def _exchanged(value: Any, one: Tensor, other: Tensor) -> Any:  # noqa: ANN401

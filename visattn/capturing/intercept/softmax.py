@@ -1,8 +1,12 @@
-"""Detection of attention that a model writes out: a softmax, possibly a mixing of heads, then a product with the values."""
+"""Detection of attention that a model writes out: a softmax, possibly a mixing of heads, then a product with the values.
+
+The product is one of matrices, an einsum, or an elementwise product that is summed over the keys.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,11 +14,12 @@ from torch import Tensor
 from visattn.capturing.tokens.codes import flat
 from visattn.capturing.tokens.equations import Equation
 from visattn.capturing.trace.operations import EDITED, operation_of, words
+from visattn.capturing.trace.products import Axes, Grouped, Permuted, axes_of_letters, axes_of_sum
 from visattn.capturing.trace.tape import Entry
 from visattn.capturing.trace.tracer import Tracer
 
 _SOFTMAX = frozenset({"softmax", "softmin", "gumbel_softmax"})
-PRODUCT = frozenset({"matmul", "__matmul__", "bmm"})
+PRODUCT = frozenset({"matmul", "__matmul__", "bmm", "mm"})
 _SCALING = frozenset({"mul", "multiply", "__mul__", "__rmul__", "__imul__", "div", "divide", "__truediv__", "__itruediv__"})
 # operations that may lie between: dropout, casts, views, mixing of heads, gates
 BETWEEN = _SCALING | words("""
@@ -25,37 +30,33 @@ BETWEEN = _SCALING | words("""
 
 
 class Product(NamedTuple):
-    """Product of weights and values, with permutations that make their last axes `(Q, K)` and `(K, d)`.
+    """Product of weights and values.
 
     Attributes:
-        value: Values.
         operand: Weights that the model multiplies.
-        value_axes: Permutation of the values' axes; None for no permutation.
-        axes: Permutation of the weights' axes; None for no permutation.
-        out_axes: Permutation that makes the model's result `(..., Q, d)`.
-        position: Index of the weights among the tensors of the call.
+        value: Values.
+        axes: Axes of both, and of the result.
+        position: Index of the weights among the operands.
+        doubtful: See `Attention`.
+        samples: Points at which maps were sampled for the values, by index of the entry on the tape.
     """
 
-    value: Tensor
     operand: Tensor
-    value_axes: tuple[int, ...] | None
-    axes: tuple[int, ...] | None
-    out_axes: Sequence[int]
+    value: Tensor
+    axes: Axes
     position: int
-
-    def views(self) -> tuple[Tensor, Tensor]:
-        """Return weights `(..., Q, K)` and values `(..., K, d)` as views."""
-        weights = self.operand if self.axes is None else self.operand.permute(self.axes)
-        return weights, self.value if self.value_axes is None else self.value.permute(self.value_axes)
+    doubtful: bool
+    samples: Mapping[int, Tensor] = MappingProxyType({})
 
 
-def product_of(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_weights: Callable[[int, Tensor], bool]
-) -> Product | None:
+IsWeights = Callable[[int, Tensor], bool]  # takes the index of an operand, and the operand
+
+
+def product_of(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], is_weights: IsWeights) -> Product | None:
     """Return the product of weights and values that a call is about to compute, or None.
 
-    `is_weights(index, tensor)` returns whether a tensor of the call comes from a softmax. The product's own operand counts as the
-    weights, not the softmax's result, because talking heads and gates may lie between.
+    `is_weights` returns whether an operand comes from a softmax. The product's own operand counts as the weights, not the softmax's
+    result, because talking heads and gates may lie between.
     """
     name = operation_of(func).name
     if name in PRODUCT:
@@ -63,43 +64,48 @@ def product_of(
         if not isinstance(left, Tensor) or not isinstance(right, Tensor):
             return None
         axes = tuple(range(max(left.ndim, right.ndim)))
-        if right.ndim > 2 and left.ndim > 1 and is_weights(0, left):
-            return Product(right, left, None, None, axes, 0)
-        if left.ndim > 2 and right.ndim > 1 and is_weights(1, right):  # values first: V^T A^T
-            turned = _turned(len(axes))
-            return Product(left, right, _turned(left.ndim), _turned(right.ndim), turned, 1)
+        flat = left.ndim == right.ndim == 2  # neither images nor heads
+        if (flat or (right.ndim > 2 and left.ndim > 1)) and is_weights(0, left):
+            return Product(left, right, Permuted(None, None, axes), 0, left.ndim == 2)
+        if (flat or (left.ndim > 2 and right.ndim > 1)) and is_weights(1, right):  # values first: V^T A^T
+            return Product(right, left, Permuted(_turned(right.ndim), _turned(left.ndim), _turned(len(axes))), 1, right.ndim == 2)
     elif name == "einsum":
         return _einsum(args, is_weights)
     return None
 
 
-def _einsum(args: Sequence[Any], is_weights: Callable[[int, Tensor], bool]) -> Product | None:
-    """Return an einsum as a product, or None. The query axis occurs in the weights and not in the values; the key axis is summed over."""
+def _einsum(args: Sequence[Any], is_weights: IsWeights) -> Product | None:
+    """Return an einsum as a product, or None. The axes of the keys occur in both operands, and not in the result."""
     equation = Equation.of(args)
-    if equation is None or len(equation.operands) != 2:
+    if equation is None or len(equation.operands) != 2 or not all(isinstance(x, Tensor) for x in equation.operands):
         return None
     operands, letters, result = equation
-    side = next((i for i, x in enumerate(operands) if isinstance(x, Tensor) and is_weights(i, x)), None)
+    side = next((i for i, x in enumerate(operands) if is_weights(i, x)), None)
     if side is None:
         return None
-    (weights, w), (value, v) = ((operands[i], letters[i]) for i in (side, 1 - side))
-    lead = [x for x in w if x in v and x in result]
-    rows, keys = ([x for x in w if x not in lead and (x in v) == shared] for shared in (False, True))
-    channels = [x for x in v if x not in w]
-    if not len(rows) == len(keys) == len(channels) == 1 or rows[0] not in result or channels[0] not in result:
+    weights, value = operands[side], operands[1 - side]
+    axes = axes_of_letters((letters[side], weights), (letters[1 - side], value), result)
+    return None if axes is None else Product(weights, value, axes, side, isinstance(axes, Grouped) or weights.ndim == 2)
+
+
+def sum_of(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factors: Sequence[Tensor], is_weights: IsWeights
+) -> Product | None:
+    """Return the product of weights and values whose elements, the products of two `factors`, a call is about to sum; or None."""
+    given = dict(zip(("input", "dim", "keepdim"), args, strict=False)) | {_NUMPY.get(key, key): x for key, x in kwargs.items()}
+    dims, keepdim = given.get("dim"), given.get("keepdim", False)
+    dims = [dims] if isinstance(dims, int) else dims
+    if operation_of(func).name != "sum" or not isinstance(dims, (tuple, list)) or given.get("dtype") is not None:
         return None
+    side = next((i for i, x in enumerate(factors) if is_weights(i, x)), None)
+    if side is None:
+        return None
+    weights, value = factors[side], factors[1 - side]
+    axes = axes_of_sum(weights, value, dims, keepdim=bool(keepdim))
+    return None if axes is None else Product(weights, value, axes, side, True)
 
-    def order(have: str, want: list[str]) -> tuple[int, ...]:
-        return tuple(have.index(x) for x in want)
 
-    return Product(
-        value,
-        weights,
-        order(v, lead + keys + channels),
-        order(w, lead + rows + keys),
-        order(result, lead + rows + channels),
-        side,
-    )
+_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) -> None:  # noqa: ANN401
@@ -112,7 +118,7 @@ def note_weights(tracer: Tracer, entry: Entry, args: Sequence[Any], out: Any) ->
         tape.weights[slot] = made
         return
     if name in _SOFTMAX or name == "log_softmax":
-        if out.ndim > 2:  # a 2-d softmax is a gate
+        if out.ndim > 1:
             made = frozenset({len(tape.entries) - 1})
             (tape.logarithms if name == "log_softmax" else tape.weights)[slot] = made
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +93,31 @@ class Arrangement:
                 index = alike
         groups = bias.reshape(-1, *bias.shape[-2:])[index]
         return groups if self.query_index is not None else groups[:, :, 0]
+
+
+class Samples(NamedTuple):
+    """Samples that a call weights, and where they lie on the finest grid that is sampled.
+
+    Attributes:
+        order: `(N * Q,)` index of the weights of each query in the flattened axes of the call; N counts images and heads.
+        number: `(N * Q, k)` number of each sample, counted over all maps and their points `(N, Q, P)`.
+        maps: For each map: factors and offsets from its points to `(column, row)` of the grid.
+        size: Rows and columns of the grid.
+        lead: N and Q.
+    """
+
+    order: Tensor
+    number: Tensor
+    maps: tuple[tuple[tuple[float, float], tuple[float, float]], ...]
+    size: tuple[int, int]
+    lead: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class SampledArrangement(Arrangement):
+    """Order of the tokens of a call that weights samples: its lead is `(N,)`, and its keys are the cells of the finest grid."""
+
+    samples: Samples = field(kw_only=True)
 
 
 def unplaced(lead: Sequence[int], queries: int, keys: int, box: Box, reason: str) -> Arrangement:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from visattn.capturing.trace.operations import Operation
+from visattn.capturing.trace.products import Axes
 
 _KEPT = 8  # number of tapes kept per model
 
@@ -86,11 +87,25 @@ class Outside(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """Operand of an attention call: a slot with permuted axes, or with each head repeated `groups` times (grouped-query attention)."""
+    """Operand of an attention call.
+
+    Attributes:
+        slot: The slot.
+        groups: How often each head is repeated (grouped-query attention).
+        axes: Axes of the product of weights and values; None for a fused call.
+        weighs: Whether the operand is the weights of that product.
+    """
 
     slot: int
-    axes: tuple[int, ...] | None = None
     groups: int = 1
+    axes: Axes | None = None
+    weighs: bool = False
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the shape of the slot with the axes of the call, `(*lead, tokens, d)` or `(*lead, q, k)`."""
+        if self.axes is not None:
+            return self.axes.weights(tensor) if self.weighs else self.axes.values(tensor)
+        return tensor if self.groups == 1 else tensor.repeat_interleave(self.groups, -3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +121,12 @@ class Attention:
         lead: Sizes of the axes before the token axis.
         rows: Number of queries in a group.
         columns: Number of keys in a group.
-        position: Index of the weights among the tensors of the product; None for a fused call.
+        position: Index of the weights among the operands of the product; None for a fused call.
         answers_at_keys: See `ModelDescription`.
         softmaxes: Indices of the entries whose softmax produced the weights.
         scores: Index of the entry whose product of queries and keys the softmax normalizes; None if there is none, or several.
+        doubtful: Whether it may be a gate. It is attention only if its values turn out to be different tokens.
+        samples: Indices of the entries that sampled its values from maps (deformable attention).
     """
 
     layer: str
@@ -124,6 +141,8 @@ class Attention:
     answers_at_keys: bool = False
     softmaxes: frozenset[int] = frozenset()
     scores: int | None = None
+    doubtful: bool = False
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -146,6 +165,7 @@ class Entry:
         single: Shape of the result, if the operation only returns one tensor (new or an argument); otherwise None.
         before: One item per result: its slot if the tensor existed before the call, otherwise None.
         scoring: Whether it multiplies the queries and keys of an attention call that the model writes out.
+        kept: Whether its operands are kept for an attention call that sums its results.
         refs: Tensors among the arguments.
         quick: Arguments and keyword arguments for fast comparison: `(slot, None)` for a tensor, `(-1, value)` for any other. None if
             an argument is not simple.
@@ -165,6 +185,7 @@ class Entry:
     single: torch.Size | None = None
     before: tuple[int | None, ...] = ()
     scoring: bool = False
+    kept: bool = False
     refs: tuple[Ref, ...] = field(init=False)
     quick: tuple[tuple[int, Any], ...] | None = field(init=False)
 

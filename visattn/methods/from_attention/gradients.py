@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -49,7 +50,8 @@ def attention_gradient(
         Barkan et al., "Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps", CIKM 2021, arXiv:2204.11073 (all
         layers, unsigned).
     """
-    records = chosen_records(graded(recording), layer, query, 0)
+    tokens = replace(recording, records=[record for record in recording if record.kind != "sampled"])
+    records = chosen_records(graded(tokens), layer, query, 0)
     heads = records[0].operator.shape[1]
     if head != "all" and not -heads <= head < heads:
         raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")

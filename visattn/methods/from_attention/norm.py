@@ -92,6 +92,8 @@ class _Vectors(NamedTuple):
 
 
 def _vectors(record: AttentionRecord, dtype: torch.dtype) -> _Vectors:
+    if record.kind == "sampled":
+        raise OptionError(f"{record.layer}: norms are defined for attention over tokens, not over points. Use 'attention'.")
     if record.value is None:
         raise OptionError("values were not recorded. Use capture(model, values=True).")
     if record.output_weight is None:

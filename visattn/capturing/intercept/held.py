@@ -1,4 +1,8 @@
-"""Products of queries and keys that a model writes out, kept until the softmax over them has turned out to be attention."""
+"""Operands of products that a model writes out, kept until a later operation has turned out to be attention.
+
+These are queries and keys, before the softmax over their product; factors that are multiplied elementwise, before the sum; and maps with
+the points at which they are sampled, before the samples are weighted.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,20 @@ from typing import Any
 from torch import Tensor
 
 from visattn.capturing.intercept.softmax import BETWEEN, PRODUCT, tensors_of
-from visattn.capturing.trace.operations import words
-from visattn.capturing.trace.tape import Tape
+from visattn.capturing.trace.operations import JOIN, words
+from visattn.capturing.trace.tape import Entry, Tape
 from visattn.capturing.trace.tracer import Tracer
 
 SCORING = PRODUCT | {"baddbmm", "einsum"}
+_MULTIPLY = words("mul multiply __mul__ __rmul__")
+SAMPLE = "grid_sample"
+_STACKING = JOIN | words("view reshape flatten unflatten permute transpose movedim contiguous squeeze unsqueeze")
 _FAR = 64  # operations that are looked through for the product behind a softmax
 _KEPT = 8  # products whose operands are kept in the first forward pass, where it is unknown which will become attention
 _PATH = BETWEEN | words("clamp clip clamp_min clamp_max tanh softmax log_softmax exp maximum minimum tril triu __setitem__")
 
 
-class Scores:
+class Held:
     """Operands of the latest products of a running forward pass, by the index of their entry."""
 
     def __init__(self) -> None:
@@ -33,18 +40,58 @@ class Scores:
             if len(self._held) > _KEPT:
                 del self._held[next(iter(self._held))]
 
-    def take(self, tracer: Tracer, number: int | None) -> tuple[Tensor, ...] | None:
+    def operands(self, tracer: Tracer, number: int | None) -> tuple[Tensor, ...] | None:
         """Return the operands of a product; None if they are not kept, or were overwritten since."""
-        operands = self._held.pop(number, None) if number is not None else None
+        operands = self._held.get(number) if number is not None else None
         if operands is None or number is None:
             return None
         refs = tracer.tape.entries[number].refs[-2:]
         same = all(tracer.slot_of(operand) == ref.slot for operand, ref in zip(operands, refs, strict=True))
         return operands if same else None
 
+    def factors(self, tracer: Tracer, result: object) -> tuple[int, tuple[Tensor, ...]] | None:
+        """Return index and operands of the elementwise product that made a tensor; None if they are not kept, or were overwritten."""
+        slot = tracer.slot_of(result) if self._held and isinstance(result, Tensor) else None
+        if slot is None:
+            return None
+        for number in self._held:
+            entry = tracer.tape.entries[number]
+            if entry.operation.name in _MULTIPLY and (made := entry.outs[0]) is not None and made.slot == slot:
+                operands = self.operands(tracer, number)
+                return None if operands is None else (number, operands)
+        return None
+
     def clear(self) -> None:
         """Release all operands."""
         self._held.clear()
+
+
+def sampled_behind(tape: Tape, slot: int) -> tuple[int, ...]:
+    """Return the indices of the entries whose samples were moved and joined to the tensor in a slot; none if it has other sources."""
+    found: list[int] = []
+    wanted = {slot}
+    for number in range(len(tape.entries) - 1, max(len(tape.entries) - 1 - _FAR, -1), -1):
+        entry = tape.entries[number]
+        made = entry.outs[0] if entry.outs else None
+        if made is None or made.slot not in wanted:
+            continue
+        if entry.operation.own and entry.operation.name == SAMPLE:
+            found.append(number)
+        elif not entry.operation.own or entry.operation.name not in _STACKING:
+            return ()
+        else:
+            wanted |= {ref.slot for ref in entry.refs}
+        wanted.discard(made.slot)
+    return () if wanted else tuple(reversed(found))
+
+
+def is_weighing(tape: Tape, entry: Entry) -> bool:
+    """Check whether an operation multiplies weights elementwise by other data from the image."""
+    if not entry.operation.own or entry.operation.name not in _MULTIPLY or len(entry.refs) != 2:
+        return False
+    slots = [ref.slot for ref in entry.refs]
+    weights = [slot in tape.weights for slot in slots]
+    return weights[0] != weights[1] and slots[weights[0]] in tape.descends
 
 
 def product_behind(tape: Tape, softmaxes: frozenset[int]) -> int | None:
