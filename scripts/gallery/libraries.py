@@ -66,4 +66,4 @@ def sampled_sheet() -> Image.Image:
         )
         cells.append(Cell(found.overlay()))
     notes = ("Random weights: each head samples in one direction, as the authors initialize it. The box is the model's output.",)
-    return sheet([cells], panel=240, column_labels=[f"object query {number}" for number in QUERIES], notes=notes)
+    return sheet([cells], panel=300, column_labels=[f"object query {number}" for number in QUERIES], notes=notes)

@@ -147,6 +147,7 @@ def test_the_map_of_a_query_says_what_it_shows() -> None:
     model = Deformable()
     found = visattn.methods.attention(recorded(model), query="object:3", fusion="mean")
     assert found.values.shape == (BATCH, 8, 12)
+    assert found.facts.pixelwise  # scaled by percentiles
     assert any("points that each query samples" in note for note in found.provenance.notes)
     expected = only(recorded(model)).operator.dense()[:, :, 3].mean(1).view(BATCH, 8, 12)
     torch.testing.assert_close(torch.as_tensor(found.values), expected, rtol=0, atol=1e-6)

@@ -34,7 +34,7 @@ class MapFacts:
         sinks_kept: Whether the values include the attention of the sinks; False if the method removed it.
         glimpses: Glimpses of each image, in order.
         detections: Boxes that the model outputs for the query, for maps of one image.
-        pixelwise: Whether each value belongs to a single pixel, so that a few outliers may dominate the color scale.
+        pixelwise: Whether each value belongs to a single pixel or sampled point, so that a few outliers may dominate the color scale.
         interval: Whether zero has no meaning of its own, so that the color scale is the map's own range even with values below zero.
         input_size: Height and width of the model's input; None if unknown.
     """

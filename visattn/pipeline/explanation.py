@@ -107,7 +107,8 @@ class Explanation:
             mass: Share of the map; the outline of the smallest region that holds it is drawn too. Glimpse paths are always drawn.
             legend: Whether to draw the color bar with the values of its ends on a band below the picture.
             caption: Whether to write the predicted class, its probability and the target on a band below the picture.
-            style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions. Components of a
+            style: See `visattn.drawing.Style`. Here `normalize="auto"` is percentile for pixel attributions and
+                sampled points. Components of a
                 PCA become red, green and blue; no style applies to them.
 
         Returns:

@@ -97,7 +97,8 @@ def attention(
     if any(record.operator.key_index is not None and bool((record.operator.key_index < 0).any()) for record in records):
         share = 1 - float(stacked.sum() / stacked[..., 0].numel())
         notes += (f"{share:.0%} of the attention goes to padding and is not drawn",)
-    if any(record.kind == "sampled" for record in records):
+    sampled = any(record.kind == "sampled" for record in records)
+    if sampled:
         notes += ("weights of the points that each query samples, on the finest grid that is sampled",)
     calls = sum(record.layer == records[0].layer and record.forward == records[0].forward for record in recording)
     if calls > 1:
@@ -117,7 +118,7 @@ def attention(
         },
         axes=axes,
         labels=labels,
-        facts=MapFacts(sinks=found, sinks_kept=sinks == "keep"),
+        facts=MapFacts(sinks=found, sinks_kept=sinks == "keep", pixelwise=sampled),
         queries=records[0].queries,
         notes=notes,
     )
