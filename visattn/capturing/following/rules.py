@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from visattn.capturing.following.mixing import Located
 from visattn.capturing.following.places import Places, later
 from visattn.capturing.following.writing import Writing
-from visattn.capturing.tokens.codes import equal, padded, same_along
+from visattn.capturing.tokens.codes import along, equal, joined, padded, reshaped, same_along
 from visattn.capturing.tokens.equations import Equation
 from visattn.capturing.tokens.planes import compact
 from visattn.capturing.trace.operations import COMBINE, EDITED, JOIN, PRODUCT, REARRANGE, REDUCE, REORDER, RESAMPLE, SAME
@@ -100,7 +101,7 @@ class Rules(Writing):
         if name in _FORMS:
             if len(args) > 1 and isinstance(args[1], torch.dtype):
                 return None
-            return places.each(lambda codes: codes.reshape(shape))
+            return places.each(lambda codes: reshaped(codes, shape))
         if name in ("expand_as", "broadcast_to", "expand"):
             wide = places.each(lambda codes: codes.expand(shape))
             copied = (
@@ -124,7 +125,9 @@ class Rules(Writing):
         if chosen is not None:
             return chosen
         others, named = [real(value) for value in args[1:]], {key: real(value) for key, value in kwargs.items() if key != "input"}
-        moved = [entry.func(codes, *others, **named) for codes in (places.codes, places.columns) if codes is not None]
+        axes = named.get("dims", others[1] if len(others) > 1 else None) if name == "roll" else None
+        change = entry.func if axes is None else partial(along, entry.func, [axes] if isinstance(axes, int) else axes)
+        moved = [change(codes, *others, **named) for codes in (places.codes, places.columns) if codes is not None]
         copies = places.copies or (name in ("repeat", "tile", "repeat_interleave") and _repeats_images(places, moved[0]))
         if isinstance(moved[0], Tensor):
             return places._replace(codes=moved[0], columns=moved[1] if len(moved) > 1 else None, copies=copies)
@@ -290,8 +293,8 @@ class Rules(Writing):
             if part is None:
                 return None
             parts.append(part)
-        columns = None if there.columns is None else torch.cat([part.columns for part in parts], dim)  # type: ignore[misc]
-        codes = torch.cat([part.codes for part in parts], dim)
+        columns = None if there.columns is None else joined([part.columns for part in parts], dim)  # type: ignore[misc]
+        codes = joined([part.codes for part in parts], dim)
         real = [places for places in found if places is not None]
         stacked = len(shape) > len(known.shapes[refs[0].slot])
         channels = self._known.planes.pixels.holds(there.codes)  # color channels of pixels are stacked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +60,34 @@ def aligned(codes: Tensor, names: str, result: str, shape: torch.Size) -> Tensor
     return codes.expand(shape)
 
 
+def along(change: Callable[..., Tensor], axes: Sequence[int], codes: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+    """Apply a change that moves codes along some axes only; other axes along which the codes are expanded stay so."""
+    moved, shape = {axis % codes.ndim for axis in axes}, {}
+    for axis, size in enumerate(codes.shape):
+        if axis not in moved and size > 1 and codes.stride(axis) == 0:
+            codes, shape[axis] = codes.narrow(axis, 0, 1), size
+    made = change(codes, *args, **kwargs)
+    return made.expand([shape.get(axis, size) for axis, size in enumerate(made.shape)]) if shape else made
+
+
+def reshaped(codes: Tensor, shape: Sequence[int]) -> Tensor:
+    """Reshape codes; a last axis along which they are expanded stays so if it keeps its size."""
+    if codes.ndim and len(shape) and codes.stride(-1) == 0 and codes.shape[-1] == shape[-1] > 1:
+        return codes.narrow(-1, 0, 1).reshape(*shape[:-1], 1).expand(*shape)
+    return codes.reshape(*shape)
+
+
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Join codes along an axis; axes along which all of them are expanded stay so."""
+    shape = list(parts[0].shape)
+    for axis, size in enumerate(shape):
+        if axis != dim and size > 1 and all(part.stride(axis) == 0 for part in parts):
+            parts = [part.narrow(axis, 0, 1) for part in parts]
+    whole = torch.cat(list(parts), dim)
+    shape[dim] = whole.shape[dim]
+    return whole.expand(shape)
+
+
 def padded(codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """Pad codes as the tensor is padded; channels that are added to tokens get the codes of these tokens."""
     widths = list(args[0] if args else kwargs["pad"])
@@ -71,7 +99,8 @@ def padded(codes: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ten
                 size = list(codes.shape)
                 size[dim] += widths[at] + widths[at + 1]
                 codes, widths[at : at + 2] = codes.narrow(dim, 0, 1).expand(size), (0, 0)
-        return F.pad(codes, widths, value=PADDING)
+        padding = [codes.ndim - 1 - at // 2 for at in range(0, len(widths), 2) if widths[at] or widths[at + 1]]
+        return along(F.pad, padding, codes, widths, value=PADDING)
     return F.pad(codes.double(), widths, mode=mode).int()
 
 

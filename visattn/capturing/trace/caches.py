@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 _CACHE = type(functools.lru_cache(len))
 _MOST = 1000  # entries of a container that is searched
+_WITHOUT = frozenset(
+    {str, int, float, bool, type(None), type, FunctionType}
+)  # types that hold no tensors; most entries have them
 _keeping: dict[object, list[Any]] = {}  # caches and containers by class or module of Python
 
 
@@ -36,10 +39,10 @@ def tensors_within(value: Any, depth: int = 3) -> list[Tensor]:  # noqa: ANN401
         return []
     if type(value) is _CACHE:
         return [x for held in gc.get_referents(value) if type(held) is not FunctionType for x in tensors_within(held, depth - 1)]
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):  # the second test takes longer
         value = list(value.values()) if len(value) <= _MOST else []
     if isinstance(value, (tuple, list)) and len(value) <= _MOST:
-        return [x for item in value for x in tensors_within(item, depth - 1)]
+        return [x for item in value if type(item) not in _WITHOUT for x in tensors_within(item, depth - 1)]
     return []
 
 
