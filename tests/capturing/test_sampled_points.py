@@ -205,7 +205,7 @@ def detector(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["DeformableDetr", "RTDetr"])
 def test_decoders_of_transformers(kind: str) -> None:
-    """The points and weights are read from the arguments of the model's own function."""
+    """Read the points and weights from the arguments of the model's own function."""
     model, given = detector(kind), dict[str, Any]()
     for name, module in model.named_modules():
         if type(module).__name__.endswith("MultiScaleDeformableAttention") and not list(module.parameters()):
