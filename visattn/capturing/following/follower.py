@@ -38,7 +38,7 @@ class TokenTracer:
     Attributes:
         known: Status of each slot.
         unseen: Layers that weight tokens in a way that is not recorded, and how.
-        sampled: Codes `(N, rows, columns)` of the maps that were sampled at points, by index of the entry.
+        sampled: Codes `(N, rows, columns)` of the maps that were sampled at points, by index of the entry; None if they are unknown.
         at: Number of entries traced so far.
     """
 
@@ -62,7 +62,7 @@ class TokenTracer:
         self._passed = 0
         self.at = 0
         self.unseen: dict[str, str] = {}
-        self.sampled: dict[int, Tensor] = {}
+        self.sampled: dict[int, Tensor | None] = {}
 
     def see(self, entry: Entry, *, attends: bool) -> None:
         """Transfer locations from the arguments of an operation to its results. After any error the results count as lost.
@@ -211,10 +211,8 @@ class TokenTracer:
 
     def _note_map(self, entry: Entry) -> None:
         """Note the locations of a map that is sampled at points."""
-        image = next(iter(entry.refs))
-        values = self.known.places.get(image.slot)
-        codes = torch.empty(0) if values is None or not same_along(values.codes, 1) else values.codes[:, 0]
-        self.sampled[self.at] = codes
+        values = self.known.places.get(entry.refs[0].slot)
+        self.sampled[self.at] = values.codes[:, 0] if values is not None and same_along(values.codes, 1) else None
 
     def _unplaced(self, entry: Entry, slots: Sequence[int]) -> None:
         """Set the status of results that no pixel reaches. A learned token stays learned when expanded or given a position embedding."""

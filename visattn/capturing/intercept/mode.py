@@ -202,7 +202,9 @@ class CaptureMode(TorchFunctionMode):
         points = {one: operands[1] for one in samples if (operands := self.held.operands(tracer, one)) is not None}
         for one in (factors[0], *points):
             tracer.tape.entries[one].kept = True
-        return product._replace(samples=points) if len(points) == len(samples) else product
+        if len(points) == len(samples):
+            return product._replace(samples=points)
+        return product if attention is None else None
 
     def _met(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
         tracer = self.tracer

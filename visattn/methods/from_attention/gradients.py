@@ -50,8 +50,7 @@ def attention_gradient(
         Barkan et al., "Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps", CIKM 2021, arXiv:2204.11073 (all
         layers, unsigned).
     """
-    tokens = replace(recording, records=[record for record in recording if record.kind != "sampled"])
-    records = chosen_records(graded(tokens), layer, query, 0)
+    records = chosen_records(graded(_of_tokens(recording)), layer, query, 0)
     heads = records[0].operator.shape[1]
     if head != "all" and not -heads <= head < heads:
         raise OptionError(f"head must lie in [{-heads}, {heads - 1}], got {head}.")
@@ -136,7 +135,14 @@ def gradient_rollout(
     )
 
 
+def _of_tokens(recording: Recording) -> Recording:
+    """Return a recording without weights of sampled points, which have no gradient."""
+    return replace(recording, records=[record for record in recording if record.kind != "sampled"])
+
+
 METHODS = {
     "gradient_rollout": gradient_method(gradient_rollout, chain_refusal_of_any_rows),
-    "attention_gradient": gradient_method(attention_gradient, spatial_refusal, aliases=("gradsam",)),
+    "attention_gradient": gradient_method(
+        attention_gradient, lambda recording: spatial_refusal(_of_tokens(recording)), aliases=("gradsam",)
+    ),
 }
