@@ -94,6 +94,9 @@ _DEPTH_PRO = {
     "patch_size": 128,
     "merge_padding_value": 1,
     "intermediate_hook_ids": [1, 0],
+    "fusion_hidden_size": 32,
+    "scaled_images_feature_dims": [64, 64, 32],
+    "intermediate_feature_dims": [32, 32],
     **{f"{part}_model_config.image_size": 128 for part in ("image", "patch", "fov")},
 }
 _RF_DETR = {"backbone_config.image_size": 224, "num_queries": 30}
