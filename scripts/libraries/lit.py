@@ -13,6 +13,7 @@ import visattn
 from visattn.records import AttentionRecord, Recording, TokenLayout
 
 Inputs = dict[str, Any]
+_BY_ROWS = "muse"  # models whose image processor orders patches by rows; they are merged after the layers of attention
 _NOISE = 1e-6  # share of the largest value below which a change is rounding; random weights may let the image vanish
 
 
@@ -104,7 +105,9 @@ def _lit(pixels: Tensor, layout: TokenLayout, cell: tuple[int, ...], image: int,
 
 
 def _merged(model: Any) -> int:  # noqa: ANN401
-    """Return the side of the blocks of patches that a model merges, as its configuration states it."""
+    """Return the side of the blocks in which a model gets its patches, as its configuration states it."""
+    if model.config.model_type.startswith(_BY_ROWS):
+        return 1
     vision: Any = getattr(model.config, "vision_config", model.config)
     return vision.spatial_merge_size if hasattr(vision, "spatial_merge_size") else getattr(vision, "merge_size", 1)
 
