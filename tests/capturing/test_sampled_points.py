@@ -163,6 +163,25 @@ def test_methods_that_need_gradients_or_values_of_tokens_say_why() -> None:
         visattn.methods.norm_attention(recorded(model, values=True), query="object:1")
 
 
+class WithTokens(Deformable):
+    """Model that samples after attention among the patches."""
+
+    def attend(self, queries: Tensor, maps: list[Tensor]) -> Tensor:
+        """Attend, then sample."""
+        tokens = maps[0].flatten(2).mT[:, None]
+        mixed = F.scaled_dot_product_attention(tokens, tokens, tokens)[:, 0].mT.view(maps[0].shape)
+        return super().attend(queries, [mixed, *maps[1:]])
+
+
+def test_importance_of_heads_is_refused_beside_sampled_points() -> None:
+    model = WithTokens()
+    with visattn.capture(model.eval(), gradients=True) as recording:
+        out = model(photo())
+    assert [record.kind for record in recording] == ["self", "sampled"]
+    with pytest.raises(OptionError, match="such weights have no gradient"):
+        visattn.evaluation.head_importance(recording.gradients(out[:, 0].sum()))
+
+
 @pytest.mark.parametrize("sampling", [{"mode": "nearest"}, {"padding_mode": "border"}], ids=str)
 def test_other_sampling_is_reported_as_unseen(sampling: dict[str, Any]) -> None:
     with pytest.raises(visattn.errors.NoAttentionCaptured, match="reads values at points that it computes"):
