@@ -46,10 +46,10 @@ PARTS = {
     "commands": "CPU time of whole commands",
 }
 HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
-    ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"keeps \| 224 \| \d+ \| rollout"),
-    ("capture and rollout, 1036 px", "time", r"keeps \| 1036 \| \d+ \| rollout"),
-    ("capture and heads of the last layer, 224 px", "time", r"keeps \| 224 \| \d+ \| last-layer heads"),
-    ("memory of rollout against the plain forward pass, 1036 px", "memory", r"apart \| 1036 \| peak of rollout / .*?"),
+    ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"224 \| \d+ \| rollout"),
+    ("capture and rollout, 1036 px", "time", r"1036 \| \d+ \| rollout"),
+    ("capture and heads of the last layer, 224 px", "time", r"224 \| \d+ \| last-layer heads"),
+    ("memory of rollout against the plain forward pass, 1036 px", "memory", r"1036 \| peak of rollout / .*?"),
     ("later capture alone, all models of the coverage sweep", "capture", r"all .*? \| later"),
     ("rollout from whole matrices, 1036 px", "methods", r"1036 \| dense rollout"),
     ("overlay", "overlay", r"visattn\.overlay.*?"),
@@ -215,14 +215,13 @@ def protocol() -> list[str]:
         "come from one series.",
         'Runs: `rollout` captures every layer. `last-layer heads` captures the last, `capture(model, layers="blocks.11.*")`.',
         f"Allocator: with `keeps`, no memory returns to the system ({settings('keeps')}). This leaves out the time of allocating it "
-        f"again. With `apart` ({settings('apart')}), each large tensor returns at once. A peak then counts live tensors, not holes in the "
-        "heap. Both are set for the plain forward pass and for visattn. The rows of `default` are for comparison; they vary much from run "
-        "to run.",
+        f"again. It is set where times are compared. With `apart` ({settings('apart')}), each large tensor returns at once. A peak then "
+        "counts live tensors, not holes in the heap. It is set where peaks are compared. The plain forward pass has the same setting.",
         f"Memory: the peak of resident memory (VmHWM) of a fresh process; at 1036 px the median of {PROCESSES} processes, run in turn.",
         "Capture: random weights, 224 px, features not kept. The `first` capture traces the tokens. A `later` one is compared with it, "
         "operation by operation, and traces nothing anew. Its cost is mostly Python and does not depend on threads or batch. So the ratio "
         "is bounded with one thread, and it is larger for a short forward pass. Models of transformers run at their real width on another "
-        "image each time.",
+        f"image each time. In the coverage sweep {os.cpu_count()} models run beside each other.",
         "Methods: a fresh process for each method, which includes the capture, with the default allocator. There is one warm-up round at "
         "224 and 518 px; times are medians. The growth is the first round's peak minus the loaded model. Methods with a target explain "
         "feature 0 of the class token.",
@@ -274,48 +273,42 @@ def unbounded(head: Row, measured: str | None = None) -> Row:
 
 
 def time_rows(quick: bool) -> Iterator[Row]:
-    """Measure plain forward pass, rollout and last-layer heads, at each size and with each allocator."""
-    for allocator in ("keeps", "default"):
-        for side, rounds in sizes(quick or allocator == "default").items():
-            progress(f"{side} px, {rounds} rounds, {allocator} allocator")
-            seconds = run_json(sys.executable, "bench.timing", str(side), str(rounds), allocator=allocator)
-            for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
-                tokens = (side // 14) ** 2 + 1
-                head = {"allocator": allocator, "px": side, "tokens": tokens, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
-                ratio = seconds[name] / seconds["plain forward"]
-                measured = f"{ratio:.3f} x plain" if bounds else None
-                if measured is None or allocator == "default":
-                    yield unbounded(head, measured)
-                else:
-                    yield row(head, measured, ratio, bounds[side], f"<= {bounds[side]:g} x")
+    """Measure plain forward pass, rollout and last-layer heads, at each size."""
+    for side, rounds in sizes(quick).items():
+        progress(f"{side} px, {rounds} rounds")
+        seconds = run_json(sys.executable, "bench.timing", str(side), str(rounds), allocator="keeps")
+        for name, bounds in (("plain forward", {}), ("rollout", ROLLOUT), ("last-layer heads", HEADS)):
+            head: Row = {"px": side, "tokens": (side // 14) ** 2 + 1, "run": name, "ms": f"{seconds[name] * 1e3:.1f}"}
+            ratio = seconds[name] / seconds["plain forward"]
+            if bounds:
+                yield row(head, f"{ratio:.3f} x plain", ratio, bounds[side], f"<= {bounds[side]:g} x")
+            else:
+                yield unbounded(head)
 
 
 def memory_rows(quick: bool) -> Iterator[Row]:
     """Measure the peak memory of fresh processes, and the growth over the loaded model."""
-    for allocator in ("apart", "default"):
-        series: dict[str, list[dict[str, int]]] = {"plain": [], "rollout": []}
-        for turn in range(PROCESSES):
-            progress(f"1036 px, processes {turn + 1} of {PROCESSES}, {allocator} allocator")
-            for name, sizes_of in series.items():
-                sizes_of.append(run_json(sys.executable, "bench.memory", name, "1036", allocator=allocator))
-        (peak, growth), (peak_rollout, growth_rollout) = (
-            [median(one[key] for one in series[name]) for key in ("peak", "growth")] for name in ("plain", "rollout")
-        )
-        kept = series["rollout"][0]["kept"]
-        ratio = peak_rollout / peak
-        text = f"{megabytes(peak_rollout)} / {megabytes(peak)} MB = {ratio:.3f} x"
-        head = {"allocator": allocator, "px": 1036, "what": "peak of rollout / peak of plain forward"}
-        rows = [row(head, text, ratio, PEAK_RATIO, f"<= {PEAK_RATIO:g} x")]
-        bound = growth + KEPT * kept + SPARE
-        limit = f"<= {megabytes(growth)} + {KEPT:g} x {megabytes(kept)} + {megabytes(SPARE)} = {megabytes(bound)} MB"
-        head = head | {"what": "growth of rollout <= growth of plain + 1.15 x queries and keys + 64 MB"}
-        rows.append(row(head, f"{megabytes(growth_rollout)} MB", growth_rollout, bound, limit))
-        if not quick:
-            progress(f"1778 px, {allocator} allocator")
-            largest = run_json(sys.executable, "bench.memory", "rollout", "1778", allocator=allocator)["peak"]
-            head = head | {"px": 1778, "what": "peak of rollout"}
-            rows.append(row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB"))
-        yield from rows if allocator != "default" else ({**entry, "bound": None, "verdict": None} for entry in rows)
+    series: dict[str, list[dict[str, int]]] = {"plain": [], "rollout": []}
+    for turn in range(PROCESSES):
+        progress(f"1036 px, processes {turn + 1} of {PROCESSES}")
+        for name, sizes_of in series.items():
+            sizes_of.append(run_json(sys.executable, "bench.memory", name, "1036", allocator="apart"))
+    (peak, growth), (peak_rollout, growth_rollout) = (
+        [median(one[key] for one in series[name]) for key in ("peak", "growth")] for name in ("plain", "rollout")
+    )
+    ratio = peak_rollout / peak
+    text = f"{megabytes(peak_rollout)} / {megabytes(peak)} MB = {ratio:.3f} x"
+    yield row({"px": 1036, "what": "peak of rollout / peak of plain forward"}, text, ratio, PEAK_RATIO, f"<= {PEAK_RATIO:g} x")
+    kept = series["rollout"][0]["kept"]
+    bound = growth + KEPT * kept + SPARE
+    limit = f"<= {megabytes(growth)} + {KEPT:g} x {megabytes(kept)} + {megabytes(SPARE)} = {megabytes(bound)} MB"
+    head: Row = {"px": 1036, "what": "growth of rollout <= growth of plain + 1.15 x queries and keys + 64 MB"}
+    yield row(head, f"{megabytes(growth_rollout)} MB", growth_rollout, bound, limit)
+    if not quick:
+        progress("1778 px")
+        largest = run_json(sys.executable, "bench.memory", "rollout", "1778", allocator="apart")["peak"]
+        head = {"px": 1778, "what": "peak of rollout"}
+        yield row(head, f"{megabytes(largest)} MB", largest, PEAK_1778, f"<= {megabytes(PEAK_1778)} MB")
 
 
 def capture_rows(quick: bool) -> Iterator[Row]:
@@ -331,7 +324,7 @@ def capture_rows(quick: bool) -> Iterator[Row]:
             else:
                 yield unbounded(head | {"capture": what}, f"{ratio:.3f} x plain")
     progress("models of transformers")
-    for name, found in run_json(sys.executable, "bench.libraries", "3" if quick else "8", allocator="keeps").items():
+    for name, found in run_json(sys.executable, "bench.libraries", "3" if quick else "15", allocator="keeps").items():
         head = {"model": name, "threads": 1, "batch": 1, "plain ms": f"{found['seconds'] * 1e3:.1f}"}
         for what, ratio, limit in (("first", found["first"], LARGE_FIRST), ("later", found["capture"], LARGE_LATER)):
             yield row(head | {"capture": what}, f"{ratio:.3f} x plain", ratio, limit, f"<= {limit:g} x")
@@ -462,7 +455,7 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
     speeds: dict[str, list[float]] = {run: [] for run in runs}
     with tempfile.TemporaryDirectory() as folder:
         run_json(sys.executable, "bench.training", "pictures", folder, str(steps * TRAINING_BATCH))
-        for turn in range(1 if quick else TRAINING_PROCESSES):
+        for turn in range(1 if quick or script is None else TRAINING_PROCESSES):
             for run, (kind, *file) in reversed(runs.items()) if turn % 2 else runs.items():
                 if run == theirs and script is None:
                     continue

@@ -1,11 +1,16 @@
-"""Time of captures of all models of the coverage sweep, as JSON: `python -m bench.capture_sweep ROUNDS [NAME ...]`."""
+"""Time of captures of all models of the coverage sweep, as JSON: `python -m bench.capture_sweep ROUNDS [NAME ...]`.
+
+Each model runs on one thread. As many models run beside each other as there are CPUs.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import warnings
+from multiprocessing import get_context
 
 import timm
 import torch
@@ -22,21 +27,25 @@ _THREADS, _BATCH = 1, 2
 
 def main(rounds: int, names: list[str]) -> dict[str, dict[str, float | bool]]:
     """Return for each model the ratios of a first and of a later capture, and whether the later one reused token positions."""
+    chosen = [(name, rounds) for name in MODELS if not names or name in names]
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        return dict(pool.imap(_of, chosen, chunksize=1))
+
+
+def _of(chosen: tuple[str, int]) -> tuple[str, dict[str, float | bool]]:
+    """Build a model and measure it."""
+    name, rounds = chosen
     torch.set_num_threads(_THREADS)
     warnings.filterwarnings("ignore")
-    found: dict[str, dict[str, float | bool]] = {}
-    for name, (size, arguments) in MODELS.items():
-        if names and name not in names:
-            continue
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            model = timm.create_model(name, pretrained=False, **arguments).eval()
-        side = size or timm.data.resolve_model_data_config(model)["input_size"][-1]
-        found[name] = measured(model, torch.randn(_BATCH, 3, side, side), rounds)
-        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-        del model
-        gc.collect()
-    return found
+    size, arguments = MODELS[name]
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, **arguments).eval()
+    side = size or timm.data.resolve_model_data_config(model)["input_size"][-1]
+    found = measured(model, torch.randn(_BATCH, 3, side, side), rounds)
+    print(f"{name}: {found}", file=sys.stderr, flush=True)
+    del model
+    gc.collect()
+    return name, found
 
 
 def measured(model: torch.nn.Module, image: torch.Tensor, rounds: int) -> dict[str, float | bool]:

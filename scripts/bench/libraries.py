@@ -1,9 +1,10 @@
-"""Time of captures of models of transformers at their real width, as JSON: `python -m bench.libraries ROUNDS`."""
+"""Time of captures of models of transformers at their real width, as JSON: `python -m bench.libraries SECONDS [NAME ...]`."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from itertools import cycle
 
 import torch
@@ -19,10 +20,14 @@ SIZES = {
     "DetrForObjectDetection": (480, 640),
 }
 _THREADS = 1
+_ROUNDS = 8
 
 
-def main(rounds: int, names: list[str]) -> dict[str, dict[str, float]]:
-    """Return for each model the seconds of a plain forward pass, and the ratios of a first and of a later capture."""
+def main(seconds: int, names: list[str]) -> dict[str, dict[str, float]]:
+    """Return for each model the seconds of a plain forward pass, and the ratios of a first and of a later capture.
+
+    A model runs as many rounds as take about `seconds`, and 8 at least: the shorter its forward pass, the more a ratio varies.
+    """
     torch.set_num_threads(_THREADS)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     found: dict[str, dict[str, float]] = {}
@@ -46,7 +51,11 @@ def main(rounds: int, names: list[str]) -> dict[str, dict[str, float]]:
             forget()
             capture()
 
-        early = medians({"plain": plain, "first": first}, max(rounds // 2, 2), warmup=1)
+        plain()
+        start = time.perf_counter()
+        plain()
+        rounds = max(round(seconds / (2 * (time.perf_counter() - start))), _ROUNDS)
+        early = medians({"plain": plain, "first": first}, rounds // 2, warmup=1)
         later = medians({"plain": plain, "capture": capture}, rounds, warmup=2)
         found[name] = {
             "seconds": later["plain"],

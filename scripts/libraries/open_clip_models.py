@@ -68,10 +68,12 @@ _create = timm.create_model
 
 
 def _shallow(name: str, **given: Any) -> Any:  # noqa: ANN401 - a model of timm
-    try:
-        return _create(name, depth=LAYERS, **given)
-    except TypeError:  # it has stages
-        return _create(name, **given)
+    for depth in ({"depth": LAYERS}, {"depths": (LAYERS,) * 4}):  # of one stack of blocks, or of stages
+        try:
+            return _create(name, **depth, **given)
+        except TypeError:
+            continue
+    return _create(name, **given)
 
 
 def _config(name: str) -> dict[str, Any]:

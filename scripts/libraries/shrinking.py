@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 LAYERS = 2
+QUERIES = 100
 _DEPTH = """
     num_hidden_layers num_layers encoder_layers decoder_layers depth n_layer n_layers num_self_attends_per_block resampler_depth
     num_spatial_layers num_temporal_layers decoder_num_hidden_layers num_auxiliary_layers
@@ -33,6 +34,8 @@ def shrunk(config: Any) -> Any:  # noqa: ANN401 - any configuration of transform
             setattr(config, name, list(value)[-LAYERS:])
         elif name == "depths":
             setattr(config, name, [min(depth, LAYERS) for depth in value])
+        elif name == "num_queries" and isinstance(value, int):
+            config.num_queries = min(value, QUERIES)
         elif name == "num_kv_shared_layers":
             config.num_kv_shared_layers = 0
         elif name == "image_size" and isinstance(value, int) and value >= 384:

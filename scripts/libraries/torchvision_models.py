@@ -35,6 +35,7 @@ _BUILDERS = (
 _DEPTH = "num_layers", "depths", "block_layers"
 _SQUARE = "vit", "maxvit"  # take images of one size
 _CLIP = 16, 96, 128
+_IMAGE = 128, 192
 
 
 def names() -> dict[str, str]:
@@ -78,7 +79,7 @@ def _inputs(name: str, task: str) -> dict[str, Any]:
     if task == "video":
         return {"x": _random(1, 3, *((16, 224, 224) if name == "s3d" else _CLIP))}
     key = "input" if name.startswith("lraspp") else "x"
-    return {key: _random(BATCH, 3, 224, 224 if name.startswith(_SQUARE) else 320)}
+    return {key: _random(BATCH, 3, *((224, 224) if name.startswith(_SQUARE) else _IMAGE))}
 
 
 def _random(*shape: int, seed: int = 1) -> Tensor:

@@ -15,7 +15,7 @@ WORDS = 6
 ALONE = "ViTMAE", "Vilt"  # drop patches at random, others in each image of a batch
 PACKED = 4, 6  # rows and columns of patches of each image in a packed sequence
 PADDING = 8  # patches that fill up the sequence of an image that has fewer than others
-CLIPS = {"VideoMAE": 16, "Vivit": 32, "Timesformer": 8, "InstructBlipVideo": 4}  # frames, by beginning of the class's name
+CLIPS = {"VideoMAE": 4, "Vivit": 4, "Timesformer": 4, "InstructBlipVideo": 4}  # frames, by beginning of the class's name
 TILES = {
     "Idefics": 1,
     "SmolVLM": 1,

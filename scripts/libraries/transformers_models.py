@@ -109,6 +109,7 @@ _LLAMA4 = {
 }
 _MLLAMA = {"image_size": 224, "num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 2560}
 _MINICPM = {"insert_layer_id": 0, "vision_config.insert_layer_id": 0}
+_SHORT_CLIP = {"num_frames": 4}
 _VJEPA2 = {"frames_per_clip": 4, "pred_num_hidden_layers": 2}
 _VIDEO_PRISM = {"num_frames": 4, "image_size": 144}
 _SAME_WIDTH = {"text_config.hidden_size": 768, "text_config.num_attention_heads": 12}  # for two towers that are compared
@@ -169,6 +170,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_feature_levels": 1,
         "num_queries": 30,
     },
+    "MLCDVisionModel": {"image_size": 168},
     "MiniCPMOcrForConditionalGeneration": _MINICPM,
     "MiniCPMV4_6ForConditionalGeneration": _MINICPM,
     "MiniCPMV4_7ForConditionalGeneration": _MINICPM,
@@ -215,16 +217,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ShieldGemma2ForImageClassification": {"mm_tokens_per_image": 49},
     "SmolVLMForConditionalGeneration": {"vision_config.image_size": 256},
     "Step3p7ForConditionalGeneration": {"vision_config.image_size": 224, "text_config.sliding_window": 512},
+    "Swin2SRForImageSuperResolution": {"image_size": 32},
+    "Swin2SRModel": {"image_size": 32},
     "T5Gemma2ForConditionalGeneration": {"encoder.mm_tokens_per_image": 49},
+    "TimesformerForVideoClassification": _SHORT_CLIP,
+    "TimesformerModel": _SHORT_CLIP,
     "TimmBackbone": {"backbone": "vit_tiny_patch16_224"},
     "Tipsv2Model": _SAME_WIDTH,
     "VJEPA2ForVideoClassification": _VJEPA2,
     "VJEPA2Model": _VJEPA2,
+    "VideoMAEForPreTraining": _SHORT_CLIP,
+    "VideoMAEForVideoClassification": _SHORT_CLIP,
+    "VideoMAEModel": _SHORT_CLIP,
     "VideoPrismClipModel": _SAME_WIDTH | {f"vision_config.{key}": value for key, value in _VIDEO_PRISM.items()},
     "VideoPrismForVideoClassification": _VIDEO_PRISM,
     "VideoPrismVisionModel": _VIDEO_PRISM,
     "VideomtForUniversalSegmentation": {"image_size": 96, "num_hidden_layers": 3, "num_frames": 2},
     "VipLlavaForConditionalGeneration": {"vision_feature_layer": [-1, -2]},
+    "VivitForVideoClassification": _SHORT_CLIP,
+    "VivitModel": _SHORT_CLIP,
 }
 
 
