@@ -44,6 +44,7 @@ PARTS = {
     "captions": "Captions by beam search against a loop over pictures",
     "calls": "Calls from Python against bare passes and timm",
     "commands": "CPU time of whole commands",
+    "viewer": "The viewer's page",
 }
 HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
     ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"224 \| \d+ \| rollout"),
@@ -125,6 +126,13 @@ COMMAND = 1.0  # bound, relative to the script by hand
 COMMAND_SECONDS = {"list": 0.6, "doctor": 0.6, "refused input": 0.6}  # bounds in seconds
 HELP_SECONDS = 0.06  # bound, more than bare Python
 COMMAND_ROUNDS = 7
+VIEWER = {  # side in pixels: bounds in MB, seconds until the page can be used, ms of a hover over all heads, ms of the 95th of 100 frames
+    "224": {"megabytes": 5, "ready": 2, "hover": 50, "frame": 33},
+    "518": {"megabytes": 40, "ready": 2, "hover": 120, "frame": 33},
+}
+VIEWER_UNITS = {"megabytes": "MB", "ready": "s until it can be used", "hover": "ms for all heads", "frame": "ms, 95 % of frames"}
+VIEWER_GROWTH = 20.0  # bound in MB, over 3,000 hovers
+VIEWER_HOVERS = 1000
 SAME_MAP = 1e-4  # bound on the difference of the two maps, relative to the largest value
 
 _PEERS = (
@@ -168,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "captions": caption_rows,
         "calls": call_rows,
         "commands": command_rows,
+        "viewer": viewer_rows,
     }
     measured: dict[str, list[Row]] = {}
     missing = False
@@ -253,6 +262,9 @@ def protocol() -> list[str]:
         f"Commands: CPU time, user and system, of whole processes; medians of {COMMAND_ROUNDS} in turn after a first one, and ratios of "
         "each turn. The script is [scripts/bench/by_hand.py](../scripts/bench/by_hand.py): the same map by timm, PIL and OpenCV, "
         "with the same compression of the PNG file.",
+        f"Viewer: the page of `study.save_html` in Chromium without a window and without a GPU, 1280 x 900 pixels. A hover sets the query "
+        f"and draws the image and all heads; the median of {VIEWER_HOVERS}. Frames are those of a pointer that moves over the photo. "
+        f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.",
     ]
 
 
@@ -536,6 +548,20 @@ def command_rows(quick: bool) -> Iterator[Row]:
             yield row(head, f"{more * 1e3:.0f} ms more than python", more, HELP_SECONDS, f"<= {HELP_SECONDS * 1e3:g} ms")
         else:
             yield unbounded(head)
+
+
+def viewer_rows(quick: bool) -> Iterator[Row]:
+    """Measure the viewer's page of DINOv2 in Chromium."""
+    progress("the viewer's page")
+    found = run_json(sys.executable, "bench.viewer", "100" if quick else str(VIEWER_HOVERS))
+    for side, bounds in VIEWER.items():
+        for what, bound in bounds.items():
+            value = found[side][what]
+            yield row({"px": side, "what": what}, f"{value:.3g} {VIEWER_UNITS[what]}", value, bound, f"<= {bound:g}")
+        growth = found[side]["growth"]
+        yield row(
+            {"px": side, "what": "growth over hovers"}, f"{growth:.1f} MB", growth, VIEWER_GROWTH, f"<= {VIEWER_GROWTH:g} MB"
+        )
 
 
 def spread(ratio: Sequence[float]) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         operators as operators,
         provenance as provenance,
         records as records,
+        studies as studies,
         training as training,
     )
     from visattn.capturing import AttentionCall as AttentionCall, permuted as permuted
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         Recording as Recording,
         TokenLayout as TokenLayout,
     )
+    from visattn.studies import Study as Study, load_study as load_study, study as study
 
     __version__: str
 
@@ -76,6 +78,7 @@ _NAMES = {
     "Preprocessing": "pipeline.preprocessing",
     "Provenance": "provenance",
     "Recording": "records",
+    "Study": "studies",
     "Survey": "evaluation.survey",
     "TokenLayout": "records",
     "VisattnError": "errors",
@@ -91,6 +94,7 @@ _NAMES = {
     "load_image": "data.sources",
     "load_map": "maps",
     "load_model": "loading",
+    "load_study": "studies",
     "matrix_page": "drawing.matrices",
     "normalize": "maps",
     "overlay": "drawing.overlays",
@@ -99,6 +103,7 @@ _NAMES = {
     "prepare_batch": "pipeline.inputs",
     "prepare_tensor": "pipeline.tensors",
     "save_map": "maps",
+    "study": "studies",
 }
 _PACKAGES = (
     "captioning",
@@ -117,6 +122,7 @@ _PACKAGES = (
     "operators",
     "provenance",
     "records",
+    "studies",
     "training",
 )
 

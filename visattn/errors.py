@@ -3,6 +3,7 @@
     VisattnError                        1
     ├─ ImageError(ValueError)           3   a photo that cannot be used
     ├─ MapError(ValueError)             4   a map that cannot be drawn: not finite, wrong shape, out of range
+    ├─ StudyError(ValueError)           4   an .attn file that is not a study
     ├─ ShapeError(ValueError)           2   an argument of the wrong rank or size
     ├─ OptionError(ValueError)          2   an unknown name or a value out of range
     ├─ DataError(ValueError)            2   a data set that cannot be used for training
@@ -38,6 +39,7 @@ __all__ = [
     "OutputError",
     "ResourceError",
     "ShapeError",
+    "StudyError",
     "TrainingError",
     "UnsupportedModel",
     "VisattnError",
@@ -61,6 +63,12 @@ class ImageError(VisattnError, ValueError):
 
 class MapError(VisattnError, ValueError):
     """A map cannot be drawn: it is not finite, has the wrong shape or lies out of range."""
+
+    exit_code = 4
+
+
+class StudyError(VisattnError, ValueError):
+    """An `.attn` file is not a study, or its content is invalid."""
 
     exit_code = 4
 

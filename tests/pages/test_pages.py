@@ -82,7 +82,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Provide a folder like a clone, with files that a reader would have."""
-    for name in ("assets", "scripts"):
+    for name in ("assets", "docs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(data.photo_path("rocket"), tmp_path / "dog.jpg")
     Image.effect_noise((28, 28), 50).save(tmp_path / "shirt.png")

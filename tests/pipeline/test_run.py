@@ -42,7 +42,7 @@ def test_a_pass_returns_the_classes_that_it_explains() -> None:
     labels = [f"kind {i}, and more" for i in range(1000)]
     with torch.no_grad():
         shares = model.eval()(pixels).softmax(1)
-    _, resolved, _ = one_pass(model, Prepared(pixels, (), ()), target=Target([1, "kind 2"], labels=labels))
+    resolved = one_pass(model, Prepared(pixels, (), ()), target=Target([1, "kind 2"], labels=labels)).resolved
     assert resolved is not None
     assert resolved.names == ("kind 1", "kind 2")
     torch.testing.assert_close(torch.tensor(resolved.shares), torch.stack([shares[0, 1], shares[1, 2]]))

@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": "Draw what DINOv2 and a classifier see in four sample photos.",
     "overlay": "Draw a model's attention over photos.",
     "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
+    "view": "Write a page that shows every head for the patch under the pointer.",
     "train": "Train a classifier, with or without attention, or a captioner.",
     "caption": "Caption images, and draw where the decoder attends for each word.",
     "stats": "Compute statistics of every head over a folder of photos.",

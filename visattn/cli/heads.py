@@ -22,6 +22,7 @@ from visattn.cli.options import (
     style_of,
     style_options,
 )
+from visattn.cli.studies import is_study, only_view
 from visattn.cli.talk import describe, note, result
 from visattn.data.sources import as_file
 from visattn.drawing.style import PAGE, Style
@@ -72,7 +73,7 @@ def heads_command(
     debug: bool,
     **options: Any,  # noqa: ANN401 - click's
 ) -> None:
-    """Draw the attention heads of a model for IMAGE in one figure.
+    """Draw the attention heads of a model for IMAGE in one figure. IMAGE may be a study, STUDY.attn, which needs no model.
 
     \b
     visattn heads photo:chelsea                                  the last layer
@@ -98,21 +99,14 @@ def heads_command(
         check_output(target, overwrite=overwrite, inputs=[image, *files_read(options)])
     from dataclasses import replace
 
-    from visattn.data.sources import load_image
     from visattn.drawing.pictures import to_png
     from visattn.images import image_facts
-    from visattn.loading import load_model
     from visattn.pipeline.explaining import answer
-    from visattn.pipeline.inputs import prepare
     from visattn.pipeline.question import ask
-    from visattn.pipeline.run import look
 
-    photo = load_image(image, **reading(options))
-    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
-    prepared = prepare(photo, model, **preparing(options))
-    recording = _with_gates(model, prepared) if gated else look(model, prepared)
+    prepared, recording = _of_study(image) if is_study(image) else _of_model(image, options, gated)
     if gated or kind == "stats":
-        source = image_facts(photo)
+        source = image_facts(prepared.photo)
         seen = recording.provenance.but(image=source.name, image_sha256=source.sha256, notes=source.notes)
         seen = prepared.noted(seen).but(method="gates" if gated else "statistics", parameters={"layer": options["layer"]})
         recording = replace(recording, provenance=seen)
@@ -133,6 +127,25 @@ def heads_command(
     written = write_whole(target, to_png(page))
     describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
+
+
+def _of_study(image: Path) -> tuple[Any, Any]:
+    """Return the photo of a study with its place in the model's input, and the recording."""
+    view = only_view(image)
+    return view.prepared, view.recording
+
+
+def _of_model(image: Path, options: dict[str, Any], gated: bool) -> tuple[Any, Any]:
+    """Run the model on the photo; return the prepared photo and the recording."""
+    from visattn.data.sources import load_image
+    from visattn.loading import load_model
+    from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.run import look
+
+    photo = load_image(image, **reading(options))
+    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
+    prepared = prepare(photo, model, **preparing(options))
+    return prepared, _with_gates(model, prepared) if gated else look(model, prepared)
 
 
 def _kind(options: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from visattn.cli.options import (
     style_options,
     target_options,
 )
+from visattn.cli.studies import is_study, views_of
 from visattn.cli.talk import describe, result
 from visattn.data.sources import as_file
 from visattn.drawing.style import Style
@@ -66,7 +67,7 @@ def overlay_command(
     debug: bool,
     **options: Any,  # noqa: ANN401 - click's
 ) -> int:
-    """Draw a model's attention over IMAGES and write one PNG for each.
+    """Draw a model's attention over IMAGES and write one PNG for each. A study, STUDY.attn, needs no model.
 
     \b
     visattn overlay photo:chelsea
@@ -77,6 +78,8 @@ def overlay_command(
     Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
         refuse_beside("--map", (*_OF_MODELS, *_parameters()))
+    if any(map(is_study, images)):
+        return _draw_study(images, output, overwrite, as_json, quiet, options)
     targets = _targets(images, output, "map" if options["map_file"] else _kind(options))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
@@ -96,6 +99,33 @@ def overlay_command(
     if as_json:
         result(True, rows)
     return each.exit_code(done)
+
+
+def _draw_study(
+    images: tuple[Path, ...], output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]
+) -> int:
+    """Draw each view of a study: the map that has the name of the method, or one that the recording gives."""
+    if len(images) > 1 or options["map_file"] or options["save_map"]:
+        raise OptionError("a study is drawn alone. Pass one .attn file, without other images, --map and --save-map.")
+    from visattn.drawing.pictures import to_png
+
+    name, views = options["method"], views_of(images[0])
+    if name == "auto" and views[0].maps:
+        name = next(iter(views[0].maps))
+    plain = all(options[parameter] is None for parameter in _parameters())
+    asked = None if plain and all(name in view.maps for view in views) else _question(options)
+    targets = _targets(tuple(Path(view.provenance.image or images[0].stem) for view in views), output, _kind(options))
+    check_outputs(targets, overwrite=overwrite, inputs=images)
+    rows: list[tuple[Path, Provenance]] = []
+    for view, target in zip(views, targets, strict=True):
+        found = view.explanation(name) if asked is None else view.answer(asked)
+        picture, provenance = found.draw(
+            **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
+        )
+        rows.append((write_whole(target, to_png(picture, provenance)), provenance))
+        describe(quiet, provenance)
+    result(as_json, rows)
+    return 0
 
 
 def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, Provenance]:

@@ -7,10 +7,11 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from visattn._support.checks import printable
 from visattn._support.typed import typed
@@ -29,16 +30,7 @@ if TYPE_CHECKING:
 @typed()
 def save_map(attention_map: AttentionMap, geometry: Geometry) -> bytes:
     """Serialize a map and its geometry as the content of an `.npz` file, which `load_map` reads; `Explanation.save_map` writes one."""
-    layout = attention_map.layout
-    facts = {
-        "axes": attention_map.axes,
-        "layout": {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box, "holes": layout.holes},
-        "labels": dict(attention_map.labels),
-        "meaning": attention_map.meaning,
-        "signed": attention_map.signed,
-        "facts": attention_map.facts.to_dict(),
-        "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
-    }
+    facts = map_facts(attention_map, geometry)
     stream = io.BytesIO()
     np.savez_compressed(stream, values=attention_map.values.detach().float().cpu().numpy(), facts=np.array(json.dumps(facts)))
     return stream.getvalue()
@@ -64,22 +56,46 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
         if isinstance(read, np.ndarray):
             return read
         facts, values = read
-        provenance = Provenance.from_dict(facts["provenance"])
-        parts = facts["layout"]
-        layout = TokenLayout(
-            parts["space"], tuple(parts["prefix"]), tuple(parts["grid"]), Box(*parts["box"]), tuple(parts.get("holes", ()))
-        )
-        labels = {key: tuple(value) for key, value in facts["labels"].items()}
-        signed = bool(facts.get("signed", False))  # missing in older files; negative values imply it
-        geometry = provenance.geometry
+        geometry = Geometry.from_dict(place) if (place := facts["provenance"].get("geometry")) else None
         if geometry is None:
             raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
-        known = MapFacts.from_dict(facts["facts"]) if "facts" in facts else MapFacts()
-        axes, grid = tuple(facts["axes"]), torch.from_numpy(values)
-        return AttentionMap(grid, axes, layout, labels, facts["meaning"], provenance, signed, known), geometry
+        return map_of(facts, torch.from_numpy(values)), geometry
     except MapError:
         raise
     except Exception as error:  # numpy, zipfile and json raise many types for damaged files
         raise MapError(
             f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
         ) from error
+
+
+def map_facts(attention_map: AttentionMap, geometry: Geometry | None) -> dict[str, Any]:
+    """Return everything about a map but its values, as plain values for JSON."""
+    return {
+        "axes": attention_map.axes,
+        "layout": layout_facts(attention_map.layout),
+        "labels": dict(attention_map.labels),
+        "meaning": attention_map.meaning,
+        "signed": attention_map.signed,
+        "facts": attention_map.facts.to_dict(),
+        "provenance": replace(attention_map.provenance, geometry=geometry).to_dict(),
+    }
+
+
+def map_of(facts: dict[str, Any], values: Tensor) -> AttentionMap:
+    """Build a map from the result of `map_facts`, which `schema.FACTS` has checked, and its values."""
+    labels = {key: tuple(value) for key, value in facts["labels"].items()}
+    signed = bool(facts.get("signed", False))  # missing in older files; negative values imply it
+    known = MapFacts.from_dict(facts["facts"]) if "facts" in facts else MapFacts()
+    provenance, layout = Provenance.from_dict(facts["provenance"]), layout_of(facts["layout"])
+    return AttentionMap(values, tuple(facts["axes"]), layout, labels, facts["meaning"], provenance, signed, known)
+
+
+def layout_facts(layout: TokenLayout) -> dict[str, Any]:
+    """Return a layout as plain values for JSON."""
+    return {"space": layout.space, "prefix": layout.prefix, "grid": layout.grid, "box": layout.box, "holes": layout.holes}
+
+
+def layout_of(facts: dict[str, Any]) -> TokenLayout:
+    """Build a layout from the result of `layout_facts`, which `schema.LAYOUT` has checked."""
+    box, holes = Box(*facts["box"]), tuple(facts.get("holes", ()))
+    return TokenLayout(facts["space"], tuple(facts["prefix"]), tuple(facts["grid"]), box, holes)

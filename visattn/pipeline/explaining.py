@@ -170,12 +170,12 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         features = [layer_of_cam(model, prepared, question.parameters)] if "cam layer" in method.needs else "none"
         with scoring(model, prepared, question.target, features=features) as (recording, scored):
             return answer(recording, prepared, question, given={"scored": scored})
-    settled, (recording, _, detections) = recorded(model, prepared, question)
+    settled, found = recorded(model, prepared, question)
     again = settled.method is not None and "replay" in settled.method.needs
     with progress("forward passes", "pass") as bar:
         given = {"replay": partial(replayed, model, prepared, settled, bar)} if again else {}
-        explanation = answer(recording, prepared, settled, given=given, auto=question.method is None)
-    made = with_detection(explanation.map, explanation.geometry, detections, question.target.labels)
+        explanation = answer(found.recording, prepared, settled, given=given, auto=question.method is None)
+    made = with_detection(explanation.map, explanation.geometry, found.detections, question.target.labels)
     return replace(explanation, map=made)
 
 

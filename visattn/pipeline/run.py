@@ -36,11 +36,13 @@ class Pass(NamedTuple):
         recording: The recording.
         resolved: The target, resolved for this output; None without a target.
         detections: Boxes that the model outputs, if it is a detector.
+        output: What the model returned.
     """
 
     recording: Recording
     resolved: ResolvedTarget | None
     detections: Detections | None
+    output: Any
 
 
 def look(model: nn.Module, prepared: Prepared, **options: Any) -> Recording:  # noqa: ANN401
@@ -109,7 +111,7 @@ def one_pass(
                 provenance=graded.provenance.but(target=resolved.texts, scores=resolved.scores),
             )
     _check_size(spec, pixels)
-    return Pass(recording, resolved, Detections.of(output, prepared.inputs))
+    return Pass(recording, resolved, Detections.of(output, prepared.inputs), output)
 
 
 @contextmanager

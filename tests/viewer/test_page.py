@@ -1,0 +1,355 @@
+"""The page, driven as a person would: pointer, keyboard, links, exports, and texts that try to become markup."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from playwright.sync_api import Page
+from torch import nn
+
+import visattn
+from tests.viewer.conftest import Opened
+from visattn.cli.commands import _run
+from visattn.errors import OptionError
+from visattn.studies import Study, View, load_study
+from visattn.viewer import html_of
+
+PHOTO = "photo:chelsea"
+
+
+def on_patch(page: Page, view: View, row: int, column: int) -> tuple[float, float]:
+    """Return the place on the screen of the center of a patch, from the geometry of Python."""
+    record = view.recording[-1]
+    box = view.geometry.patch_box(row, column, record.queries.grid, record.queries.box)  # type: ignore[arg-type]
+    seen = page.locator("figure.image canvas").first.bounding_box()
+    assert seen is not None
+    y, x = (box.top + box.bottom) / 2 / view.photo.height, (box.left + box.right) / 2 / view.photo.width
+    return seen["x"] + x * seen["width"], seen["y"] + y * seen["height"]
+
+
+def settled(page: Page) -> None:
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def state(page: Page, name: str) -> Any:
+    return page.evaluate("(name) => viewer.page.state.get(name)", name)
+
+
+def row_shown(page: Page) -> torch.Tensor:
+    return torch.tensor(page.evaluate("Array.from(viewer.page.shown().row)"))
+
+
+def test_pointing_at_a_patch_shows_its_row(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    for row, column in ((0, 0), (3, 9), (13, 13)):
+        page.mouse.move(*on_patch(page, view, row, column))
+        settled(page)
+        own = view.recording[-1].operator.rows(torch.tensor([1 + 14 * row + column]))[0, :, 0].mean(0)
+        assert torch.allclose(row_shown(page), own, atol=0.002)
+        said = page.locator(".reading").first.inner_text()
+        assert said.startswith(f"patch {row},{column}: {float(own[1 + 14 * row + column]):.3f}"[:-1])
+
+
+def test_a_click_holds_the_query_and_the_pointer_then_reads_keys(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    settled(page)
+    held = row_shown(page)
+    page.mouse.move(*on_patch(page, view, 10, 2))
+    settled(page)
+    assert torch.equal(row_shown(page), held)
+    value, rank = float(held[1 + 142]), 1 + int((held > held[1 + 142]).sum())
+    said = page.locator(".reading").first.inner_text()
+    assert said == f"patch 10,2: {value:.3f}, rank {rank} of 197" or said.startswith("patch 10,2: ")
+    assert f"rank {rank} of 197" in said
+    page.mouse.click(*on_patch(page, view, 10, 2))
+    page.mouse.move(*on_patch(page, view, 5, 5))
+    settled(page)
+    assert not torch.equal(row_shown(page), held)
+
+
+def test_a_touch_selects_and_holds(study: Study, opened: Opened) -> None:
+    page = opened(study, has_touch=True)
+    page.touchscreen.tap(*on_patch(page, study[0], 3, 9))
+    settled(page)
+    assert state(page, "pinned") is True
+    own = study[0].recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0].mean(0)
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+
+
+def test_everything_can_be_done_with_the_keyboard(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    canvas = page.locator("figure.image canvas").first
+    canvas.focus()
+    before = state(page, "query")
+    for key in ("ArrowUp", "ArrowUp", "ArrowLeft"):
+        page.keyboard.press(key)
+    settled(page)
+    after = state(page, "query")
+    assert after["y"] < before["y"]
+    assert after["x"] < before["x"]
+    page.keyboard.press("Enter")
+    settled(page)
+    assert state(page, "pinned") is True
+    page.keyboard.press("Escape")
+    settled(page)
+    assert state(page, "pinned") is False
+    page.locator("#tab-heads").focus()
+    for name in ("maps", "keys", "lines", "matrix", "heads"):
+        page.keyboard.press("ArrowRight")
+        settled(page)
+        assert page.locator(f"#panel-{name}").is_visible()
+    page.locator("#panel-heads canvas").focus()
+    page.evaluate("viewer.page.state.set({record: 0, head: 0})")
+    settled(page)
+    for key in ("ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+        settled(page)
+    assert (state(page, "record"), state(page, "head")) == (1, 1)
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate("document.activeElement.tagName + ' ' + (document.activeElement.textContent || '').slice(0, 12)")
+        )
+    assert {"BUTTON Save PNG", "BUTTON Copy link", "BUTTON Heads"} <= reached
+
+
+def test_a_click_on_a_head_shows_it(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    box = page.evaluate(
+        "(() => { const b = viewer.panels.heads.boxes.find((t) => t.number === 1 && t.head === 2); return [b.x, b.y, b.tall]; })()"
+    )
+    page.locator("#panel-heads canvas").click(position={"x": box[0] + box[2] / 2, "y": box[1] + box[2] / 2})
+    settled(page)
+    own = view.recording[1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, 2, 0]
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+    assert "head 2" in page.locator(".shown").first.inner_text()
+
+
+def test_heads_are_sorted_by_python_s_statistics(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#panel-heads select").select_option("entropy")
+    settled(page)
+    order = page.evaluate("viewer.panels.heads.order.map((t) => [t.number, t.head])")
+    known = {
+        (i, head): float(value)
+        for i, one in enumerate(visattn.evaluation.heads.statistics(study[0].recording))
+        for head, value in enumerate(one.entropy[0])
+    }
+    assert [tuple(one) for one in order] == sorted(known, key=lambda one: known[one])
+
+
+def test_named_queries_are_rows_of_the_class_token(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.get_by_label("query", exact=True).select_option("cls")
+    settled(page)
+    own = study[0].recording[-1].operator.rows(torch.tensor([0]))[0, :, 0].mean(0)
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+
+
+def test_hidden_keys_get_nothing_and_the_others_sum_to_one(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    whole = row_shown(page)
+    page.locator("#tab-keys").click()
+    page.get_by_label("hide cls").check()
+    settled(page)
+    row = row_shown(page)
+    assert float(row[0]) == 0
+    assert float(row.sum()) == pytest.approx(1, abs=1e-5)
+    assert torch.allclose(row[1:], whole[1:] / whole[1:].sum(), atol=1e-6)
+    assert "would compute other things" in page.locator(".hide").inner_text()
+
+
+def test_strongest_keys_are_listed_with_their_values(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-keys").click()
+    settled(page)
+    row = row_shown(page)
+    shown = page.locator(".keys li").all_inner_texts()
+    best = row.argsort(descending=True)[:12].tolist()
+    names = ["cls" if token == 0 else f"patch {(token - 1) // 14},{(token - 1) % 14}" for token in best]
+    assert [one.split()[0] if one.startswith("cls") else " ".join(one.split()[:2]) for one in shown] == names
+
+
+def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    page.locator("#tab-lines").click()
+    settled(page)
+    drawn = page.evaluate("viewer.panels.lines.drawn")
+    best = set(row_shown(page).argsort(descending=True)[:12].tolist())
+    assert {query for query, _ in drawn} == {1 + 14 * 3 + 9}
+    assert {key for _, key in drawn} == best
+    page.get_by_label("all queries").check()
+    assert len(page.evaluate("viewer.panels.lines.drawn")) == 197
+    page.locator("#tab-matrix").click()
+    settled(page)
+    own = view.recording[-1].operator.dense()[0].mean(0)
+    assert torch.allclose(torch.tensor(page.evaluate("Array.from(viewer.panels.matrix.weights)")).view(197, 197), own, atol=0.002)
+    page.locator("#panel-matrix canvas").click(position={"x": 10, "y": 1})
+    settled(page)
+    assert state(page, "query") == {"name": "cls"}
+
+
+def test_maps_are_chosen_and_classes_are_listed(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-maps").click()
+    settled(page)
+    assert page.locator(".maps button .name").all_inner_texts() == ["attention", "similarity", "rollout", "relevance"]
+    page.get_by_role("radio", name="rollout").click()
+    settled(page)
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
+    assert torch.allclose(values, study[0].maps["rollout"].values.flatten(), atol=1e-6)
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert state(page, "map") == "relevance"
+    classes = page.locator(".classes li").all_inner_texts()
+    assert [one.split("\n")[0].strip() for one in classes] == [one.name for one in study[0].classes] or len(classes) == 5
+    assert f"{study[0].classes[0].probability:.1%}".rstrip("%") in classes[0]
+
+
+def test_a_link_opens_the_same_view(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.mouse.click(*on_patch(page, study[0], 3, 9))
+    page.get_by_label("layer", exact=True).select_option("1")
+    page.get_by_label("head", exact=True).select_option("2")
+    page.get_by_label("colors").select_option("viridis")
+    page.locator("#tab-keys").click()
+    settled(page)
+    again = opened(study, link=page.evaluate("viewer.page.state.link"))
+    for name in ("record", "head", "colormap", "tab", "pinned", "map"):
+        assert state(again, name) == state(page, name), name
+    assert torch.equal(row_shown(again), row_shown(page))
+
+
+@pytest.mark.parametrize(
+    "link", ["record=99&head=77", "view=5&query=:nobody", "map=nothing&tab=nothing", "query=NaN,3&opacity=x", "%%%"]
+)
+def test_links_that_make_no_sense_do_no_harm(link: str, study: Study, opened: Opened) -> None:
+    page = opened(study, link=link)
+    assert page.locator("h1").inner_text()
+
+
+def test_exports_are_files_with_the_numbers(study: Study, opened: Opened, tmp_path: Path) -> None:
+    page, view = opened(study), study[0]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    with page.expect_download() as numbers:
+        page.get_by_role("button", name="Save numbers").click()
+    numbers.value.save_as(tmp_path / "numbers.json")
+    rows = json.loads((tmp_path / "numbers.json").read_text())["rows"]
+    assert len(rows) == 9
+    for row in rows:
+        number = [record.layer for record in view.recording].index(row["layer"])
+        own = view.recording[number].operator.rows(torch.tensor([row["query"]]))[0, row["head"], 0]
+        assert torch.allclose(torch.tensor(row["weights"]), own, atol=row["error"] + 1e-6)
+    with page.expect_download() as picture:
+        page.get_by_role("button", name="Save PNG").click()
+    picture.value.save_as(tmp_path / "attention.png")
+    assert visattn.load_image(tmp_path / "attention.png").width >= 400
+
+
+def test_two_models_are_compared_with_linked_pointers(study: Study, opened: Opened) -> None:
+    torch.manual_seed(1)
+    other = visattn.study(timm.create_model("vit_tiny_patch16_224", depth=2).eval(), "photo:coffee", methods=[])
+    page = opened(study + other)
+    page.get_by_label("compare with").select_option("1")
+    settled(page)
+    assert page.locator("figure.image").count() == 2
+    assert page.locator("figure.image").nth(1).is_visible()
+    page.mouse.move(*on_patch(page, study[0], 7, 7))
+    settled(page)
+    layout = "viewer.page.views[1].attention.at(-1).queryLayout"
+    assert page.evaluate(f"viewer.page.token(viewer.page.views[1], {layout})") > 0
+    page.get_by_label("view", exact=True).select_option("1")
+    settled(page)
+    assert "coffee" in page.locator("h1").inner_text()
+
+
+HOSTILE = [
+    "<script>document.title = 'hacked'</script>",
+    "</script><img src=x onerror=\"document.title='hacked'\">",
+    "'\" onload=\"document.title='hacked'\" x='",
+    "\u202egnp.tac\u2066",
+    "x" * 10_000,
+    "&lt;b&gt; --><!--",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_texts_stay_text(text: str, study: Study, opened: Opened) -> None:
+    view = study[0]
+    records = [replace(record, layer=f"{text}{number}") for number, record in enumerate(view.recording)]
+    layouts = [replace(records[0].queries, prefix=(text,))] * 2
+    records = [replace(record, queries=layouts[0], keys=layouts[1]) for record in records]
+    provenance = view.provenance.but(model=text, image=text, weights=text, warnings=(text,))
+    recording = replace(view.recording, records=records, provenance=provenance)
+    bad = View(
+        view.photo,
+        view.geometry,
+        recording,
+        {text: view.maps["rollout"]},
+        tuple(replace(one, name=text) for one in view.classes),
+        {text: text},
+    )
+    page = opened(Study((bad, view)))
+    title = page.title()
+    for name in ("maps", "keys", "lines", "matrix", "heads"):
+        page.locator(f"#tab-{name}").click()
+        settled(page)
+    page.get_by_label("query", exact=True).select_option(index=1)
+    settled(page)
+    assert page.title() == title != "hacked"
+    assert page.locator("img").count() == 0
+    assert page.evaluate("document.scripts.length") <= 2
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_cut_off(width: int, study: Study, opened: Opened) -> None:
+    page = opened(study, width=width)
+    for name in ("heads", "maps", "keys", "lines", "matrix"):
+        page.locator(f"#tab-{name}").click()
+        settled(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+
+
+def test_the_page_names_nothing_outside_of_itself(study: Study) -> None:
+    page = html_of(study)
+    for word in ("http://", "https://", "require(", "import("):
+        assert word not in page.replace("http://www.w3.org/", "")
+    assert "<link" not in page
+    assert len(page) < 5e6
+
+
+def test_a_page_that_is_too_large_is_refused(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"the page takes .* MB, more than 0.1"):
+        study.save_html(tmp_path / "big.html", max_mb=0.1)
+    assert not (tmp_path / "big.html").exists()
+
+
+def test_view_writes_pages_and_studies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened, dinov2: nn.Module
+) -> None:
+    del dinov2  # its weights are in the cache
+    monkeypatch.chdir(tmp_path)
+    assert _run(["view", PHOTO, "--img-size", "112", "--methods", "rollout,pca", "-o", "cat.attn"], debug=False) == 0
+    assert list(load_study("cat.attn")[0].maps) == ["rollout", "pca"]
+    assert _run(["view", "cat.attn", "-o", "cat.html"], debug=False) == 0
+    page = opened(tmp_path / "cat.html")
+    assert "chelsea" in page.locator("h1").inner_text()
+    assert _run(["overlay", "cat.attn", "-o", "cat.png"], debug=False) == 0
+    assert _run(["heads", "cat.attn", "-o", "heads.png"], debug=False) == 0
+    for bad in (
+        ["view", "cat.attn", "--methods", "rollout"],
+        ["view", "cat.attn", "-o", "a.png"],
+        ["view", "cat.attn", "--model", "x"],
+    ):
+        assert _run(bad, debug=False) == 2

@@ -1,0 +1,150 @@
+"""Making of a study: every photo runs once under a capture, and the methods compute their maps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from visattn._support.progress import progress
+from visattn._support.spellings import spelled
+from visattn._support.typed import typed
+from visattn.errors import NoAttentionCaptured, OptionError
+from visattn.families import labels as labels_of
+from visattn.families.wrappers import unwrapped
+from visattn.images import image_facts
+from visattn.loading import load_model
+from visattn.maps import AttentionMap
+from visattn.methods import METHODS
+from visattn.pipeline.arguments import target_of
+from visattn.pipeline.explaining import answer, explain_prepared
+from visattn.pipeline.inputs import Prepared, prepare_with, read
+from visattn.pipeline.outputs import predicted_classes
+from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.pipeline.question import Question, ask
+from visattn.pipeline.recordings import layer_of_cam
+from visattn.pipeline.run import Pass, one_pass
+from visattn.pipeline.targets import Of, Target, TargetOptions
+from visattn.records import Recording
+from visattn.studies.views import Study, View, from_recording
+
+Asked = Mapping[str, Question]
+
+
+@spelled(PreprocessingOptions, TargetOptions)
+@typed(but=("weights", "methods"))
+def study(
+    model: nn.Module | str,
+    images: Any,  # noqa: ANN401 - a source of `load_image`, a picture or an array, or a list of them
+    *,
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    target: Of = None,
+    weights: str | os.PathLike[str] = "auto",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    **options: Any,  # noqa: ANN401 - fields of `Target` and `Preprocessing`
+) -> Study:
+    """Look at images with a model, and keep everything: recordings, maps, classes, and where all of it lies on the photos.
+
+    Each image runs once under a capture. Methods that need gradients or other passes run the model again.
+
+    Args:
+        model: Name of a timm model, or a model.
+        images: One image, or a list; see `visattn.explain`.
+        methods: Names of methods; or names of maps, each with the options of its method, as in `{"the dog": {"method": "relevance",
+            "target": "beagle"}}`. None: rollout, relevance, Grad-CAM and gates, as far as they apply.
+        target: Target of the class-specific methods, see `visattn.explain`; by default each photo's top class.
+        weights: See `load_model`; only if `model` is a name.
+        seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
+        device: Device of a model that is given by name.
+        options: Other options of the target, see `Target`, and of the preprocessing, see `Preprocessing`.
+
+    Returns:
+        A study with one view per image.
+
+    Raises:
+        OptionError: If there are no images, or a method or an option is unknown or does not fit the model.
+        VisattnError: Any error of `visattn.explain`.
+    """
+    how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
+    told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
+    asked = None if methods is None else _asked(methods, Target(target_of(target), **told))
+    photos = [read(image, how) for image in _several(images)]  # a bad file fails before a model is loaded
+    if isinstance(model, str):
+        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+    model = unwrapped(model)
+    views = []
+    with progress("photos", "photo") as bar:
+        for photo in photos:
+            prepared = prepare_with([photo], model, how)
+            views.append(_view(model, prepared, asked, Target(target_of(target), **told), seed))
+            bar.update()
+    return Study(tuple(views))
+
+
+def _several(images: Any) -> list[Any]:  # noqa: ANN401
+    found = list(images) if isinstance(images, (list, tuple)) else [images]
+    if not found:
+        raise OptionError("no images were given. Pass one or a list of them.")
+    return found
+
+
+def _asked(methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target) -> Asked:
+    """Validate the methods of a study; the target goes to those that take one."""
+    if isinstance(methods, str) or not isinstance(methods, (Sequence, Mapping)):
+        raise OptionError(f"methods must be a list of names or a mapping, got {methods!r}. Pass methods=[{methods!r}].")
+    if not isinstance(methods, Mapping):
+        return {name: _question(name, {}, target) for name in methods}
+    found = {}
+    for name, given in methods.items():
+        own = dict(given)
+        method = own.pop("method", name)
+        of = Target(target_of(own.pop("target")), labels=target.labels) if "target" in own else target
+        found[name] = _question(method, own, of)
+    return found
+
+
+def _question(method: str, parameters: Mapping[str, Any], target: Target) -> Question:
+    question = ask(method, parameters)
+    takes = question.method is None or question.method.targeted
+    return replace(question, target=target) if takes else question
+
+
+def _view(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int) -> View:
+    """Run the model on one photo, and compute its maps."""
+    passed = _recorded(model, prepared)
+    source = image_facts(prepared.photo)
+    made = passed.recording.provenance.but(
+        image=source.name, image_sha256=source.sha256, geometry=prepared.geometry, notes=source.notes
+    )
+    recording = replace(passed.recording, provenance=prepared.noted(made))
+    classifies = prepared.spec_of(model).classifier
+    classes = predicted_classes(passed.output, target.labels or labels_of(model)) if classifies else ()
+    questions = _usual(recording, bool(classes), target) if asked is None else asked
+    maps: dict[str, AttentionMap] = {}
+    for name, question in questions.items():
+        if from_recording(question):
+            maps[name] = answer(recording, prepared, question).map
+        else:
+            maps[name] = explain_prepared(model, prepared, question, seed=seed).map
+    return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else ())
+
+
+def _recorded(model: nn.Module, prepared: Prepared) -> Pass:
+    """Record attention and the last tokens; of a model without attention, its gates or the features of its last layer."""
+    try:
+        return one_pass(model, prepared)
+    except NoAttentionCaptured:
+        return one_pass(model, prepared, features=[layer_of_cam(model, prepared, {})])
+
+
+def _usual(recording: Recording, classifies: bool, target: Target) -> Asked:
+    """Return the usual methods that apply: rollout and relevance where layers form a chain, else Grad-CAM; gates if there are any."""
+    chained = METHODS["rollout"].accepts(recording) is None
+    names = ["rollout"] * chained + ["relevance" if chained else "gradcam"] * classifies
+    names += ["gates"] * (METHODS["gates"].accepts(recording) is None)
+    return {name: _question(name, {}, target) for name in names}

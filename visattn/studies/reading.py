@@ -1,0 +1,134 @@
+"""Reading of `.attn` files. Nothing in a file is executed, and everything is checked before it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from visattn._support.checks import printable
+from visattn._support.files import regular
+from visattn._support.typed import typed
+from visattn.errors import StudyError
+from visattn.geometry import Geometry
+from visattn.images import ImageFacts, decode, stating
+from visattn.maps.files import layout_of, map_of
+from visattn.pipeline.outputs import PredictedClass
+from visattn.provenance import Provenance
+from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, UnseenAttention
+from visattn.studies.operands import MAY_BE_INFINITE, operator_of
+from visattn.studies.schema import FORMAT, MOST_TEXT, VERSION, checked
+from visattn.studies.views import Study, View
+
+_Read = Callable[[str], Tensor]
+
+
+@typed()
+def load_study(path: str | os.PathLike[str]) -> Study:
+    """Load a study from an `.attn` file, written by `Study.save` or by another tool.
+
+    Loading never executes code from the file, so files from untrusted sources are safe to read.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The study; overlays and pages of heads are made from it without the model.
+
+    Raises:
+        StudyError: If the file is not a study, is of a later version, or its content is invalid.
+    """
+    name = printable(os.fspath(path))
+    try:
+        with safe_open(str(regular(Path(path))), framework="pt") as file:
+            facts = _description(file.metadata() or {})
+            return Study(tuple(_view(view, file.get_tensor) for view in facts["views"]))
+    except Exception as error:  # safetensors, json and torch raise many types for damaged files
+        cause = printable(" ".join(str(error).split()))[:160] or type(error).__name__
+        raise StudyError(f"{name}: not a study ({cause}); make one with visattn.study(...).save(path)") from error
+
+
+def _description(said: dict[str, str]) -> dict[str, Any]:
+    """Return the description in the header of the file.
+
+    Raises:
+        ValueError: If there is none, it is of another version, too long, or has another shape.
+    """
+    if said.get("format") != FORMAT:
+        raise ValueError(f"its header does not state the format '{FORMAT}'")
+    if said.get("version") != str(VERSION):
+        raise ValueError(f"it is of version {said.get('version')}, and this visattn reads version {VERSION}")
+    text = said.get("study", "")
+    if len(text) > MOST_TEXT:
+        raise ValueError(f"its description has {len(text):,} characters, more than {MOST_TEXT:,}")
+    return checked(json.loads(text))
+
+
+def _view(facts: dict[str, Any], stored: _Read) -> View:
+    def read(name: str, infinite: bool = False) -> Tensor:
+        tensor = stored(name).clone()  # in memory of its own: aligned, and safe from changes of the file
+        if tensor.is_floating_point() and bool(torch.isnan(tensor).any() if infinite else ~tensor.isfinite().all()):
+            raise ValueError(f"tensor {name} holds NaN or infinite values")
+        return tensor
+
+    provenance = Provenance.from_dict(facts["provenance"])
+    photo = decode(_bytes(read(facts["photo"])))
+    if provenance.image is not None and provenance.image_sha256 is not None:
+        stating(photo, ImageFacts(printable(provenance.image), provenance.image_sha256))
+    geometry = Geometry.from_dict(facts["geometry"])
+    if geometry.photo != (photo.height, photo.width):
+        raise ValueError(f"its photo has {photo.height} x {photo.width} pixels, not {geometry.photo[0]} x {geometry.photo[1]}")
+    layouts = [layout_of(layout) for layout in facts["layouts"]]
+    recording = Recording(
+        records=[_record(record, layouts, read) for record in facts["records"]],
+        features=[_feature(feature, layouts, read) for feature in facts.get("features", ())],
+        input_size=geometry.input,
+        readout=facts.get("readout", ""),
+        captured=facts.get("captured", "*"),
+        provenance=provenance,
+        unseen=[UnseenAttention(layer, 0, reason) for layer, reason in facts.get("unseen", ())],
+    )
+    maps = {name: map_of(shown, read(shown["values"])) for name, shown in facts.get("maps", {}).items()}
+    classes = tuple(PredictedClass(one["class"], one.get("name"), one["probability"]) for one in facts.get("classes", ()))
+    return View(photo, geometry, recording, maps, classes, facts.get("texts", {}))
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise ValueError(f"a photo must be bytes, got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor.numpy().tobytes()
+
+
+def _record(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..., Tensor]) -> AttentionRecord:
+    def operand(name: str) -> Tensor | None:
+        held = facts["operator"].get(name)
+        return None if held is None else read(held, name in MAY_BE_INFINITE)
+
+    value, weight, residual = (
+        None if facts.get(name) is None else read(facts[name]) for name in ("value", "output_weight", "residual")
+    )
+    return AttentionRecord(
+        facts["layer"],
+        facts.get("call", 0),
+        0,
+        facts["kind"],
+        operator_of(facts["operator"], operand),
+        layouts[facts["queries"]],
+        layouts[facts["keys"]],
+        None if value is None else value[None],
+        weight,
+        None if residual is None else residual[None],
+        None if facts.get("follows") is None else tuple(facts["follows"]),
+        facts.get("reason"),
+    )
+
+
+def _feature(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..., Tensor]) -> FeatureRecord:
+    layout = None if facts.get("layout") is None else layouts[facts["layout"]]
+    return FeatureRecord(facts["layer"], 0, facts["role"], read(facts["value"])[None], layout=layout)

@@ -1,0 +1,129 @@
+// Rows of attention, decoded. The encodings are those of `visattn/viewer/encoding.py`.
+
+import { sizeOf } from "./tokens.js";
+
+// One attention call: `row(head, query)` returns the weights of a query on all keys, in the order of the layout of the keys.
+export class Attention {
+  constructor(facts, layouts, arrays) {
+    Object.assign(this, facts);
+    this.queryLayout = layouts[facts.queries];
+    this.keyLayout = layouts[facts.keys];
+    this.rowsCount = sizeOf(this.queryLayout);
+    this.keysCount = sizeOf(this.keyLayout);
+    this.arrays = Object.fromEntries(Object.entries(facts.arrays).map(([name, number]) => [name, arrays[number]]));
+    this.digits = Math.max(2, Math.min(6, Math.floor(-Math.log10(Math.max(facts.error, 1e-7)))));
+    this.place = this.arrays.query_index ? this.#places() : null;
+  }
+
+  // Position of each query token among the rows of all blocks.
+  #places() {
+    const place = new Int32Array(this.rowsCount).fill(-1);
+    this.arrays.query_index.forEach((token, at) => {
+      if (token >= 0) place[token] = at;
+    });
+    return place;
+  }
+
+  row(head, query) {
+    const out = new Float32Array(this.keysCount);
+    if (this.how === "softmax") this.#softmax(out, head, query);
+    else if (this.how === "sampled") this.#sampled(out, head, query);
+    else this.#rows(out, head, query);
+    return out;
+  }
+
+  #softmax(out, head, query) {
+    const { query: q, key: k } = this.arrays;
+    const d = this.channels;
+    const first = (head * this.rowsCount + query) * d;
+    let at = head * this.keysCount * d;
+    let top = -Infinity;
+    for (let j = 0; j < out.length; j++) {
+      let sum = 0;
+      for (let c = 0; c < d; c++) sum += q[first + c] * k[at + c];
+      at += d;
+      out[j] = sum * this.scale;
+      if (out[j] > top) top = out[j];
+    }
+    let total = 0;
+    for (let j = 0; j < out.length; j++) {
+      out[j] = Math.exp(out[j] - top);
+      total += out[j];
+    }
+    for (let j = 0; j < out.length; j++) out[j] /= total;
+  }
+
+  // Block of a query, and its row among all rows of a head.
+  #where(query) {
+    const at = this.place ? this.place[query] : query;
+    return [Math.floor(at / this.rows), at];
+  }
+
+  // Number of rows of one head, in all blocks.
+  get #height() {
+    return this.place ? this.arrays.query_index.length : this.rowsCount;
+  }
+
+  #rows(out, head, query) {
+    const [block, at] = this.#where(query);
+    if (at < 0) return;
+    const row = head * this.#height + at;
+    const { codes, scale, weights, key_index: keys } = this.arrays;
+    const first = row * this.columns;
+    const factor = codes ? scale[row] : 1;
+    const source = codes || weights;
+    for (let c = 0; c < this.columns; c++) {
+      const key = keys ? keys[block * this.columns + c] : c;
+      if (key >= 0) out[key] += source[first + c] * factor;
+    }
+  }
+
+  #sampled(out, head, query) {
+    const [block, at] = this.#where(query);
+    if (at < 0) return;
+    const { cells, shares, key_index: keys } = this.arrays;
+    const first = (head * this.#height + at) * this.points;
+    const width = keys ? keys.length / (this.arrays.query_index.length / this.rows) : 0;
+    for (let i = first; i < first + this.points; i++) {
+      const key = keys ? keys[block * width + cells[i]] : cells[i];
+      if (key >= 0) out[key] += shares[i];
+    }
+  }
+
+  // Row of one head, or the mean or largest value of all heads.
+  fused(head, query) {
+    if (head !== "mean" && head !== "max") return this.row(head, query);
+    const out = this.row(0, query);
+    for (let h = 1; h < this.heads; h++) {
+      const other = this.row(h, query);
+      for (let j = 0; j < out.length; j++) out[j] = head === "mean" ? out[j] + other[j] : Math.max(out[j], other[j]);
+    }
+    if (head === "mean") for (let j = 0; j < out.length; j++) out[j] /= this.heads;
+    return out;
+  }
+}
+
+// Row without some keys: they get nothing, and the others share what is left in proportion.
+export function without(row, hidden) {
+  if (!hidden.size) return row;
+  const out = Float32Array.from(row);
+  let left = 0;
+  for (let j = 0; j < out.length; j++) {
+    if (hidden.has(j)) out[j] = 0;
+    else left += out[j];
+  }
+  if (left > 0) for (let j = 0; j < out.length; j++) out[j] /= left;
+  return out;
+}
+
+// Cosine similarity of one token with all others.
+export function similarities(features, count, token) {
+  const d = features.length / count;
+  const out = new Float32Array(count);
+  for (let j = 0; j < count; j++) {
+    let sum = 0;
+    for (let c = 0; c < d; c++) sum += features[token * d + c] * features[j * d + c];
+    out[j] = sum;
+  }
+  return out;
+}

@@ -1,0 +1,101 @@
+// Colors: tables of 256 RGB rows, and the scale from values to them.
+
+import { bytesOf } from "./payload.js";
+
+export class Colors {
+  constructor(tables) {
+    this.tables = Object.fromEntries(Object.entries(tables).map(([name, text]) => [name, bytesOf(text)]));
+    this.names = Object.keys(this.tables);
+  }
+
+  // Table for values: a diverging one for signed maps.
+  of(name, signed) {
+    return this.tables[signed ? "blue-white-red" : name] || this.tables.inferno;
+  }
+}
+
+// Lowest and highest value; signed maps are symmetric about zero. Holes are left out.
+export function rangeOf(values, signed) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  if (!(low <= high)) return [0, 1];
+  if (signed) {
+    const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
+    return [-most, most];
+  }
+  return [low, high];
+}
+
+// Fills RGBA pixels from values. `alpha` gives the opacity of a value between 0 (lowest) and 1.
+export function paint(pixels, values, [low, high], table, alpha) {
+  const factor = high > low ? 1 / (high - low) : 0;
+  for (let i = 0; i < values.length; i++) {
+    const at = 4 * i;
+    const share = (values[i] - low) * factor;
+    if (!(share === share)) {
+      pixels[at + 3] = 0;
+      continue;
+    }
+    const part = Math.max(0, Math.min(1, share));
+    const color = 3 * Math.round(part * 255);
+    pixels[at] = table[color];
+    pixels[at + 1] = table[color + 1];
+    pixels[at + 2] = table[color + 2];
+    pixels[at + 3] = 255 * alpha(part);
+  }
+}
+
+const spare = document.createElement("canvas");
+
+// Draws values of a grid into a rectangle.
+export function drawGrid(context, values, { rows, columns }, range, table, alpha, [x, y, width, height], smooth) {
+  spare.width = columns;
+  spare.height = rows;
+  const inner = spare.getContext("2d", { willReadFrequently: true });
+  const image = inner.createImageData(columns, rows);
+  paint(image.data, values, range, table, alpha);
+  inner.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = smooth;
+  context.imageSmoothingQuality = "high";
+  context.drawImage(spare, x, y, width, height);
+}
+
+// Draws three components as red, green and blue, each on its own range.
+export function drawComponents(context, values, { rows, columns }, opacity, [x, y, width, height], smooth) {
+  const count = rows * columns;
+  spare.width = columns;
+  spare.height = rows;
+  const inner = spare.getContext("2d", { willReadFrequently: true });
+  const image = inner.createImageData(columns, rows);
+  for (let channel = 0; channel < 3; channel++) {
+    const part = values.subarray(channel * count, (channel + 1) * count);
+    const [low, high] = rangeOf(part, false);
+    for (let i = 0; i < count; i++) {
+      const hole = Number.isNaN(part[i]);
+      image.data[4 * i + channel] = hole ? 0 : (255 * (part[i] - low)) / (high - low || 1);
+      image.data[4 * i + 3] = hole ? 0 : 255 * opacity;
+    }
+  }
+  inner.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = smooth;
+  context.drawImage(spare, x, y, width, height);
+}
+
+// Cells of the smallest region that holds a share of the sum, as a Uint8Array.
+export function regionOf(values, share) {
+  const order = Array.from(values.keys()).filter((i) => values[i] > 0);
+  order.sort((a, b) => values[b] - values[a]);
+  const total = order.reduce((sum, i) => sum + values[i], 0);
+  const region = new Uint8Array(values.length);
+  let sum = 0;
+  for (const i of order) {
+    if (sum >= share * total) break;
+    region[i] = 1;
+    sum += values[i];
+  }
+  return region;
+}

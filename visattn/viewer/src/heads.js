@@ -1,0 +1,199 @@
+// All heads for the query: layers in rows, heads in columns, or one list in the order of a number.
+
+import { drawGrid, rangeOf } from "./colors.js";
+import { choice, element, ink, plain, sized } from "./dom.js";
+import { onGrid, shapeOf } from "./tokens.js";
+
+const GAP = 3;
+const LABEL = 34;
+const ORDERS = [
+  ["layer", "layer"],
+  ["entropy", "entropy, lowest first"],
+  ["distance", "distance, farthest first"],
+  ["sink", "attention to sinks"],
+  ["named", "attention to named tokens"],
+];
+
+// Height of a grid over its width.
+function proportion(layout) {
+  const { rows, columns } = shapeOf(layout);
+  return columns ? rows / columns : 0;
+}
+
+export class Heads {
+  constructor(page) {
+    this.page = page;
+    this.canvas = element("canvas", {
+      tabindex: 0,
+      role: "application",
+      "aria-label": "All heads for the query. Arrow keys choose a head.",
+      onclick: (event) => this.#pressed(event),
+      onkeydown: (event) => this.#key(event),
+      onpointermove: (event) => this.#moved(event),
+    });
+    this.note = element("p", { class: "reading", "aria-live": "polite" });
+    this.root = element(
+      "div",
+      {},
+      choice("order", ORDERS, page.state.get("sort"), (sort) => page.state.set({ sort })),
+      element("div", { class: "wall" }, this.canvas),
+      this.note,
+    );
+    this.values = new Map();
+  }
+
+  // Tiles in order: `[record, head]`.
+  tiles(view) {
+    const every = view.attention.flatMap((record, number) => Array.from({ length: record.heads }, (_, head) => ({ record, number, head })));
+    const sort = this.page.state.get("sort");
+    if (sort === "layer") return every;
+    const key = (tile) => this.#number(view, tile, sort);
+    return every.sort((a, b) => key(a) - key(b));
+  }
+
+  #number(view, { record, head }, sort) {
+    if (sort === "entropy" || sort === "distance") {
+      const known = record.statistics[sort];
+      return known ? (sort === "entropy" ? known[head] : -known[head]) : Infinity;
+    }
+    const row = this.page.row(view, record, head);
+    if (!row) return Infinity;
+    const named = record.keyLayout.prefix.length;
+    if (sort === "named") return -row.slice(0, named).reduce((a, b) => a + b, 0);
+    const { columns } = shapeOf(record.keyLayout);
+    const tokens = this.page.tokens(record.keyLayout);
+    return -view.sinks.reduce((sum, [r, c]) => sum + (row[tokens[r * columns + c]] || 0), 0);
+  }
+
+  draw() {
+    const { page } = this;
+    const view = page.view;
+    const wide = Math.max(this.root.clientWidth, 200);
+    const tiles = (this.order = this.tiles(view));
+    const grouped = page.state.get("sort") === "layer";
+    const most = Math.max(1, ...view.attention.map((record) => record.heads));
+    const across = grouped ? most : Math.max(4, Math.min(tiles.length, 12));
+    const side = Math.min(96, Math.floor((wide - LABEL) / across) - GAP);
+    const tall = Math.round(side * Math.min(1, Math.max(0.3, ...view.attention.map((record) => proportion(record.keyLayout)))));
+    let line = -1;
+    let place = 0;
+    let last = null;
+    this.boxes = tiles.map((tile) => {
+      if (grouped ? tile.record !== last : place === across || line < 0) {
+        line++;
+        place = 0;
+        last = tile.record;
+      }
+      return { ...tile, x: LABEL + place++ * (side + GAP), y: line * (tall + GAP) + 14, side, tall };
+    });
+    const context = sized(this.canvas, wide, (line + 1) * (tall + GAP) + 16);
+    context.font = "11px system-ui, sans-serif";
+    context.fillStyle = ink("--soft");
+    const shared = page.state.get("scale") === "shared";
+    let top = 0;
+    const rows = this.boxes.map((box) => page.row(view, box.record, box.head));
+    if (shared) for (const row of rows) if (row) top = Math.max(top, rangeOf(row, false)[1]);
+    const chosen = page.record(view);
+    const head = chosen ? page.head(chosen) : null;
+    let labeled = -1;
+    this.boxes.forEach((box, i) => {
+      const { record, x, y } = box;
+      if (grouped && box.number !== labeled) {
+        labeled = box.number;
+        context.fillStyle = ink("--soft");
+        context.fillText(String(box.number), 6, y + tall / 2 + 4);
+      }
+      if (grouped && y < 20) {
+        context.fillStyle = ink("--soft");
+        context.fillText(String(box.head), x + side / 2 - 3, 10);
+      }
+      context.fillStyle = ink("--panel");
+      context.fillRect(x, y, side, tall);
+      const row = rows[i];
+      if (row && record.keyLayout.grid.length) this.#tile(context, record, row, shared ? [0, top || 1] : null, box);
+      else if (row) this.#bars(context, row, box);
+      else {
+        context.strokeStyle = ink("--line");
+        context.beginPath();
+        context.moveTo(x, y);
+        context.lineTo(x + side, y + tall);
+        context.stroke();
+      }
+      if (record === chosen && (head === box.head || typeof head !== "number")) {
+        context.strokeStyle = ink("--focus");
+        context.lineWidth = 3;
+        context.strokeRect(x - 1, y - 1, side + 2, tall + 2);
+        context.lineWidth = 1;
+      }
+    });
+  }
+
+  #tile(context, record, row, range, { x, y, side, tall }) {
+    const { rows, columns } = shapeOf(record.keyLayout);
+    const values = onGrid(record.keyLayout, row).subarray(0, rows * columns);
+    const scale = Math.min(side / columns, tall / rows);
+    const [w, h] = [columns * scale, rows * scale];
+    const signed = values.some((value) => value < 0);
+    const area = [x + (side - w) / 2, y + (tall - h) / 2, w, h];
+    drawGrid(context, values, { rows, columns }, range || rangeOf(values, signed), this.page.table(signed), () => 1, area, false);
+  }
+
+  // Keys that lie nowhere on the image: one bar each.
+  #bars(context, row, { x, y, side, tall }) {
+    const most = Math.max(...row) || 1;
+    context.fillStyle = ink("--bar");
+    const width = side / row.length;
+    row.forEach((value, i) => context.fillRect(x + i * width, y + tall * (1 - value / most), Math.max(width - 1, 1), (tall * value) / most));
+  }
+
+  #at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    return (this.boxes || []).find((tile) => x >= tile.x && x < tile.x + tile.side && y >= tile.y && y < tile.y + tile.tall);
+  }
+
+  #moved(event) {
+    const tile = this.#at(event);
+    this.note.textContent = tile ? plain(this.#said(tile)) : "";
+  }
+
+  #said({ record, head }) {
+    const { entropy, distance } = record.statistics;
+    const numbers = [
+      ...(entropy ? [`entropy ${entropy[head].toFixed(2)} nats`] : []),
+      ...(distance ? [`distance ${distance[head].toFixed(0)} px`] : []),
+    ];
+    return [`${record.layer}, head ${head}`, ...numbers].join(", ");
+  }
+
+  #choose(tile) {
+    this.page.state.set({ record: tile.number, head: tile.head, map: "attention" });
+    this.note.textContent = plain(this.#said(tile));
+  }
+
+  #pressed(event) {
+    const tile = this.#at(event);
+    if (tile) this.#choose(tile);
+  }
+
+  #key(event) {
+    const { page } = this;
+    const chosen = page.record();
+    const head = chosen ? page.head(chosen) : 0;
+    const at = this.boxes.findIndex((box) => box.record === chosen && box.head === (typeof head === "number" ? head : 0));
+    const here = this.boxes[at];
+    if (!here) return;
+    const found = {
+      ArrowRight: () => this.boxes[at + 1],
+      ArrowLeft: () => this.boxes[at - 1],
+      ArrowDown: () => this.boxes.find((box) => box.y > here.y && box.x === here.x),
+      ArrowUp: () => [...this.boxes].reverse().find((box) => box.y < here.y && box.x === here.x),
+      Home: () => this.boxes[0],
+      End: () => this.boxes[this.boxes.length - 1],
+    }[event.key];
+    if (!found) return;
+    event.preventDefault();
+    const tile = found();
+    if (tile) this.#choose(tile);
+  }
+}

@@ -1,0 +1,252 @@
+// The photo with the map over it. The pointer selects the query; a click holds it, and the pointer then reads values.
+
+import { drawComponents, drawGrid, regionOf } from "./colors.js";
+import { element, ink, plain, sized } from "./dom.js";
+import { number } from "./page.js";
+import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.js";
+
+const MOST_HEIGHT = 640;
+
+export class ImagePanel {
+  constructor(page, viewOf) {
+    this.page = page;
+    this.viewOf = viewOf;
+    this.reading = element("p", { class: "reading", "aria-live": "polite" });
+    this.title = element("p", { class: "shown" });
+    this.canvas = element("canvas", {
+      tabindex: 0,
+      role: "application",
+      "aria-label": "Photo with attention. Arrow keys move the query, Enter holds it, Escape lets it go.",
+      onpointermove: (event) => this.#moved(event),
+      onpointerdown: (event) => this.#pressed(event),
+      onpointerleave: () => this.#left(),
+      onkeydown: (event) => this.#key(event),
+    });
+    this.bar = element("canvas", { class: "bar", role: "img", "aria-label": "Color scale" });
+    this.low = element("span");
+    this.high = element("span");
+    this.root = element(
+      "figure",
+      { class: "image" },
+      this.canvas,
+      element("figcaption", {}, this.title, element("div", { class: "scale" }, this.low, this.bar, this.high), this.reading),
+    );
+    this.pictures = new Map();
+    this.pointer = null;
+  }
+
+  // The decoded photo of a view; the panel is drawn again once it is there.
+  picture(view) {
+    if (!this.pictures.has(view)) {
+      const picture = new Image();
+      picture.onload = () => this.draw();
+      picture.src = view.photo;
+      this.pictures.set(view, picture);
+    }
+    return this.pictures.get(view);
+  }
+
+  draw() {
+    const { page } = this;
+    const { state } = page;
+    const view = this.viewOf();
+    const [high, wide] = view.size;
+    const room = Math.max(this.root.clientWidth, 200);
+    this.factor = Math.min(room / wide, MOST_HEIGHT / high);
+    const [width, height] = [wide * this.factor, high * this.factor];
+    const context = sized(this.canvas, width, height);
+    const picture = this.picture(view);
+    if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, width, height);
+    const shown = (this.shown = page.shown(view));
+    if (shown.missing || !shown.values) {
+      this.title.textContent = plain(shown.missing || `${shown.title}: its keys lie nowhere on the image; see Keys.`);
+      this.#scale(null);
+      this.#read();
+      return;
+    }
+    const { frames, rows, columns } = shapeOf(shown.layout);
+    const [top, left, bottom, right] = boxOnPhoto(view, shown.layout).map((side) => side * this.factor);
+    context.save();
+    context.beginPath();
+    context.rect(0, 0, width, height);
+    context.clip();
+    const area = [left, top, right - left, bottom - top];
+    if (shown.colored) {
+      drawComponents(context, shown.values, { rows, columns }, Math.max(state.get("opacity"), 0.6), area, state.get("smooth"));
+    } else {
+      const range = page.range(view, shown);
+      const values = frames > 1 ? shown.values.subarray(0, rows * columns) : shown.values;
+      drawGrid(context, values, { rows, columns }, range, page.table(shown.signed), page.alpha, area, state.get("smooth"));
+      if (state.get("mass") > 0) this.#outline(context, regionOf(values, state.get("mass")), rows, columns, area);
+      this.#scale(range, shown);
+    }
+    context.restore();
+    if (shown.colored) this.#scale(null);
+    this.#marks(context, view, shown);
+    this.title.textContent = plain(`${shown.title}${shown.about ? `: ${shown.about}` : ""}`);
+    this.#read();
+  }
+
+  #outline(context, region, rows, columns, [x, y, width, height]) {
+    const [w, h] = [width / columns, height / rows];
+    context.strokeStyle = "#ffffff";
+    context.lineWidth = 2;
+    context.beginPath();
+    for (let row = 0; row < rows; row++) {
+      for (let column = 0; column < columns; column++) {
+        if (!region[row * columns + column]) continue;
+        const [l, t] = [x + column * w, y + row * h];
+        const inside = (r, c) => r >= 0 && r < rows && c >= 0 && c < columns && region[r * columns + c];
+        const edges = [
+          [inside(row - 1, column), l, t, l + w, t],
+          [inside(row + 1, column), l, t + h, l + w, t + h],
+          [inside(row, column - 1), l, t, l, t + h],
+          [inside(row, column + 1), l + w, t, l + w, t + h],
+        ];
+        for (const [closed, x1, y1, x2, y2] of edges) {
+          if (closed) continue;
+          context.moveTo(x1, y1);
+          context.lineTo(x2, y2);
+        }
+      }
+    }
+    context.stroke();
+  }
+
+  #marks(context, view, shown) {
+    const { state } = this.page;
+    const layout = shown.record ? shown.record.queryLayout : shown.layout;
+    const query = this.page.query(view);
+    if (query.name === undefined && layout.grid.length) {
+      const cell = cellAt(view, layout, query.y, query.x);
+      if (cell) this.#cell(context, view, layout, cell, "#ffffff", state.get("pinned") ? 3 : 2);
+    }
+    if (!state.get("sinks") || !view.sinks.length || !shown.layout.grid.length) return;
+    const { rows, columns } = shapeOf(shown.layout);
+    for (const [row, column] of view.sinks) {
+      if (row >= rows || column >= columns) continue;
+      const at = centerOf(view, shown.layout, row, column);
+      const [top, , bottom] = boxOnPhoto(view, shown.layout);
+      context.beginPath();
+      context.arc(at.x * this.factor, at.y * this.factor, (0.75 * this.factor * (bottom - top)) / rows, 0, 2 * Math.PI);
+      context.strokeStyle = "#00e5ff";
+      context.lineWidth = 2;
+      context.stroke();
+    }
+  }
+
+  #cell(context, view, layout, [row, column], color, width) {
+    const { rows, columns } = shapeOf(layout);
+    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * this.factor);
+    const [w, h] = [(right - left) / columns, (bottom - top) / rows];
+    for (const [line, stroke] of [
+      [width + 2, "#000000"],
+      [width, color],
+    ]) {
+      context.lineWidth = line;
+      context.strokeStyle = stroke;
+      context.strokeRect(left + column * w, top + row * h, w, h);
+    }
+  }
+
+  #scale(range, shown) {
+    this.bar.hidden = !range;
+    this.low.textContent = range ? number(range[0], shown.digits) : "";
+    this.high.textContent = range ? number(range[1], shown.digits) : "";
+    if (!range) return;
+    const context = sized(this.bar, 160, 12);
+    const table = this.page.table(shown.signed);
+    for (let x = 0; x < 160; x++) {
+      const at = 3 * Math.round((x / 159) * 255);
+      context.fillStyle = `rgb(${table[at]},${table[at + 1]},${table[at + 2]})`;
+      context.fillRect(x, 0, 1, 12);
+    }
+    context.strokeStyle = ink("--line");
+    context.strokeRect(0.5, 0.5, 159, 11);
+  }
+
+  // Says the value below the pointer, or at the query.
+  #read() {
+    const view = this.viewOf();
+    const { shown } = this;
+    const at = this.pointer || this.page.query(view);
+    if (!shown || shown.missing || !shown.values || shown.colored || at.name !== undefined) {
+      this.reading.textContent = "";
+      return;
+    }
+    const cell = cellAt(view, shown.layout, at.y, at.x);
+    const { columns } = shapeOf(shown.layout);
+    const index = cell ? cell[0] * columns + cell[1] : -1;
+    const token = cell ? places(shown.layout).tokens[index] : -1;
+    if (token < 0) {
+      this.reading.textContent = "The model did not receive this part of the photo.";
+      return;
+    }
+    const row = shown.row || shown.values;
+    const place = shown.row ? token : index;
+    const name = nameOf(view, shown.layout, token);
+    this.reading.textContent = `${name}: ${number(row[place], shown.digits)}, rank ${this.page.rank(row, place)} of ${row.length}`;
+  }
+
+  #point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [height, width] = this.viewOf().size;
+    return { y: ((event.clientY - box.top) / box.height) * height, x: ((event.clientX - box.left) / box.width) * width };
+  }
+
+  // Sets the query to a point of this view's photo, in pixels of the first view's.
+  #ask(point) {
+    const view = this.viewOf();
+    const { page } = this;
+    const layout = (view.attention.length && page.record(view).queryLayout) || page.layouts[0];
+    const cell = layout.grid.length ? cellAt(view, layout, point.y, point.x) : null;
+    if (!cell) return;
+    const at = centerOf(view, layout, cell[0], cell[1]);
+    const main = page.view;
+    const query = { y: (at.y / view.size[0]) * main.size[0], x: (at.x / view.size[1]) * main.size[1] };
+    const before = page.state.get("query");
+    if (before.y !== query.y || before.x !== query.x) page.state.set({ query });
+  }
+
+  #moved(event) {
+    this.pointer = this.#point(event);
+    if (!this.page.state.get("pinned")) this.#ask(this.pointer);
+    this.#read();
+  }
+
+  #pressed(event) {
+    this.pointer = this.#point(event);
+    const pinned = this.page.state.get("pinned");
+    if (!pinned || event.pointerType === "touch") this.#ask(this.pointer);
+    this.page.state.set({ pinned: event.pointerType === "touch" ? true : !pinned });
+    this.canvas.focus({ preventScroll: true });
+  }
+
+  #left() {
+    this.pointer = null;
+    this.#read();
+  }
+
+  #key(event) {
+    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    const { state } = this.page;
+    if (event.key === "Escape") state.set({ pinned: false });
+    else if (event.key === "Enter" || event.key === " ") state.set({ pinned: !state.get("pinned") });
+    else if (steps[event.key]) this.#step(steps[event.key]);
+    else return;
+    event.preventDefault();
+  }
+
+  #step([down, across]) {
+    const view = this.viewOf();
+    const layout = (view.attention.length && this.page.record(view).queryLayout) || this.page.layouts[0];
+    if (!layout.grid.length) return;
+    const { rows, columns } = shapeOf(layout);
+    const query = this.page.query(view);
+    const cell = query.name === undefined ? cellAt(view, layout, query.y, query.x) : null;
+    const [row, column] = cell || [Math.floor(rows / 2), Math.floor(columns / 2)];
+    const next = cell ? [row + down, column + across] : [row, column];
+    this.pointer = null;
+    this.#ask(centerOf(view, layout, Math.min(Math.max(next[0], 0), rows - 1), Math.min(Math.max(next[1], 0), columns - 1)));
+  }
+}

@@ -1,0 +1,80 @@
+// The strongest keys of the row, with values; keys can be hidden.
+
+import { check, element, plain, slider } from "./dom.js";
+import { number } from "./page.js";
+import { nameOf, shapeOf } from "./tokens.js";
+
+export class Keys {
+  constructor(page) {
+    this.page = page;
+    this.list = element("ol", { class: "keys", "aria-label": "Strongest keys" });
+    this.note = element("p", { class: "soft" });
+    this.hide = element("div", { class: "hide" });
+    this.root = element(
+      "div",
+      {},
+      slider("number of keys", [5, 50, 1], page.state.get("top"), (top) => page.state.set({ top })),
+      this.note,
+      this.list,
+      this.hide,
+    );
+  }
+
+  draw() {
+    const { page } = this;
+    const view = page.view;
+    const record = page.record(view);
+    const shown = page.shown(view);
+    this.list.replaceChildren();
+    this.hide.replaceChildren();
+    if (!record || shown.missing || !shown.row) {
+      this.note.textContent = plain(shown.missing || "This map has no rows.");
+      return;
+    }
+    const { row, layout } = shown;
+    const order = Array.from(row.keys()).sort((a, b) => row[b] - row[a]);
+    const most = Math.max(...order.map((token) => Math.abs(row[token]))) || 1;
+    this.note.textContent = plain(`${shown.title}: ${shown.about || ""}`);
+    for (const token of order.slice(0, page.state.get("top"))) {
+      const bar = element("span", { class: token < layout.prefix.length ? "fill named" : "fill" });
+      bar.style.width = `${(100 * Math.abs(row[token])) / most}%`;
+      this.list.append(
+        element(
+          "li",
+          {},
+          element("span", { class: "key" }, plain(nameOf(view, layout, token), 60)),
+          element("span", { class: "track", "aria-hidden": "true" }, bar),
+          element("span", { class: "value" }, number(row[token], shown.digits)),
+        ),
+      );
+    }
+    if (shown.record) this.#hiding(record);
+  }
+
+  // Checkboxes for the named keys, and one for the sinks.
+  #hiding(record) {
+    const { page } = this;
+    const view = page.view;
+    const hidden = page.state.get("hidden");
+    const { columns } = shapeOf(record.keyLayout);
+    const tokens = page.tokens(record.keyLayout);
+    const sinks = view.sinks.map(([row, column]) => tokens[row * columns + column]).filter((token) => token >= 0);
+    const named = record.keyLayout.prefix.slice(0, 8).map((name, token) => [nameOf(view, record.keyLayout, token), [token]]);
+    const groups = [...named, ...(sinks.length ? [["sinks", sinks]] : [])];
+    if (!groups.length) return;
+    this.hide.append(
+      element("p", { class: "soft" }, "Hide keys and let the others share their weight. The model itself would compute other things without them."),
+      ...groups.map(([name, tokens]) =>
+        check(
+          `hide ${plain(name, 40)}`,
+          tokens.every((token) => hidden.has(token)),
+          (on) => {
+            const next = new Set(hidden);
+            tokens.forEach((token) => (on ? next.add(token) : next.delete(token)));
+            page.state.set({ hidden: next });
+          },
+        ),
+      ),
+    );
+  }
+}

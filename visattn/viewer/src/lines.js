@@ -1,0 +1,86 @@
+// Tokens left and right, and lines between them: queries and the keys they attend to, after BertViz (Vig, 2019).
+
+import { check, element, ink, sized } from "./dom.js";
+import { nameOf } from "./tokens.js";
+
+const HEIGHT = 560;
+const SIDE = 110;
+
+export class Lines {
+  constructor(page) {
+    this.page = page;
+    this.all = false;
+    this.canvas = element("canvas", { role: "img", "aria-label": "Lines from queries to their strongest keys; Keys lists them with values" });
+    this.root = element(
+      "div",
+      {},
+      check("all queries, their strongest key each", false, (all) => {
+        this.all = all;
+        this.draw();
+      }),
+      this.canvas,
+    );
+  }
+
+  draw() {
+    const { page } = this;
+    const view = page.view;
+    const width = Math.max(this.root.clientWidth, 240);
+    const context = sized(this.canvas, width, HEIGHT);
+    context.font = "11px system-ui, sans-serif";
+    context.fillStyle = ink("--text");
+    const record = page.record(view);
+    if (!record) {
+      context.fillText("This view has no attention.", 8, 20);
+      return;
+    }
+    const head = page.head(record);
+    const token = page.token(view, record.queryLayout);
+    const y = (index, count) => 14 + ((index + 0.5) / count) * (HEIGHT - 24);
+    const [left, right] = [SIDE, width - SIDE];
+    const line = (from, to, share) => {
+      context.globalAlpha = Math.max(0.05, Math.min(1, share));
+      context.beginPath();
+      context.moveTo(left, y(from, record.rowsCount));
+      context.lineTo(right, y(to, record.keysCount));
+      context.stroke();
+    };
+    context.strokeStyle = ink("--bar");
+    context.lineWidth = 1.5;
+    this.drawn = [];
+    if (this.all) {
+      for (let query = 0; query < record.rowsCount; query++) {
+        const row = record.fused(head, query);
+        const key = row.indexOf(Math.max(...row));
+        line(query, key, row[key]);
+        this.drawn.push([query, key]);
+      }
+    } else if (token >= 0) {
+      const row = page.row(view, record, head);
+      const order = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, page.state.get("top"));
+      for (const key of order.reverse()) {
+        line(token, key, row[key] / (row[order[order.length - 1]] || 1));
+        this.drawn.push([token, key]);
+      }
+    }
+    context.globalAlpha = 1;
+    this.#names(context, view, record.queryLayout, record.rowsCount, y, left - 6, "right", new Set(this.drawn.map(([query]) => query)));
+    this.#names(context, view, record.keyLayout, record.keysCount, y, right + 6, "left", new Set(this.drawn.map(([, key]) => key)));
+  }
+
+  // Writes as many names as fit; those with a line come first.
+  #names(context, view, layout, count, y, x, align, wanted) {
+    context.textAlign = align;
+    const taken = [];
+    const free = (at) => taken.every((other) => Math.abs(other - at) >= 11);
+    const order = [...wanted, ...layout.prefix.keys(), ...Array.from({ length: count }, (_, i) => i)];
+    for (const token of order) {
+      const at = y(token, count);
+      if (!free(at)) continue;
+      taken.push(at);
+      context.fillStyle = wanted.has(token) ? ink("--text") : ink("--soft");
+      context.fillText(nameOf(view, layout, token).slice(0, 18), x, at + 4);
+    }
+    context.textAlign = "left";
+  }
+}

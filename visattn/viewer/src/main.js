@@ -1,0 +1,293 @@
+// Start of the page: unpack, build the panels, and draw what changed.
+
+import { check, choice, element, plain, slider } from "./dom.js";
+import { Heads } from "./heads.js";
+import { ImagePanel } from "./image.js";
+import { Keys } from "./keys.js";
+import { Lines } from "./lines.js";
+import { Maps } from "./maps.js";
+import { Matrix } from "./matrix.js";
+import { ATTENTION, Page } from "./page.js";
+import { arraysOf } from "./payload.js";
+import { State } from "./state.js";
+import { boxOnPhoto } from "./tokens.js";
+
+const VERSION = 1;
+const TABS = { heads: "Heads", maps: "Maps", keys: "Keys", lines: "Lines", matrix: "Matrix" };
+
+function firstState(facts) {
+  const view = facts.views[0];
+  const record = Math.max(view.records.length - 1, 0);
+  const layout = view.records.length ? facts.layouts[view.records[record].queries] : facts.layouts[0];
+  const [top, left, bottom, right] = layout && layout.grid.length ? boxOnPhoto(view, layout) : [0, 0, ...view.size];
+  return {
+    view: 0,
+    record,
+    head: "mean",
+    query: { y: (top + bottom) / 2, x: (left + right) / 2 },
+    map: view.records.length ? ATTENTION : view.maps[0].name,
+    colormap: "inferno",
+    opacity: 0.7,
+    blend: "value",
+    scale: "panel",
+    smooth: false,
+    mass: 0,
+    sinks: true,
+    pinned: false,
+    tab: view.records.length ? "heads" : "maps",
+    sort: "layer",
+    top: 12,
+    hidden: new Set(),
+    compare: -1,
+  };
+}
+
+class Viewer {
+  constructor(page) {
+    this.page = page;
+    this.image = new ImagePanel(page, () => page.view);
+    this.other = new ImagePanel(page, () => page.views[page.state.get("compare")] || page.view);
+    this.panels = {
+      heads: new Heads(page),
+      maps: new Maps(page, this.image),
+      keys: new Keys(page),
+      lines: new Lines(page),
+      matrix: new Matrix(page),
+    };
+    this.build();
+    page.state.listen((names) => this.changed(names));
+    let width = 0;
+    new ResizeObserver(([entry]) => {
+      if (Math.abs(entry.contentRect.width - width) < 1) return; // drawing changes the height
+      width = entry.contentRect.width;
+      requestAnimationFrame(() => this.draw());
+    }).observe(this.main);
+  }
+
+  build() {
+    const { page } = this;
+    const { state } = page;
+    this.title = element("h1");
+    this.controls = element("div", { class: "controls", role: "group", "aria-label": "Display" });
+    this.query = element("div", { class: "controls", role: "group", "aria-label": "Query, layer and head" });
+    this.said = element("p", { class: "said", role: "status" });
+    this.tabs = element(
+      "div",
+      { class: "tabs", role: "tablist", "aria-label": "Panels" },
+      ...Object.entries(TABS).map(([name, text]) =>
+        element("button", { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => state.set({ tab: name }), onkeydown: (event) => this.tabKey(event) }, text),
+      ),
+    );
+    const panels = Object.entries(this.panels).map(([name, panel]) =>
+      element("div", { role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, class: "panel" }, panel.root),
+    );
+    this.warnings = element("ul", { class: "warnings", "aria-label": "Warnings" });
+    this.about = element("p", { class: "soft" });
+    this.main = element(
+      "main",
+      {},
+      element("section", { class: "left", "aria-label": "Image" }, this.query, element("div", { class: "pair" }, this.image.root, this.other.root), this.controls, this.warnings),
+      element("section", { class: "right", "aria-label": "Panels" }, this.tabs, ...panels),
+    );
+    document.body.append(element("header", {}, this.title, this.exports()), this.main, element("footer", {}, this.about, this.said));
+    this.settings();
+  }
+
+  exports() {
+    return element(
+      "div",
+      { class: "exports", role: "group", "aria-label": "Export" },
+      element("button", { onclick: () => this.savePicture() }, "Save PNG"),
+      element("button", { onclick: () => this.saveNumbers() }, "Save numbers"),
+      element("button", { onclick: () => this.copyLink() }, "Copy link"),
+      element("button", { onclick: () => this.theme(), "aria-label": "Switch between light and dark" }, "Light / dark"),
+    );
+  }
+
+  settings() {
+    const { state, colors } = this.page;
+    const set = (name) => (value) => state.set({ [name]: value });
+    const maps = colors.names.filter((name) => name !== "blue-white-red").map((name) => [name, name]);
+    this.controls.replaceChildren(
+      slider("opacity", [0, 1, 0.05], state.get("opacity"), set("opacity")),
+      choice("blend", [["value", "high values only"], ["constant", "everywhere"]], state.get("blend"), set("blend")),
+      choice("colors", maps, state.get("colormap"), set("colormap")),
+      choice("scale", [["panel", "each panel its own"], ["shared", "one for all heads"]], state.get("scale"), set("scale")),
+      slider("outline of mass", [0, 0.95, 0.05], state.get("mass"), set("mass")),
+      check("smooth", state.get("smooth"), set("smooth")),
+      check("ring sinks", state.get("sinks"), set("sinks")),
+    );
+  }
+
+  // Choices of query, layer and head, which depend on the view.
+  choices() {
+    const { page } = this;
+    const { state } = page;
+    const view = page.view;
+    const record = page.record(view);
+    const fields = [];
+    if (page.views.length > 1) {
+      const names = page.views.map((one, i) => [String(i), one.title]);
+      fields.push(choice("view", names, String(state.get("view")), (value) => state.set({ view: Number(value), map: this.mapFor(Number(value)) })));
+      fields.push(choice("compare with", [["-1", "nothing"], ...names], String(state.get("compare")), (value) => state.set({ compare: Number(value) })));
+    }
+    if (record) {
+      const query = state.get("query");
+      const names = [...new Set(view.attention.flatMap((one) => one.queryLayout.prefix))];
+      const points = view.attention.some((one) => one.queryLayout.grid.length);
+      const options = [...(points ? [["", "point on the image"]] : []), ...names.map((name) => [name, view.texts[name] === undefined ? name : `${name}: ${view.texts[name]}`])];
+      if (options.length > 1 || !points) {
+        fields.push(choice("query", options, query.name === undefined ? "" : query.name, (name) => state.set({ query: name ? { name } : this.middle(view, record), pinned: Boolean(name) })));
+      }
+      fields.push(choice("layer", view.attention.map((one, i) => [String(i), `${i}: ${one.layer}`]), String(view.attention.indexOf(record)), (value) => state.set({ record: Number(value), map: ATTENTION })));
+      const heads = [["mean", "mean"], ["max", "largest"], ...Array.from({ length: record.heads }, (_, i) => [String(i), `head ${i}`])];
+      fields.push(choice("head", heads, String(page.head(record)), (value) => state.set({ head: /^\d+$/.test(value) ? Number(value) : value, map: ATTENTION })));
+    }
+    const focused = this.query.contains(document.activeElement) ? [...this.query.querySelectorAll("select")].indexOf(document.activeElement) : -1;
+    this.query.replaceChildren(...fields);
+    const again = focused >= 0 && this.query.querySelectorAll("select")[focused];
+    if (again) again.focus();
+  }
+
+  middle(view, record) {
+    const [top, left, bottom, right] = record.queryLayout.grid.length ? boxOnPhoto(view, record.queryLayout) : [0, 0, ...view.size];
+    return { y: (top + bottom) / 2, x: (left + right) / 2 };
+  }
+
+  // The map that is shown now, if the other view has it.
+  mapFor(number) {
+    const view = this.page.views[number];
+    const now = this.page.state.get("map");
+    if (view.maps.some((map) => map.name === now) || (now === ATTENTION && view.attention.length)) return now;
+    return view.attention.length ? ATTENTION : view.maps[0].name;
+  }
+
+  changed(names) {
+    this.draw(names);
+    clearTimeout(this.linking);
+    this.linking = setTimeout(() => this.remember(), 300);
+  }
+
+  draw(names = null) {
+    const { page } = this;
+    const { state } = page;
+    const view = page.view;
+    const moved = names && [...names].every((name) => name === "query");
+    if (!moved) {
+      this.choices();
+      this.title.textContent = plain(view.title, 160);
+      this.warnings.replaceChildren(...view.warnings.map((text) => element("li", {}, plain(text, 400))));
+      const worst = Math.max(0, ...view.attention.map((one) => one.error));
+      const left = view.refused.length ? ` ${view.refused.length} attention calls cannot be placed on the image: ${view.refused.slice(0, 3).map(([layer, reason]) => `${layer} (${reason})`).join("; ")}.` : "";
+      this.about.textContent = plain(`${view.model}. Weights in this page are exact to ${worst.toExponential(1)}; the study has them in full.${left}`, 600);
+      Object.keys(TABS).forEach((name) => {
+        const chosen = state.get("tab") === name;
+        const tab = document.getElementById(`tab-${name}`);
+        tab.setAttribute("aria-selected", String(chosen));
+        tab.tabIndex = chosen ? 0 : -1;
+        document.getElementById(`panel-${name}`).hidden = !chosen;
+      });
+      this.other.root.hidden = !page.views[state.get("compare")];
+    }
+    this.image.draw();
+    if (!this.other.root.hidden) this.other.draw();
+    (this.panels[state.get("tab")] || this.panels.heads).draw();
+  }
+
+  tabKey(event) {
+    const names = Object.keys(TABS);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = names[(names.indexOf(this.page.state.get("tab")) + step + names.length) % names.length];
+    this.page.state.set({ tab: next });
+    document.getElementById(`tab-${next}`).focus();
+  }
+
+  say(text) {
+    this.said.textContent = text;
+  }
+
+  download(name, blob) {
+    const link = element("a", { download: name, href: URL.createObjectURL(blob) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    this.say(`Saved ${name}.`);
+  }
+
+  savePicture() {
+    this.image.canvas.toBlob((blob) => this.download("attention.png", blob), "image/png");
+  }
+
+  // The row of the query in every head, as JSON.
+  numbers() {
+    const { page } = this;
+    const view = page.view;
+    return {
+      title: view.title,
+      query: page.state.get("query"),
+      rows: view.attention.flatMap((record) => {
+        const token = page.token(view, record.queryLayout);
+        if (token < 0) return [];
+        return Array.from({ length: record.heads }, (_, head) => ({ layer: record.layer, head, query: token, error: record.error, weights: [...record.row(head, token)] }));
+      }),
+    };
+  }
+
+  saveNumbers() {
+    this.download("attention.json", new Blob([JSON.stringify(this.numbers())], { type: "application/json" }));
+  }
+
+  // Writes the state into the address, which a frame in a notebook may not change.
+  remember() {
+    try {
+      history.replaceState(null, "", `#${this.page.state.link}`);
+    } catch {
+      this.say("This frame has no address; save the page to a file to make links.");
+    }
+  }
+
+  async copyLink() {
+    const link = `${location.href.split("#")[0]}#${this.page.state.link}`;
+    this.remember();
+    try {
+      await navigator.clipboard.writeText(link);
+      this.say("The link is copied. It opens this view of the same file.");
+    } catch {
+      this.say("The link stands in the address line. It opens this view of the same file.");
+    }
+  }
+
+  theme() {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    this.draw();
+  }
+}
+
+async function start() {
+  const facts = JSON.parse(document.getElementById("facts").textContent);
+  if (facts.version !== VERSION) throw new Error(`this page has data of version ${facts.version}`);
+  const data = document.getElementById("data");
+  const arrays = await arraysOf(facts.chunks, data.textContent);
+  data.remove();
+  const state = new State(firstState(facts));
+  const sound = (said) => {
+    if (said.tab !== undefined && !(said.tab in TABS)) delete said.tab;
+    return said;
+  };
+  Object.assign(state.values, sound(state.read(location.hash.slice(1))));
+  window.viewer = new Viewer(new Page(facts, arrays, state));
+  window.addEventListener("hashchange", () => {
+    if (location.hash.slice(1) !== state.link) {
+      state.set(sound(state.read(location.hash.slice(1))));
+      window.viewer.settings();
+    }
+  });
+  window.viewer.draw();
+  document.documentElement.dataset.ready = "yes";
+}
+
+start().catch((error) => {
+  document.body.append(element("p", { class: "failed", role: "alert" }, `The page cannot be shown: ${error.message}.`));
+});

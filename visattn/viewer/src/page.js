@@ -1,0 +1,146 @@
+// The study in the page, and what the state selects of it.
+
+import { Attention, similarities, without } from "./attention.js";
+import { Colors, rangeOf } from "./colors.js";
+import { nameOf, onGrid, places, sizeOf, tokenOf } from "./tokens.js";
+
+export const ATTENTION = "attention";
+export const SIMILARITY = "similarity";
+
+export class Page {
+  constructor(facts, arrays, state) {
+    this.facts = facts;
+    this.state = state;
+    this.layouts = facts.layouts;
+    this.colors = new Colors(facts.colormaps);
+    this.arrays = arrays;
+    this.views = facts.views.map((view) => ({ ...view, attention: view.records.map((one) => new Attention(one, this.layouts, arrays)) }));
+    this.rows = new Map();
+    state.listen((names) => {
+      if (["query", "hidden", "record", "view"].some((name) => names.has(name))) this.rows.clear();
+    });
+  }
+
+  get view() {
+    return this.views[within(this.state.get("view"), this.views.length)];
+  }
+
+  record(view = this.view) {
+    return view.attention[within(this.state.get("record"), view.attention.length)];
+  }
+
+  head(record) {
+    const head = this.state.get("head");
+    return typeof head === "number" ? within(head, record.heads) : head === "max" ? "max" : "mean";
+  }
+
+  // The query, in pixels of this view's photo; a link of two photos compares the same part of both.
+  query(view) {
+    const query = this.state.get("query");
+    if (query.name !== undefined || view === this.view) return query;
+    return { y: (query.y / this.view.size[0]) * view.size[0], x: (query.x / this.view.size[1]) * view.size[1] };
+  }
+
+  token(view, layout) {
+    return tokenOf(view, layout, this.query(view));
+  }
+
+  // Weights of the query on all keys, or null if the layer has no such query. Rows are kept until the query changes.
+  row(view, record, head) {
+    const key = `${this.views.indexOf(view)} ${view.attention.indexOf(record)} ${head}`;
+    if (!this.rows.has(key)) {
+      const token = this.token(view, record.queryLayout);
+      const row = token < 0 ? null : record.fused(head, token);
+      const hidden = this.state.get("hidden");
+      this.rows.set(key, row && hidden.size ? without(row, this.hiddenIn(view, record)) : row);
+    }
+    return this.rows.get(key);
+  }
+
+  // Hidden tokens are numbers of the keys of the layer in which they were hidden; only layers with these keys leave them out.
+  hiddenIn(view, record) {
+    return record.keyLayout === this.record(view).keyLayout ? this.state.get("hidden") : new Set();
+  }
+
+  // What the image shows of a map or of the attention: values on a grid, its layout, and what they are.
+  shown(view = this.view, chosen = this.state.get("map")) {
+    const map = view.maps.find((one) => one.name === chosen);
+    if (map) {
+      const values = this.arrays[map.values];
+      return { values, layout: this.layouts[map.layout], signed: map.signed, colored: map.colored, digits: 3, title: map.name, about: map.about };
+    }
+    if (chosen === SIMILARITY && view.features) {
+      const layout = this.layouts[view.features.layout];
+      const token = this.token(view, layout);
+      if (token < 0) return { missing: "The query is no token of the last layer." };
+      const row = similarities(this.arrays[view.features.values], sizeOf(layout), token);
+      return { values: onGrid(layout, row), layout, row, signed: false, digits: 3, title: "cosine similarity", about: `of ${view.features.layer}` };
+    }
+    if (!view.attention.length) return { missing: "This view has no attention on the image." };
+    const record = this.record(view);
+    const head = this.head(record);
+    const row = this.row(view, record, head);
+    if (!row) return { missing: `Layer ${record.layer} has no such query.` };
+    const layout = record.keyLayout;
+    return {
+      values: layout.grid.length ? onGrid(layout, row) : null,
+      layout,
+      row,
+      record,
+      signed: row.some((value) => value < 0),
+      digits: record.digits,
+      title: `${record.layer}, ${typeof head === "number" ? `head ${head}` : `${head} of ${record.heads} heads`}`,
+      about: `attention of ${this.queryName(view, record.queryLayout)}`,
+    };
+  }
+
+  queryName(view, layout) {
+    const token = this.token(view, layout);
+    return token < 0 ? "no token" : nameOf(view, layout, token);
+  }
+
+  // Range of colors: of the panel alone, or of all heads of the view.
+  range(view, shown) {
+    if (this.state.get("scale") === "shared" && shown.record) {
+      let most = 0;
+      for (const record of view.attention) {
+        for (let head = 0; head < record.heads; head++) {
+          const row = this.row(view, record, head);
+          if (row) most = Math.max(most, rangeOf(row, false)[1]);
+        }
+      }
+      return [0, most || 1];
+    }
+    return rangeOf(shown.values, shown.signed);
+  }
+
+  get table() {
+    return (signed) => this.colors.of(this.state.get("colormap"), signed);
+  }
+
+  // Opacity of a value between 0 and 1.
+  get alpha() {
+    const opacity = this.state.get("opacity");
+    return this.state.get("blend") === "value" ? (part) => opacity * Math.sqrt(part) : () => opacity;
+  }
+
+  // Rank of a token among the values of a row, from 1.
+  rank(row, token) {
+    let rank = 1;
+    for (const value of row) if (value > row[token]) rank++;
+    return rank;
+  }
+
+  tokens(layout) {
+    return places(layout).tokens;
+  }
+}
+
+// A number from a link as an index; a link may say anything.
+function within(index, count) {
+  return Math.min(Math.max(Math.trunc(index), 0), count - 1);
+}
+
+export function number(value, digits) {
+  return Math.abs(value) < 10 ** -digits / 2 ? (0).toFixed(digits) : value.toFixed(digits);
+}
