@@ -37,13 +37,8 @@ test-full: $(READY)  ## what takes long: real trainings, kills, packaging, every
 bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs
 	$(BIN)/python scripts/benchmark.py $(BENCH)
 
-evidence: $(READY)  ## the heavier proofs, all of them even if one fails (TABLES=--write-docs puts the tables of other libraries into the docs): bench, the sweeps over timm and other libraries, the oldest transformers, start-up, the wheel and the pages' installations, 200 photos, 1,000 hostile inputs
-	@failed=; for proof in "benchmark.py $(BENCH)" coverage.py "library_coverage.py $(TABLES)" oldest_transformers.py attach_sweep.py cam_layers.py localization.py known_truth.py many_photos.py evidence.py; do \
-		echo "== scripts/$$proof"; $(BIN)/python scripts/$$proof || failed="$$failed $${proof%% *}"; \
-	done; \
-	echo "== tests.pages.installs"; $(BIN)/python -m tests.pages.installs || failed="$$failed installs"; \
-	for net in "" --no-net; do echo "== tests.hostile $$net"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile $$net || failed="$$failed hostile$$net"; done; \
-	test -z "$$failed" || { echo "evidence: failed:$$failed" >&2; exit 1; }
+evidence: $(READY)  ## the heavier proofs: bench, the sweeps over timm and other libraries, the oldest transformers, start-up, the wheel and the pages' installations, 200 photos, 1,000 hostile inputs
+	$(BIN)/python scripts/proofs.py --bench="$(BENCH)" $(TABLES)
 
 gallery: $(READY)  ## rebuild the pictures of README and docs
 	$(BIN)/python scripts/make_gallery.py

@@ -88,8 +88,8 @@ KEPT, SPARE = 1.15, 64e6  # growth may exceed the plain forward's by 1.15 x quer
 PEAK_1778 = 3e9
 METHOD_ROUNDS = {224: 5, 518: 3, 1036: 1, 1778: 1}
 METHODS = {  # run: what its ratio refers to, the largest side that is run, bound in bytes at 1778 px
-    "forward": (None, 1778, None),
-    "forward + backward": (None, 1778, None),
+    "forward": (None, 1036, None),
+    "forward + backward": (None, 1036, None),
     "rollout": ("forward", 1778, 4e9),
     "rollout of norms": ("forward", 1778, 4e9),
     "entropy and distance": ("forward", 1778, 4e9),
@@ -371,7 +371,7 @@ def method_rows(quick: bool) -> Iterator[Row]:
             python = str(peers_python()) if theirs else sys.executable
             found[name] = run_json(python, "bench.methods", name, str(side), str(rounds))
             seconds, growth = found[name]["seconds"], found[name]["growth"]
-            ratio = None if base is None else seconds / found[base]["seconds"]
+            ratio = seconds / found[base]["seconds"] if base in found else None
             head: Row = {
                 "px": side,
                 "run": name,

@@ -12,6 +12,7 @@ from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.scenes import known_truth_sheet, scenes_sheet, training_pictures
+from gallery.viewer import viewer_screen
 from PIL import Image
 from torch import Tensor, nn
 from train_gates import gated
@@ -96,6 +97,7 @@ def main() -> None:
     _save("known_truth", known_truth_sheet())
     _save("two_libraries", twins_sheet(model))
     _save("sampled", sampled_sheet())
+    _save("viewer", viewer_screen(model))
     training_pictures(FOLDER)
     caption_pictures(FOLDER)
     _distance(model)

@@ -24,6 +24,7 @@ _HOVER = """async (count) => {
     state.set({ query });
     const start = performance.now();
     state.flush();
+    viewer.drawPanel();
     viewer.image.canvas.getContext("2d").getImageData(0, 0, 1, 1);  // waits until it is painted
     times.push(performance.now() - start);
     if (i % 20 === 0) await new Promise(requestAnimationFrame);

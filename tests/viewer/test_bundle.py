@@ -54,7 +54,7 @@ def test_axe_finds_nothing(theme: str, npm: str, study: visattn.Study, opened: O
     axe = (tmp_path / "node_modules" / "axe-core" / "axe.min.js").read_text()
     page = opened(study + study, color_scheme=theme)
     page.evaluate(axe)
-    for name in ("heads", "maps", "keys", "lines", "matrix"):
+    for name in ("heads", "maps", "words", "keys", "lines", "matrix"):
         page.locator(f"#tab-{name}").click()
         settled(page)
         found = page.evaluate(

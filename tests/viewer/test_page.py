@@ -14,10 +14,11 @@ from playwright.sync_api import Page
 from torch import nn
 
 import visattn
+from tests.captioning.test_captioner import photos, tiny
 from tests.viewer.conftest import Opened
 from visattn.cli.commands import _run
 from visattn.errors import OptionError
-from visattn.studies import Study, View, load_study
+from visattn.studies import Study, View, caption_study, load_study
 from visattn.viewer import html_of
 
 PHOTO = "photo:chelsea"
@@ -101,7 +102,7 @@ def test_everything_can_be_done_with_the_keyboard(study: Study, opened: Opened) 
     settled(page)
     assert state(page, "pinned") is False
     page.locator("#tab-heads").focus()
-    for name in ("maps", "keys", "lines", "matrix", "heads"):
+    for name in ("maps", "words", "keys", "lines", "matrix", "heads"):
         page.keyboard.press("ArrowRight")
         settled(page)
         assert page.locator(f"#panel-{name}").is_visible()
@@ -203,7 +204,7 @@ def test_maps_are_chosen_and_classes_are_listed(study: Study, opened: Opened) ->
     page = opened(study)
     page.locator("#tab-maps").click()
     settled(page)
-    assert page.locator(".maps button .name").all_inner_texts() == ["attention", "similarity", "rollout", "relevance"]
+    assert page.locator("#panel-maps button .name").all_inner_texts() == ["attention", "similarity", "rollout", "relevance"]
     page.get_by_role("radio", name="rollout").click()
     settled(page)
     values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
@@ -301,7 +302,7 @@ def test_hostile_texts_stay_text(text: str, study: Study, opened: Opened) -> Non
     )
     page = opened(Study((bad, view)))
     title = page.title()
-    for name in ("maps", "keys", "lines", "matrix", "heads"):
+    for name in ("maps", "words", "keys", "lines", "matrix", "heads"):
         page.locator(f"#tab-{name}").click()
         settled(page)
     page.get_by_label("query", exact=True).select_option(index=1)
@@ -315,7 +316,7 @@ def test_hostile_texts_stay_text(text: str, study: Study, opened: Opened) -> Non
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_cut_off(width: int, study: Study, opened: Opened) -> None:
     page = opened(study, width=width)
-    for name in ("heads", "maps", "keys", "lines", "matrix"):
+    for name in ("heads", "maps", "words", "keys", "lines", "matrix"):
         page.locator(f"#tab-{name}").click()
         settled(page)
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
@@ -353,3 +354,41 @@ def test_view_writes_pages_and_studies(
         ["view", "cat.attn", "--model", "x"],
     ):
         assert _run(bad, debug=False) == 2
+
+
+def test_words_of_a_caption_are_queries(opened: Opened) -> None:
+    caption = tiny("soft").score(photos(1), ["a red disc"])[0]
+    page = opened(caption_study(caption))
+    assert state(page, "tab") == "words"
+    assert page.locator(".words button .name").all_inner_texts() == ["word0: a", "word1: red", "word2: disc"]
+    page.get_by_role("radio", name="word1").click()
+    settled(page)
+    assert torch.allclose(row_shown(page), caption.map.values[1].flatten(), atol=0.002)
+    page.locator("#tab-lines").click()
+    settled(page)
+    assert {query for query, _ in page.evaluate("viewer.panels.lines.drawn")} == {1}
+    page.locator("#tab-matrix").click()
+    settled(page)
+    assert page.evaluate("viewer.panels.matrix.weights.length") == caption.map.values.numel()
+
+
+def test_gates_of_a_cnn_are_maps(opened: Opened) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18")
+    visattn.attach(model, "cbam", where="residual")
+    made = visattn.study(model.eval(), PHOTO, img_size=96)
+    assert "gates" in made[0].maps
+    page = opened(made)
+    names = page.locator("#panel-maps button .name").all_inner_texts()
+    assert names == list(made[0].maps)
+    for name in names:
+        page.get_by_role("radio", name=name).click()
+        settled(page)
+        assert torch.allclose(
+            torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)")), panel(made[0], name), atol=1e-6
+        )
+
+
+def panel(view: View, name: str) -> torch.Tensor:
+    values = view.maps[name].values
+    return values.flatten(0, -3).mean(0).flatten() if values.ndim > 2 else values.flatten()

@@ -31,6 +31,7 @@ from visattn.provenance import Provenance
 from visattn.records import Recording
 from visattn.studies.writing import content
 from visattn.viewer.page import MAX_MB, framed, html_of
+from visattn.viewer.widget import widget_of
 
 SUFFIX = ".attn"
 
@@ -204,3 +205,17 @@ class Study(Sequence[View]):
         file = Path(tempfile.mkdtemp(prefix="visattn-")) / "view.html"
         file.write_text(page, encoding="utf-8")
         webbrowser.open(file.as_uri())
+
+    def widget(self, *, height: int = 900) -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
+        """Return the page as a widget for notebooks, whose attribute `link` follows what the page shows and can be set.
+
+        Args:
+            height: Height of the frame in pixels.
+
+        Returns:
+            The widget.
+
+        Raises:
+            MissingExtra: If anywidget is not installed.
+        """
+        return widget_of(self, height)

@@ -56,7 +56,7 @@ def encoded(operator: Operator) -> Encoded:
 def _vectors(operator: SoftmaxOperator, kind: torch.dtype) -> Encoded:
     """Encode queries and keys, and measure the rows that follow from them."""
     query, key = (x[0, :, 0].float().to(kind) for x in (operator.query, operator.key))
-    rounded = SoftmaxOperator(query[None].float(), key[None].float(), None, operator.scale)
+    rounded = SoftmaxOperator(query[None].float(), key[None].float(), None, operator.scale, dtype=torch.float64)  # as the page
     error = 0.0
     if bool(query.isfinite().all() and key.isfinite().all()):
         for one, other in zip(operator.tiles(), rounded.tiles(), strict=True):

@@ -50,13 +50,22 @@ export function paint(pixels, values, [low, high], table, alpha) {
 }
 
 const spare = document.createElement("canvas");
+let pixels = null;
+
+// A canvas of this size, and its pixels to fill; resizing takes long, so both are kept.
+function blank(columns, rows) {
+  const inner = spare.getContext("2d", { willReadFrequently: true });
+  if (!pixels || spare.width !== columns || spare.height !== rows) {
+    spare.width = columns;
+    spare.height = rows;
+    pixels = inner.createImageData(columns, rows);
+  }
+  return [inner, pixels];
+}
 
 // Draws values of a grid into a rectangle.
 export function drawGrid(context, values, { rows, columns }, range, table, alpha, [x, y, width, height], smooth) {
-  spare.width = columns;
-  spare.height = rows;
-  const inner = spare.getContext("2d", { willReadFrequently: true });
-  const image = inner.createImageData(columns, rows);
+  const [inner, image] = blank(columns, rows);
   paint(image.data, values, range, table, alpha);
   inner.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = smooth;
@@ -67,10 +76,7 @@ export function drawGrid(context, values, { rows, columns }, range, table, alpha
 // Draws three components as red, green and blue, each on its own range.
 export function drawComponents(context, values, { rows, columns }, opacity, [x, y, width, height], smooth) {
   const count = rows * columns;
-  spare.width = columns;
-  spare.height = rows;
-  const inner = spare.getContext("2d", { willReadFrequently: true });
-  const image = inner.createImageData(columns, rows);
+  const [inner, image] = blank(columns, rows);
   for (let channel = 0; channel < 3; channel++) {
     const part = values.subarray(channel * count, (channel + 1) * count);
     const [low, high] = rangeOf(part, false);

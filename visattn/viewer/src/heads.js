@@ -6,6 +6,7 @@ import { onGrid, shapeOf } from "./tokens.js";
 
 const GAP = 3;
 const LABEL = 34;
+const BUDGET = 8; // milliseconds of a frame
 const ORDERS = [
   ["layer", "layer"],
   ["entropy", "entropy, lowest first"],
@@ -86,46 +87,83 @@ export class Heads {
       }
       return { ...tile, x: LABEL + place++ * (side + GAP), y: line * (tall + GAP) + 14, side, tall };
     });
-    const context = sized(this.canvas, wide, (line + 1) * (tall + GAP) + 16);
+    this.context = sized(this.canvas, wide, (line + 1) * (tall + GAP) + 16);
+    this.inks = Object.fromEntries(["soft", "panel", "line", "bar", "focus"].map((name) => [name, ink(`--${name}`)]));
+    this.shared = page.state.get("scale") === "shared" ? [0, this.#most(view)] : null;
+    if (grouped) this.#labels();
+    this.boxes.forEach((box) => this.#one(view, box));
+    this.left = 0;
+  }
+
+  // Draws the heads of another query over those of the last, a few in each frame; the next frame goes on where this one ended.
+  drawMoved() {
+    if (this.shared || this.page.state.get("sort") !== "layer") {
+      this.draw();
+      return;
+    }
+    this.left = this.boxes.length;
+    this.#some();
+  }
+
+  #some() {
+    const start = performance.now();
+    const view = this.page.view;
+    while (this.left > 0 && performance.now() - start < BUDGET) {
+      this.next = ((this.next ?? -1) + 1) % this.boxes.length;
+      this.#one(view, this.boxes[this.next]);
+      this.left--;
+    }
+    if (this.left > 0 && !this.frame) {
+      this.frame = requestAnimationFrame(() => {
+        this.frame = null;
+        this.#some();
+      });
+    }
+  }
+
+  // Largest weight of any head.
+  #most(view) {
+    let most = 0;
+    for (const { record, head } of this.boxes) {
+      const row = this.page.row(view, record, head);
+      if (row) most = Math.max(most, rangeOf(row, false)[1]);
+    }
+    return most || 1;
+  }
+
+  #labels() {
+    const { context, inks } = this;
     context.font = "11px system-ui, sans-serif";
-    context.fillStyle = ink("--soft");
-    const shared = page.state.get("scale") === "shared";
-    let top = 0;
-    const rows = this.boxes.map((box) => page.row(view, box.record, box.head));
-    if (shared) for (const row of rows) if (row) top = Math.max(top, rangeOf(row, false)[1]);
+    context.fillStyle = inks.soft;
+    for (const { number, head, x, y, side, tall } of this.boxes) {
+      if (head === 0) context.fillText(String(number), 6, y + tall / 2 + 4);
+      if (y < 20) context.fillText(String(head), x + side / 2 - 3, 10);
+    }
+  }
+
+  #one(view, box) {
+    const { context, inks, page } = this;
+    const { record, x, y, side, tall } = box;
+    context.fillStyle = inks.panel;
+    context.fillRect(x, y, side, tall);
+    const row = page.row(view, record, box.head);
+    if (row && record.keyLayout.grid.length) this.#tile(context, record, row, this.shared, box);
+    else if (row) this.#bars(context, row, box);
+    else {
+      context.strokeStyle = inks.line;
+      context.beginPath();
+      context.moveTo(x, y);
+      context.lineTo(x + side, y + tall);
+      context.stroke();
+    }
     const chosen = page.record(view);
-    const head = chosen ? page.head(chosen) : null;
-    let labeled = -1;
-    this.boxes.forEach((box, i) => {
-      const { record, x, y } = box;
-      if (grouped && box.number !== labeled) {
-        labeled = box.number;
-        context.fillStyle = ink("--soft");
-        context.fillText(String(box.number), 6, y + tall / 2 + 4);
-      }
-      if (grouped && y < 20) {
-        context.fillStyle = ink("--soft");
-        context.fillText(String(box.head), x + side / 2 - 3, 10);
-      }
-      context.fillStyle = ink("--panel");
-      context.fillRect(x, y, side, tall);
-      const row = rows[i];
-      if (row && record.keyLayout.grid.length) this.#tile(context, record, row, shared ? [0, top || 1] : null, box);
-      else if (row) this.#bars(context, row, box);
-      else {
-        context.strokeStyle = ink("--line");
-        context.beginPath();
-        context.moveTo(x, y);
-        context.lineTo(x + side, y + tall);
-        context.stroke();
-      }
-      if (record === chosen && (head === box.head || typeof head !== "number")) {
-        context.strokeStyle = ink("--focus");
-        context.lineWidth = 3;
-        context.strokeRect(x - 1, y - 1, side + 2, tall + 2);
-        context.lineWidth = 1;
-      }
-    });
+    if (record !== chosen) return;
+    const head = page.head(chosen);
+    if (typeof head === "number" && head !== box.head) return;
+    context.strokeStyle = inks.focus;
+    context.lineWidth = 3;
+    context.strokeRect(x - 1, y - 1, side + 2, tall + 2);
+    context.lineWidth = 1;
   }
 
   #tile(context, record, row, range, { x, y, side, tall }) {
@@ -141,7 +179,7 @@ export class Heads {
   // Keys that lie nowhere on the image: one bar each.
   #bars(context, row, { x, y, side, tall }) {
     const most = Math.max(...row) || 1;
-    context.fillStyle = ink("--bar");
+    context.fillStyle = this.inks.bar;
     const width = side / row.length;
     row.forEach((value, i) => context.fillRect(x + i * width, y + tall * (1 - value / most), Math.max(width - 1, 1), (tall * value) / most));
   }

@@ -11,20 +11,22 @@ import { ATTENTION, Page } from "./page.js";
 import { arraysOf } from "./payload.js";
 import { State } from "./state.js";
 import { boxOnPhoto } from "./tokens.js";
+import { Words } from "./words.js";
 
 const VERSION = 1;
-const TABS = { heads: "Heads", maps: "Maps", keys: "Keys", lines: "Lines", matrix: "Matrix" };
+const TABS = { heads: "Heads", maps: "Maps", words: "Words", keys: "Keys", lines: "Lines", matrix: "Matrix" };
 
 function firstState(facts) {
   const view = facts.views[0];
   const record = Math.max(view.records.length - 1, 0);
   const layout = view.records.length ? facts.layouts[view.records[record].queries] : facts.layouts[0];
   const [top, left, bottom, right] = layout && layout.grid.length ? boxOnPhoto(view, layout) : [0, 0, ...view.size];
+  const named = layout && !layout.grid.length && layout.prefix.length; // words of a caption, object queries
   return {
     view: 0,
     record,
     head: "mean",
-    query: { y: (top + bottom) / 2, x: (left + right) / 2 },
+    query: named ? { name: layout.prefix[0] } : { y: (top + bottom) / 2, x: (left + right) / 2 },
     map: view.records.length ? ATTENTION : view.maps[0].name,
     colormap: "inferno",
     opacity: 0.7,
@@ -34,7 +36,7 @@ function firstState(facts) {
     mass: 0,
     sinks: true,
     pinned: false,
-    tab: view.records.length ? "heads" : "maps",
+    tab: named ? "words" : view.records.length ? "heads" : "maps",
     sort: "layer",
     top: 12,
     hidden: new Set(),
@@ -50,6 +52,7 @@ class Viewer {
     this.panels = {
       heads: new Heads(page),
       maps: new Maps(page, this.image),
+      words: new Words(page, this.image),
       keys: new Keys(page),
       lines: new Lines(page),
       matrix: new Matrix(page),
@@ -180,9 +183,11 @@ class Viewer {
       const worst = Math.max(0, ...view.attention.map((one) => one.error));
       const left = view.refused.length ? ` ${view.refused.length} attention calls cannot be placed on the image: ${view.refused.slice(0, 3).map(([layer, reason]) => `${layer} (${reason})`).join("; ")}.` : "";
       this.about.textContent = plain(`${view.model}. Weights in this page are exact to ${worst.toExponential(1)}; the study has them in full.${left}`, 600);
+      const names = view.attention.some((one) => one.queryLayout.prefix.length);
       Object.keys(TABS).forEach((name) => {
         const chosen = state.get("tab") === name;
         const tab = document.getElementById(`tab-${name}`);
+        tab.hidden = name === "words" && !names;
         tab.setAttribute("aria-selected", String(chosen));
         tab.tabIndex = chosen ? 0 : -1;
         document.getElementById(`panel-${name}`).hidden = !chosen;
@@ -191,11 +196,21 @@ class Viewer {
     }
     this.image.draw();
     if (!this.other.root.hidden) this.other.draw();
-    (this.panels[state.get("tab")] || this.panels.heads).draw();
+    if (moved) this.waiting ||= requestAnimationFrame(() => this.drawPanel(true));
+    else this.drawPanel();
+  }
+
+  // While the query moves, the image is drawn first and the panel in the next frames, so that no frame takes long.
+  drawPanel(moved = false) {
+    cancelAnimationFrame(this.waiting);
+    this.waiting = null;
+    const panel = this.panels[this.page.state.get("tab")] || this.panels.heads;
+    if (moved && panel.drawMoved) panel.drawMoved();
+    else panel.draw();
   }
 
   tabKey(event) {
-    const names = Object.keys(TABS);
+    const names = Object.keys(TABS).filter((name) => !document.getElementById(`tab-${name}`).hidden);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     const next = names[(names.indexOf(this.page.state.get("tab")) + step + names.length) % names.length];
@@ -239,6 +254,7 @@ class Viewer {
 
   // Writes the state into the address, which a frame in a notebook may not change.
   remember() {
+    if (window.parent !== window) window.parent.postMessage({ visattn: this.page.state.link }, "*"); // a widget of a notebook
     try {
       history.replaceState(null, "", `#${this.page.state.link}`);
     } catch {
@@ -283,6 +299,10 @@ async function start() {
       state.set(sound(state.read(location.hash.slice(1))));
       window.viewer.settings();
     }
+  });
+  window.addEventListener("message", (event) => {
+    if (event.source !== window.parent || event.source === window || typeof event.data?.visattn !== "string") return;
+    if (event.data.visattn !== state.link) state.set(sound(state.read(event.data.visattn)));
   });
   window.viewer.draw();
   document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,75 @@
+// Words, object queries and other named queries of the layer: one small map each, in their order.
+
+import { drawGrid, rangeOf } from "./colors.js";
+import { element, plain, sized } from "./dom.js";
+import { boxOnPhoto, nameOf, onGrid, shapeOf } from "./tokens.js";
+
+const WIDTH = 110;
+const MOST = 60; // tiles
+
+export class Words {
+  constructor(page, image) {
+    this.page = page;
+    this.image = image;
+    this.note = element("p", { class: "soft" });
+    this.list = element("div", { class: "maps words", role: "radiogroup", "aria-label": "Named queries" });
+    this.root = element("div", {}, this.note, this.list);
+  }
+
+  draw() {
+    const { page } = this;
+    const view = page.view;
+    const record = page.record(view);
+    const names = record ? record.queryLayout.prefix : [];
+    const shown = names.length > MOST ? `the first ${MOST} of ${names.length} named queries` : `${names.length} named queries`;
+    this.note.textContent = record ? plain(`${record.layer}: ${shown}`) : "This view has no attention.";
+    const chosen = page.state.get("query").name;
+    const held = this.list.contains(document.activeElement);
+    const focusable = Math.max(names.indexOf(chosen), 0);
+    this.list.replaceChildren(
+      ...names.slice(0, MOST).map((name, token) => {
+        const canvas = element("canvas", { "aria-hidden": "true" });
+        this.#map(canvas, view, record, token);
+        return element(
+          "button",
+          {
+            role: "radio",
+            "aria-checked": String(name === chosen),
+            tabindex: token === focusable ? 0 : -1,
+            onclick: () => page.state.set({ query: { name }, pinned: true }),
+            onkeydown: (event) => this.#key(event),
+          },
+          canvas,
+          element("span", { class: "name" }, plain(nameOf(view, record.queryLayout, token), 40)),
+        );
+      }),
+    );
+    if (held && this.list.children[focusable]) this.list.children[focusable].focus();
+  }
+
+  #map(canvas, view, record, token) {
+    const [high, wide] = view.size;
+    const factor = Math.min(WIDTH / wide, WIDTH / high);
+    const context = sized(canvas, wide * factor, high * factor);
+    const picture = this.image.picture(view);
+    if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, wide * factor, high * factor);
+    const layout = record.keyLayout;
+    if (!layout.grid.length) return;
+    const { rows, columns } = shapeOf(layout);
+    const values = onGrid(layout, record.fused(this.page.head(record), token)).subarray(0, rows * columns);
+    const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * factor);
+    const signed = values.some((value) => value < 0);
+    const area = [left, top, right - left, bottom - top];
+    drawGrid(context, values, { rows, columns }, rangeOf(values, signed), this.page.table(signed), this.page.alpha, area, false);
+  }
+
+  #key(event) {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const entries = [...this.list.children];
+    const next = entries[(entries.indexOf(event.currentTarget) + step + entries.length) % entries.length];
+    next.focus();
+    next.click();
+  }
+}
