@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.captioning.test_captioner import photos, tiny
+from tests.captioning.test_captioner import photos
+from tests.captioning.test_folder import tiny
 from visattn.captioning import Caption
 from visattn.errors import OptionError
 from visattn.studies import caption_study, load_study

@@ -14,7 +14,8 @@ from playwright.sync_api import Page
 from torch import nn
 
 import visattn
-from tests.captioning.test_captioner import photos, tiny
+from tests.captioning.test_captioner import photos
+from tests.captioning.test_folder import tiny
 from tests.viewer.conftest import Opened
 from visattn.cli.commands import _run
 from visattn.errors import OptionError

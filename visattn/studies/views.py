@@ -200,7 +200,7 @@ class Study(Sequence[View]):
         """
         page = html_of(self)
         if "IPython" in sys.modules and (display := import_module("IPython.display")) and sys.modules["IPython"].get_ipython():
-            display.display(display.HTML(framed(page, height)))
+            display.display({"text/html": framed(page, height), "text/plain": repr(self)}, raw=True)
             return
         file = Path(tempfile.mkdtemp(prefix="visattn-")) / "view.html"
         file.write_text(page, encoding="utf-8")
