@@ -17,7 +17,7 @@ from visattn.studies import caption_study, load_study
 
 @pytest.fixture
 def caption() -> Caption:
-    """A caption with at least two words."""
+    """Provide a caption of three words."""
     found = tiny("soft").score(photos(1), ["a red disc"])[0]
     assert len(found.words) == 3
     return found

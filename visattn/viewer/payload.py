@@ -1,4 +1,4 @@
-"""What a page holds of a study: plain values as JSON, and one stream of bytes for all arrays."""
+"""Content of a page: plain values of a study as JSON, and one stream of bytes for all arrays."""
 
 from __future__ import annotations
 
