@@ -24,6 +24,8 @@ export class Attention {
     this.keyLayout = layouts[facts.keys];
     this.rowsCount = sizeOf(this.queryLayout);
     this.keysCount = sizeOf(this.keyLayout);
+    this.rows ??= this.rowsCount;
+    this.columns ??= this.keysCount;
     this.arrays = Object.fromEntries(Object.entries(facts.arrays).map(([name, number]) => [name, arrays[number]]));
     this.digits = Math.max(2, Math.min(6, Math.floor(-Math.log10(Math.max(facts.error, 1e-7)))));
     this.place = this.arrays.query_index ? this.#places() : null;
@@ -47,24 +49,33 @@ export class Attention {
   }
 
   #softmax(out, head, query) {
-    const { query: q, key: k } = this.arrays;
-    const { channels: d, scale } = this;
-    const first = (head * this.rowsCount + query) * d;
-    const scores = (this.scores ||= new Float64Array(this.keysCount));
-    let at = head * this.keysCount * d;
+    const [block, at] = this.#where(query);
+    if (at < 0) return;
+    const { query: q, key: k, bias, key_index: keys } = this.arrays;
+    const { channels: d, scale, columns } = this;
+    const first = (head * this.#height + at) * d;
+    const scores = (this.scores ||= new Float64Array(columns));
+    let from = (head * (this.#height / this.rows) + block) * columns * d;
     let top = -Infinity;
-    for (let j = 0; j < scores.length; j++) {
-      const score = scale * product(q, first, k, at, d);
-      at += d;
+    for (let j = 0; j < columns; j++) {
+      let score = scale * product(q, first, k, from, d);
+      if (bias) score += bias[this.#biased(head, block, at % this.rows, j)];
+      from += d;
       scores[j] = score;
       if (score > top) top = score;
     }
+    if (top === -Infinity) return; // a row that is masked entirely
     let total = 0;
-    for (let j = 0; j < scores.length; j++) {
-      scores[j] = Math.exp(scores[j] - top);
-      total += scores[j];
+    for (let j = 0; j < columns; j++) total += scores[j] = Math.exp(scores[j] - top);
+    for (let j = 0; j < columns; j++) {
+      const key = keys ? keys[block * columns + j] : j;
+      if (key >= 0) out[key] += scores[j] / total;
     }
-    for (let j = 0; j < scores.length; j++) out[j] = scores[j] / total;
+  }
+
+  // Position in a bias that broadcasts over heads, blocks, rows or columns.
+  #biased(...place) {
+    return this.biasShape.reduce((at, side, i) => at * side + (side === 1 ? 0 : place[i]), 0);
   }
 
   // Block of a query, and its row among all rows of a head.

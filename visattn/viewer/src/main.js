@@ -1,5 +1,6 @@
 // Start of the page: unpack, build the panels, and draw what changed.
 
+import { readAttn } from "./attn.js";
 import { check, choice, element, plain, slider } from "./dom.js";
 import { Heads } from "./heads.js";
 import { ImagePanel } from "./image.js";
@@ -103,8 +104,19 @@ class Viewer {
       element("button", { onclick: () => this.savePicture() }, "Save PNG"),
       element("button", { onclick: () => this.saveNumbers() }, "Save numbers"),
       element("button", { onclick: () => this.copyLink() }, "Copy link"),
+      this.opener(),
       element("button", { onclick: () => this.theme(), "aria-label": "Switch between light and dark" }, "Light / dark"),
     );
+  }
+
+  // Button that opens another study in this page.
+  opener() {
+    const input = element("input", { type: "file", accept: ".attn", hidden: true, "aria-label": "Study to open" });
+    input.addEventListener("change", () => {
+      if (input.files.length) window.dispatchEvent(new CustomEvent("visattn-open", { detail: input.files[0] }));
+      input.value = "";
+    });
+    return element("span", {}, element("button", { onclick: () => input.click() }, "Open .attn"), input);
   }
 
   settings() {
@@ -281,30 +293,56 @@ class Viewer {
   }
 }
 
+// Shows a study in place of the one before.
+function mount(facts, arrays, link) {
+  document.querySelectorAll("header, main, footer").forEach((part) => part.remove());
+  const state = new State(firstState(facts));
+  Object.assign(state.values, sound(state.read(link)));
+  window.viewer = new Viewer(new Page(facts, arrays, state));
+  window.viewer.draw();
+}
+
+// What a link says, without panels that do not exist.
+function sound(said) {
+  if (said.tab !== undefined && !(said.tab in TABS)) delete said.tab;
+  return said;
+}
+
+// Opens a study that somebody chose or dropped; if it is none, the page stays as it is and says why.
+async function open(file, colormaps) {
+  try {
+    const [facts, arrays] = await readAttn(await file.arrayBuffer());
+    mount({ ...facts, colormaps }, arrays, "");
+    window.viewer.say(`Opened ${plain(file.name, 60)}.`);
+  } catch (error) {
+    window.viewer.say(plain(`${file.name}: not a study (${error.message.split("\n")[0]})`, 300));
+  }
+  document.documentElement.dataset.opened = String(Number(document.documentElement.dataset.opened || 0) + 1);
+}
+
 async function start() {
   const facts = JSON.parse(document.getElementById("facts").textContent);
   if (facts.version !== VERSION) throw new Error(`this page has data of version ${facts.version}`);
   const data = document.getElementById("data");
   const arrays = await arraysOf(facts.chunks, data.textContent);
   data.remove();
-  const state = new State(firstState(facts));
-  const sound = (said) => {
-    if (said.tab !== undefined && !(said.tab in TABS)) delete said.tab;
-    return said;
+  mount(facts, arrays, location.hash.slice(1));
+  const follow = (link) => {
+    const { state } = window.viewer.page;
+    if (link === state.link) return;
+    state.set(sound(state.read(link)));
+    window.viewer.settings();
   };
-  Object.assign(state.values, sound(state.read(location.hash.slice(1))));
-  window.viewer = new Viewer(new Page(facts, arrays, state));
-  window.addEventListener("hashchange", () => {
-    if (location.hash.slice(1) !== state.link) {
-      state.set(sound(state.read(location.hash.slice(1))));
-      window.viewer.settings();
-    }
-  });
+  window.addEventListener("hashchange", () => follow(location.hash.slice(1)));
   window.addEventListener("message", (event) => {
-    if (event.source !== window.parent || event.source === window || typeof event.data?.visattn !== "string") return;
-    if (event.data.visattn !== state.link) state.set(sound(state.read(event.data.visattn)));
+    if (event.source === window.parent && event.source !== window && typeof event.data?.visattn === "string") follow(event.data.visattn);
   });
-  window.viewer.draw();
+  window.addEventListener("dragover", (event) => event.preventDefault());
+  window.addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (event.dataTransfer.files.length) open(event.dataTransfer.files[0], facts.colormaps);
+  });
+  window.addEventListener("visattn-open", (event) => open(event.detail, facts.colormaps));
   document.documentElement.dataset.ready = "yes";
 }
 
