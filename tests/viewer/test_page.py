@@ -337,6 +337,13 @@ def test_a_page_that_is_too_large_is_refused(study: Study, tmp_path: Path) -> No
     assert not (tmp_path / "big.html").exists()
 
 
+def test_layers_are_chosen_by_a_glob(study: Study, opened: Opened, tmp_path: Path) -> None:
+    page = opened(study.save_html(tmp_path / "one.html", layers="*.1.*"))
+    assert page.evaluate("viewer.page.view.attention.map((one) => one.layer)") == ["blocks.1.attn"]
+    with pytest.raises(OptionError, match=r"layers must be a glob of blocks.0.attn ... blocks.2.attn"):
+        study.save_html(tmp_path / "none.html", layers="stages.*")
+
+
 def test_view_writes_pages_and_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened, dinov2: nn.Module
 ) -> None:

@@ -33,6 +33,9 @@ MAX_MB = 60.0  # repeated from `visattn.viewer.page`, which imports torch
 @click.option("--compare", help="A second model, which sees the same images.")
 @target_options
 @click.option("--max-mb", type=click.FloatRange(0.1), default=MAX_MB, show_default=True, help="Largest size of the page in MB.")
+@click.option(
+    "--layers", default="*", show_default=True, help="Glob of the layers whose attention is in the page, such as 'blocks.1*'."
+)
 @photo_options
 @output_options
 def view_command(
@@ -63,7 +66,7 @@ def view_command(
     else:
         from visattn.viewer import html_of
 
-        write_whole(target, html_of(study, max_mb=options["max_mb"]).encode())
+        write_whole(target, html_of(study, max_mb=options["max_mb"], layers=options["layers"]).encode())
     for view in study:
         describe(quiet, view.provenance.but(method="view"))
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")

@@ -175,22 +175,25 @@ class Study(Sequence[View]):
         return write_whole(check_output(target, overwrite=overwrite), content(self.views))
 
     @typed()
-    def save_html(self, path: str | os.PathLike[str], *, overwrite: bool = True, max_mb: float = MAX_MB) -> Path:
+    def save_html(
+        self, path: str | os.PathLike[str], *, overwrite: bool = True, max_mb: float = MAX_MB, layers: str = "*"
+    ) -> Path:
         """Save the study as one interactive page, which opens in any browser without a network.
 
         Args:
             path: File to write. Its folder is created.
             overwrite: Whether an existing file may be replaced.
             max_mb: Largest size of the page in MB.
+            layers: Glob of the names of the layers whose attention is in the page, such as `blocks.1*`.
 
         Returns:
             The path.
 
         Raises:
-            OptionError: If the study has nothing to show, or the page exceeds `max_mb`.
+            OptionError: If the study has nothing to show, no layer has such a name, or the page exceeds `max_mb`.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, max_mb=max_mb).encode())
+        return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, max_mb=max_mb, layers=layers).encode())
 
     def show(self, *, height: int = 900) -> None:
         """Show the page: in a notebook below the cell, in a frame that can reach nothing else; otherwise in the system's browser.

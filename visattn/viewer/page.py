@@ -22,12 +22,13 @@ _LEVEL = 6  # of gzip
 MAX_MB = 60.0
 
 
-def html_of(study: Study, *, max_mb: float = MAX_MB) -> str:
+def html_of(study: Study, *, max_mb: float = MAX_MB, layers: str = "*") -> str:
     """Return a study as an HTML page. It refers to nothing outside of itself.
 
     Args:
         study: The study.
         max_mb: Largest size of the page in MB.
+        layers: Glob of the names of the layers whose attention is in the page.
 
     Returns:
         The page.
@@ -35,7 +36,7 @@ def html_of(study: Study, *, max_mb: float = MAX_MB) -> str:
     Raises:
         OptionError: If the study has nothing to show, or the page exceeds `max_mb`.
     """
-    payload = Payload(study)
+    payload = Payload(study, layers)
     data = base64.b64encode(gzip.compress(payload.data, _LEVEL, mtime=0)).decode()
     facts = json.dumps(payload.facts, allow_nan=False).replace("<", "\\u003c")
     title = html.escape(printable(names_of(study.views))[:200])
@@ -50,8 +51,8 @@ def html_of(study: Study, *, max_mb: float = MAX_MB) -> str:
     )
     if len(page) > max_mb * 1e6:
         raise OptionError(
-            f"the page takes {len(page) / 1e6:.1f} MB, more than {max_mb:g}. Pass fewer layers, a smaller img_size, or a larger "
-            "max_mb (--max-mb)."
+            f"the page takes {len(page) / 1e6:.1f} MB, more than {max_mb:g}. Pass fewer layers "
+            "(--layers), a smaller img_size (--img-size), or a larger max_mb (--max-mb)."
         )
     return page
 

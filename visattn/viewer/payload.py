@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from visattn._support.checks import printable
 from visattn._support.names import model_title
 from visattn.drawing.colormaps import NAMES, table
 from visattn.errors import OptionError, VisattnError
@@ -39,12 +41,20 @@ class Payload:
         data: The arrays, one after another; `facts["chunks"]` has kind and length of each.
     """
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Study, layers: str = "*") -> None:
         """Encode a study.
 
+        Args:
+            study: The study.
+            layers: Glob of the names of the layers whose attention is encoded.
+
         Raises:
-            OptionError: If no view has attention or maps.
+            OptionError: If no view has attention or maps, or no layer has such a name.
         """
+        known = list(dict.fromkeys(record.layer for view in study for record in view.recording))
+        if known and not fnmatch.filter(known, layers):
+            raise OptionError(f"layers must be a glob of {known[0]} ... {known[-1]}, got '{printable(layers)}'.")
+        self._wanted = layers
         self._arrays: list[NDArray[Any]] = []
         self._layouts: dict[TokenLayout, int] = {}
         views = [self._view(view) for view in study]
@@ -70,8 +80,9 @@ class Payload:
         return b"".join(parts)
 
     def _view(self, view: View) -> dict[str, Any]:
-        made, placed = view.provenance, [record for record in view.recording if record.reason is None]
-        numbers = _statistics(view.recording)
+        made, wanted = view.provenance, [one for one in view.recording if fnmatch.fnmatchcase(one.layer, self._wanted)]
+        placed = [record for record in wanted if record.reason is None]
+        numbers = _statistics(placed, view.recording.input_size)
         small = view.photo.copy()
         small.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS)
         stream = io.BytesIO()
@@ -86,7 +97,7 @@ class Payload:
             "window": view.geometry.window,
             "readout": view.recording.reads,
             "records": [self._record(record, numbers.get((record.layer, record.call))) for record in placed],
-            "refused": [[record.layer, record.reason] for record in view.recording if record.reason is not None]
+            "refused": [[record.layer, record.reason] for record in wanted if record.reason is not None]
             + [[one.layer, f"not recorded: {one.reason}"] for one in view.recording.unseen],
             "maps": [self._map(name, shown) for name, shown in view.maps.items()],
             "features": self._features(view.recording),
@@ -159,15 +170,14 @@ def _layout(layout: TokenLayout) -> dict[str, Any]:
     }
 
 
-def _statistics(recording: Recording) -> dict[tuple[str, int], dict[str, list[float]]]:
+def _statistics(records: Sequence[AttentionRecord], size: tuple[int, int]) -> dict[tuple[str, int], dict[str, list[float]]]:
     """Return entropy and distance of each head by layer and call, where rows are distributions."""
     found: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for record in recording:
-        if record.reason is not None or not record.probability:
-            continue
-        (one,) = statistics(Recording([record], input_size=recording.input_size))
-        numbers = {"entropy": one.entropy, "distance": one.distance}
-        found[record.layer, record.call] = {name: value[0].tolist() for name, value in numbers.items() if value is not None}
+    for record in records:
+        if record.probability:
+            (one,) = statistics(Recording([record], input_size=size))
+            numbers = {"entropy": one.entropy, "distance": one.distance}
+            found[record.layer, record.call] = {name: value[0].tolist() for name, value in numbers.items() if value is not None}
     return found
 
 
