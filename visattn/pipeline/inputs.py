@@ -91,8 +91,9 @@ class Prepared:
         return self.geometries[self._only()]
 
     def noted(self, provenance: Provenance) -> Provenance:
-        """Return a provenance with the preprocessing, its notes and its warnings added."""
-        return provenance.but(preprocessing=dict(self.preprocessing), notes=self.notes, warnings=self.warnings)
+        """Return a provenance with the preprocessing, if it is known here, its notes and its warnings added."""
+        known = {"preprocessing": dict(self.preprocessing)} if self.preprocessing else {}
+        return provenance.but(**known, notes=self.notes, warnings=self.warnings)
 
     def _only(self) -> int:
         if len(self.photos) != 1:

@@ -67,7 +67,7 @@ class View:
     @property
     def prepared(self) -> Prepared:
         """The photo with its place in the model's input, without the pixels."""
-        return Prepared(torch.empty(0), (self.photo,), (self.geometry,), preprocessing=self.provenance.preprocessing)
+        return Prepared(torch.empty(0), (self.photo,), (self.geometry,))
 
     def explanation(self, name: str) -> Explanation:
         """Return one of the maps with its photo.
