@@ -89,6 +89,7 @@ def test_the_demo_works(clean: Path, tmp_path: Path) -> None:
         "astronaut.png",
         "chelsea.png",
         "classes.png",
+        "coffee.html",
         "coffee.png",
         "rocket.png",
     ]
@@ -103,4 +104,5 @@ def test_no_weights_or_cache_files_are_packed(distributions: dict[str, Path]) ->
     ]
     assert "visattn/data/networks/scenes_vit/model.safetensors" in names
     assert "visattn/models/vit.py" in names
+    assert {"visattn/viewer/built/viewer.js", "visattn/viewer/built/viewer.css"} <= set(names)
     assert "visattn/data/photos/coffee.png" in names
