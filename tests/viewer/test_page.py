@@ -149,6 +149,50 @@ def test_heads_are_sorted_by_python_s_statistics(study: Study, opened: Opened) -
     assert [tuple(one) for one in order] == sorted(known, key=lambda one: known[one])
 
 
+def test_display_settings_change_the_picture_and_nothing_else(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    row = row_shown(page)
+    picture = "viewer.image.canvas.toDataURL()"
+    seen = [page.evaluate(picture)]
+    for label, value in (("opacity", "1"), ("outline of mass", "0.6")):
+        page.get_by_label(label).fill(value)
+        settled(page)
+        seen.append(page.evaluate(picture))
+    page.get_by_label("smooth").check()
+    settled(page)
+    seen.append(page.evaluate(picture))
+    for label, option in (("blend", "constant"), ("colors", "viridis"), ("scale", "shared")):
+        page.get_by_label(label, exact=True).select_option(option)
+        settled(page)
+        seen.append(page.evaluate(picture))
+    assert len(set(seen)) == len(seen)
+    assert torch.equal(row_shown(page), row)
+    low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
+    every = torch.cat(
+        [
+            record.operator.dense()[
+                0, :, int(page.evaluate("viewer.page.token(viewer.page.view, viewer.page.record().queryLayout)"))
+            ].flatten()
+            for record in study[0].recording
+        ]
+    )
+    assert float(low) == 0
+    assert float(high) == pytest.approx(float(every.max()), abs=0.003)
+
+
+def test_sinks_are_ringed_and_can_be_left_out(dinov2: nn.Module, opened: Opened) -> None:
+    made = visattn.study(dinov2, "photo:coffee", methods=["rollout"], img_size=(224, 336))
+    page = opened(made)
+    found = visattn.methods.sinks.find_sinks(made[0].recording)[0]
+    assert page.evaluate("viewer.page.view.sinks.map(([row, column]) => [row, column])") == [
+        [sink.row, sink.column] for sink in found
+    ]
+    ringed = page.evaluate("viewer.image.canvas.toDataURL()")
+    page.get_by_label("ring sinks").uncheck()
+    settled(page)
+    assert (page.evaluate("viewer.image.canvas.toDataURL()") != ringed) == bool(found)
+
+
 def test_named_queries_are_rows_of_the_class_token(study: Study, opened: Opened) -> None:
     page = opened(study)
     page.get_by_label("query", exact=True).select_option("cls")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 ROWS_LIMIT, VECTORS_LIMIT = 0.002, 0.01  # largest allowed error of a weight
 _BETTER = 1.5  # rows compress to two thirds, vectors hardly at all
 _MOST = 255
-_DIGITS = 2**24  # float32 holds whole numbers up to here
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import fnmatch
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from visattn._support.checks import printable
 from visattn._support.names import model_title
@@ -95,7 +97,6 @@ class Payload:
             "size": [view.photo.height, view.photo.width],
             "input": view.geometry.input,
             "window": view.geometry.window,
-            "readout": view.recording.reads,
             "records": [self._record(record, numbers.get((record.layer, record.call))) for record in placed],
             "refused": [[record.layer, record.reason] for record in wanted if record.reason is not None]
             + [[one.layer, f"not recorded: {one.reason}"] for one in view.recording.unseen],
@@ -107,7 +108,7 @@ class Payload:
             "warnings": list(made.warnings),
         }
 
-    def _record(self, record: AttentionRecord, numbers: dict[str, list[float]] | None) -> dict[str, Any]:
+    def _record(self, record: AttentionRecord, numbers: dict[str, list[float | None]] | None) -> dict[str, Any]:
         found = encoded(record.operator)
         return {
             "layer": record.layer + (f" #{record.call}" if record.call else ""),
@@ -170,14 +171,21 @@ def _layout(layout: TokenLayout) -> dict[str, Any]:
     }
 
 
-def _statistics(records: Sequence[AttentionRecord], size: tuple[int, int]) -> dict[tuple[str, int], dict[str, list[float]]]:
+def _finite(values: Tensor) -> list[float | None]:
+    """Return numbers for JSON; None where a head has none, such as the distance of one that attends to no patch."""
+    return [number if math.isfinite(number) else None for number in values.tolist()]
+
+
+def _statistics(
+    records: Sequence[AttentionRecord], size: tuple[int, int]
+) -> dict[tuple[str, int], dict[str, list[float | None]]]:
     """Return entropy and distance of each head by layer and call, where rows are distributions."""
-    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    found: dict[tuple[str, int], dict[str, list[float | None]]] = {}
     for record in records:
         if record.probability:
             (one,) = statistics(Recording([record], input_size=size))
             numbers = {"entropy": one.entropy, "distance": one.distance}
-            found[record.layer, record.call] = {name: value[0].tolist() for name, value in numbers.items() if value is not None}
+            found[record.layer, record.call] = {name: _finite(value[0]) for name, value in numbers.items() if value is not None}
     return found
 
 

@@ -120,7 +120,6 @@ class Reader {
       size: view.geometry.photo,
       input: view.geometry.input,
       window: view.geometry.window,
-      readout: view.readout ?? "",
       records: placed.map((record) => this.record(record, first)),
       refused: [...view.records.filter((record) => record.reason).map(({ layer, reason }) => [layer, reason]), ...(view.unseen ?? [])],
       maps: Object.entries(view.maps ?? {}).map(([name, map]) => this.map(name, map)),

@@ -55,7 +55,8 @@ export class Heads {
   #number(view, { record, head }, sort) {
     if (sort === "entropy" || sort === "distance") {
       const known = record.statistics[sort];
-      return known ? (sort === "entropy" ? known[head] : -known[head]) : Infinity;
+      const value = known ? known[head] : null;
+      return value === null ? Infinity : sort === "entropy" ? value : -value;
     }
     const row = this.page.row(view, record, head);
     if (!row) return Infinity;
@@ -198,8 +199,8 @@ export class Heads {
   #said({ record, head }) {
     const { entropy, distance } = record.statistics;
     const numbers = [
-      ...(entropy ? [`entropy ${entropy[head].toFixed(2)} nats`] : []),
-      ...(distance ? [`distance ${distance[head].toFixed(0)} px`] : []),
+      ...(entropy && entropy[head] !== null ? [`entropy ${entropy[head].toFixed(2)} nats`] : []),
+      ...(distance && distance[head] !== null ? [`distance ${distance[head].toFixed(0)} px`] : []),
     ];
     return [`${record.layer}, head ${head}`, ...numbers].join(", ");
   }
