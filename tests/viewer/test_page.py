@@ -168,14 +168,8 @@ def test_display_settings_change_the_picture_and_nothing_else(study: Study, open
     assert len(set(seen)) == len(seen)
     assert torch.equal(row_shown(page), row)
     low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
-    every = torch.cat(
-        [
-            record.operator.dense()[
-                0, :, int(page.evaluate("viewer.page.token(viewer.page.view, viewer.page.record().queryLayout)"))
-            ].flatten()
-            for record in study[0].recording
-        ]
-    )
+    token = page.evaluate("viewer.page.token(viewer.page.view, viewer.page.record().queryLayout)")
+    every = torch.cat([record.operator.rows(torch.tensor([token])).flatten() for record in study[0].recording])
     assert float(low) == 0
     assert float(high) == pytest.approx(float(every.max()), abs=0.003)
 
