@@ -13,6 +13,7 @@ export class ImagePanel {
     this.viewOf = viewOf;
     this.reading = element("p", { class: "reading", "aria-live": "polite" });
     this.title = element("p", { class: "shown" });
+    this.hint = element("p", { class: "soft" });
     this.canvas = element("canvas", {
       tabindex: 0,
       role: "application",
@@ -29,7 +30,7 @@ export class ImagePanel {
       "figure",
       { class: "image" },
       this.canvas,
-      element("figcaption", {}, this.title, element("div", { class: "scale" }, this.low, this.bar, this.high), this.reading),
+      element("figcaption", {}, this.title, element("div", { class: "scale" }, this.low, this.bar, this.high), this.reading, this.hint),
     );
     this.pictures = new Map();
     this.pointer = null;
@@ -50,6 +51,11 @@ export class ImagePanel {
     const { page } = this;
     const { state } = page;
     const view = this.viewOf();
+    this.hint.textContent = !view.attention.length && !view.features
+      ? ""
+      : state.get("pinned")
+        ? "The query is held: point to read values; click or press Escape to let it go."
+        : "Point to choose a patch; click to hold it.";
     const [high, wide] = view.size;
     const room = Math.max(this.root.clientWidth, 200);
     this.factor = Math.min(room / wide, MOST_HEIGHT / high);
