@@ -226,9 +226,14 @@ def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> Non
     settled(page)
     drawn = page.evaluate("viewer.panels.lines.drawn")
     best = set(row_shown(page).argsort(descending=True)[:12].tolist())
-    assert {query for query, _ in drawn} == {1 + 14 * 3 + 9}
-    assert {key for _, key in drawn} == best
-    page.get_by_label("all queries").check()
+    assert {query for query, *_ in drawn} == {1 + 14 * 3 + 9}
+    assert {key for _, key, _ in drawn} == best
+    page.get_by_role("checkbox", name="all heads").check()
+    for head, row in enumerate(view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0]):
+        keys = {key for _, key, other in page.evaluate("viewer.panels.lines.drawn") if other == head}
+        assert len(keys) == 12
+        assert float(row[list(keys)].min()) >= float(row.sort(descending=True).values[11]) - 0.002  # rounding exchanges near ties
+    page.get_by_role("checkbox", name="all queries").check()
     assert len(page.evaluate("viewer.panels.lines.drawn")) == 197
     page.locator("#tab-matrix").click()
     settled(page)
@@ -412,7 +417,7 @@ def test_words_of_a_caption_are_queries(opened: Opened) -> None:
     assert torch.allclose(row_shown(page), caption.map.values[1].flatten(), atol=0.002)
     page.locator("#tab-lines").click()
     settled(page)
-    assert {query for query, _ in page.evaluate("viewer.panels.lines.drawn")} == {1}
+    assert {query for query, *_ in page.evaluate("viewer.panels.lines.drawn")} == {1}
     page.locator("#tab-matrix").click()
     settled(page)
     assert page.evaluate("viewer.panels.matrix.weights.length") == caption.map.values.numel()

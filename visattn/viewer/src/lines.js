@@ -5,17 +5,24 @@ import { nameOf } from "./tokens.js";
 
 const HEIGHT = 560;
 const SIDE = 110;
+const COLORS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#f0e442", "#999999"]; // Okabe and Ito, 2008
 
 export class Lines {
   constructor(page) {
     this.page = page;
     this.all = false;
+    this.heads = false;
     this.canvas = element("canvas", { role: "img", "aria-label": "Lines from queries to their strongest keys; Keys lists them with values" });
     this.root = element(
       "div",
       {},
       check("all queries, their strongest key each", false, (all) => {
         this.all = all;
+        this.draw();
+      }),
+      " ",
+      check("all heads, a color each", false, (heads) => {
+        this.heads = heads;
         this.draw();
       }),
       this.canvas,
@@ -56,11 +63,15 @@ export class Lines {
         this.drawn.push([query, key]);
       }
     } else if (token >= 0) {
-      const row = page.row(view, record, head);
-      const order = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, page.state.get("top"));
-      for (const key of order.reverse()) {
-        line(token, key, row[key] / (row[order[order.length - 1]] || 1));
-        this.drawn.push([token, key]);
+      const heads = this.heads ? Array.from({ length: record.heads }, (_, number) => number) : [head];
+      for (const one of heads) {
+        if (this.heads) context.strokeStyle = COLORS[one % COLORS.length];
+        const row = page.row(view, record, one);
+        const order = Array.from(row.keys()).sort((a, b) => row[b] - row[a]).slice(0, page.state.get("top"));
+        for (const key of [...order].reverse()) {
+          line(token, key, row[key] / (row[order[0]] || 1));
+          this.drawn.push([token, key, one]);
+        }
       }
     }
     context.globalAlpha = 1;
