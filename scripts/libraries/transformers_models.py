@@ -236,6 +236,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "VipLlavaForConditionalGeneration": {"vision_feature_layer": [-1, -2]},
     "VivitForVideoClassification": _SHORT_CLIP,
     "VivitModel": _SHORT_CLIP,
+    "YolosForObjectDetection": {"image_size": [160, 256]},
+    "YolosModel": {"image_size": [160, 256]},
 }
 
 

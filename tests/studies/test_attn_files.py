@@ -274,6 +274,10 @@ MUTANTS: dict[str, Callable[[], bytes]] = {
     "index of floats": tensor("index", lambda one: one.float()),
     "weights with NaN": tensor("weights", spot(NAN)),
     "weights of other tokens": tensor("weights", lambda one: one[:, :5].contiguous()),
+    "weights of whole numbers": tensor("weights", lambda one: (one * 10).long()),
+    "weights of no heads": tensor("weights", lambda one: one[:0].contiguous()),
+    "queries of whole numbers": tensor("q", lambda one: (one * 10).int()),
+    "bias that is infinite": tensor("bias", spot(float("inf"))),
     "cells past the keys": tensor("cells", lambda one: one + 6),
     "negative cells": tensor("cells", lambda one: one - 6),
     "cells of floats": tensor("cells", lambda one: one.float()),
@@ -335,3 +339,24 @@ def test_files_that_are_no_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.attn", tmp_path, tmp_path / "pipe.attn"):
         with pytest.raises(StudyError, match="not a study"):
             load_study(path)
+
+
+def test_a_tensor_that_is_named_often_is_read_once(tmp_path: Path) -> None:
+    facts, tensors = base()
+    facts["views"] *= 300
+    path = tmp_path / "often.attn"
+    path.write_bytes(content(facts, tensors))
+    views = load_study(path).views
+    assert len(views) == 300
+    queries = {view.recording[0].operator.query.data_ptr() for view in views}  # type: ignore[attr-defined]
+    assert len(queries) == 1
+
+
+def test_photos_of_a_file_have_a_common_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn.studies.reading._MOST_PIXELS", 40)
+    facts, tensors = base()
+    facts["views"].append({**facts["views"][0], "photo": "other"})
+    path = tmp_path / "two.attn"
+    path.write_bytes(content(facts, tensors | {"other": tensors["photo"].clone()}))
+    with pytest.raises(StudyError, match="exceed the limit"):
+        load_study(path)

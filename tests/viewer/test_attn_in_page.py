@@ -70,7 +70,7 @@ def test_maps_and_similarities_of_an_opened_file_are_right(page: Page, dinov2: n
     seen = study[0].geometry.patch_box(3, 4, layout.grid, layout.box)  # type: ignore[arg-type]
     middle = [(seen.top + seen.bottom) / 2, (seen.left + seen.right) / 2]
     page.evaluate("([y, x]) => viewer.page.state.set({ query: { y, x } })", middle)
-    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown(viewer.page.view, 'similarity').values)"))
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown(viewer.page.view, '@similarity').values)"))
     assert torch.allclose(values, study[0].maps["alike"].values.flatten(), atol=1e-5)
 
 

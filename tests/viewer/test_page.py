@@ -178,9 +178,7 @@ def test_sinks_are_ringed_and_can_be_left_out(dinov2: nn.Module, opened: Opened)
     made = visattn.study(dinov2, "photo:coffee", methods=["rollout"], img_size=(224, 336))
     page = opened(made)
     found = visattn.methods.sinks.find_sinks(made[0].recording)[0]
-    assert page.evaluate("viewer.page.view.sinks.map(([row, column]) => [row, column])") == [
-        [sink.row, sink.column] for sink in found
-    ]
+    assert page.evaluate("viewer.page.view.sinks.cells") == [[sink.row, sink.column] for sink in found]
     ringed = page.evaluate("viewer.image.canvas.toDataURL()")
     page.get_by_label("ring sinks").uncheck()
     settled(page)
@@ -443,3 +441,70 @@ def test_gates_of_a_cnn_are_maps(opened: Opened) -> None:
 def panel(view: View, name: str) -> torch.Tensor:
     values = view.maps[name].values
     return values.flatten(0, -3).mean(0).flatten() if values.ndim > 2 else values.flatten()
+
+
+def test_a_map_of_any_name_leaves_the_live_attention(opened: Opened) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224", depth=2).eval()
+    made = visattn.study(model, PHOTO, methods={"attention": {}, "similarity": {"query": "patch:3,4"}})
+    page = opened(made)
+    page.mouse.move(*on_patch(page, made[0], 3, 9))
+    settled(page)
+    own = made[0].recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0].mean(0)
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
+    assert torch.allclose(values, own[1:], atol=0.002)
+    page.evaluate("viewer.page.state.set({ map: 'attention' })")
+    settled(page)
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
+    shown = made[0].maps["attention"].values
+    assert torch.allclose(values, (shown.mean(0) if shown.ndim == 3 else shown).flatten(), atol=1e-6)
+
+
+def test_hidden_keys_are_those_of_their_own_layer_and_view(study: Study, opened: Opened) -> None:
+    torch.manual_seed(0)
+    other = visattn.study(timm.create_model("swin_tiny_patch4_window7_224").eval(), PHOTO, methods=[])
+    page = opened(study + other)
+    page.locator("#tab-keys").click()
+    page.get_by_label("hide cls").check()
+    settled(page)
+    assert "1 key hidden" in page.locator(".shown").first.inner_text()
+    page.evaluate("viewer.page.state.set({ view: 1, record: 0, head: 0 })")
+    settled(page)
+    token = page.evaluate("viewer.page.token(viewer.page.view, viewer.page.record().queryLayout)")
+    own = other[0].recording[0].operator.rows(torch.tensor([token]))[0, 0, 0]
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+    assert "hidden" not in page.locator(".shown").first.inner_text()
+
+
+def test_a_link_restores_what_was_initial(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    link = page.evaluate("viewer.page.state.link")
+    page.evaluate("viewer.page.state.set({ record: 0, head: 1, tab: 'keys', opacity: 0.2, hidden: new Set(['0.0.0']) })")
+    settled(page)
+    page.evaluate("(link) => { location.hash = link; }", link)
+    page.wait_for_timeout(200)
+    assert page.evaluate("viewer.page.state.link") == link
+
+
+def test_a_view_without_anything_to_show_says_so(study: Study, opened: Opened) -> None:
+    view = study[0]
+    bare = View(view.photo, view.geometry, replace(view.recording, records=[], features=[]))
+    page = opened(Study((bare, view)))
+    assert "no attention" in page.locator(".shown").first.inner_text()
+    page.get_by_label("view", exact=True).select_option("1")
+    settled(page)
+    assert row_shown(page).numel() == 197
+    page.get_by_label("view", exact=True).select_option("0")
+    settled(page)
+    assert "no attention" in page.locator(".shown").first.inner_text()
+
+
+def test_small_values_keep_their_digits(opened: Opened, study: Study) -> None:
+    view = study[0]
+    small = replace(view.maps["rollout"], values=view.maps["rollout"].values * 1e-4)
+    page = opened(Study((replace(view, maps={"small": small}),)))
+    page.evaluate("viewer.page.state.set({ map: 'small' })")
+    settled(page)
+    low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
+    assert float(high) == pytest.approx(float(small.values.max()), rel=0.01)
+    assert float(low) == pytest.approx(float(small.values.min()), abs=float(small.values.max()) / 100)

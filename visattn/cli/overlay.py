@@ -110,15 +110,15 @@ def _draw_study(
     from visattn.drawing.pictures import to_png
 
     name, views = options["method"], views_of(images[0])
-    if name == "auto" and views[0].maps:
-        name = next(iter(views[0].maps))
     plain = all(options[parameter] is None for parameter in _parameters())
-    asked = None if plain and all(name in view.maps for view in views) else _question(options)
+    stored = [next(iter(view.maps), "attention") if name == "auto" else name for view in views]
+    shown = [plain and of_view in view.maps for of_view, view in zip(stored, views, strict=True)]
+    asked = [None if known else _question(options | {"method": of_view}) for of_view, known in zip(stored, shown, strict=True)]
     targets = _targets(tuple(Path(view.provenance.image or images[0].stem) for view in views), output, _kind(options))
     check_outputs(targets, overwrite=overwrite, inputs=images)
     rows: list[tuple[Path, Provenance]] = []
-    for view, target in zip(views, targets, strict=True):
-        found = view.explanation(name) if asked is None else view.answer(asked)
+    for view, target, of_view, question in zip(views, targets, stored, asked, strict=True):
+        found = view.explanation(of_view) if question is None else view.answer(question)
         picture, provenance = found.draw(
             **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]
         )

@@ -10,7 +10,16 @@ import click
 from visattn._support.checks import printable
 from visattn._support.files import check_output, write_whole
 from visattn.cli.late import Command
-from visattn.cli.options import files_read, model_options, output_options, photo_options, preparing, reading, target_options
+from visattn.cli.options import (
+    files_read,
+    model_options,
+    output_options,
+    photo_options,
+    preparing,
+    reading,
+    refuse_beside,
+    target_options,
+)
 from visattn.cli.studies import is_study, views_of
 from visattn.cli.talk import describe, note, result
 from visattn.data.sources import as_file
@@ -60,6 +69,8 @@ def view_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     target = _named(output or Path(f"{as_file(images[0]).stem}.view.html"))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
+    if target.suffix.lower() == ".attn":
+        refuse_beside("-o NAME.attn", ("layers", "max_mb"))
     study = _study(images, options)
     if target.suffix.lower() == ".attn":
         study.save(target, overwrite=True)

@@ -103,7 +103,7 @@ def _asked(methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Tar
     for name, given in methods.items():
         own = dict(given)
         method = own.pop("method", name)
-        of = Target(target_of(own.pop("target")), labels=target.labels) if "target" in own else target
+        of = replace(target, of=target_of(own.pop("target"))) if "target" in own else target
         found[name] = _question(method, own, of)
     return found
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from visattn.errors import ShapeError
 from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator
 
-MAY_BE_INFINITE = "bias", "lse"  # -inf masks a key
+MASKS = "bias"  # may hold -inf
 
 
 def operands_of(operator: Operator) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the plain values and the tensors of an operator of one image. Gradients are left out."""
     if isinstance(operator, SoftmaxOperator):
-        tensors = {"query": operator.query, "key": operator.key, "bias": operator.bias, "lse": operator.lse}
+        tensors = {"query": operator.query, "key": operator.key, "bias": operator.bias}
         facts: dict[str, Any] = {"kind": "softmax", "scale": operator.scale}
     elif isinstance(operator, SampledOperator):
         tensors, facts = {"cells": operator.cells, "shares": operator.shares}, {"kind": "sampled", "keys": operator.shape[3]}
@@ -52,7 +52,11 @@ def operator_of(facts: dict[str, Any], tensor: Callable[[str], Tensor | None]) -
 
     def given(name: str) -> Tensor | None:
         found = tensor(name)
-        return None if found is None else found[None]
+        if found is None:
+            return None
+        if not found.numel() or (name != "cells" and not found.is_floating_point()):
+            raise ShapeError(f"{name} must hold floating-point numbers, got {found.dtype} {tuple(found.shape)}")
+        return found[None]
 
     def needed(name: str) -> Tensor:
         if (found := given(name)) is None:
@@ -62,7 +66,7 @@ def operator_of(facts: dict[str, Any], tensor: Callable[[str], Tensor | None]) -
     indices = [_index(name, tensor(name)) for name in ("query_index", "key_index")]
     if facts["kind"] == "softmax":
         query, key = needed("query"), needed("key")
-        return SoftmaxOperator(query, key, given("bias"), facts.get("scale"), *indices, lse=given("lse"))
+        return SoftmaxOperator(query, key, given("bias"), facts.get("scale"), *indices)
     if facts["kind"] == "weights":
         return MatrixOperator(needed("weights"), *indices, query=given("query"), key=given("key"))
     if facts["kind"] == "sampled":

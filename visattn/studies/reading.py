@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
 
@@ -17,16 +19,17 @@ from visattn._support.files import regular
 from visattn._support.typed import typed
 from visattn.errors import StudyError
 from visattn.geometry import Geometry
-from visattn.images import ImageFacts, decode, stating
+from visattn.images import MAX_PIXELS, ImageFacts, decode, stating
 from visattn.maps.files import layout_of, map_of
 from visattn.pipeline.outputs import PredictedClass
 from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, UnseenAttention
-from visattn.studies.operands import MAY_BE_INFINITE, operator_of
+from visattn.studies.operands import MASKS, operator_of
 from visattn.studies.schema import FORMAT, MOST_TEXT, VERSION, checked
 from visattn.studies.views import Study, View
 
 _Read = Callable[[str], Tensor]
+_MOST_PIXELS = 4 * MAX_PIXELS  # of all photos of a file
 
 
 @typed()
@@ -48,7 +51,8 @@ def load_study(path: str | os.PathLike[str]) -> Study:
     try:
         with safe_open(str(regular(Path(path))), framework="pt") as file:
             facts = _description(file.metadata() or {})
-            return Study(tuple(_view(view, file.get_tensor) for view in facts["views"]))
+            tensors = _File(file.get_tensor)
+            return Study(tuple(_view(view, tensors) for view in facts["views"]))
     except Exception as error:  # safetensors, json and torch raise many types for damaged files
         cause = printable(" ".join(str(error).split()))[:160] or type(error).__name__
         raise StudyError(f"{name}: not a study ({cause}); make one with visattn.study(...).save(path)") from error
@@ -70,15 +74,41 @@ def _description(said: dict[str, str]) -> dict[str, Any]:
     return checked(json.loads(text))
 
 
-def _view(facts: dict[str, Any], stored: _Read) -> View:
-    def read(name: str, infinite: bool = False) -> Tensor:
-        tensor = stored(name).clone()  # in memory of its own: aligned, and safe from changes of the file
-        if tensor.is_floating_point() and bool(torch.isnan(tensor).any() if infinite else ~tensor.isfinite().all()):
-            raise ValueError(f"tensor {name} holds NaN or infinite values")
-        return tensor
+class _File:
+    """Tensors and photos of a file; each is read once, however often it is named."""
 
+    def __init__(self, stored: _Read) -> None:
+        self._stored, self._tensors, self._photos, self._pixels = stored, dict[str, Tensor](), dict[str, Image.Image](), 0
+
+    def raw(self, name: str) -> Tensor:
+        """Return a tensor in memory of its own: aligned, and safe from changes of the file."""
+        if name not in self._tensors:
+            self._tensors[name] = self._stored(name).clone()
+        return self._tensors[name]
+
+    def tensor(self, name: str, masks: bool = False) -> Tensor:
+        """Return a tensor after checking that its values are finite, or -inf where they mask keys."""
+        found = self.raw(name)
+        sound = ~(found.isnan() | (found == math.inf)) if masks else found.isfinite()
+        if not bool(sound.all()):
+            raise ValueError(f"tensor {name} holds NaN or infinite values")
+        return found
+
+    def photo(self, name: str) -> Image.Image:
+        """Return a copy of a photo."""
+        if name not in self._photos:
+            content = self.raw(name)
+            if content.dtype != torch.uint8 or content.ndim != 1:
+                raise ValueError(f"a photo must be bytes, got {content.dtype} {tuple(content.shape)}")
+            self._photos[name] = decode(content.numpy().tobytes(), max_pixels=min(MAX_PIXELS, _MOST_PIXELS - self._pixels))
+            self._pixels += self._photos[name].width * self._photos[name].height
+        return self._photos[name].copy()
+
+
+def _view(facts: dict[str, Any], file: _File) -> View:
+    read = file.tensor
     provenance = Provenance.from_dict(facts["provenance"])
-    photo = decode(_bytes(read(facts["photo"])))
+    photo = file.photo(facts["photo"])
     if provenance.image is not None and provenance.image_sha256 is not None:
         stating(photo, ImageFacts(printable(provenance.image), provenance.image_sha256))
     geometry = Geometry.from_dict(facts["geometry"])
@@ -94,21 +124,15 @@ def _view(facts: dict[str, Any], stored: _Read) -> View:
         provenance=provenance,
         unseen=[UnseenAttention(layer, 0, reason) for layer, reason in facts.get("unseen", ())],
     )
-    maps = {name: map_of(shown, read(shown["values"])) for name, shown in facts.get("maps", {}).items()}
+    maps = {name: map_of(shown, file.raw(shown["values"])) for name, shown in facts.get("maps", {}).items()}
     classes = tuple(PredictedClass(one["class"], one.get("name"), one["probability"]) for one in facts.get("classes", ()))
     return View(photo, geometry, recording, maps, classes, facts.get("texts", {}))
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
-        raise ValueError(f"a photo must be bytes, got {tensor.dtype} {tuple(tensor.shape)}")
-    return tensor.numpy().tobytes()
 
 
 def _record(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..., Tensor]) -> AttentionRecord:
     def operand(name: str) -> Tensor | None:
         held = facts["operator"].get(name)
-        return None if held is None else read(held, name in MAY_BE_INFINITE)
+        return None if held is None else read(held, name == MASKS)
 
     value, weight, residual = (
         None if facts.get(name) is None else read(facts[name]) for name in ("value", "output_weight", "residual")

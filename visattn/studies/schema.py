@@ -21,7 +21,6 @@ _OPERATOR = {
     "query?": str,
     "key?": str,
     "bias?": str,
-    "lse?": str,
     "weights?": str,
     "cells?": str,
     "shares?": str,

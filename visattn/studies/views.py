@@ -195,30 +195,39 @@ class Study(Sequence[View]):
         """
         return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, max_mb=max_mb, layers=layers).encode())
 
-    def show(self, *, height: int = 900) -> None:
+    def show(self, *, height: int = 900, max_mb: float = MAX_MB, layers: str = "*") -> None:
         """Show the page: in a notebook below the cell, in a frame that can reach nothing else; otherwise in the system's browser.
 
         Args:
             height: Height of the frame in pixels.
+            max_mb: See `save_html`.
+            layers: See `save_html`.
+
+        Raises:
+            OptionError: The errors of `save_html`.
         """
-        page = html_of(self)
-        if "IPython" in sys.modules and (display := import_module("IPython.display")) and sys.modules["IPython"].get_ipython():
+        page = html_of(self, max_mb=max_mb, layers=layers)
+        if "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel"):
+            display = import_module("IPython.display")
             display.display({"text/html": framed(page, height), "text/plain": repr(self)}, raw=True)
             return
         file = Path(tempfile.mkdtemp(prefix="visattn-")) / "view.html"
         file.write_text(page, encoding="utf-8")
         webbrowser.open(file.as_uri())
 
-    def widget(self, *, height: int = 900) -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
+    def widget(self, *, height: int = 900, max_mb: float = MAX_MB, layers: str = "*") -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
         """Return the page as a widget for notebooks, whose attribute `link` follows what the page shows and can be set.
 
         Args:
             height: Height of the frame in pixels.
+            max_mb: See `save_html`.
+            layers: See `save_html`.
 
         Returns:
             The widget.
 
         Raises:
             MissingExtra: If anywidget is not installed.
+            OptionError: The errors of `save_html`.
         """
-        return widget_of(self, height)
+        return widget_of(html_of(self, max_mb=max_mb, layers=layers), height)

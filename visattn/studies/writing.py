@@ -34,9 +34,14 @@ def content(views: Sequence[View]) -> bytes:
     """
     tensors: dict[str, Tensor] = {}
     facts = {"views": [_View(f"views.{number}", tensors).facts(view) for number, view in enumerate(views)]}
-    said = {"format": FORMAT, "version": str(VERSION), "study": json.dumps(facts, allow_nan=False)}
+    said = {"format": FORMAT, "version": str(VERSION), "study": json.dumps(facts, allow_nan=False, default=_plain)}
     made: bytes = safetensors.torch.save({name: _alone(tensor) for name, tensor in tensors.items()}, said)
     return made
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Return a tensor among the parameters of a method as a list."""
+    return value.tolist() if isinstance(value, Tensor) else str(value)
 
 
 def _alone(tensor: Tensor) -> Tensor:

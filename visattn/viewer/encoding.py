@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from visattn.errors import OptionError
 from visattn.operators import Operator, SampledOperator, SoftmaxOperator
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 ROWS_LIMIT, VECTORS_LIMIT = 0.002, 0.01  # largest allowed error of a weight
 _BETTER = 1.5  # rows compress to two thirds, vectors hardly at all
 _MOST = 255
+_LARGEST = 2**31  # weights of a layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,10 @@ def _vectors(operator: SoftmaxOperator, kind: torch.dtype) -> Encoded:
     query, key = (x[0, :, 0].float().to(kind) for x in (operator.query, operator.key))
     rounded = SoftmaxOperator(query[None].float(), key[None].float(), None, operator.scale, dtype=torch.float64)  # as the page
     error = 0.0
+    if kind == torch.float32 and not bool(query.isfinite().all() and key.isfinite().all()):
+        raise OptionError(
+            "queries or keys are NaN or infinite, so there is nothing to show. Check the model's weights and dtype."
+        )
     if bool(query.isfinite().all() and key.isfinite().all()):
         for one, other in zip(operator.tiles(), rounded.tiles(), strict=True):
             error = max(error, float((one.weights - other.weights).abs().max()))
@@ -69,6 +75,8 @@ def _vectors(operator: SoftmaxOperator, kind: torch.dtype) -> Encoded:
 def _rows(operator: Operator) -> Encoded:
     """Encode the weights of every block: in eight bits by row, else in half or single precision."""
     blocks = 1 if operator.query_index is None else len(operator.query_index)
+    if (size := operator.shape[1] * operator.shape[2] * operator.shape[3] // blocks) > _LARGEST:
+        raise OptionError(f"a layer has {size:,} weights, too many for a page. Pass a smaller img_size (--img-size).")
     weights = torch.stack([operator.block(block)[0] for block in range(blocks)], 1)  # (heads, blocks, q, k)
     weights = weights.nan_to_num(0)  # rows that are padding
     sizes = {"rows": int(weights.shape[2]), "columns": int(weights.shape[3])}

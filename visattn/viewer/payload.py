@@ -16,10 +16,10 @@ from torch import Tensor
 from visattn._support.checks import printable
 from visattn._support.names import model_title
 from visattn.drawing.colormaps import NAMES, table
-from visattn.errors import OptionError, VisattnError
+from visattn.errors import OptionError
 from visattn.evaluation.heads import statistics
 from visattn.maps import AttentionMap
-from visattn.methods.selection import chain_refusal
+from visattn.methods.selection import chain, chain_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.records import AttentionRecord, Recording, TokenLayout
 from visattn.viewer.encoding import encoded
@@ -104,7 +104,7 @@ class Payload:
             "features": self._features(view.recording),
             "classes": [[one.name or f"class {one.index}", one.index, one.probability] for one in view.classes],
             "texts": dict(view.texts),
-            "sinks": _sinks(view.recording),
+            "sinks": self._sinks(view.recording),
             "warnings": list(made.warnings),
         }
 
@@ -128,10 +128,11 @@ class Payload:
         one = shown if colored else _panel(shown)
         values = one.values.detach().float().cpu().numpy()
         classes = [score["name"] or f"class {score['class']}" for score in shown.provenance.scores]
+        averaged = [] if colored or not shown.axes else [f"mean over {', '.join(shown.axes)}"]
         return {
             "name": name,
             "meaning": shown.meaning,
-            "about": ", ".join([*classes, *([shown.facts.layer] if shown.facts.layer else [])]),
+            "about": ", ".join([*classes, *([shown.facts.layer] if shown.facts.layer else []), *averaged]),
             "signed": one.signed,
             "colored": colored,
             "layout": self._number(shown.layout),
@@ -146,6 +147,13 @@ class Payload:
         tokens = found.value[0].float()
         unit = (tokens / tokens.norm(dim=-1, keepdim=True).clamp_min(1e-12)).half()
         return {"layer": found.layer, "layout": self._number(found.layout), "values": self._stored(unit.cpu().numpy())}
+
+    def _sinks(self, recording: Recording) -> dict[str, Any]:
+        """Return the cells of the sinks and their layout; no cells where attention does not form a chain."""
+        if chain_refusal(recording) is not None:
+            return {"layout": -1, "cells": []}
+        found = find_sinks(recording)[0]
+        return {"layout": self._number(chain(recording)[0].keys), "cells": [[sink.row, sink.column] for sink in found]}
 
     def _number(self, layout: TokenLayout) -> int:
         return self._layouts.setdefault(layout, len(self._layouts))
@@ -187,14 +195,6 @@ def _statistics(
             numbers = {"entropy": one.entropy, "distance": one.distance}
             found[record.layer, record.call] = {name: _finite(value[0]) for name, value in numbers.items() if value is not None}
     return found
-
-
-def _sinks(recording: Recording) -> list[list[float | str]]:
-    """Return the sinks as row, column, score and layer; nothing where attention does not form a chain."""
-    try:
-        return [list(one) for one in find_sinks(recording)[0]] if chain_refusal(recording) is None else []
-    except VisattnError:
-        return []
 
 
 def names_of(views: Sequence[View]) -> str:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visattn._support.extras import need
-from visattn.viewer.page import html_of
-
-if TYPE_CHECKING:
-    from visattn.studies import Study
 
 _SCRIPT = """
 export default {
@@ -37,11 +33,11 @@ export default {
 """
 
 
-def widget_of(study: Study, height: int) -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
-    """Return the page of a study as a widget.
+def widget_of(page: str, height: int) -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
+    """Return a page as a widget.
 
     Args:
-        study: The study.
+        page: The page, from `html_of`.
         height: Height in pixels.
 
     Returns:
@@ -61,4 +57,4 @@ def widget_of(study: Study, height: int) -> Any:  # noqa: ANN401 - an anywidget.
         link = traitlets.Unicode().tag(sync=True)
         height = traitlets.Int().tag(sync=True)
 
-    return Viewer(page=html_of(study), height=height)
+    return Viewer(page=page, height=height)

@@ -42,7 +42,7 @@ function tensorsOf(buffer) {
 }
 
 // Numbers of a tensor; whole numbers become Int32Array.
-function numbersOf({ kind, bytes }, infinite = false) {
+function numbersOf({ kind, bytes }, any = false) {
   let out;
   if (kind === "F32") out = new Float32Array(bytes);
   else if (kind === "F64") out = Float32Array.from(new Float64Array(bytes));
@@ -53,7 +53,7 @@ function numbersOf({ kind, bytes }, infinite = false) {
   } else if (kind === "F16") out = Float32Array.from(new Uint16Array(bytes), halfOf);
   else if (kind === "I64") return Int32Array.from(new BigInt64Array(bytes), (value) => (value > 2n ** 31n - 1n || value < -(2n ** 31n) ? 2 ** 31 - 1 : Number(value)));
   else return Int32Array.from(new { I32: Int32Array, I16: Int16Array, I8: Int8Array, U8: Uint8Array, BOOL: Uint8Array }[kind](bytes));
-  for (const value of out) if (Number.isNaN(value) || (!infinite && !Number.isFinite(value))) throw new Error("a tensor holds NaN or infinite values");
+  if (!any && !out.every(Number.isFinite)) throw new Error("a tensor holds NaN or infinite values");
   return out;
 }
 
@@ -90,6 +90,8 @@ class Reader {
     this.tensors = tensors;
     this.arrays = [];
     this.layouts = [];
+    this.known = new Map();
+    this.photos = new Map();
   }
 
   tensor(name) {
@@ -102,6 +104,16 @@ class Reader {
     return this.arrays.length - 1;
   }
 
+  // Numbers of a tensor; one that is named again is read once. A mask may hold -inf.
+  read(name, masks = false) {
+    if (!this.known.has(name)) {
+      const values = numbersOf(this.tensor(name), masks);
+      need(!masks || values.every((value) => value < Infinity), `tensor ${name} holds NaN or infinite values`);
+      this.known.set(name, this.kept(values));
+    }
+    return this.known.get(name);
+  }
+
   layout(layout) {
     this.layouts.push({ ...layout, holes: layout.holes ?? [] });
     return this.layouts.length - 1;
@@ -111,7 +123,7 @@ class Reader {
     const first = this.layouts.length;
     view.layouts.forEach((layout) => this.layout(layout));
     const placed = view.records.filter((record) => !record.reason && record.kind !== "unplaced");
-    const model = view.provenance.model || "a model";
+    const model = (view.provenance.model || "a model") + (view.provenance.random ? " (random weights)" : "");
     return {
       title: view.provenance.image ? `${model} on ${view.provenance.image}` : model,
       model,
@@ -126,12 +138,17 @@ class Reader {
       features: this.features(view, first),
       classes: (view.classes ?? []).map((one) => [one.name ?? `class ${one.class}`, one.class, one.probability]),
       texts: view.texts ?? {},
-      sinks: [],
+      sinks: { layout: -1, cells: [] },
       warnings: view.provenance.warnings ?? [],
     };
   }
 
   async photo(view) {
+    if (!this.photos.has(view.photo)) this.photos.set(view.photo, await this.decoded(view));
+    return this.photos.get(view.photo);
+  }
+
+  async decoded(view) {
     const { kind, shape, bytes } = this.tensor(view.photo);
     need(kind === "U8" && shape.length === 1, "a photo must be bytes");
     const start = new Uint8Array(bytes, 0, Math.min(24, bytes.byteLength));
@@ -150,6 +167,7 @@ class Reader {
     }
     const [height, width] = view.geometry.photo;
     need(picture.height === height && picture.width === width, `its photo has ${picture.height} x ${picture.width} pixels, not ${height} x ${width}`);
+    picture.close();
     return URL.createObjectURL(blob);
   }
 
@@ -169,13 +187,14 @@ class Reader {
       need(operator[name], `attention of kind '${operator.kind}' must have '${name}'`);
       const { shape } = this.tensor(operator[name]);
       need(shape.length === rank + blocked, `${name} must have ${rank + blocked} axes, got ${shape.length}`);
+      need(!shape.includes(0) && (name === "cells" || !WHOLE.includes(this.tensor(operator[name]).kind)), `${name} must hold floating-point numbers`);
       return blocked ? shape : [shape[0], 1, ...shape.slice(1)];
     };
     const [rows, columns] = blocked ? index.map((one) => one.shape[1]) : [queries, keys];
     const blocks = blocked ? index[0].shape[0] : 1;
     const fits = (shape, wanted, name) => need(shape.every((side, i) => wanted[i] === null || side === wanted[i]), `${name} must be ${wanted.map((side) => side ?? "any").join(" x ")}, got ${shape.join(" x ")}`);
     const arrays = blocked ? { query_index: this.kept(numbersOf(index[0])), key_index: this.kept(numbersOf(index[1])) } : {};
-    const numbers = (name, infinite = false) => this.kept(numbersOf(this.tensor(operator[name]), infinite));
+    const numbers = (name) => this.read(operator[name]);
     if (operator.kind === "weights") {
       const shape = sizes("weights", 3);
       fits(shape, [null, blocks, rows, columns], "weights");
@@ -204,7 +223,7 @@ class Reader {
       const bias = blocked ? whole : [whole[0], 1, ...whole.slice(1)];
       need(bias.every((side, i) => side === 1 || side === [heads, blocks, rows, columns][i]), `bias must broadcast to ${heads} x ${blocks} x ${rows} x ${columns}`);
       Object.assign(made, { biasShape: bias });
-      made.arrays.bias = numbers("bias", true);
+      made.arrays.bias = this.read(operator.bias, true);
     }
     return made;
   }
@@ -226,8 +245,10 @@ class Reader {
     const grid = shape.slice(map.axes.length);
     need(shape.length === map.axes.length + 2 && grid.every((side, i) => side === map.layout.grid[i]), `map ${name} must be its axes and grid`);
     const holes = Boolean((map.layout.holes ?? []).length);
-    const values = holes ? new Float32Array(held.bytes) : numbersOf(held);
+    const values = numbersOf(held, holes);
     const cells = grid[0] * grid[1];
+    const dropped = new Set(map.layout.holes ?? []);
+    need(values.every((value, i) => Number.isFinite(value) || dropped.has(i % cells)), `map ${name} holds NaN or infinite values`);
     const colored = map.axes.length === 1 && map.axes[0] === "component" && lead[0] === 3;
     const panels = lead.reduce((a, b) => a * b, 1);
     const mean = new Float32Array(cells);

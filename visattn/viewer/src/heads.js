@@ -2,6 +2,7 @@
 
 import { drawGrid, rangeOf } from "./colors.js";
 import { choice, element, ink, plain, sized } from "./dom.js";
+import { ATTENTION } from "./page.js";
 import { onGrid, shapeOf } from "./tokens.js";
 
 const GAP = 3;
@@ -62,9 +63,8 @@ export class Heads {
     if (!row) return Infinity;
     const named = record.keyLayout.prefix.length;
     if (sort === "named") return -row.slice(0, named).reduce((a, b) => a + b, 0);
-    const { columns } = shapeOf(record.keyLayout);
-    const tokens = this.page.tokens(record.keyLayout);
-    return -view.sinks.reduce((sum, [r, c]) => sum + (row[tokens[r * columns + c]] || 0), 0);
+    const sinks = this.page.sinksOn(view, record.keyLayout);
+    return sinks.length ? -sinks.reduce((sum, token) => sum + row[token], 0) : Infinity;
   }
 
   draw() {
@@ -90,7 +90,7 @@ export class Heads {
     });
     this.context = sized(this.canvas, wide, (line + 1) * (tall + GAP) + 16);
     this.inks = Object.fromEntries(["soft", "panel", "line", "bar", "focus"].map((name) => [name, ink(`--${name}`)]));
-    this.shared = page.state.get("scale") === "shared" ? [0, this.#most(view)] : null;
+    this.shared = page.state.get("scale") === "shared" ? page.shared() : null;
     if (grouped) this.#labels();
     this.boxes.forEach((box) => this.#one(view, box));
     this.left = 0;
@@ -120,16 +120,6 @@ export class Heads {
         this.#some();
       });
     }
-  }
-
-  // Largest weight of any head.
-  #most(view) {
-    let most = 0;
-    for (const { record, head } of this.boxes) {
-      const row = this.page.row(view, record, head);
-      if (row) most = Math.max(most, rangeOf(row, false)[1]);
-    }
-    return most || 1;
   }
 
   #labels() {
@@ -172,7 +162,7 @@ export class Heads {
     const values = onGrid(record.keyLayout, row).subarray(0, rows * columns);
     const scale = Math.min(side / columns, tall / rows);
     const [w, h] = [columns * scale, rows * scale];
-    const signed = values.some((value) => value < 0);
+    const signed = range ? range[0] < 0 : values.some((value) => value < 0);
     const area = [x + (side - w) / 2, y + (tall - h) / 2, w, h];
     drawGrid(context, values, { rows, columns }, range || rangeOf(values, signed), this.page.table(signed), () => 1, area, false);
   }
@@ -206,7 +196,7 @@ export class Heads {
   }
 
   #choose(tile) {
-    this.page.state.set({ record: tile.number, head: tile.head, map: "attention" });
+    this.page.state.set({ record: tile.number, head: tile.head, map: ATTENTION });
     this.note.textContent = plain(this.#said(tile));
   }
 

@@ -82,7 +82,7 @@ export class ImagePanel {
     } else {
       const range = page.range(view, shown);
       const values = frames > 1 ? shown.values.subarray(0, rows * columns) : shown.values;
-      drawGrid(context, values, { rows, columns }, range, page.table(shown.signed), page.alpha, area, state.get("smooth"));
+      drawGrid(context, values, { rows, columns }, range, page.table(range[0] < 0), page.alpha, area, state.get("smooth"));
       if (state.get("mass") > 0) this.#outline(context, regionOf(values, state.get("mass")), rows, columns, area);
       this.#scale(range, shown);
     }
@@ -127,14 +127,13 @@ export class ImagePanel {
       const cell = cellAt(view, layout, query.y, query.x);
       if (cell) this.#cell(context, view, layout, cell, "#ffffff", state.get("pinned") ? 3 : 2);
     }
-    if (!state.get("sinks") || !view.sinks.length || !shown.layout.grid.length) return;
-    const { rows, columns } = shapeOf(shown.layout);
-    for (const [row, column] of view.sinks) {
-      if (row >= rows || column >= columns) continue;
-      const at = centerOf(view, shown.layout, row, column);
-      const [top, , bottom] = boxOnPhoto(view, shown.layout);
+    const own = this.page.layouts[view.sinks.layout];
+    if (!state.get("sinks") || !own || !shown.layout.grid.length) return;
+    const [top, , bottom] = boxOnPhoto(view, own);
+    for (const [row, column] of view.sinks.cells) {
+      const at = centerOf(view, own, row, column);
       context.beginPath();
-      context.arc(at.x * this.factor, at.y * this.factor, (0.75 * this.factor * (bottom - top)) / rows, 0, 2 * Math.PI);
+      context.arc(at.x * this.factor, at.y * this.factor, (0.75 * this.factor * (bottom - top)) / shapeOf(own).rows, 0, 2 * Math.PI);
       context.strokeStyle = "#00e5ff";
       context.lineWidth = 2;
       context.stroke();
@@ -161,7 +160,7 @@ export class ImagePanel {
     this.high.textContent = range ? number(range[1], shown.digits) : "";
     if (!range) return;
     const context = sized(this.bar, 160, 12);
-    const table = this.page.table(shown.signed);
+    const table = this.page.table(range[0] < 0);
     for (let x = 0; x < 160; x++) {
       const at = 3 * Math.round((x / 159) * 255);
       context.fillStyle = `rgb(${table[at]},${table[at + 1]},${table[at + 2]})`;
@@ -185,13 +184,13 @@ export class ImagePanel {
     const index = cell ? cell[0] * columns + cell[1] : -1;
     const token = cell ? places(shown.layout).tokens[index] : -1;
     if (token < 0) {
-      this.reading.textContent = "The model did not receive this part of the photo.";
+      this.reading.textContent = cell ? "The model dropped the token of this patch." : "The model did not receive this part of the photo.";
       return;
     }
     const row = shown.row || shown.values;
     const place = shown.row ? token : index;
     const name = nameOf(view, shown.layout, token);
-    this.reading.textContent = `${name}: ${number(row[place], shown.digits)}, rank ${this.page.rank(row, place)} of ${row.length}`;
+    this.reading.textContent = `${name}: ${number(row[place], shown.digits)}, rank ${this.page.rank(row, place)} of ${row.filter((value) => !Number.isNaN(value)).length}`;
   }
 
   #point(event) {

@@ -2,7 +2,7 @@
 
 import { check, element, plain, slider } from "./dom.js";
 import { number } from "./page.js";
-import { nameOf, shapeOf } from "./tokens.js";
+import { nameOf } from "./tokens.js";
 
 export class Keys {
   constructor(page) {
@@ -56,9 +56,7 @@ export class Keys {
     const { page } = this;
     const view = page.view;
     const hidden = page.state.get("hidden");
-    const { columns } = shapeOf(record.keyLayout);
-    const tokens = page.tokens(record.keyLayout);
-    const sinks = view.sinks.map(([row, column]) => tokens[row * columns + column]).filter((token) => token >= 0);
+    const sinks = page.sinksOn(view, record.keyLayout);
     const named = record.keyLayout.prefix.slice(0, 8).map((name, token) => [nameOf(view, record.keyLayout, token), [token]]);
     const groups = [...named, ...(sinks.length ? [["sinks", sinks]] : [])];
     if (!groups.length) return;
@@ -67,10 +65,10 @@ export class Keys {
       ...groups.map(([name, tokens]) =>
         check(
           `hide ${plain(name, 40)}`,
-          tokens.every((token) => hidden.has(token)),
+          tokens.every((token) => hidden.has(page.hiddenKey(view, record, token))),
           (on) => {
             const next = new Set(hidden);
-            tokens.forEach((token) => (on ? next.add(token) : next.delete(token)));
+            tokens.map((token) => page.hiddenKey(view, record, token)).forEach((key) => (on ? next.add(key) : next.delete(key)));
             page.state.set({ hidden: next });
           },
         ),

@@ -57,7 +57,7 @@ export class Lines {
     this.drawn = [];
     if (this.all) {
       for (let query = 0; query < record.rowsCount; query++) {
-        const row = record.fused(head, query);
+        const row = page.rowOf(view, record, head, query);
         const key = row.indexOf(Math.max(...row));
         line(query, key, row[key]);
         this.drawn.push([query, key]);

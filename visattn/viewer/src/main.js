@@ -28,7 +28,7 @@ function firstState(facts) {
     record,
     head: "mean",
     query: named ? { name: layout.prefix[0] } : { y: (top + bottom) / 2, x: (left + right) / 2 },
-    map: view.records.length ? ATTENTION : view.maps[0].name,
+    map: view.records.length || !view.maps.length ? ATTENTION : view.maps[0].name,
     colormap: "inferno",
     opacity: 0.7,
     blend: "value",
@@ -174,7 +174,7 @@ class Viewer {
     const view = this.page.views[number];
     const now = this.page.state.get("map");
     if (view.maps.some((map) => map.name === now) || (now === ATTENTION && view.attention.length)) return now;
-    return view.attention.length ? ATTENTION : view.maps[0].name;
+    return view.attention.length || !view.maps.length ? ATTENTION : view.maps[0].name;
   }
 
   changed(names) {
@@ -295,11 +295,23 @@ class Viewer {
 
 // Shows a study in place of the one before.
 function mount(facts, arrays, link) {
-  document.querySelectorAll("header, main, footer").forEach((part) => part.remove());
+  const before = [...document.querySelectorAll("header, main, footer")];
+  before.forEach((part) => part.remove());
+  try {
+    build(facts, arrays, link);
+  } catch (error) {
+    document.querySelectorAll("header, main, footer").forEach((part) => part.remove());
+    document.body.append(...before);
+    throw error;
+  }
+}
+
+function build(facts, arrays, link) {
   const state = new State(firstState(facts));
   Object.assign(state.values, sound(state.read(link)));
-  window.viewer = new Viewer(new Page(facts, arrays, state));
-  window.viewer.draw();
+  const made = new Viewer(new Page(facts, arrays, state));
+  made.draw();
+  window.viewer = made;
 }
 
 // What a link says, without panels that do not exist.

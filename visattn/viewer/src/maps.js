@@ -52,7 +52,7 @@ export class Maps {
         onkeydown: (event) => this.#key(event),
       },
       canvas,
-      element("span", { class: "name" }, plain(name, 60)),
+      element("span", { class: "name" }, plain(map ? name : name.slice(1), 60)),
       element("span", { class: "soft" }, plain(about, 80)),
     );
     this.#thumbnail(canvas, view, name, map);

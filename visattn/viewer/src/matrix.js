@@ -32,11 +32,13 @@ export class Matrix {
 
   // Weights of the whole head, kept until layer or head change.
   #weights(record, head) {
-    if (this.record !== record || this.head !== head) {
+    const hidden = this.page.state.get("hidden");
+    if (this.record !== record || this.head !== head || this.hidden !== hidden) {
       this.record = record;
+      this.hidden = hidden;
       this.head = head;
       this.weights = new Float32Array(record.rowsCount * record.keysCount);
-      for (let query = 0; query < record.rowsCount; query++) this.weights.set(record.fused(head, query), query * record.keysCount);
+      for (let query = 0; query < record.rowsCount; query++) this.weights.set(this.page.rowOf(this.page.view, record, head, query), query * record.keysCount);
       this.range = rangeOf(this.weights, this.weights.some((value) => value < 0));
     }
     return this.weights;
@@ -95,7 +97,7 @@ export class Matrix {
     }
     const cell = places(layout).cells[at.query - layout.prefix.length];
     const { rows, columns } = shapeOf(layout);
-    const inFrame = cell % (rows * columns);
-    this.page.state.set({ query: centerOf(this.page.view, layout, Math.floor(inFrame / columns), inFrame % columns), pinned: true });
+    if (cell >= rows * columns) return; // of a later frame; a query is a point of the first
+    this.page.state.set({ query: centerOf(this.page.view, layout, Math.floor(cell / columns), cell % columns), pinned: true });
   }
 }

@@ -2,10 +2,11 @@
 
 import { Attention, similarities, without } from "./attention.js";
 import { Colors, rangeOf } from "./colors.js";
-import { nameOf, onGrid, places, sizeOf, tokenOf } from "./tokens.js";
+import { nameOf, onGrid, places, shapeOf, sizeOf, tokenOf } from "./tokens.js";
 
-export const ATTENTION = "attention";
-export const SIMILARITY = "similarity";
+// What the page computes itself; no map of a study begins so.
+export const ATTENTION = "@attention";
+export const SIMILARITY = "@similarity";
 
 export class Page {
   constructor(facts, arrays, state) {
@@ -50,16 +51,33 @@ export class Page {
     const key = `${this.views.indexOf(view)} ${view.attention.indexOf(record)} ${head}`;
     if (!this.rows.has(key)) {
       const token = this.token(view, record.queryLayout);
-      const row = token < 0 ? null : record.fused(head, token);
-      const hidden = this.state.get("hidden");
-      this.rows.set(key, row && hidden.size ? without(row, this.hiddenIn(view, record)) : row);
+      this.rows.set(key, token < 0 ? null : this.rowOf(view, record, head, token));
     }
     return this.rows.get(key);
   }
 
-  // Hidden tokens are numbers of the keys of the layer in which they were hidden; only layers with these keys leave them out.
+  // Weights of any query token; hidden keys get nothing.
+  rowOf(view, record, head, token) {
+    const row = record.fused(head, token);
+    const hidden = this.hiddenIn(view, record);
+    return hidden.size ? without(row, hidden) : row;
+  }
+
+  // Keys of a layer that are hidden. They are kept as view, layout and token, so that they are never those of other tokens.
   hiddenIn(view, record) {
-    return record.keyLayout === this.record(view).keyLayout ? this.state.get("hidden") : new Set();
+    const start = this.hiddenKey(view, record, "");
+    return new Set([...this.state.get("hidden")].filter((key) => key.startsWith(start)).map((key) => Number(key.slice(start.length))));
+  }
+
+  hiddenKey(view, record, token) {
+    return `${this.views.indexOf(view)}.${record.keys}.${token}`;
+  }
+
+  // Sinks of a view on the grid of a layout; none if they were found on another.
+  sinksOn(view, layout) {
+    if (layout !== this.layouts[view.sinks.layout]) return [];
+    const { columns } = shapeOf(layout);
+    return view.sinks.cells.map(([row, column]) => this.tokens(layout)[row * columns + column]).filter((token) => token >= 0);
   }
 
   // What the image shows of a map or of the attention: values on a grid, its layout, and what they are.
@@ -67,7 +85,7 @@ export class Page {
     const map = view.maps.find((one) => one.name === chosen);
     if (map) {
       const values = this.arrays[map.values];
-      return { values, layout: this.layouts[map.layout], signed: map.signed, colored: map.colored, digits: 3, title: map.name, about: map.about };
+      return { values, layout: this.layouts[map.layout], signed: map.signed, colored: map.colored, digits: digitsOf(values), title: map.name, about: [map.about, frameOf(this.layouts[map.layout])].filter(Boolean).join(", ") };
     }
     if (chosen === SIMILARITY && view.features) {
       const layout = this.layouts[view.features.layout];
@@ -90,7 +108,7 @@ export class Page {
       signed: row.some((value) => value < 0),
       digits: record.digits,
       title: `${record.layer}, ${typeof head === "number" ? `head ${head}` : `${head} of ${record.heads} heads`}`,
-      about: `attention of ${this.queryName(view, record.queryLayout)}`,
+      about: [`attention of ${this.queryName(view, record.queryLayout)}`, frameOf(layout), this.#hiddenSaid(view, record)].filter(Boolean).join(", "),
     };
   }
 
@@ -99,19 +117,30 @@ export class Page {
     return token < 0 ? "no token" : nameOf(view, layout, token);
   }
 
-  // Range of colors: of the panel alone, or of all heads of the view.
+  #hiddenSaid(view, record) {
+    const count = this.hiddenIn(view, record).size;
+    return count ? `${count} key${count > 1 ? "s" : ""} hidden` : "";
+  }
+
+  // Range of colors: of the panel alone, or of all heads of the views that are shown.
   range(view, shown) {
-    if (this.state.get("scale") === "shared" && shown.record) {
-      let most = 0;
+    return this.state.get("scale") === "shared" && shown.record ? this.shared() : rangeOf(shown.values, shown.signed);
+  }
+
+  shared() {
+    let [low, high] = [0, 0];
+    for (const view of new Set([this.view, this.views[this.state.get("compare")] || this.view])) {
       for (const record of view.attention) {
         for (let head = 0; head < record.heads; head++) {
-          const row = this.row(view, record, head);
-          if (row) most = Math.max(most, rangeOf(row, false)[1]);
+          for (const value of this.row(view, record, head) || []) {
+            if (value < low) low = value;
+            if (value > high) high = value;
+          }
         }
       }
-      return [0, most || 1];
     }
-    return rangeOf(shown.values, shown.signed);
+    const most = Math.max(-low, high) || 1;
+    return [low < 0 ? -most : 0, most];
   }
 
   get table() {
@@ -134,6 +163,18 @@ export class Page {
   tokens(layout) {
     return places(layout).tokens;
   }
+}
+
+// Digits that tell values of a map apart.
+function digitsOf(values) {
+  const [low, high] = rangeOf(values, false);
+  const most = Math.max(Math.abs(low), Math.abs(high));
+  return most > 0 ? Math.min(Math.max(2 - Math.floor(Math.log10(most)), 0), 9) : 2;
+}
+
+function frameOf(layout) {
+  const { frames } = shapeOf(layout);
+  return frames > 1 ? `frame 0 of ${frames}` : "";
 }
 
 // A number from a link as an index; a link may say anything.

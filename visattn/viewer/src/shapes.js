@@ -49,7 +49,7 @@ const OPERATOR = {
   kind: "text",
   "scale?": "number",
   "keys?": "whole",
-  ...Object.fromEntries(["query", "key", "bias", "lse", "weights", "cells", "shares", "query_index", "key_index"].map((name) => [`${name}?`, "text"])),
+  ...Object.fromEntries(["query", "key", "bias", "weights", "cells", "shares", "query_index", "key_index"].map((name) => [`${name}?`, "text"])),
 };
 const VIEW = {
   photo: "text",

@@ -7,7 +7,6 @@ const FLAGS = ["smooth", "pinned", "sinks"];
 export class State {
   constructor(initial) {
     this.values = { ...initial };
-    this.initial = { ...initial };
     this.listeners = [];
     this.waiting = null;
   }
@@ -41,13 +40,13 @@ export class State {
 
   get link() {
     const said = new URLSearchParams();
-    const { values, initial } = this;
-    for (const name of [...TEXTS, ...NUMBERS]) if (values[name] !== initial[name]) said.set(name, values[name]);
-    for (const name of FLAGS) if (values[name] !== initial[name]) said.set(name, values[name] ? "1" : "0");
+    const { values } = this;
+    for (const name of [...TEXTS, ...NUMBERS]) said.set(name, values[name]);
+    for (const name of FLAGS) said.set(name, values[name] ? "1" : "0");
     said.set("head", values.head);
     const { query } = values;
     said.set("query", query.name !== undefined ? `:${query.name}` : `${query.x.toFixed(1)},${query.y.toFixed(1)}`);
-    if (values.hidden.size) said.set("hidden", [...values.hidden].join(" "));
+    said.set("hidden", [...values.hidden].join(" "));
     return said.toString();
   }
 
@@ -65,7 +64,7 @@ export class State {
       const [x, y] = query.split(",").map(Number);
       found.query = { y, x };
     }
-    if (said.has("hidden")) found.hidden = new Set(said.get("hidden").split(" ").map(Number).filter(Number.isInteger));
+    if (said.has("hidden")) found.hidden = new Set(said.get("hidden").split(" ").filter((key) => /^\d+\.\d+\.\d+$/.test(key)));
     return found;
   }
 }

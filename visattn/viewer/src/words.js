@@ -56,7 +56,7 @@ export class Words {
     const layout = record.keyLayout;
     if (!layout.grid.length) return;
     const { rows, columns } = shapeOf(layout);
-    const values = onGrid(layout, record.fused(this.page.head(record), token)).subarray(0, rows * columns);
+    const values = onGrid(layout, this.page.rowOf(view, record, this.page.head(record), token)).subarray(0, rows * columns);
     const [top, left, bottom, right] = boxOnPhoto(view, layout).map((side) => side * factor);
     const signed = values.some((value) => value < 0);
     const area = [left, top, right - left, bottom - top];
