@@ -13,6 +13,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,31 +39,38 @@ def main() -> int:
     options = parser.parse_args()
     if options.names and options.write_docs:
         parser.error("--write-docs needs all models of a library")
-    chosen = [
-        (library, name, kind)
-        for library in options.library or LIBRARIES
-        for name, kind in _models(library).names().items()
-        if not options.names or name in options.names
-    ]
+    wrong = False
+    for library in options.library or LIBRARIES:
+        rows = _rows(library, options.names)
+        built = [{key: value for key, value in row.items() if key != "not built"} for row in rows if not row["not built"]]
+        left_out = [{"model": row["model"], "why": row["not built"]} for row in rows if row["not built"]]
+        tables = {
+            library: built,
+            f"left out of {library}": left_out,
+            f"totals of {library}": totals(library, built, left_out),
+        }
+        for table in tables.values():
+            print(to_text(table), flush=True)
+        if options.write_docs:
+            _write(tables)
+        wrong = wrong or any(row["wrong"] or row["failed"] or row["output"] == "DIFFERENT" for row in built)
+    return int(wrong)
+
+
+def _rows(library: str, names: Sequence[str]) -> list[Row]:
+    """Examine the models of a library, as many beside each other as there are CPUs."""
+    chosen = [(library, name, kind) for name, kind in _models(library).names().items() if not names or name in names]
     with get_context("spawn").Pool(os.cpu_count(), _quiet, maxtasksperchild=20) as pool:
-        made = list(pool.imap(_row, chosen, chunksize=1))
-    tables: dict[str, list[Row]] = {}
-    for library in dict.fromkeys(library for library, *_ in chosen):
-        own = [row for (of, *_), row in zip(chosen, made, strict=True) if of == library]
-        tables[library] = [
-            {key: value for key, value in row.items() if key != "not built"} for row in own if not row["not built"]
-        ]
-        tables[f"left out of {library}"] = [{"model": row["model"], "why": row["not built"]} for row in own if row["not built"]]
-        tables[f"totals of {library}"] = totals(library, tables[library], tables[f"left out of {library}"])
-    for table in tables.values():
-        print(to_text(table))
-    if options.write_docs:
-        text = DOCS.read_text()
-        for mark, table in tables.items():
-            shown = to_markdown(table) if table else "None."
-            text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{shown}\n\2", text, flags=re.DOTALL)
-        DOCS.write_text(text)
-    return int(any(row["wrong"] or row["failed"] or row["output"] == "DIFFERENT" for row in made if not row["not built"]))
+        return list(pool.imap(_row, chosen, chunksize=1))
+
+
+def _write(tables: dict[str, list[Row]]) -> None:
+    """Replace tables in the docs."""
+    text = DOCS.read_text()
+    for mark, table in tables.items():
+        shown = to_markdown(table) if table else "None."
+        text = re.sub(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", rf"\1\n{shown}\n\2", text, flags=re.DOTALL)
+    DOCS.write_text(text)
 
 
 def _models(library: str) -> Any:  # noqa: ANN401

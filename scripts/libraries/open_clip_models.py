@@ -17,6 +17,7 @@ from torch import nn
 
 LIBRARY, VERSION = "open_clip", open_clip.__version__
 LAYERS = 2
+SIDE = 224  # largest side of an image
 BATCH = 2
 VOCABULARY = 1000
 LARGE = 1000  # no initial value is larger
@@ -36,8 +37,11 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     config = _config(name)
     vision, text = config["vision_cfg"], config["text_cfg"]
-    if not isinstance(vision.get("layers", 12), list):  # a list counts the blocks of a ResNet
-        vision["layers"] = LAYERS
+    blocks = vision.get("layers", 12)
+    vision["layers"] = [min(count, LAYERS) for count in blocks] if isinstance(blocks, list) else LAYERS  # a list: of a ResNet
+    free = vision.get("timm_model_name", "convnext").startswith("convnext")  # other models of timm have one size
+    if free and isinstance(vision.get("image_size", SIDE), int):
+        vision["image_size"] = min(vision.get("image_size", SIDE), SIDE)
     if "hf_model_name" in text:
         decoder = config.get("multimodal_cfg", {})
         caption = {"embed_cls": True, "output_tokens": True} if decoder else {}
