@@ -508,3 +508,17 @@ def test_small_values_keep_their_digits(opened: Opened, study: Study) -> None:
     low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
     assert float(high) == pytest.approx(float(small.values.max()), rel=0.01)
     assert float(low) == pytest.approx(float(small.values.min()), abs=float(small.values.max()) / 100)
+
+
+def test_commands_say_why_they_refuse_studies(study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str((study + study).save(tmp_path / "two.attn"))
+    for words, said in (
+        (["heads", file], "the study has 2 views, and this command draws one"),
+        (["overlay", file, PHOTO], "a study is drawn alone"),
+        (["overlay", file, "--model", "x"], "--model has no effect with a study"),
+        (["view", file, PHOTO], "studies are shown as they are"),
+        (["view", PHOTO, "-o", str(tmp_path / "a.png")], "a page is .html, and a study .attn"),
+        (["view", file, "-o", str(tmp_path / "b.attn"), "--layers", "x"], "--layers has no effect with -o NAME.attn"),
+    ):
+        assert _run(words, debug=False) == 2
+        assert said in capsys.readouterr().err

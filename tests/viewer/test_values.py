@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import visattn
 from tests.viewer.conftest import Opened
+from visattn.errors import OptionError
 from visattn.operators import MatrixOperator, SampledOperator, SoftmaxOperator
 from visattn.studies import Study
 from visattn.viewer.encoding import ROWS_LIMIT, VECTORS_LIMIT, encoded
@@ -163,3 +164,15 @@ def test_vectors_that_half_precision_would_blur_are_kept_in_full(factor: float, 
     assert found.how == "softmax"
     assert str(found.arrays["query"].dtype) == kind
     assert found.error <= VECTORS_LIMIT
+
+
+def test_vectors_that_are_not_finite_are_refused() -> None:
+    query = torch.full((1, 1, 600, 8), float("nan"))
+    with pytest.raises(OptionError, match="queries or keys are NaN or infinite"):
+        encoded(SoftmaxOperator(query, query))
+
+
+def test_layers_with_too_many_weights_are_refused() -> None:
+    query = torch.zeros(1, 1, 50_000, 1)
+    with pytest.raises(OptionError, match="a layer has 2,500,000,000 weights, too many for a page"):
+        encoded(SoftmaxOperator(query, query, torch.zeros(1, 1)))

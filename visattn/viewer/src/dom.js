@@ -45,6 +45,17 @@ export function check(label, value, change) {
   return element("span", { class: "field" }, input, element("label", { for: id }, label));
 }
 
+// Arrow keys choose the next or the last of some radio buttons.
+export function radioKey(event) {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const entries = [...event.currentTarget.parentElement.children];
+  const next = entries[(entries.indexOf(event.currentTarget) + step + entries.length) % entries.length];
+  next.focus();
+  next.click();
+}
+
 // A canvas whose pixels are those of the screen.
 export function sized(canvas, width, height) {
   const ratio = Math.min(window.devicePixelRatio || 1, 2);

@@ -8,8 +8,9 @@ import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.
 const MOST_HEIGHT = 640;
 
 export class ImagePanel {
-  constructor(page, viewOf) {
+  constructor(page, viewOf, loaded) {
     this.page = page;
+    this.loaded = loaded;
     this.viewOf = viewOf;
     this.reading = element("p", { class: "reading", "aria-live": "polite" });
     this.title = element("p", { class: "shown" });
@@ -36,11 +37,11 @@ export class ImagePanel {
     this.pointer = null;
   }
 
-  // The decoded photo of a view; the panel is drawn again once it is there.
+  // The decoded photo of a view; what shows it is drawn again once it is there.
   picture(view) {
     if (!this.pictures.has(view)) {
       const picture = new Image();
-      picture.onload = () => this.draw();
+      picture.onload = () => this.loaded();
       picture.src = view.photo;
       this.pictures.set(view, picture);
     }

@@ -48,8 +48,8 @@ function firstState(facts) {
 class Viewer {
   constructor(page) {
     this.page = page;
-    this.image = new ImagePanel(page, () => page.view);
-    this.other = new ImagePanel(page, () => page.views[page.state.get("compare")] || page.view);
+    this.image = new ImagePanel(page, () => page.view, () => this.draw());
+    this.other = new ImagePanel(page, () => page.views[page.state.get("compare")] || page.view, () => this.draw());
     this.panels = {
       heads: new Heads(page),
       maps: new Maps(page, this.image),

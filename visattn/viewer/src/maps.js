@@ -1,7 +1,7 @@
 // Maps that Python computed, beside the raw attention, and the predicted classes.
 
 import { drawComponents, drawGrid, rangeOf } from "./colors.js";
-import { element, plain, sized } from "./dom.js";
+import { element, plain, radioKey, sized } from "./dom.js";
 import { ATTENTION, SIMILARITY } from "./page.js";
 import { boxOnPhoto, shapeOf } from "./tokens.js";
 
@@ -49,7 +49,7 @@ export class Maps {
         "aria-checked": String(chosen),
         tabindex: chosen ? 0 : -1,
         onclick: () => page.state.set({ map: name }),
-        onkeydown: (event) => this.#key(event),
+        onkeydown: radioKey,
       },
       canvas,
       element("span", { class: "name" }, plain(map ? name : name.slice(1), 60)),
@@ -76,15 +76,5 @@ export class Maps {
       const values = shown.values.subarray(0, shape.rows * shape.columns);
       drawGrid(context, values, shape, rangeOf(values, shown.signed), page.table(shown.signed), page.alpha, area, false);
     }
-  }
-
-  #key(event) {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const entries = [...this.list.children];
-    const next = entries[(entries.indexOf(event.currentTarget) + step + entries.length) % entries.length];
-    next.focus();
-    next.click();
   }
 }

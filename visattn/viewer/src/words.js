@@ -1,7 +1,7 @@
 // Words, object queries and other named queries of the layer: one small map each, in their order.
 
 import { drawGrid, rangeOf } from "./colors.js";
-import { element, plain, sized } from "./dom.js";
+import { element, plain, radioKey, sized } from "./dom.js";
 import { boxOnPhoto, nameOf, onGrid, shapeOf } from "./tokens.js";
 
 const WIDTH = 110;
@@ -37,7 +37,7 @@ export class Words {
             "aria-checked": String(name === chosen),
             tabindex: token === focusable ? 0 : -1,
             onclick: () => page.state.set({ query: { name }, pinned: true }),
-            onkeydown: (event) => this.#key(event),
+            onkeydown: radioKey,
           },
           canvas,
           element("span", { class: "name" }, plain(nameOf(view, record.queryLayout, token), 40)),
@@ -61,15 +61,5 @@ export class Words {
     const signed = values.some((value) => value < 0);
     const area = [left, top, right - left, bottom - top];
     drawGrid(context, values, { rows, columns }, rangeOf(values, signed), this.page.table(signed), this.page.alpha, area, false);
-  }
-
-  #key(event) {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const entries = [...this.list.children];
-    const next = entries[(entries.indexOf(event.currentTarget) + step + entries.length) % entries.length];
-    next.focus();
-    next.click();
   }
 }
