@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from visattn.cli.commands import COMMANDS, _run
+from visattn.cli.commands import _run
+from visattn.cli.help import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").glob("*.md"))

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from click import Command, Context, Group
 
-from visattn.cli.commands import COMMANDS
+from visattn.cli.help import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 

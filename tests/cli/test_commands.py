@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visattn.cli.commands import COMMANDS, _run
+from visattn.cli.commands import _run, cli
+from visattn.cli.help import COMMANDS
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "vit_tiny_patch16_224", "--weights", "none", "--img-size", "64", "--resize", "fit")
@@ -59,6 +60,16 @@ def test_help_names_every_command_without_torch() -> None:
     done = python("-c", code)
     assert done.stdout.splitlines()[-1] == "False False"
     assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_help_is_the_same_page_without_click(run: Run) -> None:
+    code = "import sys; sys.argv = ['visattn', '-h']\nfrom visattn.cli import main; main(); print('click' in sys.modules)"
+    page, _, last = python("-c", code).stdout.rstrip("\n").rpartition("\n")
+    assert last == "False"
+    assert run("--help")[1].rstrip("\n") == page
+    assert all(len(line) <= 80 for line in page.splitlines())
+    assert [line.split("  ")[1] for line in page.splitlines() if line.startswith("  -")] == ["--version", "-h, --help"]
+    assert [option.opts for option in cli.params] == [["--version"]], "the page names every option"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,4 @@
-"""Table of commands, and conversion of errors to an error line and an exit code."""
+"""Commands by name, and conversion of errors to an error line and an exit code."""
 
 from __future__ import annotations
 
@@ -14,21 +14,8 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.progress import silence
+from visattn.cli.help import ABOUT, COMMANDS, VERSION, page
 from visattn.errors import VisattnError, VisattnNote, VisattnWarning
-
-# name -> one line of help; a command `x` is the function `x_command` of visattn.cli.x
-COMMANDS = {
-    "demo": "Draw what DINOv2 and a classifier see in four sample photos.",
-    "overlay": "Draw a model's attention over photos.",
-    "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
-    "view": "Write a page that shows every head for the patch under the pointer.",
-    "train": "Train a classifier, with or without attention, or a captioner.",
-    "caption": "Caption images, and draw where the decoder attends for each word.",
-    "stats": "Compute statistics of every head over a folder of photos.",
-    "inspect": "Show the attention layers of a model, and which methods apply to it.",
-    "list": "List models, methods or color maps.",
-    "doctor": "Check the installation.",
-}
 
 
 class _LazyGroup(click.Group):
@@ -41,9 +28,8 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(import_module(f"visattn.cli.{cmd_name}"), f"{cmd_name}_command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def get_help(self, ctx: click.Context) -> str:
+        return page()
 
 
 def _version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
@@ -54,10 +40,12 @@ def _version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "VISATTN"})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version and exit.")
+@click.group(
+    cls=_LazyGroup, help=ABOUT, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "VISATTN"}
+)
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help=VERSION)
 def cli() -> None:
-    """Show where a vision model looks, and check whether you can believe it."""
+    """Run one of the commands."""
 
 
 _COUNTING = "triton._C.libtriton"  # counts its objects at exit, and prints those that were not collected
