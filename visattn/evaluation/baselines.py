@@ -8,19 +8,21 @@ import torch
 from visattn._support.checks import between
 from visattn.errors import MapError, OptionError
 from visattn.evaluation.cells import refuse_holes
+from visattn.evaluation.given import MapLike, as_map
 from visattn.maps import AttentionMap
 
 
-def center_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
+def center_prior(like: MapLike, spread: float = 0.25) -> AttentionMap:
     """Return a Gaussian around the image center, a baseline for center bias, as photographers center their objects.
 
     Args:
-        like: Map whose layout is used.
+        like: Map, explanation or array whose layout is used.
         spread: Standard deviation as a share of each side.
 
     Returns:
         A map without leading axes, with sum 1.
     """
+    like = as_map(like)
     refuse_holes(like)
     rows, columns = (np.exp(-0.5 * (((np.arange(side) + 0.5) / side - 0.5) / spread) ** 2) for side in like.layout.grid)
     values = torch.from_numpy(np.outer(rows, columns))
@@ -28,14 +30,14 @@ def center_prior(like: AttentionMap, spread: float = 0.25) -> AttentionMap:
     return AttentionMap(values / values.sum(), (), like.layout, {}, "center prior", provenance)
 
 
-def smooth_random(like: AttentionMap, count: int = 20, seed: int = 0, spread: float = 0.1) -> AttentionMap:
+def smooth_random(like: MapLike, count: int = 20, seed: int = 0, spread: float = 0.1) -> AttentionMap:
     """Return white noise smoothed by a Gaussian: blobs as smooth as a map, at random locations.
 
     The noise wraps around the edges, so that its maximum is equally likely in every cell. Without wrapping, it would be largest at
     the edges.
 
     Args:
-        like: Map whose layout is used.
+        like: Map, explanation or array whose layout is used.
         count: Number of maps.
         seed: Seed of the noise.
         spread: Standard deviation of the Gaussian as a share of each side. At 0.1, a blob is about as large as an object that covers a
@@ -48,6 +50,7 @@ def smooth_random(like: AttentionMap, count: int = 20, seed: int = 0, spread: fl
         MapError: If the grid has only one cell.
         OptionError: If `count` is less than 1 or `spread` is not in [0, 1].
     """
+    like = as_map(like)
     _check(like, count)
     between(spread, 0, 1, "spread")
     rows, columns = like.layout.grid
@@ -61,11 +64,11 @@ def smooth_random(like: AttentionMap, count: int = 20, seed: int = 0, spread: fl
     return AttentionMap(values / values.sum((-1, -2), keepdim=True), ("copy",), like.layout, {}, "smooth noise", provenance)
 
 
-def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) -> AttentionMap:
+def shifted_copies(attention_map: MapLike, count: int = 20, seed: int = 0) -> AttentionMap:
     """Return randomly shifted (circular) copies of a map, which preserve its values and smoothness but destroy location.
 
     Args:
-        attention_map: Map to shift.
+        attention_map: Map, explanation or array to shift.
         count: Number of copies.
         seed: Seed of the shifts; no shift is zero.
 
@@ -76,6 +79,7 @@ def shifted_copies(attention_map: AttentionMap, count: int = 20, seed: int = 0) 
         MapError: If the grid has only one cell.
         OptionError: If `count` is less than 1.
     """
+    attention_map = as_map(attention_map)
     _check(attention_map, count)
     rows, columns = attention_map.layout.grid
     steps = np.random.default_rng(seed).choice(np.arange(1, rows * columns), size=count, replace=count >= rows * columns)

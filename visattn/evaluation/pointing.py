@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from visattn._support.checks import between
 from visattn.evaluation.cells import centers, partly
+from visattn.evaluation.given import MapLike, MaskLike, given
 from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
 
 
 def pointing_game(
-    attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry, *, tolerance: float = 0
+    attention_map: MapLike, mask: MaskLike, geometry: Geometry | None = None, *, tolerance: float = 0
 ) -> NDArray[np.float64]:
     """Play the pointing game: return 1 if the map's maximum lies on the object, else 0.
 
@@ -22,18 +22,18 @@ def pointing_game(
     share of them that hit, so a constant map scores like a random point.
 
     Args:
-        attention_map: Map of one photo, signed or not.
-        mask: `(height, width)` boolean mask of the photo, true on the object.
-        geometry: Position of the model's input on the photo.
+        attention_map: Map of one photo, signed or not; an explanation; or an array `(rows, columns)` over the whole photo.
+        mask: `(height, width)` mask of the photo, true on the object: booleans, 0 and 1, or 0 and 255.
+        geometry: Position of the model's input on the photo; by default that of the map or the explanation.
         tolerance: Distance in photo pixels, measured between pixel centers, up to which a point beside the object also hits.
 
     Returns:
         Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is not a boolean mask of the photo's size.
+        OptionError: If the tolerance is negative, or the geometry is not known.
+        ShapeError: If the mask has other numbers or another size, or an array has other axes.
         MapError: If the map has a batch axis or holes, or the object covers none or all of what the model received.
-        OptionError: If the tolerance is negative.
 
     Reference:
         Zhang et al., "Top-down Neural Attention by Excitation Backprop", ECCV 2016, arXiv:1608.00507, with a tolerance of 15
@@ -41,8 +41,9 @@ def pointing_game(
         instead of in the upsampled map.
     """
     between(tolerance, 0, math.inf, "tolerance")
-    values = partly(attention_map, mask, geometry).values
-    hits = _near(mask, centers(attention_map, geometry, 0), centers(attention_map, geometry, 1), tolerance)
+    shown, mask, geometry = given(attention_map, mask, geometry)
+    values = partly(shown, mask, geometry).values
+    hits = _near(mask, centers(shown, geometry, 0), centers(shown, geometry, 1), tolerance)
     largest = values == values.max((-1, -2), keepdims=True)
     found: NDArray[np.float64] = np.asarray((largest & hits).sum((-1, -2)) / largest.sum((-1, -2)))
     return found

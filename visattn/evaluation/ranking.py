@@ -10,27 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visattn.evaluation.cells import partly
+from visattn.evaluation.given import MapLike, MaskLike, given
 from visattn.geometry import Geometry
-from visattn.maps import AttentionMap
 
 Array = NDArray[np.float64]
 
 
-def auroc(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Array:
+def auroc(attention_map: MapLike, mask: MaskLike, geometry: Geometry | None = None) -> Array:
     """Compute the area under the ROC curve: the probability that an object pixel has a larger value than another pixel.
 
     It is `P(on > off) + P(on = off) / 2`. Chance level is 0.5, a perfect map has 1.
 
     Args:
-        attention_map: Map of one photo, signed or not.
-        mask: `(height, width)` boolean mask of the photo, true on the object.
-        geometry: Position of the model's input on the photo.
+        attention_map: Map of one photo, signed or not; an explanation; or an array `(rows, columns)` over the whole photo.
+        mask: `(height, width)` mask of the photo, true on the object: booleans, 0 and 1, or 0 and 255.
+        geometry: Position of the model's input on the photo; by default that of the map or the explanation.
 
     Returns:
         Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is not a boolean mask of the photo's size.
+        OptionError: If the geometry is not known.
+        ShapeError: If the mask has other numbers or another size, or an array has other axes.
         MapError: If the map has a batch axis or holes, or the object covers none or all of what the model received.
     """
     on, off = _by_value(attention_map, mask, geometry)
@@ -39,22 +40,23 @@ def auroc(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geomet
     return found
 
 
-def average_precision(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> Array:
+def average_precision(attention_map: MapLike, mask: MaskLike, geometry: Geometry | None = None) -> Array:
     """Compute the average precision of object pixels: the area under the precision-recall curve.
 
     It is `sum_n (R_n - R_n-1) P_n` over falling thresholds, with recall R and precision P. Chance level is the object's share of the
     area.
 
     Args:
-        attention_map: Map of one photo, signed or not.
-        mask: `(height, width)` boolean mask of the photo, true on the object.
-        geometry: Position of the model's input on the photo.
+        attention_map: Map of one photo, signed or not; an explanation; or an array `(rows, columns)` over the whole photo.
+        mask: `(height, width)` mask of the photo, true on the object: booleans, 0 and 1, or 0 and 255.
+        geometry: Position of the model's input on the photo; by default that of the map or the explanation.
 
     Returns:
         Numbers from 0 to 1, one for each entry of the map's axes, `(*axes,)`.
 
     Raises:
-        ShapeError: If the mask is not a boolean mask of the photo's size.
+        OptionError: If the geometry is not known.
+        ShapeError: If the mask has other numbers or another size, or an array has other axes.
         MapError: If the map has a batch axis or holes, or the object covers none or all of what the model received.
     """
     on, off = (counts[..., ::-1] for counts in _by_value(attention_map, mask, geometry))
@@ -65,9 +67,9 @@ def average_precision(attention_map: AttentionMap, mask: NDArray[np.bool_], geom
     return found
 
 
-def _by_value(attention_map: AttentionMap, mask: NDArray[np.bool_], geometry: Geometry) -> tuple[Array, Array]:
+def _by_value(attention_map: MapLike, mask: MaskLike, geometry: Geometry | None) -> tuple[Array, Array]:
     """Count pixels on and off the object at each distinct value, in ascending order: `(*axes, cells)` each, padded with zeros."""
-    values, share, area, _ = partly(attention_map, mask, geometry)
+    values, share, area, _ = partly(*given(attention_map, mask, geometry))
     flat = values.reshape(-1, area.size)
     order = flat.argsort(-1)
     ascending = np.take_along_axis(flat, order, -1)

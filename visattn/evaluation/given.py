@@ -1,0 +1,79 @@
+"""What the scores take: maps, explanations and arrays, and masks of truth values or of the numbers of an image file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from visattn.errors import OptionError, ShapeError
+from visattn.geometry import Box, Geometry
+from visattn.maps import AttentionMap
+from visattn.pipeline.explanation import Explanation
+from visattn.provenance import Provenance
+from visattn.records import TokenLayout
+
+MapLike: TypeAlias = AttentionMap | Explanation | Tensor | NDArray[Any]
+MaskLike: TypeAlias = NDArray[Any] | Tensor | Image.Image
+
+_PAIRS = ({0, 1}, {0, 255})  # numbers of a mask that is no boolean
+
+
+def as_map(shown: MapLike) -> AttentionMap:
+    """Return a map, that of an explanation, or an array `(rows, columns)` as a map of a whole image.
+
+    Raises:
+        ShapeError: If an array has other axes or no numbers.
+    """
+    if isinstance(shown, AttentionMap):
+        return shown
+    if isinstance(shown, Explanation):
+        return shown.map
+    values = torch.as_tensor(shown)
+    if values.ndim != 2 or not values.numel() or values.is_complex():
+        raise ShapeError(f"an array must be numbers (rows, columns), got {values.dtype} {tuple(values.shape)}.")
+    layout = TokenLayout("array", (), tuple(values.shape), Box(0, 0, *values.shape))
+    return AttentionMap(values.double(), (), layout, {}, "array", Provenance(), signed=bool((values < 0).any()))
+
+
+def given(shown: MapLike, mask: MaskLike, geometry: Geometry | None) -> tuple[AttentionMap, NDArray[np.bool_], Geometry]:
+    """Return a map, a boolean mask, and the position of the map on the photo.
+
+    Args:
+        shown: A map, an explanation, or an array `(rows, columns)`.
+        mask: `(height, width)`: booleans, 0 and 1, or 0 and 255; an array or a picture in one channel.
+        geometry: Position of the model's input on the photo. None: that of the explanation, or that in the provenance of the map; an array
+            then covers the whole photo.
+
+    Raises:
+        OptionError: If the position is not known, or an explanation is given another one.
+        ShapeError: If the array has other axes, or the mask other numbers.
+    """
+    found, truth = as_map(shown), _as_mask(mask)
+    if isinstance(shown, Explanation) and geometry not in (None, shown.geometry):
+        raise OptionError("an explanation has its own geometry. Leave geometry out.")
+    if not isinstance(shown, (AttentionMap, Explanation)):
+        geometry = geometry or Geometry(truth.shape, found.layout.grid, Box(0, 0, *truth.shape), "the whole photo")  # type: ignore[arg-type]
+        found = replace(found, layout=replace(found.layout, box=Box(0, 0, *geometry.input)))
+    known = shown.geometry if isinstance(shown, Explanation) else geometry or found.provenance.geometry
+    if known is None:
+        raise OptionError("geometry is missing, and the map's provenance has none. Pass the geometry of the explanation.")
+    return found, truth, known
+
+
+def _as_mask(mask: MaskLike) -> NDArray[np.bool_]:
+    array = mask.cpu().numpy() if isinstance(mask, Tensor) else np.asarray(mask)
+    if array.dtype == np.bool_:
+        return array
+    held = set(np.unique(array)[:9].tolist()) if array.dtype.kind in "uif" else {None}
+    if not any(held <= pair for pair in _PAIRS):
+        raise ShapeError(
+            "the mask must be boolean, or hold 0 and 1, or 0 and 255; "
+            f"got {array.dtype} {array.shape} with {', '.join(map(str, sorted(held, key=str)[:4]))}."
+        )
+    return array > 0
