@@ -14,15 +14,17 @@ from visattn._support.checks import between, one_of, printable, suggest
 from visattn._support.files import exists, is_folder
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import ArrayDataset
+from visattn.data.labeled.cluttered import Cluttered
 from visattn.data.labeled.folders import FolderDataset
 from visattn.data.labeled.published import cifar, fashion_mnist
 from visattn.data.pictures import ImageDataset
-from visattn.data.scenes.store import MARKS, drawn
+from visattn.data.scenes.store import MARKS, drawn, seed_of
 from visattn.errors import DataError, OptionError
 
 __all__ = ["KNOWN", "ArrayDataset", "FolderDataset", "LabeledDataset", "load_labeled"]
 
-PUBLISHED = ("fashion-mnist", "cifar10", "cifar100")
+CLUTTERED = "fashion-mnist-cluttered"
+PUBLISHED = ("fashion-mnist", CLUTTERED, "cifar10", "cifar100")
 KNOWN = (*PUBLISHED, *MARKS)
 
 
@@ -63,7 +65,7 @@ def load_labeled(
     Args:
         data: A name in `KNOWN`, or a folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`). Write `./NAME` for a folder with
             a name in `KNOWN`. In `scenes-shortcut` a watermark reveals the label; in `scenes-conflict` the watermark is random;
-            `scenes-ground` has no object.
+            `scenes-ground` has no object. In `fashion-mnist-cluttered` the item lies anywhere, among pieces of others.
         split: `train` or `test`.
         root: Folder to search first for files of Fashion-MNIST or CIFAR.
         count: Number of images, two or more, drawn at random without regard to labels; all by default. A smaller count gives the first
@@ -96,6 +98,8 @@ def load_labeled(
 def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: int) -> LabeledDataset:
     if data == "fashion-mnist":
         return fashion_mnist(split, root)
+    if data == CLUTTERED:
+        return Cluttered(fashion_mnist(split, root), seed_of(split, 0), f"{data} {split}")
     if data in KNOWN:
         return cifar(data, split, root)
     folder = Path(data)

@@ -1,0 +1,66 @@
+"""Cluttered images: the item is whole, anywhere, among four pieces of other items, and the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from visattn.data.labeled.arrays import ArrayDataset
+from visattn.data.labeled.cluttered import PIECE, PIECES, SIDE, Cluttered
+
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def items() -> ArrayDataset:
+    random = np.random.RandomState(0)
+    pixels = random.randint(1, 256, (COUNT, 28, 28)).astype(np.uint8)
+    pixels[random.random_sample(pixels.shape) < 0.3] = 0
+    return ArrayDataset(pixels, np.arange(COUNT) % 10, [str(name) for name in range(10)])
+
+
+def places(image: np.ndarray, item: np.ndarray) -> list[tuple[int, int]]:
+    """Return every place where all pixels of the item that are not black stand in the image."""
+    kept = item > 0
+    return [
+        (y, x)
+        for y in range(SIDE - 27)
+        for x in range(SIDE - 27)
+        if np.array_equal(image[y : y + 28, x : x + 28][kept], item[kept])
+    ]
+
+
+def test_the_item_lies_whole_and_anywhere_among_pieces(items: ArrayDataset) -> None:
+    drawn = Cluttered(items, 1, "cluttered")
+    found = []
+    for index in range(0, COUNT, 5):
+        picture, label = drawn[index]
+        image = np.asarray(picture)
+        assert image.shape == (SIDE, SIDE)
+        assert label == index % 10
+        (place,) = places(image, items.pixels[index])
+        found.append(place)
+        rest = image.copy()
+        rest[place[0] : place[0] + 28, place[1] : place[1] + 28] = 0
+        assert np.count_nonzero(rest) <= PIECES * PIECE**2
+    spread = np.array(found)
+    assert len(set(found)) > 30
+    assert spread.min() < 4
+    assert spread.max() > SIDE - 32
+
+
+def test_pieces_are_drawn_and_come_from_other_items(items: ArrayDataset) -> None:
+    seen = [np.count_nonzero(np.asarray(Cluttered(items, 1, "")[i][0])) - np.count_nonzero(items.pixels[i]) for i in range(50)]
+    assert 0 < np.mean(seen) <= PIECES * PIECE**2
+
+
+def test_an_image_depends_on_seed_and_index_alone(items: ArrayDataset) -> None:
+    one, other = Cluttered(items, 1, "a"), Cluttered(items, 2, "b")
+    assert one[3][0].tobytes() == Cluttered(items, 1, "c")[3][0].tobytes()
+    assert one[3][0].tobytes() != other[3][0].tobytes()
+    assert one.fingerprint() == Cluttered(items, 1, "c").fingerprint() != other.fingerprint()
+    whole = hashlib.sha256(b"".join(one[i][0].tobytes() for i in range(COUNT)))
+    assert whole.hexdigest() == "98444d262fd9c8509c0e27f2022f95811863779f638142099db033e859722923"
+    assert (one.channels, one.size, len(one), one.name(7)) == (1, (SIDE, SIDE), COUNT, "a 7")
