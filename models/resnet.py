@@ -21,7 +21,12 @@ Attention = str | Callable[[int], nn.Module] | None
 
 
 def resnet14(
-    *, attention: Attention = None, widths: Sequence[int] = (16, 32, 64), num_classes: int = 10, in_channels: int = 3
+    *,
+    attention: Attention = None,
+    widths: Sequence[int] = (16, 32, 64),
+    num_classes: int = 10,
+    in_channels: int = 3,
+    branch_gain: float = 1.0,
 ) -> ResNet:
     """Build a ResNet-14 for images of 64 pixels (not in the paper): two basic blocks per stage, and a stem that halves the resolution."""
     return ResNet(
@@ -33,6 +38,7 @@ def resnet14(
         attention=attention,
         num_classes=num_classes,
         in_channels=in_channels,
+        branch_gain=branch_gain,
     )
 
 
@@ -42,9 +48,18 @@ def resnet18(
     widths: Sequence[int] = (64, 128, 256, 512),
     num_classes: int = 1000,
     in_channels: int = 3,
+    branch_gain: float = 1.0,
 ) -> ResNet:
     """Build a ResNet-18: two basic blocks in each of four stages; 11.69 M parameters without attention."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), widths, attention=attention, num_classes=num_classes, in_channels=in_channels)
+    return ResNet(
+        BasicBlock,
+        (2, 2, 2, 2),
+        widths,
+        attention=attention,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        branch_gain=branch_gain,
+    )
 
 
 def resnet50(
@@ -53,29 +68,57 @@ def resnet50(
     widths: Sequence[int] = (64, 128, 256, 512),
     num_classes: int = 1000,
     in_channels: int = 3,
+    branch_gain: float = 1.0,
 ) -> ResNet:
     """Build a ResNet-50: four stages of 3, 4, 6 and 3 bottlenecks; 25.56 M parameters without attention."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), widths, attention=attention, num_classes=num_classes, in_channels=in_channels)
+    return ResNet(
+        Bottleneck,
+        (3, 4, 6, 3),
+        widths,
+        attention=attention,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        branch_gain=branch_gain,
+    )
 
 
 def resnet20(
-    *, attention: Attention = None, widths: Sequence[int] = (16, 32, 64), num_classes: int = 10, in_channels: int = 3
+    *,
+    attention: Attention = None,
+    widths: Sequence[int] = (16, 32, 64),
+    num_classes: int = 10,
+    in_channels: int = 3,
+    branch_gain: float = 1.0,
 ) -> ResNet:
     """Build a ResNet-20 for CIFAR (section 4.2): three basic blocks in each of three stages; 0.27 M parameters without attention."""
-    return _for_cifar(3, attention, widths, num_classes, in_channels)
+    return _for_cifar(3, attention, widths, num_classes, in_channels, branch_gain)
 
 
 def resnet56(
-    *, attention: Attention = None, widths: Sequence[int] = (16, 32, 64), num_classes: int = 10, in_channels: int = 3
+    *,
+    attention: Attention = None,
+    widths: Sequence[int] = (16, 32, 64),
+    num_classes: int = 10,
+    in_channels: int = 3,
+    branch_gain: float = 1.0,
 ) -> ResNet:
     """Build a ResNet-56 for CIFAR: nine basic blocks in each of three stages; 0.85 M parameters without attention."""
-    return _for_cifar(9, attention, widths, num_classes, in_channels)
+    return _for_cifar(9, attention, widths, num_classes, in_channels, branch_gain)
 
 
-def _for_cifar(depth: int, attention: Attention, widths: Sequence[int], num_classes: int, in_channels: int) -> ResNet:
+def _for_cifar(
+    depth: int, attention: Attention, widths: Sequence[int], num_classes: int, in_channels: int, branch_gain: float
+) -> ResNet:
     """Build a CIFAR network with `6 * depth + 2` layers."""
     return ResNet(
-        BasicBlock, (depth,) * 3, widths, small=True, attention=attention, num_classes=num_classes, in_channels=in_channels
+        BasicBlock,
+        (depth,) * 3,
+        widths,
+        small=True,
+        attention=attention,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        branch_gain=branch_gain,
     )
 
 
@@ -96,6 +139,7 @@ class ResNet(nn.Module):
         attention: Attention = None,
         num_classes: int = 1000,
         in_channels: int = 3,
+        branch_gain: float = 1.0,
     ) -> None:
         """Build with torchvision's initialization: normal with variance `2 / fan_out` for convolutions.
 
@@ -111,6 +155,7 @@ class ResNet(nn.Module):
                 `lambda channels: SqueezeExcite(channels, 8)`. BAM, also as `functools.partial(BAM, ...)`, is placed between the stages.
             num_classes: Number of classes; 0 to return the pooled features.
             in_channels: Number of input channels, C.
+            branch_gain: First weight of the last norm of each residual branch. A gate that starts at 1/2 has the effect of 0.5.
 
         Raises:
             OptionError: If the name of the attention is unknown, or the widths are invalid for this network.
@@ -147,6 +192,9 @@ class ResNet(nn.Module):
             if between and number < len(depths):
                 self._then(f"bam{number}", _plug(between, channels))
 
+        for part in self.modules():
+            if isinstance(part, (BasicBlock, Bottleneck)):
+                nn.init.constant_(part.last_norm.weight, branch_gain)
         self.in_chans, self.num_features = in_channels, channels
         self.reset_classifier(num_classes)
 
@@ -198,6 +246,11 @@ class BasicBlock(nn.Module):
         self.attention = attention  # keeps the shape
         self.downsample = shortcut
 
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The norm that ends the residual branch."""
+        return self.bn2
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute `(B, width, H / stride, W / stride)` from `(B, inputs, H, W)`."""
         out = self.bn1(self.conv1(x)).relu()
@@ -222,6 +275,11 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(4 * width)
         self.attention = attention
         self.downsample = shortcut
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The norm that ends the residual branch."""
+        return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute `(B, 4 * width, H / stride, W / stride)` from `(B, inputs, H, W)`."""

@@ -65,7 +65,8 @@ def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_run_options
 @click.option(
     "--compare",
-    help="Train and compare variants: comma-separated attention modules, and wide_baseline for a wider network without attention.",
+    help="Train and compare variants: comma-separated attention modules, alone or with their start (se-identity); gain-0.5 for a network "
+    "without attention whose residual branches start at this weight; wide_baseline for a wider one.",
 )
 @click.option(
     "--seeds",

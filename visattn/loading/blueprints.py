@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -15,7 +15,10 @@ from visattn._support.files import base_name
 from visattn._support.reprs import brief
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.loading import own_files, timm_models, torchvision_models
-from visattn.nn import ATTENTION, attach
+from visattn.nn import ATTENTION, BAM, attach
+from visattn.nn.attaching.insertion import Init
+
+_RAM = "visattn_ram"
 
 
 def _ram(*, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
@@ -28,7 +31,8 @@ def _ram(*, attention: str | None, **options: Any) -> nn.Module:  # noqa: ANN401
 REFERENCES: dict[str, Callable[..., nn.Module]] = {
     f"visattn_{make.__name__}": make
     for make in (models.resnet14, models.resnet18, models.resnet20, models.resnet50, models.resnet56)
-} | {"visattn_ram": _ram}
+} | {_RAM: _ram}
+INITS = ("auto", *get_args(Init))
 _ELSEWHERE = {  # options with which timm and torchvision would read files or access the network
     "pretrained",
     "pretrained_cfg",
@@ -53,9 +57,10 @@ class Blueprint:
         size: `(height, width)` of the input in pixels.
         mean: Mean of each channel, for pixels in [0, 1].
         std: Standard deviation of each channel, for pixels in [0, 1].
-        attention: `none` or a name in `visattn.nn.ATTENTION`. Our own networks have a slot for it. In others, the module is inserted at the
-            end of each residual branch, where it starts as the identity.
+        attention: `none` or a name in `visattn.nn.ATTENTION`. It ends each residual branch; BAM in our own networks is between the stages.
         options: Keyword arguments for the function that builds the network.
+        attention_init: Initialization of the attention, see `visattn.nn.attach`; `auto` is `paper` in our own networks, which have a slot
+            for it, and `identity` in others.
     """
 
     model: str
@@ -66,6 +71,7 @@ class Blueprint:
     std: tuple[float, ...]
     attention: str = "none"
     options: dict[str, Any] = field(default_factory=dict)
+    attention_init: str = "auto"
 
     __repr__ = brief
 
@@ -81,13 +87,18 @@ class Blueprint:
             raise OptionError(f"{printable(self.model)}: options must not load weights, got {', '.join(foreign)}. Remove them.")
         classes, inside = len(self.classes), self.model in REFERENCES
         attention = None if self.attention == "none" else self.attention
+        slot = inside and (self.attention_init in ("auto", "paper") or self.model == _RAM)
+        if attention and inside and not slot and ATTENTION[attention] is BAM:
+            raise OptionError(
+                f"bam is between the stages and starts as in its paper, got attention_init '{self.attention_init}'."
+            )
         if self.model.rpartition(":")[0].endswith(".py"):
             model = own_files.built(self.model, num_classes=classes, in_channels=self.channels, **self.options)
         else:
             try:
                 if inside:
                     model = REFERENCES[self.model](
-                        attention=attention, num_classes=classes, in_channels=self.channels, **self.options
+                        attention=attention if slot else None, num_classes=classes, in_channels=self.channels, **self.options
                     )
                 elif self.model.startswith(torchvision_models.PREFIX):
                     model = torchvision_models.built(self.model, self.size[0], num_classes=classes, **self.options)
@@ -100,8 +111,9 @@ class Blueprint:
                 raise UnsupportedModel(
                     f"{printable(self.model)}: cannot be built ({cause}); check the model's options."
                 ) from error
-        if attention and not inside:
-            attach(model, attention, example=torch.zeros(2, self.channels, *self.size))
+        if attention and not slot:
+            init: Any = "identity" if self.attention_init == "auto" else self.attention_init
+            attach(model, attention, init=init, example=torch.zeros(2, self.channels, *self.size))
         return model
 
 

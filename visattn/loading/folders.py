@@ -133,6 +133,7 @@ def read_blueprint(told: Any, shown: str, *, classes: bool = True) -> Blueprint:
         WeightsError: If a value is missing or wrong.
     """
     try:
+        told = {"attention_init": "auto"} | told  # older folders do not state it
         values: dict[str, Any] = {name: _frozen(told[name]) for name in Blueprint.__dataclass_fields__}
         found = Blueprint(**values)
     except (KeyError, TypeError) as error:

@@ -13,7 +13,7 @@ from visattn._support.files import base_name, regular
 from visattn.data.captions.pictures import SCENES
 from visattn.data.labeled.readers import KNOWN
 from visattn.errors import OptionError
-from visattn.loading.blueprints import check_attention, shared_model
+from visattn.loading.blueprints import INITS, check_attention, shared_model
 from visattn.loading.folders import LARGEST
 
 AUGMENTATIONS = ("none", "flip", "turn", "crop", "imagenet")
@@ -54,9 +54,14 @@ class Recipe:
 
     data: str = setting(
         "fashion-mnist",
-        "Dataset: a folder, fashion-mnist, cifar10, cifar100, scenes, scenes-shortcut, scenes-conflict or scenes-ground.",
+        "Dataset: a folder, fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, scenes, scenes-shortcut, scenes-conflict or "
+        "scenes-ground.",
     )
-    root: str = setting("", "Folder with the files of a published dataset (fashion-mnist, cifar10, cifar100).", free=True)
+    root: str = setting(
+        "",
+        "Folder with the files of a published dataset (fashion-mnist and its cluttered variant, cifar10, cifar100).",
+        free=True,
+    )
     train_count: int = setting(0, "Train on a random subset of this many images; 0: all.")
     test_count: int = setting(0, "Test on a random subset of this many images; 0: all.")
     img_size: int = setting(0, "Side of the input in pixels; 0: the size of the images, or 224 if their sizes differ.")
@@ -197,6 +202,12 @@ class Config(Recipe):
     command: ClassVar[str] = "classify"
 
     attention: str = setting("none", "Attention module to insert: none, se, eca, cbam and others; see visattn.nn.ATTENTION.")
+    attention_init: str = setting(
+        "auto",
+        "Start of the attention, see visattn.nn.attach: paper, identity, zero_last or two_sigmoid. auto: paper in visattn networks, "
+        "identity in others.",
+        choices=INITS,
+    )
     widths: tuple[int, ...] = setting((), "Channels of each stage, for visattn ResNets only; repeat it for each stage.")
     split: float = setting(
         0.0,
@@ -219,6 +230,8 @@ class Config(Recipe):
         for width in self.widths:
             between(width, 1, 2**15, "widths")
         check_attention(self.attention)
+        if self.attention == "none" and self.attention_init != "auto":
+            raise OptionError(f"attention_init needs an --attention, got {self.attention_init} without one. Leave one out.")
 
 
 def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
@@ -287,6 +300,7 @@ def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) ->
 def differences(before: dict[str, Any], config: Recipe) -> list[str]:
     """List the settings that affect results and differ from recorded ones, as `lr 0.1 -> 0.05`."""
     now = config.digest()
+    before = {"attention_init": "auto"} | before  # older runs do not state it
     ruling = [item.name for item in fields(config) if not item.metadata["free"]]
     return [f"{name} {told(before.get(name))} -> {told(now[name])}" for name in ruling if before.get(name) != now[name]]
 

@@ -29,7 +29,7 @@ from visattn.training.report.costs import Cost, cost
 from visattn.training.report.paired import Estimate, estimate, paired, verdict
 from visattn.training.tasks.widths import wide
 
-PLAIN, WIDE = "none", "wide_baseline"
+PLAIN, WIDE, GAIN = "none", "wide_baseline", "gain"
 RESULT, RECIPE = "result.json", "recipe.json"
 
 
@@ -84,8 +84,9 @@ def compare(
     Args:
         config: Settings of all runs. Its `attention` is ignored, and its `seed` is the first seed.
         run: Folder of the comparison.
-        variants: Names in `visattn.nn.ATTENTION`, and `wide_baseline`: a plain network with as many parameters as the largest variant. The
-            plain network, `none`, is always included and comes first.
+        variants: Names in `visattn.nn.ATTENTION`, alone or with their start, as in `se-identity`, see `visattn.nn.attach`; `gain-0.5`: the
+            plain network, whose residual branches start at this weight; and `wide_baseline`: a plain network with as many parameters as the
+            largest variant. The plain network, `none`, is always included and comes first.
         seeds: Number of seeds for each variant, 1 or more. With one seed there are no intervals.
         train: Function that trains with given settings into a folder, resumes there, and writes `result.json` at the end.
         build: Function that builds the network of given settings, to count its parameters and operations.
@@ -141,8 +142,8 @@ def planned(
         OptionError: If no variant has more parameters than the plain network, so that `wide_baseline` has no target, or if the network
             cannot be widened.
     """
-    configs = {name: replace(config, attention=name) for name in names if name != WIDE}
-    made = {name: Variant(each, cost(build(each), shape)) for name, each in configs.items()}
+    configs = {name: _settings(config, name) for name in names if name != WIDE}
+    made = {name: Variant(each, cost(build(each), shape), _note(name)) for name, each in configs.items()}
     if WIDE in names:
         largest = max(made, key=lambda name: made[name].cost.parameters)
         if made[largest].cost.parameters == made[PLAIN].cost.parameters:
@@ -153,6 +154,27 @@ def planned(
         note = f"{WIDE}: the plain network with widths {found.widths}, {found.excess:.2f} % more parameters than {largest}."
         made[WIDE] = Variant(wider, cost(build(wider), shape), note)
     return {name: made[name] for name in names}
+
+
+def _settings(config: Config, name: str) -> Config:
+    """Return the settings of a variant.
+
+    Raises:
+        OptionError: If it is unknown.
+    """
+    kind, _, how = name.partition("-")
+    if kind != GAIN:
+        return replace(config, attention=kind, attention_init=how or "auto")
+    try:
+        gain = float(how)
+    except ValueError as error:
+        raise OptionError(f"'{GAIN}' needs the first weight of the residual branches, such as gain-0.5, got '{name}'.") from error
+    return replace(config, attention=PLAIN, model_kwargs=config.model_kwargs | {"branch_gain": gain})
+
+
+def _note(name: str) -> str:
+    kind, _, how = name.partition("-")
+    return f"{name}: the plain network, whose residual branches start at {how} times their weight." if kind == GAIN else ""
 
 
 def rows(outcomes: Outcomes, costs: Mapping[str, Cost]) -> list[Row]:

@@ -126,7 +126,8 @@ class Classification(Task):
     @property
     def title(self) -> str:
         """Title, such as `resnet18 with se on photos`."""
-        inside = "" if self.config.attention == "none" else f" with {self.config.attention}"
+        how = "" if self.config.attention_init == "auto" else f" ({self.config.attention_init})"
+        inside = "" if self.config.attention == "none" else f" with {self.config.attention}{how}"
         shown = self.config.shared()
         return f"{shown.model}{inside} on {shown.data}"
 
@@ -163,12 +164,22 @@ def blueprint_of(config: Config, pictures: LabeledDataset | None = None, *, like
     """Return the blueprint of the network for its images. If `like` is given, take input and classes from it instead."""
     options = config.model_kwargs | ({"widths": config.widths} if config.widths else {})
     if like is not None:
-        return replace(like, model=config.model, attention=config.attention, options=options)
+        return replace(
+            like, model=config.model, attention=config.attention, options=options, attention_init=config.attention_init
+        )
     pictures = pictures or labeled(config, "train")
     channels = 3 if config.weights != "none" or config.model.startswith("tv:") else pictures.channels
     mean, std = moments_of(config, pictures, channels)
     return Blueprint(
-        config.model, pictures.classes, channels, input_size(config, pictures.size), mean, std, config.attention, options
+        config.model,
+        pictures.classes,
+        channels,
+        input_size(config, pictures.size),
+        mean,
+        std,
+        config.attention,
+        options,
+        config.attention_init,
     )
 
 
