@@ -123,6 +123,8 @@ def base() -> tuple[Facts, Tensors]:
         },
         "classes": [{"class": 3, "name": "cat", "probability": 0.5}],
         "texts": {"word0": "a"},
+        "importance": {"target": "cat", "heads": [[0.5, 0.25]] * 3},
+        "name": "step 3",
     }
     return {"views": [view]}, tensors
 
@@ -201,6 +203,14 @@ def bomb(_: Tensor) -> Tensor:
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
+def jpeg_bomb(_: Tensor) -> Tensor:
+    """Return a JPEG whose frame states a huge picture."""
+    stream = io.BytesIO()
+    Image.new("RGB", (6, 4)).save(stream, "JPEG")
+    data = stream.getvalue().replace(struct.pack(">HH", 4, 6), struct.pack(">HH", 60_000, 60_000), 1)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
 NAN, DEEP = float("nan"), "[" * 100_000 + "]" * 100_000
 LAYOUT, RECORD = ("layouts", 0), ("records", 0)
 MUTANTS: dict[str, Callable[[], bytes]] = {
@@ -232,6 +242,8 @@ MUTANTS: dict[str, Callable[[], bytes]] = {
     "photo that is missing": changed("photo", "nowhere"),
     "photo that is no picture": tensor("photo", lambda one: one + 1),
     "photo of billions of pixels": tensor("photo", bomb),
+    "JPEG of billions of pixels": tensor("photo", jpeg_bomb),
+    "JPEG cut in its frame": tensor("photo", lambda one: jpeg_bomb(one)[:100].clone()),
     "photo of another size": changed("geometry", "photo", [5, 6]),
     "photo of floats": tensor("photo", lambda one: one.float() + 0.5),
     "no geometry": without("geometry"),
@@ -291,6 +303,11 @@ MUTANTS: dict[str, Callable[[], bytes]] = {
     "map with an unknown fact": changed("maps", "rollout", "provenance", "geometry", "window", [0, 0, 0, 0]),
     "probability above 1": changed("classes", 0, "probability", 1.5),
     "class as text": changed("classes", 0, "class", "cat"),
+    "importance of too few records": changed("importance", "heads", [[0.5, 0.25]]),
+    "importance of too few heads": changed("importance", "heads", [[0.5]] * 3),
+    "importance as a number": changed("importance", 3),
+    "importance without a target": without("importance", "target"),
+    "name that is a list": changed("name", ["a"]),
     "words that are lists": changed("texts", "word0", ["a"]),
     "unseen with a number": changed("unseen", [["d", 3]]),
     "model as a list": changed("provenance", "model", ["a"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import visattn
+from tests.pipeline.test_prompts import saved
 from visattn.errors import OptionError, OutputError
 from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
 from visattn.records import Recording
@@ -79,6 +81,7 @@ def same_view(one: View, other: View) -> None:
     assert one.geometry == other.geometry
     assert one.classes == other.classes
     assert dict(one.texts) == dict(other.texts)
+    assert (one.importance, one.name) == (other.importance, other.name)
     assert list(one.maps) == list(other.maps)
     for name, shown in one.maps.items():
         kept = other.maps[name]
@@ -221,6 +224,9 @@ def test_a_cells_number_of_another_key_is_refused() -> None:
 
 BAD: list[tuple[Callable[[nn.Module], Any], str]] = [
     (lambda model: visattn.study(model, []), "no images were given"),
+    (lambda model: visattn.study(model), "no images were given"),
+    (lambda model: visattn.study(model, [PHOTO, PHOTO], inputs={"a": 1}), "inputs are those of one image, and 2 were given"),
+    (lambda model: visattn.study(model, PHOTO, name=3), "name must be a string"),  # type: ignore[arg-type]
     (lambda model: visattn.study(model, PHOTO, methods="rollout"), r"methods must be a list of names.*methods=\['rollout'\]"),
     (lambda model: visattn.study(model, PHOTO, methods=["rolout"]), "rollout"),
     (lambda model: visattn.study(model, PHOTO, methods=["rollout"], head=3), "study has no option head"),
@@ -279,6 +285,33 @@ def test_a_query_that_is_a_tensor_is_saved(dinov2: nn.Module, tmp_path: Path) ->
     query[3] = 1
     view = View(made.photo, made.geometry, made.recording, {"one": made.explain("attention", query=query).map})
     assert load_study(Study((view,)).save(tmp_path / "query.attn"))[0].maps["one"].values.shape == view.maps["one"].values.shape
+
+
+def test_importance_is_the_gradient_of_a_gate_on_each_head() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224", depth=2).eval()
+    found = visattn.study(model, PHOTO, methods=["relevance"], target=7, name="mine")[0].importance
+    assert found is not None
+    assert found.target == "logit of cock (class 7)"
+    pixels = visattn.prepare(visattn.load_image(PHOTO), model).pixels
+    for layer, block in enumerate(model.blocks):
+        gates = torch.ones(3, requires_grad=True)
+        hook = block.attn.proj.register_forward_pre_hook(lambda _, given, g=gates: (given[0] * g.repeat_interleave(64),))
+        (own,) = torch.autograd.grad(model(pixels)[0, 7], gates)
+        hook.remove()
+        assert found.heads[layer] == pytest.approx(own.abs().tolist(), rel=1e-4, abs=1e-6)
+    assert visattn.study(model, PHOTO, methods=["rollout"])[0].importance is None
+
+
+def test_words_are_spelled_by_the_tokenizer_beside_the_weights(tmp_path: Path) -> None:
+    model = saved(tmp_path / "clip")
+    given = transformers.AutoTokenizer.from_pretrained(tmp_path / "clip")(["a dog"], return_tensors="pt")
+    made = visattn.study(model, PHOTO, methods=[], inputs=dict(given))
+    assert dict(made[0].texts) == {"word0": "<s>", "word1": "a", "word2": "dog", "word3": "</s>"}
+    same_view(made[0], load_study(made.save(tmp_path / "dog.attn"))[0])
+    shutil.rmtree(tmp_path / "clip")
+    model.config._name_or_path = ""
+    assert visattn.study(model, PHOTO, methods=[], inputs=dict(given))[0].texts == {}
 
 
 def test_options_of_the_target_hold_for_each_map() -> None:

@@ -38,8 +38,22 @@ def study() -> Study:
     return visattn.study(model, "photo:chelsea", methods=["rollout", "relevance"])
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Study], Path]:
+    """Return a function that writes the page of a study, once for each study."""
+    folder = tmp_path_factory.mktemp("pages")
+    known: dict[Study, Path] = {}
+
+    def write(study: Study) -> Path:
+        if study not in known:
+            known[study] = study.save_html(folder / f"{len(known)}.html")
+        return known[study]
+
+    return write
+
+
 @pytest.fixture
-def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
+def opened(browser: Browser, written: Callable[[Study], Path]) -> Iterator[Opened]:
     """Return a function that opens a study, or the file of a page, from the disk. At the end, no page may have complained."""
     faults: list[str] = []
     pages: list[Page] = []
@@ -50,7 +64,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
         page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:", "blob:")) else faults.append(asked.url))
 
     def open_(study: Study | Path, *, link: str = "", width: int = 1280, height: int = 900, **context: Any) -> Page:
-        file = study if isinstance(study, Path) else study.save_html(tmp_path / f"page{len(pages)}.html")
+        file = study if isinstance(study, Path) else written(study)
         page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
         watch(page)
         page.goto(file.as_uri() + (f"#{link}" if link else ""))

@@ -12,7 +12,7 @@ import pytest
 
 import visattn
 from tests.viewer.conftest import Opened
-from tests.viewer.test_page import settled
+from tests.viewer.driving import settled
 
 VIEWER = Path(visattn.__file__).parent / "viewer"
 BUILT = "viewer.js", "viewer.css"

@@ -5,46 +5,24 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
 import torch
-from playwright.sync_api import Page
 from torch import nn
 
 import visattn
 from tests.captioning.test_captioner import photos
 from tests.captioning.test_folder import tiny
 from tests.viewer.conftest import Opened
+from tests.viewer.driving import on_patch, row_shown, settled, state
 from visattn.cli.commands import _run
 from visattn.errors import OptionError
+from visattn.operators import MatrixOperator
 from visattn.studies import Study, View, caption_study, load_study
 from visattn.viewer import html_of
 
 PHOTO = "photo:chelsea"
-
-
-def on_patch(page: Page, view: View, row: int, column: int) -> tuple[float, float]:
-    """Return the place on the screen of the center of a patch, from the geometry of Python."""
-    record = view.recording[-1]
-    box = view.geometry.patch_box(row, column, record.queries.grid, record.queries.box)  # type: ignore[arg-type]
-    seen = page.locator("figure.image canvas").first.bounding_box()
-    assert seen is not None
-    y, x = (box.top + box.bottom) / 2 / view.photo.height, (box.left + box.right) / 2 / view.photo.width
-    return seen["x"] + x * seen["width"], seen["y"] + y * seen["height"]
-
-
-def settled(page: Page) -> None:
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def state(page: Page, name: str) -> Any:
-    return page.evaluate("(name) => viewer.page.state.get(name)", name)
-
-
-def row_shown(page: Page) -> torch.Tensor:
-    return torch.tensor(page.evaluate("Array.from(viewer.page.shown().row)"))
 
 
 def test_pointing_at_a_patch_shows_its_row(study: Study, opened: Opened) -> None:
@@ -299,23 +277,6 @@ def test_exports_are_files_with_the_numbers(study: Study, opened: Opened, tmp_pa
     assert visattn.load_image(tmp_path / "attention.png").width >= 400
 
 
-def test_two_models_are_compared_with_linked_pointers(study: Study, opened: Opened) -> None:
-    torch.manual_seed(1)
-    other = visattn.study(timm.create_model("vit_tiny_patch16_224", depth=2).eval(), "photo:coffee", methods=[])
-    page = opened(study + other)
-    page.get_by_label("compare with").select_option("1")
-    settled(page)
-    assert page.locator("figure.image").count() == 2
-    assert page.locator("figure.image").nth(1).is_visible()
-    page.mouse.move(*on_patch(page, study[0], 7, 7))
-    settled(page)
-    layout = "viewer.page.views[1].attention.at(-1).queryLayout"
-    assert page.evaluate(f"viewer.page.token(viewer.page.views[1], {layout})") > 0
-    page.get_by_label("view", exact=True).select_option("1")
-    settled(page)
-    assert "coffee" in page.locator("h1").inner_text()
-
-
 HOSTILE = [
     "<script>document.title = 'hacked'</script>",
     "</script><img src=x onerror=\"document.title='hacked'\">",
@@ -373,7 +334,7 @@ def test_the_page_names_nothing_outside_of_itself(study: Study) -> None:
 
 
 def test_a_page_that_is_too_large_is_refused(study: Study, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"the page takes .* MB, more than 0.1"):
+    with pytest.raises(OptionError, match=r"the page takes more than .* MB up to layer blocks.*, and max_mb is 0.1"):
         study.save_html(tmp_path / "big.html", max_mb=0.1)
     assert not (tmp_path / "big.html").exists()
 
@@ -385,6 +346,67 @@ def test_layers_are_chosen_by_a_glob(study: Study, opened: Opened, tmp_path: Pat
         study.save_html(tmp_path / "none.html", layers="stages.*")
 
 
+def test_heads_are_chosen_by_their_numbers(study: Study, opened: Opened, tmp_path: Path) -> None:
+    page, view = opened(study.save_html(tmp_path / "two.html", heads=[2, 0, 7])), study[0]
+    assert page.get_by_label("head", exact=True).locator("option").all_inner_texts() == ["mean", "largest", "head 0", "head 2"]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    settled(page)
+    own = view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0]
+    assert torch.allclose(row_shown(page), own[[0, 2]].mean(0), atol=0.002)
+    assert "mean of heads 0, 2" in page.locator(".shown").first.inner_text()
+    page.get_by_label("head", exact=True).select_option(label="head 2")
+    settled(page)
+    assert torch.allclose(row_shown(page), own[2], atol=0.002)
+    assert {row["head"] for row in page.evaluate("viewer.numbers().rows")} == {0, 2}
+    with pytest.raises(OptionError, match=r"heads must be numbers from 0 to 2, got \[3\]"):
+        study.save_html(tmp_path / "none.html", heads=[3])
+    with pytest.raises(OptionError, match=r"heads must be a list of whole numbers"):
+        study.save_html(tmp_path / "none.html", heads="0")  # type: ignore[arg-type]
+
+
+def test_heads_are_sorted_by_their_importance_for_the_score(study: Study, opened: Opened) -> None:
+    importance = study[0].importance
+    assert importance is not None
+    page = opened(study)
+    page.locator("#panel-heads select").select_option("importance")
+    settled(page)
+    order = page.evaluate("viewer.panels.heads.order.map((t) => [t.number, t.head])")
+    known = {(i, head): number for i, heads in enumerate(importance.heads) for head, number in enumerate(heads)}
+    assert [tuple(one) for one in order] == sorted(known, key=lambda one: -known[one])
+    page.locator("#panel-heads canvas").hover(position={"x": 60, "y": 40})
+    assert f"for {importance.target}" in page.locator("#panel-heads .reading").inner_text()
+
+
+def test_pooling_queries_and_clips_say_what_they_are(opened: Opened) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, global_pool="map", class_token=False).eval()
+    made = visattn.study(model, PHOTO, methods=[])
+    (pool,) = (i for i, record in enumerate(made[0].recording) if record.kind == "pool")
+    page = opened(made)
+    page.evaluate("(pool) => viewer.page.state.set({ record: pool })", pool)
+    settled(page)
+    record = made[0].recording[pool]
+    page.get_by_label("query", exact=True).select_option(record.queries.prefix[0])
+    settled(page)
+    assert torch.allclose(row_shown(page), record.operator.rows(torch.tensor([0]))[0, :, 0].mean(0), atol=0.002)
+    clip = replace(record.keys, grid=(2, 3, 4), prefix=())
+    weights = torch.rand(1, 2, 24, 24).softmax(-1)
+    frames = replace(record, kind="self", operator=MatrixOperator(weights), queries=clip, keys=clip, layer="frames")
+    page = opened(Study((replace(made[0], recording=replace(made[0].recording, records=[frames], features=[])),)))
+    box = made[0].geometry.patch_box(1, 2, (3, 4), clip.box)
+    page.evaluate(
+        "(query) => viewer.page.state.set({ query })", {"y": (box.top + box.bottom) / 2, "x": (box.left + box.right) / 2}
+    )
+    settled(page)
+    assert torch.allclose(row_shown(page), weights[0, :, 6].mean(0), atol=0.002)
+    assert "frame 0 of 2" in page.locator(".shown").first.inner_text()
+    page.locator("#tab-keys").click()
+    settled(page)
+    best = int(weights[0, :, 6].mean(0).argmax())
+    named = f"patch {best // 12},{best % 12 // 4},{best % 4}"
+    assert page.locator(".keys li").first.inner_text().startswith(named)
+
+
 def test_view_writes_pages_and_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Opened, dinov2: nn.Module
 ) -> None:
@@ -392,6 +414,8 @@ def test_view_writes_pages_and_studies(
     monkeypatch.chdir(tmp_path)
     assert _run(["view", PHOTO, "--img-size", "112", "--methods", "rollout,pca", "-o", "cat.attn"], debug=False) == 0
     assert list(load_study("cat.attn")[0].maps) == ["rollout", "pca"]
+    assert _run(["view", "cat.attn", "--heads", "0,2-3", "-o", "heads.html"], debug=False) == 0
+    assert opened(tmp_path / "heads.html").evaluate("viewer.page.record().numbers") == [0, 2, 3]
     assert _run(["view", "cat.attn", "-o", "cat.html"], debug=False) == 0
     page = opened(tmp_path / "cat.html")
     assert "chelsea" in page.locator("h1").inner_text()
@@ -519,6 +543,8 @@ def test_commands_say_why_they_refuse_studies(study: Study, tmp_path: Path, caps
         (["view", file, PHOTO], "studies are shown as they are"),
         (["view", PHOTO, "-o", str(tmp_path / "a.png")], "a page is .html, and a study .attn"),
         (["view", file, "-o", str(tmp_path / "b.attn"), "--layers", "x"], "--layers has no effect with -o NAME.attn"),
+        (["view", file, "-o", str(tmp_path / "b.html"), "--heads", "1-"], "--heads must be numbers and ranges such as 0,3-5"),
+        (["view", file, "-o", str(tmp_path / "b.html"), "--heads", "9"], "heads must be numbers from 0 to 2"),
     ):
         assert _run(words, debug=False) == 2
         assert said in capsys.readouterr().err

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, Unpack
 
 import torch
@@ -22,6 +21,7 @@ from visattn._support.reprs import brief
 from visattn.drawing.filmstrips import filmstrip
 from visattn.drawing.pictures import Picture
 from visattn.errors import ModelError, OptionError
+from visattn.families.huggingface import tokenizer_of
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.methods import attention
@@ -174,13 +174,5 @@ def _chosen(model: nn.Module, recording: Recording, layer: int | str) -> Attenti
 def _decoder(model: Any, tokenizer: Any) -> Any:  # noqa: ANN401
     """Return a function from numbers of tokens to text."""
     if tokenizer is None:
-        origin = str(getattr(model.config, "_name_or_path", "") or "")
-        try:
-            tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(
-                origin, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # of the library
-            raise OptionError(
-                f"{type(model).__name__}: the tokenizer is not beside its weights ({type(error).__name__}). Pass tokenizer=."
-            ) from error
+        tokenizer = tokenizer_of(model, "Pass tokenizer=.")
     return getattr(tokenizer, "tokenizer", tokenizer).decode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ MAX_MB = 60.0  # repeated from `visattn.viewer.page`, which imports torch
 @click.option(
     "--layers", default="*", show_default=True, help="Glob of the layers whose attention is in the page, such as 'blocks.1*'."
 )
+@click.option("--heads", help="Numbers of the heads that are in the page, such as 0,3-5.  [default: all]")
 @photo_options
 @output_options
 def view_command(
@@ -69,17 +71,19 @@ def view_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     target = _named(output or Path(f"{as_file(images[0]).stem}.view.html"))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
+    page = {"max_mb": options["max_mb"], "layers": options["layers"], "heads": _numbers(options["heads"])}
     if target.suffix.lower() == ".attn":
-        refuse_beside("-o NAME.attn", ("layers", "max_mb"))
+        refuse_beside("-o NAME.attn", tuple(page))
     study = _study(images, options)
     if target.suffix.lower() == ".attn":
         study.save(target, overwrite=True)
     else:
         from visattn.viewer import html_of
 
-        write_whole(target, html_of(study, max_mb=options["max_mb"], layers=options["layers"]).encode())
+        write_whole(target, html_of(study, **page).encode())
     for view in study:
-        describe(quiet, view.provenance.but(method="view"))
+        maps = {"maps": ", ".join(view.maps)} if view.maps else {}
+        describe(quiet, view.provenance.but(method="view", parameters={"model": view.provenance.model, **maps}))
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
     result(as_json, [(target, study[0].provenance)])
 
@@ -91,6 +95,16 @@ def _named(target: Path) -> Path:
             f"{printable(target.name)}: a page is .html, and a study .attn. Choose a name with one of these endings."
         )
     return target
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    """Return the numbers that a list such as `0,3-5` names."""
+    if text is None:
+        return None
+    parts = [re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part) for part in text.split(",")]
+    if not all(parts):
+        raise OptionError(f"--heads must be numbers and ranges such as 0,3-5, got '{printable(text)}'.")
+    return [number for part in parts if part for number in range(int(part[1]), int(part[2] or part[1]) + 1)]
 
 
 def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:

@@ -13,12 +13,14 @@ from weakref import WeakKeyDictionary
 from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
+from visattn._support.checks import first_line
 from visattn._support.files import is_file
+from visattn.errors import OptionError
 from visattn.families import custom
 from visattn.families.custom import cam_layer, describe, head
 from visattn.families.spec import STATED, InputSpec
 
-__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns"]
+__all__ = ["cam_layer", "describe", "head", "input_spec", "labels", "owns", "tokenizer_of"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 _processors: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
@@ -46,6 +48,28 @@ def labels(model: nn.Module) -> tuple[str, ...] | None:
     named: Any = getattr(model.config, "id2label", None) or {}
     names = tuple(str(named[index]) for index in sorted(named))
     return names if names and not all(name == f"LABEL_{index}" for index, name in enumerate(names)) else None
+
+
+def tokenizer_of(model: Any, remedy: str) -> Any:  # noqa: ANN401
+    """Load the tokenizer that was saved beside the weights.
+
+    Args:
+        model: A model of transformers.
+        remedy: What to do if there is none.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    origin = str(getattr(model.config, "_name_or_path", "") or "")
+    auto = import_module("transformers").AutoTokenizer
+    try:
+        return auto.from_pretrained(origin, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of the library
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        raise OptionError(f"{type(model).__name__}: the tokenizer is not beside its weights ({cause}). {remedy}") from error
 
 
 def _saved_processor(model: Any) -> Any:  # noqa: ANN401

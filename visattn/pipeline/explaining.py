@@ -157,12 +157,8 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         layer = layer_of(question.parameters["layer"], model)
         question = replace(question, parameters={**question.parameters, "layer": layer})
         check_layer(question)
-    if question.target.prompt is not None:
-        prepared, target = with_prompt(model, prepared, question.target)
-        question = replace(question, target=target)
-    if question.target.labels is None:
-        question = replace(question, target=replace(question.target, labels=labels_of(model)))
-    question = replace(question, target=with_place(prepared, question.target))
+    prepared, target = with_target(model, prepared, question.target)
+    question = replace(question, target=target)
     method = question.method
     if method is not None and "score" in method.needs:
         if "seed" in method.parameters:
@@ -177,6 +173,19 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         explanation = answer(found.recording, prepared, settled, given=given, auto=question.method is None)
     made = with_detection(explanation.map, explanation.geometry, found.detections, question.target.labels)
     return replace(explanation, map=made)
+
+
+def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:
+    """Complete a target with what the model and the photo tell: class names, tokens of a prompt, the place of a pixel.
+
+    Raises:
+        OptionError: If the model has no text tower, or the place is outside the model's input.
+    """
+    if target.prompt is not None:
+        prepared, target = with_prompt(model, prepared, target)
+    if target.labels is None:
+        target = replace(target, labels=labels_of(model))
+    return prepared, with_place(prepared, target)
 
 
 def answer(

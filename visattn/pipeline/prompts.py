@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from visattn._support.checks import first_line, printable
 from visattn.errors import OptionError
 from visattn.families import provenance_of
+from visattn.families.huggingface import tokenizer_of
 from visattn.pipeline.inputs import Prepared
 from visattn.pipeline.targets import Target
 
@@ -85,16 +86,7 @@ def _of_transformers(model: Any, texts: Sequence[str]) -> dict[str, Tensor]:  # 
         raise OptionError(
             f"{type(model).__name__} has no text tower, so a prompt cannot be its target. Pass a class, or a model such as CLIP."
         )
-    origin = str(getattr(model.config, "_name_or_path", "") or "")
-    try:
-        tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(
-            origin, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # of the library
-        raise OptionError(
-            f"{type(model).__name__}: the tokenizer is not beside its weights ({type(error).__name__}: {first_line(error)}). "
-            "Pass inputs=tokenizer(...) and a function of the output as target."
-        ) from error
+    tokenizer = tokenizer_of(model, "Pass inputs=tokenizer(...) and a function of the output as target.")
     padding = "max_length" if str(model.config.model_type).startswith("siglip") else True  # as in training
     made = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
     return {name: value for name, value in made.items() if name in ("input_ids", "attention_mask")}

@@ -14,6 +14,7 @@ from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.errors import NoAttentionCaptured, OptionError
+from visattn.evaluation.importance import head_importance
 from visattn.families import labels as labels_of
 from visattn.families.wrappers import unwrapped
 from visattn.images import image_facts
@@ -21,7 +22,7 @@ from visattn.loading import load_model
 from visattn.maps import AttentionMap
 from visattn.methods import METHODS
 from visattn.pipeline.arguments import target_of
-from visattn.pipeline.explaining import answer, explain_prepared
+from visattn.pipeline.explaining import answer, explain_prepared, with_target
 from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.outputs import predicted_classes
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
@@ -29,8 +30,10 @@ from visattn.pipeline.question import Question, ask
 from visattn.pipeline.recordings import layer_of_cam
 from visattn.pipeline.run import Pass, one_pass
 from visattn.pipeline.targets import Of, Target, TargetOptions
+from visattn.pipeline.tensors import prepare_inputs
 from visattn.records import Recording
-from visattn.studies.views import Study, View, from_recording
+from visattn.studies.views import Importance, Study, View, from_recording
+from visattn.studies.words import texts_of
 
 Asked = Mapping[str, Question]
 
@@ -39,10 +42,12 @@ Asked = Mapping[str, Question]
 @typed(but=("weights", "methods"))
 def study(
     model: nn.Module | str,
-    images: Any,  # noqa: ANN401 - a source of `load_image`, a picture or an array, or a list of them
+    images: Any = None,  # noqa: ANN401 - a source of `load_image`, a picture or an array, or a list of them
     *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     target: Of = None,
+    inputs: Mapping[str, Any] | None = None,
+    name: str = "",
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -58,6 +63,9 @@ def study(
         methods: Names of methods; or names of maps, each with the options of its method, as in `{"the dog": {"method": "relevance",
             "target": "beagle"}}`. None: rollout, relevance, Grad-CAM and gates, as far as they apply.
         target: Target of the class-specific methods, see `visattn.explain`; by default each photo's top class.
+        inputs: Inputs of the model for one image, such as words, or all that a processor of transformers returns; see `visattn.explain`.
+            Words are shown as the tokenizer beside the weights spells them.
+        name: Name of the views, such as a step of a training; it comes first in titles.
         weights: See `load_model`; only if `model` is a name.
         seed: Seed of methods that draw samples and, if `model` is a name, of random weights.
         device: Device of a model that is given by name.
@@ -73,24 +81,28 @@ def study(
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
     asked = None if methods is None else _asked(methods, Target(target_of(target), **told))
-    photos = [read(image, how) for image in _several(images)]  # a bad file fails before a model is loaded
+    photos = _photos(images, inputs, how)  # a bad file fails before a model is loaded
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
     model = unwrapped(model)
     views = []
     with progress("photos", "photo") as bar:
         for photo in photos:
-            prepared = prepare_with([photo], model, how)
-            views.append(_view(model, prepared, asked, Target(target_of(target), **told), seed))
+            prepared = prepare_with([photo], model, how) if inputs is None else prepare_inputs(inputs, photo, model, how)
+            view = _view(model, prepared, asked, Target(target_of(target), **told), seed)
+            views.append(replace(view, name=name, texts=texts_of(model, inputs or {}, view.recording)))
             bar.update()
     return Study(tuple(views))
 
 
-def _several(images: Any) -> list[Any]:  # noqa: ANN401
+def _photos(images: Any, inputs: Mapping[str, Any] | None, how: Preprocessing) -> list[Any]:  # noqa: ANN401
+    """Read the images; None stands for one that the inputs hold."""
     found = list(images) if isinstance(images, (list, tuple)) else [images]
-    if not found:
+    if not found or (inputs is None and found == [None]):
         raise OptionError("no images were given. Pass one or a list of them.")
-    return found
+    if inputs is not None and len(found) > 1:
+        raise OptionError(f"inputs are those of one image, and {len(found)} were given. Make a study of each, and add them.")
+    return [None if image is None else read(image, how) for image in found]
 
 
 def _asked(methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target) -> Asked:
@@ -131,7 +143,21 @@ def _view(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Tar
             maps[name] = answer(recording, prepared, question).map
         else:
             maps[name] = explain_prepared(model, prepared, question, seed=seed).map
-    return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else ())
+    explained = any(question.method is None or question.method.targeted for question in questions.values())
+    importance = _importance(model, prepared, target) if explained and classes and len(recording) else None
+    return View(prepared.photo, prepared.geometry, recording, maps, classes[0] if classes else (), importance=importance)
+
+
+def _importance(model: nn.Module, prepared: Prepared, target: Target) -> Importance | None:
+    """Return the importance of the heads for the target; None where some attention has no gradient."""
+    prepared, target = with_target(model, prepared, target)
+    recording = one_pass(model, prepared, target=target).recording
+    try:
+        found = head_importance(recording)
+    except OptionError:
+        return None
+    score = recording.provenance.target[0].partition(" = ")[0]
+    return Importance(score, tuple(tuple(heads[0].tolist()) for heads in found))
 
 
 def _recorded(model: nn.Module, prepared: Prepared) -> Pass:

@@ -26,7 +26,7 @@ from visattn.provenance import Provenance
 from visattn.records import AttentionRecord, FeatureRecord, Recording, TokenLayout, UnseenAttention
 from visattn.studies.operands import MASKS, operator_of
 from visattn.studies.schema import FORMAT, MOST_TEXT, VERSION, checked
-from visattn.studies.views import Study, View
+from visattn.studies.views import Importance, Study, View
 
 _Read = Callable[[str], Tensor]
 _MOST_PIXELS = 4 * MAX_PIXELS  # of all photos of a file
@@ -126,7 +126,18 @@ def _view(facts: dict[str, Any], file: _File) -> View:
     )
     maps = {name: map_of(shown, file.raw(shown["values"])) for name, shown in facts.get("maps", {}).items()}
     classes = tuple(PredictedClass(one["class"], one.get("name"), one["probability"]) for one in facts.get("classes", ()))
-    return View(photo, geometry, recording, maps, classes, facts.get("texts", {}))
+    importance = _importance(facts.get("importance"), recording)
+    return View(photo, geometry, recording, maps, classes, facts.get("texts", {}), importance, facts.get("name", ""))
+
+
+def _importance(facts: dict[str, Any] | None, recording: Recording) -> Importance | None:
+    if facts is None:
+        return None
+    heads = tuple(map(tuple, facts["heads"]))
+    for record, numbers in zip(recording, heads, strict=True):
+        if len(numbers) != record.operator.shape[1]:
+            raise ValueError(f"{record.layer}: importance must be given for {record.operator.shape[1]} heads, got {len(numbers)}")
+    return Importance(facts["target"], heads)
 
 
 def _record(facts: dict[str, Any], layouts: list[TokenLayout], read: Callable[..., Tensor]) -> AttentionRecord:

@@ -54,6 +54,8 @@ _VIEW = {
     "maps?": {str: FACTS | {"values": str}},
     "classes?": [{"class": int, "name?": Maybe(str), "probability": float}],
     "texts?": {str: str},
+    "importance?": Maybe({"target": str, "heads": [[float]]}),
+    "name?": str,
 }
 _STUDY = {"views": [_VIEW]}
 
@@ -79,6 +81,9 @@ def checked(facts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
             _check_layouts(view, *(() if feature.get("layout") is None else (feature["layout"],)))
         for shown in view.get("maps", {}).values():
             check_places(shown)
+        importance = view.get("importance")
+        if importance and len(importance["heads"]) != len(view["records"]):
+            raise ValueError(f"importance must be given for {len(view['records'])} records, got {len(importance['heads'])}")
         if not all(0 <= one["probability"] <= 1 for one in view.get("classes", ())):
             raise ValueError("probabilities must lie in [0, 1]")
     return dict(facts)

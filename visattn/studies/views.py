@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import torch
 from PIL import Image
@@ -18,6 +18,7 @@ from PIL import Image
 from visattn._support.checks import one_of
 from visattn._support.files import check_output, write_whole
 from visattn._support.reprs import brief
+from visattn._support.spellings import spelled
 from visattn._support.typed import typed
 from visattn.errors import OptionError
 from visattn.geometry import Geometry
@@ -30,10 +31,22 @@ from visattn.pipeline.question import Question, ask
 from visattn.provenance import Provenance
 from visattn.records import Recording
 from visattn.studies.writing import content
-from visattn.viewer.page import MAX_MB, framed, html_of
+from visattn.viewer.page import PageOptions, framed, html_of
 from visattn.viewer.widget import widget_of
 
 SUFFIX = ".attn"
+
+
+class Importance(NamedTuple):
+    """Importance of the heads for a score, see `visattn.evaluation.head_importance`.
+
+    Attributes:
+        target: The score in words.
+        heads: In units of the score: a number for each head of each attention call of the recording.
+    """
+
+    target: str
+    heads: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +61,8 @@ class View:
         maps: Maps of the photo, by name.
         classes: Most probable classes of a classifier, in descending order.
         texts: Words for tokens that stand for some, by the names of the tokens in the layouts: `word3`.
+        importance: Importance of the heads for the score that the study explains; None if it explains none.
+        name: Name of the view, such as a step of a training; it comes first in titles.
     """
 
     photo: Image.Image
@@ -56,8 +71,15 @@ class View:
     maps: Mapping[str, AttentionMap] = field(default_factory=dict)
     classes: tuple[PredictedClass, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
+    importance: Importance | None = None
+    name: str = ""
 
     __repr__ = brief
+
+    @property
+    def title(self) -> str:
+        """Name, model and photo."""
+        return f"{self.name}: {self.provenance.title}" if self.name else self.provenance.title
 
     @property
     def provenance(self) -> Provenance:
@@ -174,39 +196,38 @@ class Study(Sequence[View]):
             raise OptionError(f"{target.name}: studies are written as .attn files. Choose a name that ends in {SUFFIX}.")
         return write_whole(check_output(target, overwrite=overwrite), content(self.views))
 
+    @spelled(PageOptions)
     @typed()
-    def save_html(
-        self, path: str | os.PathLike[str], *, overwrite: bool = True, max_mb: float = MAX_MB, layers: str = "*"
-    ) -> Path:
+    def save_html(self, path: str | os.PathLike[str], *, overwrite: bool = True, **options: Unpack[PageOptions]) -> Path:
         """Save the study as one interactive page, which opens in any browser without a network.
 
         Args:
             path: File to write. Its folder is created.
             overwrite: Whether an existing file may be replaced.
-            max_mb: Largest size of the page in MB.
-            layers: Glob of the names of the layers whose attention is in the page, such as `blocks.1*`.
+            options: `max_mb`, the largest size of the page in MB (60); `layers`, a glob of the names of the layers whose attention is in
+                the page, such as `blocks.1*`; `heads`, numbers of the heads that are in the page, such as `[0, 3]`.
 
         Returns:
             The path.
 
         Raises:
-            OptionError: If the study has nothing to show, no layer has such a name, or the page exceeds `max_mb`.
+            OptionError: If the study has nothing to show, no layer has such a name or such heads, or the page exceeds `max_mb`.
             OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         """
-        return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, max_mb=max_mb, layers=layers).encode())
+        return write_whole(check_output(Path(path), overwrite=overwrite), html_of(self, **options).encode())
 
-    def show(self, *, height: int = 900, max_mb: float = MAX_MB, layers: str = "*") -> None:
+    @spelled(PageOptions)
+    def show(self, *, height: int = 900, **options: Unpack[PageOptions]) -> None:
         """Show the page: in a notebook below the cell, in a frame that can reach nothing else; otherwise in the system's browser.
 
         Args:
             height: Height of the frame in pixels.
-            max_mb: See `save_html`.
-            layers: See `save_html`.
+            options: See `save_html`.
 
         Raises:
             OptionError: The errors of `save_html`.
         """
-        page = html_of(self, max_mb=max_mb, layers=layers)
+        page = html_of(self, **options)
         if "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel"):
             display = import_module("IPython.display")
             display.display({"text/html": framed(page, height), "text/plain": repr(self)}, raw=True)
@@ -215,13 +236,13 @@ class Study(Sequence[View]):
         file.write_text(page, encoding="utf-8")
         webbrowser.open(file.as_uri())
 
-    def widget(self, *, height: int = 900, max_mb: float = MAX_MB, layers: str = "*") -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
+    @spelled(PageOptions)
+    def widget(self, *, height: int = 900, **options: Unpack[PageOptions]) -> Any:  # noqa: ANN401 - an anywidget.AnyWidget
         """Return the page as a widget for notebooks, whose attribute `link` follows what the page shows and can be set.
 
         Args:
             height: Height of the frame in pixels.
-            max_mb: See `save_html`.
-            layers: See `save_html`.
+            options: See `save_html`.
 
         Returns:
             The widget.
@@ -230,4 +251,4 @@ class Study(Sequence[View]):
             MissingExtra: If anywidget is not installed.
             OptionError: The errors of `save_html`.
         """
-        return widget_of(html_of(self, max_mb=max_mb, layers=layers), height)
+        return widget_of(html_of(self, **options), height)

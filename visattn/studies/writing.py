@@ -83,6 +83,8 @@ class _View:
             "maps": maps,
             "classes": [{"class": one.index, "name": one.name, "probability": one.probability} for one in view.classes],
             "texts": dict(view.texts),
+            "importance": None if view.importance is None else view.importance._asdict(),
+            "name": view.name,
             "layouts": [layout_facts(layout) for layout in self._layouts],
         }
 

@@ -5,6 +5,7 @@ A page computes the rows again: `code * scale` of a row, or `softmax(scale * Q K
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ ROWS_LIMIT, VECTORS_LIMIT = 0.002, 0.01  # largest allowed error of a weight
 _BETTER = 1.5  # rows compress to two thirds, vectors hardly at all
 _MOST = 255
 _LARGEST = 2**31  # weights of a layer
+_INDICES = "query_index", "key_index"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,10 @@ class Encoded:
     arrays: dict[str, NDArray[Any]]
     error: float
     facts: dict[str, Any]
+
+    def only(self, heads: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Return the arrays of some heads; indices of tokens are those of all heads."""
+        return {name: array if name in _INDICES else array[list(heads)] for name, array in self.arrays.items()}
 
 
 def encoded(operator: Operator) -> Encoded:

@@ -2,58 +2,61 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import html
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from visattn._support.checks import printable
-from visattn.errors import OptionError
-from visattn.viewer.payload import Payload, names_of
+from visattn._support.typed import typed
+from visattn.viewer.payload import Payload, check_size
 
 if TYPE_CHECKING:
     from visattn.studies import Study
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-_LEVEL = 6  # of gzip
 MAX_MB = 60.0
 
 
-def html_of(study: Study, *, max_mb: float = MAX_MB, layers: str = "*") -> str:
+class PageOptions(TypedDict, total=False):
+    """Options of `html_of`."""
+
+    max_mb: float
+    layers: str
+    heads: Sequence[int] | None
+
+
+@typed(but=("study",))
+def html_of(study: Study, *, max_mb: float = MAX_MB, layers: str = "*", heads: Sequence[int] | None = None) -> str:
     """Return a study as an HTML page. It refers to nothing outside of itself.
 
     Args:
         study: The study.
         max_mb: Largest size of the page in MB.
         layers: Glob of the names of the layers whose attention is in the page.
+        heads: Numbers of the heads that are in the page; None: all. A layer that has none of them is left out.
 
     Returns:
         The page.
 
     Raises:
-        OptionError: If the study has nothing to show, or the page exceeds `max_mb`.
+        OptionError: If the study has nothing to show, no layer has such a name or such heads, or the page exceeds `max_mb`.
     """
-    payload = Payload(study, layers)
-    data = base64.b64encode(gzip.compress(payload.data, _LEVEL, mtime=0)).decode()
+    payload = Payload(study, layers=layers, heads=heads, max_mb=max_mb)
     facts = json.dumps(payload.facts, allow_nan=False).replace("<", "\\u003c")
-    title = html.escape(printable(names_of(study.views))[:200])
+    title = html.escape(printable(" | ".join(view["title"] for view in payload.facts["views"]))[:200])
     page = (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
         f"<style>{_built('viewer.css')}</style>\n</head>\n<body>\n<noscript>This page needs JavaScript.</noscript>\n"
         f'<script type="application/json" id="facts">{facts}</script>\n'
-        f'<script type="application/octet-stream" id="data">{data}</script>\n'
+        f'<script type="application/octet-stream" id="data">{payload.data}</script>\n'
         f"<script>{_built('viewer.js')}</script>\n</body>\n</html>\n"
     )
-    if len(page) > max_mb * 1e6:
-        raise OptionError(
-            f"the page takes {len(page) / 1e6:.1f} MB, more than {max_mb:g}. Pass fewer layers "
-            "(--layers), a smaller img_size (--img-size), or a larger max_mb (--max-mb)."
-        )
+    check_size(len(page), max_mb)
     return page
 
 

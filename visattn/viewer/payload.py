@@ -6,6 +6,7 @@ import base64
 import fnmatch
 import io
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from visattn._support.checks import printable
+from visattn._support.checks import printable, shown
 from visattn._support.names import model_title
 from visattn.drawing.colormaps import NAMES, table
 from visattn.errors import OptionError
@@ -23,16 +24,14 @@ from visattn.methods.selection import chain, chain_refusal
 from visattn.methods.sinks import find_sinks
 from visattn.records import AttentionRecord, Recording, TokenLayout
 from visattn.viewer.encoding import encoded
+from visattn.viewer.packing import Packed
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from visattn.studies import Study, View
 
 VERSION = 1
 _LARGEST = 1600  # pixels of the longer side of a photo in the page
 _QUALITY = 92  # of its JPEG
-_KINDS = {"uint8": "u8", "uint16": "u16", "uint32": "u32", "int32": "i32", "float16": "f16", "float32": "f32"}
 
 
 class Payload:
@@ -40,88 +39,90 @@ class Payload:
 
     Attributes:
         facts: Everything but the arrays.
-        data: The arrays, one after another; `facts["chunks"]` has kind and length of each.
+        data: The arrays, one after another, compressed and in base64; `facts["chunks"]` has kind and length of each.
     """
 
-    def __init__(self, study: Study, layers: str = "*") -> None:
+    def __init__(self, study: Study, *, layers: str, heads: Sequence[int] | None, max_mb: float) -> None:
         """Encode a study.
 
         Args:
             study: The study.
             layers: Glob of the names of the layers whose attention is encoded.
+            heads: Numbers of the heads that are encoded; None: all.
+            max_mb: Largest size of the page in MB.
 
         Raises:
-            OptionError: If no view has attention or maps, or no layer has such a name.
+            OptionError: If no view has attention or maps, no layer has such a name or such heads, or the page grows too large.
         """
-        known = list(dict.fromkeys(record.layer for view in study for record in view.recording))
-        if known and not fnmatch.filter(known, layers):
-            raise OptionError(f"layers must be a glob of {known[0]} ... {known[-1]}, got '{printable(layers)}'.")
-        self._wanted = layers
-        self._arrays: list[NDArray[Any]] = []
+        _check_wanted(study, layers, heads)
+        self._layers, self._heads, self._most = layers, heads, max_mb
+        self._arrays = Packed()
         self._layouts: dict[TokenLayout, int] = {}
-        views = [self._view(view) for view in study]
+        views = [self._view(view, title) for view, title in zip(study, _titles(study), strict=True)]
         if not any(view["records"] or view["maps"] for view in views):
             raise OptionError(
                 "the study has neither attention nor maps to show. Make it with methods: visattn.study(..., methods=[...])."
             )
+        self.data = self._arrays.text()
         self.facts: dict[str, Any] = {
             "version": VERSION,
             "views": views,
             "layouts": [_layout(layout) for layout in self._layouts],
             "colormaps": {name: base64.b64encode(table(name).tobytes()).decode() for name in NAMES},
-            "chunks": [[_KINDS[str(array.dtype)], int(array.size)] for array in self._arrays],
+            "chunks": self._arrays.chunks,
         }
 
-    @property
-    def data(self) -> bytes:
-        """The arrays as little-endian bytes, each beginning at a multiple of four."""
-        parts = []
-        for array in self._arrays:
-            raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-            parts.append(raw + bytes(-len(raw) % 4))
-        return b"".join(parts)
-
-    def _view(self, view: View) -> dict[str, Any]:
-        made, wanted = view.provenance, [one for one in view.recording if fnmatch.fnmatchcase(one.layer, self._wanted)]
-        placed = [record for record in wanted if record.reason is None]
-        numbers = _statistics(placed, view.recording.input_size)
+    def _view(self, view: View, title: str) -> dict[str, Any]:
+        made = view.provenance
+        wanted = [(i, one) for i, one in enumerate(view.recording) if fnmatch.fnmatchcase(one.layer, self._layers)]
+        placed = [(i, one) for i, one in wanted if one.reason is None and _chosen(one, self._heads)]
+        numbers = _statistics([record for _, record in placed], view.recording.input_size)
+        for i, record in placed:
+            if view.importance:
+                numbers.setdefault((record.layer, record.call), {})["importance"] = list(view.importance.heads[i])
         small = view.photo.copy()
         small.thumbnail((_LARGEST, _LARGEST), Image.Resampling.LANCZOS)
         stream = io.BytesIO()
         small.save(stream, "JPEG", quality=_QUALITY)
         return {
-            "title": made.title,
+            "title": title,
             "model": model_title(made.model) + (f" ({made.weights})" if made.random else ""),
             "image": made.image or "photo",
             "photo": "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode(),
             "size": [view.photo.height, view.photo.width],
             "input": view.geometry.input,
             "window": view.geometry.window,
-            "records": [self._record(record, numbers.get((record.layer, record.call))) for record in placed],
-            "refused": [[record.layer, record.reason] for record in wanted if record.reason is not None]
+            "records": [self._record(record, numbers.get((record.layer, record.call), {})) for _, record in placed],
+            "refused": [[record.layer, record.reason] for _, record in wanted if record.reason is not None]
             + [[one.layer, f"not recorded: {one.reason}"] for one in view.recording.unseen],
             "maps": [self._map(name, shown) for name, shown in view.maps.items()],
             "features": self._features(view.recording),
             "classes": [[one.name or f"class {one.index}", one.index, one.probability] for one in view.classes],
             "texts": dict(view.texts),
+            "importance": view.importance.target if view.importance else None,
             "sinks": self._sinks(view.recording),
             "warnings": list(made.warnings),
         }
 
-    def _record(self, record: AttentionRecord, numbers: dict[str, list[float | None]] | None) -> dict[str, Any]:
-        found = encoded(record.operator)
-        return {
+    def _record(self, record: AttentionRecord, numbers: dict[str, list[float | None]]) -> dict[str, Any]:
+        found, heads = encoded(record.operator), _chosen(record, self._heads)
+        kept = found.only(heads)
+        facts = {
             "layer": record.layer + (f" #{record.call}" if record.call else ""),
             "kind": record.kind,
-            "heads": record.operator.shape[1],
+            "heads": len(heads),
+            "numbers": heads,
+            "all": record.operator.shape[1],
             "queries": self._number(record.queries),
             "keys": self._number(record.keys),
             "how": found.how,
             "error": found.error,
-            "arrays": {name: self._stored(array) for name, array in found.arrays.items()},
+            "arrays": {name: self._arrays.add(array) for name, array in kept.items()},
             **found.facts,
-            "statistics": numbers or {},
+            "statistics": {name: [values[head] for head in heads] for name, values in numbers.items()},
         }
+        check_size(self._arrays.characters, self._most, f"layer {printable(record.layer)}")
+        return facts
 
     def _map(self, name: str, shown: AttentionMap) -> dict[str, Any]:
         colored = shown.axes == ("component",) and shown.values.shape[0] == 3
@@ -136,7 +137,7 @@ class Payload:
             "signed": one.signed,
             "colored": colored,
             "layout": self._number(shown.layout),
-            "values": self._stored(np.ascontiguousarray(values)),
+            "values": self._arrays.add(np.ascontiguousarray(values)),
         }
 
     def _features(self, recording: Recording) -> dict[str, Any] | None:
@@ -146,7 +147,7 @@ class Payload:
             return None
         tokens = found.value[0].float()
         unit = (tokens / tokens.norm(dim=-1, keepdim=True).clamp_min(1e-12)).half()
-        return {"layer": found.layer, "layout": self._number(found.layout), "values": self._stored(unit.cpu().numpy())}
+        return {"layer": found.layer, "layout": self._number(found.layout), "values": self._arrays.add(unit.cpu().numpy())}
 
     def _sinks(self, recording: Recording) -> dict[str, Any]:
         """Return the cells of the sinks and their layout; no cells where attention does not form a chain."""
@@ -157,10 +158,6 @@ class Payload:
 
     def _number(self, layout: TokenLayout) -> int:
         return self._layouts.setdefault(layout, len(self._layouts))
-
-    def _stored(self, array: NDArray[Any]) -> int:
-        self._arrays.append(array)
-        return len(self._arrays) - 1
 
 
 def _panel(shown: AttentionMap) -> AttentionMap:
@@ -197,6 +194,44 @@ def _statistics(
     return found
 
 
-def names_of(views: Sequence[View]) -> str:
-    """Return the title of a page: model and photo of each view."""
-    return " | ".join(dict.fromkeys(view.provenance.title for view in views))
+def check_size(characters: int, most: float, where: str = "") -> None:
+    """Check the size of a page, or of its part up to `where`.
+
+    Raises:
+        OptionError: If it exceeds `most` MB.
+    """
+    if characters > most * 1e6:
+        found = f"more than {characters / 1e6:.1f} MB up to {where}" if where else f"{characters / 1e6:.1f} MB"
+        raise OptionError(
+            f"the page takes {found}, and max_mb is {most:g}. Pass fewer layers (--layers) or heads (--heads), a smaller img_size "
+            "(--img-size), or a larger max_mb (--max-mb)."
+        )
+
+
+def _check_wanted(study: Study, layers: str, heads: Sequence[int] | None) -> None:
+    """Check that a layer has the name and the heads; a study without attention takes any."""
+    if heads is not None and not all(type(head) is int for head in heads):
+        raise OptionError(f"heads must be a list of whole numbers, got {shown(heads)}. Pass heads=[0, 3].")
+    every = [record for view in study for record in view.recording]
+    known = list(dict.fromkeys(record.layer for record in every))
+    named = [record for record in every if fnmatch.fnmatchcase(record.layer, layers)]
+    if known and not named:
+        raise OptionError(f"layers must be a glob of {known[0]} ... {known[-1]}, got '{printable(layers)}'.")
+    if named and not any(_chosen(record, heads) for record in named):
+        most = max(record.operator.shape[1] for record in named)
+        raise OptionError(f"heads must be numbers from 0 to {most - 1}, got {list(heads or ())}.")
+
+
+def _chosen(record: AttentionRecord, heads: Sequence[int] | None) -> list[int]:
+    """Return the numbers of those heads of a layer that were asked for."""
+    return [head for head in range(record.operator.shape[1]) if heads is None or head in heads]
+
+
+def _titles(study: Study) -> list[str]:
+    """Return a title for each view; views with equal titles are numbered."""
+    count, used = Counter(view.title for view in study), Counter[str]()
+    titles = []
+    for view in study:
+        used[view.title] += 1
+        titles.append(f"{view.title} ({used[view.title]})" if count[view.title] > 1 else view.title)
+    return titles

@@ -22,6 +22,8 @@ export class Attention {
     Object.assign(this, facts);
     this.queryLayout = layouts[facts.queries];
     this.keyLayout = layouts[facts.keys];
+    this.numbers ??= Array.from({ length: this.heads }, (_, head) => head); // of the heads in the page, in the model
+    this.all ??= this.heads;
     this.rowsCount = sizeOf(this.queryLayout);
     this.keysCount = sizeOf(this.keyLayout);
     this.rows ??= this.rowsCount;
@@ -38,6 +40,12 @@ export class Attention {
       if (token >= 0) place[token] = at;
     });
     return place;
+  }
+
+  // Name of a head, or of the mean or the largest of heads.
+  nameOf(head) {
+    if (typeof head === "number") return `head ${this.numbers[head]}`;
+    return `${head} of ${this.heads < this.all ? `heads ${this.numbers.join(", ")}` : `${this.heads} heads`}`;
   }
 
   row(head, query) {

@@ -1,5 +1,6 @@
 // Reading of `.attn` files in the page: safetensors with JSON; see docs/studies.md. Everything is checked before it is used.
 
+import { statedSize } from "./photos.js";
 import { checkStudy } from "./shapes.js";
 import { sizeOf } from "./tokens.js";
 
@@ -81,8 +82,18 @@ export async function readAttn(buffer) {
   const reader = new Reader(tensors);
   const views = [];
   for (const view of facts.views) views.push(await reader.view(view));
+  numberEqualTitles(views);
   need(views[0].records.length || views[0].maps.length, "its first view has neither attention nor maps");
   return [{ version: 1, views, layouts: reader.layouts }, reader.arrays];
+}
+
+// Views with equal titles are numbered, as in a page that Python made.
+function numberEqualTitles(views) {
+  const titles = views.map((view) => view.title);
+  views.forEach((view, i) => {
+    const alike = (title) => title === titles[i];
+    if (titles.filter(alike).length > 1) view.title += ` (${titles.slice(0, i + 1).filter(alike).length})`;
+  });
 }
 
 class Reader {
@@ -124,15 +135,17 @@ class Reader {
     view.layouts.forEach((layout) => this.layout(layout));
     const placed = view.records.filter((record) => !record.reason && record.kind !== "unplaced");
     const model = (view.provenance.model || "a model") + (view.provenance.random ? " (random weights)" : "");
+    const title = view.provenance.image ? `${model} on ${view.provenance.image}` : model;
     return {
-      title: view.provenance.image ? `${model} on ${view.provenance.image}` : model,
+      title: view.name ? `${view.name}: ${title}` : title,
       model,
       image: view.provenance.image || "photo",
       photo: await this.photo(view),
       size: view.geometry.photo,
       input: view.geometry.input,
       window: view.geometry.window,
-      records: placed.map((record) => this.record(record, first)),
+      records: placed.map((record) => this.record(record, first, this.importance(view, record))),
+      importance: view.importance?.target ?? null,
       refused: [...view.records.filter((record) => record.reason).map(({ layer, reason }) => [layer, reason]), ...(view.unseen ?? [])],
       maps: Object.entries(view.maps ?? {}).map(([name, map]) => this.map(name, map)),
       features: this.features(view, first),
@@ -151,13 +164,10 @@ class Reader {
   async decoded(view) {
     const { kind, shape, bytes } = this.tensor(view.photo);
     need(kind === "U8" && shape.length === 1, "a photo must be bytes");
-    const start = new Uint8Array(bytes, 0, Math.min(24, bytes.byteLength));
-    const png = start[0] === 0x89 && start[1] === 0x50;
-    need(png || (start[0] === 0xff && start[1] === 0xd8), "a photo must be PNG or JPEG");
-    if (png) {
-      const header = new DataView(bytes);
-      need(bytes.byteLength > 24 && header.getUint32(16) * header.getUint32(20) <= MOST_PIXELS, "its photo is too large");
-    }
+    const stated = statedSize(bytes);
+    need(stated, "a photo must be PNG or JPEG");
+    need(stated[0] * stated[1] <= MOST_PIXELS, "its photo is too large");
+    const png = new Uint8Array(bytes, 0, 1)[0] === 0x89;
     const blob = new Blob([bytes], { type: png ? "image/png" : "image/jpeg" });
     let picture;
     try {
@@ -171,11 +181,17 @@ class Reader {
     return URL.createObjectURL(blob);
   }
 
-  record(record, first) {
+  importance(view, record) {
+    return view.importance?.heads[view.records.indexOf(record)];
+  }
+
+  record(record, first, importance) {
     const [queries, keys] = [first + record.queries, first + record.keys];
     const [rows, columns] = [sizeOf(this.layouts[queries]), sizeOf(this.layouts[keys])];
     const made = this.operator(record.operator, rows, columns);
-    return { layer: record.layer + (record.call ? ` #${record.call}` : ""), kind: record.kind, queries, keys, error: 0, statistics: {}, ...made };
+    need(!importance || importance.length === made.heads, `importance must be given for ${made.heads} heads`);
+    const statistics = importance ? { importance } : {};
+    return { layer: record.layer + (record.call ? ` #${record.call}` : ""), kind: record.kind, queries, keys, error: 0, statistics, ...made };
   }
 
   operator(operator, queries, keys) {

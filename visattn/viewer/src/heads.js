@@ -14,6 +14,7 @@ const ORDERS = [
   ["distance", "distance, farthest first"],
   ["sink", "attention to sinks"],
   ["named", "attention to named tokens"],
+  ["importance", "importance for the score"],
 ];
 
 // Height of a grid over its width.
@@ -37,7 +38,7 @@ export class Heads {
     this.root = element(
       "div",
       {},
-      choice("order", ORDERS, page.state.get("sort"), (sort) => page.state.set({ sort })),
+      choice("order", ORDERS.filter(([name]) => name !== "importance" || page.views.some((view) => view.importance)), page.state.get("sort"), (sort) => page.state.set({ sort })),
       element("div", { class: "wall" }, this.canvas),
       this.note,
     );
@@ -54,7 +55,7 @@ export class Heads {
   }
 
   #number(view, { record, head }, sort) {
-    if (sort === "entropy" || sort === "distance") {
+    if (sort === "entropy" || sort === "distance" || sort === "importance") {
       const known = record.statistics[sort];
       const value = known ? known[head] : null;
       return value === null ? Infinity : sort === "entropy" ? value : -value;
@@ -126,9 +127,9 @@ export class Heads {
     const { context, inks } = this;
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = inks.soft;
-    for (const { number, head, x, y, side, tall } of this.boxes) {
+    for (const { record, number, head, x, y, side, tall } of this.boxes) {
       if (head === 0) context.fillText(String(number), 6, y + tall / 2 + 4);
-      if (y < 20) context.fillText(String(head), x + side / 2 - 3, 10);
+      if (y < 20) context.fillText(String(record.numbers[head]), x + side / 2 - 3, 10);
     }
   }
 
@@ -187,12 +188,13 @@ export class Heads {
   }
 
   #said({ record, head }) {
-    const { entropy, distance } = record.statistics;
+    const { entropy, distance, importance } = record.statistics;
     const numbers = [
       ...(entropy && entropy[head] !== null ? [`entropy ${entropy[head].toFixed(2)} nats`] : []),
       ...(distance && distance[head] !== null ? [`distance ${distance[head].toFixed(0)} px`] : []),
+      ...(importance ? [`importance ${importance[head].toPrecision(2)} for ${this.page.view.importance}`] : []),
     ];
-    return [`${record.layer}, head ${head}`, ...numbers].join(", ");
+    return [`${record.layer}, ${record.nameOf(head)}`, ...numbers].join(", ");
   }
 
   #choose(tile) {

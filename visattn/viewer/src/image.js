@@ -8,10 +8,10 @@ import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.
 const MOST_HEIGHT = 640;
 
 export class ImagePanel {
-  constructor(page, viewOf, loaded) {
+  constructor(page, sideOf, loaded) {
     this.page = page;
     this.loaded = loaded;
-    this.viewOf = viewOf;
+    this.sideOf = sideOf;
     this.reading = element("p", { class: "reading", "aria-live": "polite" });
     this.title = element("p", { class: "shown" });
     this.hint = element("p", { class: "soft" });
@@ -51,7 +51,8 @@ export class ImagePanel {
   draw() {
     const { page } = this;
     const { state } = page;
-    const view = this.viewOf();
+    const side = this.sideOf();
+    const { view } = side;
     this.hint.textContent = !view.attention.length && !view.features
       ? ""
       : state.get("pinned")
@@ -64,7 +65,7 @@ export class ImagePanel {
     const context = sized(this.canvas, width, height);
     const picture = this.picture(view);
     if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, width, height);
-    const shown = (this.shown = page.shown(view));
+    const shown = (this.shown = page.shown(side));
     if (shown.missing || !shown.values) {
       this.title.textContent = plain(shown.missing || `${shown.title}: its keys lie nowhere on the image; see Keys.`);
       this.#scale(null);
@@ -90,7 +91,8 @@ export class ImagePanel {
     context.restore();
     if (shown.colored) this.#scale(null);
     this.#marks(context, view, shown);
-    this.title.textContent = plain(`${shown.title}${shown.about ? `: ${shown.about}` : ""}`);
+    const which = page.views.length > 1 && page.views[state.get("compare")] ? [view.title] : [];
+    this.title.textContent = plain([...which, shown.title, ...(shown.about ? [shown.about] : [])].join(": "), 240);
     this.#read();
   }
 
@@ -173,7 +175,7 @@ export class ImagePanel {
 
   // Says the value below the pointer, or at the query.
   #read() {
-    const view = this.viewOf();
+    const { view } = this.sideOf();
     const { shown } = this;
     const at = this.pointer || this.page.query(view);
     if (!shown || shown.missing || !shown.values || shown.colored || at.name !== undefined) {
@@ -196,15 +198,15 @@ export class ImagePanel {
 
   #point(event) {
     const box = this.canvas.getBoundingClientRect();
-    const [height, width] = this.viewOf().size;
+    const [height, width] = this.sideOf().view.size;
     return { y: ((event.clientY - box.top) / box.height) * height, x: ((event.clientX - box.left) / box.width) * width };
   }
 
   // Sets the query to a point of this view's photo, in pixels of the first view's.
   #ask(point) {
-    const view = this.viewOf();
+    const { view, record } = this.sideOf();
     const { page } = this;
-    const layout = (view.attention.length && page.record(view).queryLayout) || page.layouts[0];
+    const layout = (record && record.queryLayout) || page.layouts[0];
     const cell = layout.grid.length ? cellAt(view, layout, point.y, point.x) : null;
     if (!cell) return;
     const at = centerOf(view, layout, cell[0], cell[1]);
@@ -244,8 +246,8 @@ export class ImagePanel {
   }
 
   #step([down, across]) {
-    const view = this.viewOf();
-    const layout = (view.attention.length && this.page.record(view).queryLayout) || this.page.layouts[0];
+    const { view, record } = this.sideOf();
+    const layout = (record && record.queryLayout) || this.page.layouts[0];
     if (!layout.grid.length) return;
     const { rows, columns } = shapeOf(layout);
     const query = this.page.query(view);

@@ -24,7 +24,7 @@ export class Keys {
     const { page } = this;
     const view = page.view;
     const record = page.record(view);
-    const shown = page.shown(view);
+    const shown = page.shown();
     this.list.replaceChildren();
     this.hide.replaceChildren();
     if (!record || shown.missing || !shown.row) {

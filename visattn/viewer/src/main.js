@@ -10,7 +10,7 @@ import { Maps } from "./maps.js";
 import { Matrix } from "./matrix.js";
 import { ATTENTION, Page } from "./page.js";
 import { arraysOf } from "./payload.js";
-import { State } from "./state.js";
+import { State, headOf } from "./state.js";
 import { boxOnPhoto } from "./tokens.js";
 import { Words } from "./words.js";
 
@@ -42,14 +42,24 @@ function firstState(facts) {
     top: 12,
     hidden: new Set(),
     compare: -1,
+    otherRecord: -1,
+    otherHead: "same",
   };
+}
+
+function layersOf(view) {
+  return view.attention.map((one, i) => [String(i), `${i}: ${one.layer}`]);
+}
+
+function headsOf(record) {
+  return [["mean", "mean"], ["max", "largest"], ...record.numbers.map((_, i) => [String(i), record.nameOf(i)])];
 }
 
 class Viewer {
   constructor(page) {
     this.page = page;
-    this.image = new ImagePanel(page, () => page.view, () => this.draw());
-    this.other = new ImagePanel(page, () => page.views[page.state.get("compare")] || page.view, () => this.draw());
+    this.image = new ImagePanel(page, () => page.first, () => this.draw());
+    this.other = new ImagePanel(page, () => page.second, () => this.draw());
     this.panels = {
       heads: new Heads(page),
       maps: new Maps(page, this.image),
@@ -141,10 +151,9 @@ class Viewer {
     const view = page.view;
     const record = page.record(view);
     const fields = [];
-    if (page.views.length > 1) {
-      const names = page.views.map((one, i) => [String(i), one.title]);
-      fields.push(choice("view", names, String(state.get("view")), (value) => state.set({ view: Number(value), map: this.mapFor(Number(value)) })));
-      fields.push(choice("compare with", [["-1", "nothing"], ...names], String(state.get("compare")), (value) => state.set({ compare: Number(value) })));
+    const views = page.views.map((one, i) => [String(i), one.title]);
+    if (views.length > 1) {
+      fields.push(choice("view", views, String(state.get("view")), (value) => state.set({ view: Number(value), map: this.mapFor(Number(value)) })));
     }
     if (record) {
       const query = state.get("query");
@@ -154,14 +163,37 @@ class Viewer {
       if (options.length > 1 || !points) {
         fields.push(choice("query", options, query.name === undefined ? "" : query.name, (name) => state.set({ query: name ? { name } : this.middle(view, record), pinned: Boolean(name) })));
       }
-      fields.push(choice("layer", view.attention.map((one, i) => [String(i), `${i}: ${one.layer}`]), String(view.attention.indexOf(record)), (value) => state.set({ record: Number(value), map: ATTENTION })));
-      const heads = [["mean", "mean"], ["max", "largest"], ...Array.from({ length: record.heads }, (_, i) => [String(i), `head ${i}`])];
-      fields.push(choice("head", heads, String(page.head(record)), (value) => state.set({ head: /^\d+$/.test(value) ? Number(value) : value, map: ATTENTION })));
+      fields.push(choice("layer", layersOf(view), String(view.attention.indexOf(record)), (value) => state.set({ record: Number(value), map: ATTENTION })));
+      fields.push(choice("head", headsOf(record), String(page.head(record)), (value) => state.set({ head: headOf(value), map: ATTENTION })));
     }
+    fields.push(...this.comparison(views));
     const focused = this.query.contains(document.activeElement) ? [...this.query.querySelectorAll("select")].indexOf(document.activeElement) : -1;
     this.query.replaceChildren(...fields);
     const again = focused >= 0 && this.query.querySelectorAll("select")[focused];
     if (again) again.focus();
+  }
+
+  // Choices of the second image. One of the same view begins with the layer and the head of the first, and keeps them.
+  comparison(views) {
+    const { page } = this;
+    const { state } = page;
+    const own = page.views.indexOf(page.view);
+    if (views.length === 1 && !page.view.attention.length) return [];
+    const others = views.map(([number, title], i) => [number, i === own ? "another layer or head" : title]);
+    const compare = (number) => {
+      const { record, head } = page.first;
+      const kept = number === own && record ? { otherRecord: page.view.attention.indexOf(record), otherHead: head } : { otherRecord: -1, otherHead: "same" };
+      state.set({ compare: number, ...kept });
+    };
+    const fields = [choice("compare with", [["-1", "nothing"], ...others], String(state.get("compare")), (value) => compare(Number(value)))];
+    const { view, record } = page.second;
+    if (!page.views[state.get("compare")] || !record) return fields;
+    const [layer, head] = [state.get("otherRecord"), state.get("otherHead")];
+    return [
+      ...fields,
+      choice("second layer", [["-1", "same number"], ...layersOf(view)], String(layer < 0 ? -1 : view.attention.indexOf(record)), (value) => state.set({ otherRecord: Number(value), map: ATTENTION })),
+      choice("second head", [["same", "same"], ...headsOf(record)], head === "same" ? head : String(page.head(record, head)), (value) => state.set({ otherHead: headOf(value), map: ATTENTION })),
+    ];
   }
 
   middle(view, record) {
@@ -255,7 +287,7 @@ class Viewer {
       rows: view.attention.flatMap((record) => {
         const token = page.token(view, record.queryLayout);
         if (token < 0) return [];
-        return Array.from({ length: record.heads }, (_, head) => ({ layer: record.layer, head, query: token, error: record.error, weights: [...record.row(head, token)] }));
+        return Array.from({ length: record.heads }, (_, head) => ({ layer: record.layer, head: record.numbers[head], query: token, error: record.error, weights: [...record.row(head, token)] }));
       }),
     };
   }

@@ -66,7 +66,7 @@ export class Maps {
     const context = sized(canvas, wide * factor, high * factor);
     const picture = this.image.picture(view);
     if (picture.complete && picture.naturalWidth) context.drawImage(picture, 0, 0, wide * factor, high * factor);
-    const shown = page.shown(view, name);
+    const shown = page.shown(page.first, name);
     if (shown.missing || !shown.values) return;
     const shape = shapeOf(shown.layout);
     const [top, left, bottom, right] = boxOnPhoto(view, shown.layout).map((side) => side * factor);

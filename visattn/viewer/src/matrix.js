@@ -65,7 +65,7 @@ export class Matrix {
       context.strokeStyle = "#00e5ff";
       context.strokeRect(0, (token / shape.rows) * height, width, height / shape.rows);
     }
-    this.reading.textContent = plain(`${record.layer}, ${typeof head === "number" ? `head ${head}` : head}: ${shape.rows} queries x ${shape.columns} keys`);
+    this.reading.textContent = plain(`${record.layer}, ${record.nameOf(head)}: ${shape.rows} queries x ${shape.columns} keys`);
   }
 
   #at(event) {

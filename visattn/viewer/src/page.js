@@ -30,9 +30,25 @@ export class Page {
     return view.attention[within(this.state.get("record"), view.attention.length)];
   }
 
-  head(record) {
-    const head = this.state.get("head");
+  head(record, head = this.state.get("head")) {
     return typeof head === "number" ? within(head, record.heads) : head === "max" ? "max" : "mean";
+  }
+
+  // What an image shows: a view, and a layer and a head of it.
+  get first() {
+    return this.#side(this.view, this.state.get("record"), this.state.get("head"));
+  }
+
+  // What the second image shows: the layer and the head of the first, unless it has its own.
+  get second() {
+    const [record, head] = [this.state.get("otherRecord"), this.state.get("otherHead")];
+    const view = this.views[this.state.get("compare")] || this.view;
+    return this.#side(view, record < 0 ? this.state.get("record") : record, head === "same" ? this.state.get("head") : head);
+  }
+
+  #side(view, number, asked) {
+    const record = view.attention[within(number, view.attention.length)];
+    return { view, record, head: record && this.head(record, asked) };
   }
 
   // The query, in pixels of this view's photo; a link of two photos compares the same part of both.
@@ -81,7 +97,7 @@ export class Page {
   }
 
   // What the image shows of a map or of the attention: values on a grid, its layout, and what they are.
-  shown(view = this.view, chosen = this.state.get("map")) {
+  shown({ view, record, head } = this.first, chosen = this.state.get("map")) {
     const map = view.maps.find((one) => one.name === chosen);
     if (map) {
       const values = this.arrays[map.values];
@@ -95,8 +111,6 @@ export class Page {
       return { values: onGrid(layout, row), layout, row, signed: false, digits: 3, title: "cosine similarity", about: `of ${view.features.layer}` };
     }
     if (!view.attention.length) return { missing: "This view has no attention on the image." };
-    const record = this.record(view);
-    const head = this.head(record);
     const row = this.row(view, record, head);
     if (!row) return { missing: `Layer ${record.layer} has no such query.` };
     const layout = record.keyLayout;
@@ -107,7 +121,7 @@ export class Page {
       record,
       signed: row.some((value) => value < 0),
       digits: record.digits,
-      title: `${record.layer}, ${typeof head === "number" ? `head ${head}` : `${head} of ${record.heads} heads`}`,
+      title: `${record.layer}, ${record.nameOf(head)}`,
       about: [`attention of ${this.queryName(view, record.queryLayout)}`, frameOf(layout), this.#hiddenSaid(view, record)].filter(Boolean).join(", "),
     };
   }

@@ -63,6 +63,8 @@ const VIEW = {
   "maps?": { any: { axes: ["text"], layout: LAYOUT, labels: { any: ["text"] }, meaning: "text", "signed?": "flag", provenance: PROVENANCE, values: "text" } },
   "classes?": [{ class: "whole", "name?": { maybe: "text" }, probability: "number" }],
   "texts?": { any: "text" },
+  "importance?": { maybe: { target: "text", heads: [["number"]] } },
+  "name?": "text",
 };
 const KINDS = ["self", "cross", "pool", "sampled", "channel", "unplaced"];
 const ROLES = ["activation", "tokens", "channel_gate", "spatial_gate", "gate", "branch_gate", "transform", "glimpse", "mix"];
@@ -112,6 +114,8 @@ export function checkStudy(facts) {
       checkLayout(map.layout, [2]);
       checkProvenance(map.provenance);
     }
+    const importance = view.importance?.heads;
+    need(!importance || importance.length === view.records.length, `importance must be given for ${view.records.length} records`);
     need((view.classes ?? []).every((one) => one.probability >= 0 && one.probability <= 1), "probabilities must lie in [0, 1]");
   }
 }

@@ -1,8 +1,14 @@
 // What is shown. The part after `#` of the address holds it, so a link opens the same picture.
 
 const TEXTS = ["map", "colormap", "scale", "blend", "tab", "sort"];
-const NUMBERS = ["view", "record", "opacity", "mass", "compare", "top"];
+const NUMBERS = ["view", "record", "opacity", "mass", "compare", "otherRecord", "top"];
+const HEADS = ["head", "otherHead"];
 const FLAGS = ["smooth", "pinned", "sinks"];
+
+// A head is a number, or `mean`, `max` or `same`.
+export function headOf(text) {
+  return /^\d+$/.test(text) ? Number(text) : text;
+}
 
 export class State {
   constructor(initial) {
@@ -41,9 +47,8 @@ export class State {
   get link() {
     const said = new URLSearchParams();
     const { values } = this;
-    for (const name of [...TEXTS, ...NUMBERS]) said.set(name, values[name]);
+    for (const name of [...TEXTS, ...NUMBERS, ...HEADS]) said.set(name, values[name]);
     for (const name of FLAGS) said.set(name, values[name] ? "1" : "0");
-    said.set("head", values.head);
     const { query } = values;
     said.set("query", query.name !== undefined ? `:${query.name}` : `${query.x.toFixed(1)},${query.y.toFixed(1)}`);
     said.set("hidden", [...values.hidden].join(" "));
@@ -57,7 +62,7 @@ export class State {
     for (const name of TEXTS) if (said.has(name)) found[name] = said.get(name);
     for (const name of NUMBERS) if (said.has(name) && Number.isFinite(Number(said.get(name)))) found[name] = Number(said.get(name));
     for (const name of FLAGS) if (said.has(name)) found[name] = said.get(name) === "1";
-    if (said.has("head")) found.head = /^\d+$/.test(said.get("head")) ? Number(said.get("head")) : said.get("head");
+    for (const name of HEADS) if (said.has(name)) found[name] = headOf(said.get(name));
     const query = said.get("query");
     if (query && query.startsWith(":")) found.query = { name: query.slice(1) };
     else if (query && /^-?[\d.]+,-?[\d.]+$/.test(query)) {
