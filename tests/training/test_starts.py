@@ -112,7 +112,7 @@ def test_variants_of_a_comparison_name_their_start() -> None:
         (lambda: planned(Config(data="scenes"), ["none", "gain-half"], of, SHAPE), "such as gain-0.5, got 'gain-half'"),
         (lambda: planned(Config(data="scenes"), ["none", "se-none"], of, SHAPE), "attention_init"),
         (lambda: planned(Config(data="scenes"), ["none", "nothing-paper"], of, SHAPE), "unknown attention 'nothing'"),
-        (lambda: Config(attention_init="identity"), "attention_init needs an --attention"),
+        (lambda: Config(attention_init="identity"), "attention_init needs an attention"),
         (lambda: built("bam", "identity"), "bam is between the stages"),
         (lambda: built("cbam", "two_sigmoid"), "Use init='identity'"),
     ],

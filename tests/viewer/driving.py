@@ -1,4 +1,4 @@
-"""How the tests point at a page, and read what it shows."""
+"""Pointing at a page of the viewer, and reading what it shows."""
 
 from __future__ import annotations
 

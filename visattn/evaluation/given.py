@@ -1,4 +1,4 @@
-"""What the scores take: maps, explanations and arrays, and masks of truth values or of the numbers of an image file."""
+"""Inputs of the scores: maps, explanations and arrays, and masks of truth values or of the numbers of an image file."""
 
 from __future__ import annotations
 
