@@ -231,7 +231,9 @@ class Config(Recipe):
             between(width, 1, 2**15, "widths")
         check_attention(self.attention)
         if self.attention == "none" and self.attention_init != "auto":
-            raise OptionError(f"attention_init needs an attention (--attention), got {self.attention_init} without one. Leave it out.")
+            raise OptionError(
+                f"attention_init needs an attention (--attention), got {self.attention_init} without one. Leave it out."
+            )
 
 
 def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
