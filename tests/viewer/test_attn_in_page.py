@@ -64,13 +64,13 @@ def test_maps_and_similarities_of_an_opened_file_are_right(page: Page, dinov2: n
     )
     opened_in(page, study.save(tmp_path / "a.attn"))
     for name in ("rollout", "pca", "alike"):
-        values = torch.tensor(page.evaluate("(name) => Array.from(viewer.page.shown(viewer.page.view, name).values)", name))
+        values = torch.tensor(page.evaluate("(name) => Array.from(viewer.page.shown(viewer.page.first, name).values)", name))
         assert torch.allclose(values, study[0].maps[name].values.flatten(), atol=1e-6)
     layout = study[0].maps["alike"].layout
     seen = study[0].geometry.patch_box(3, 4, layout.grid, layout.box)  # type: ignore[arg-type]
     middle = [(seen.top + seen.bottom) / 2, (seen.left + seen.right) / 2]
     page.evaluate("([y, x]) => viewer.page.state.set({ query: { y, x } })", middle)
-    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown(viewer.page.view, '@similarity').values)"))
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown(viewer.page.first, '@similarity').values)"))
     assert torch.allclose(values, study[0].maps["alike"].values.flatten(), atol=1e-5)
 
 
