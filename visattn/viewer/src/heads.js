@@ -7,6 +7,8 @@ import { onGrid, shapeOf } from "./tokens.js";
 
 const GAP = 3;
 const LABEL = 34;
+const NAME = 13; // height of the name of a tile in a list
+const SIDE = 72; // of a tile in a list, at least
 const BUDGET = 8; // milliseconds of a frame
 const ORDERS = [
   ["layer", "layer"],
@@ -75,8 +77,9 @@ export class Heads {
     const tiles = (this.order = this.tiles(view));
     const grouped = page.state.get("sort") === "layer";
     const most = Math.max(1, ...view.attention.map((record) => record.heads));
-    const across = grouped ? most : Math.max(4, Math.min(tiles.length, 12));
+    const across = grouped ? most : Math.max(4, Math.min(tiles.length, Math.floor((wide - LABEL) / (SIDE + GAP))));
     const side = Math.min(96, Math.floor((wide - LABEL) / across) - GAP);
+    const gap = grouped ? GAP : GAP + NAME;
     const tall = Math.round(side * Math.min(1, Math.max(0.3, ...view.attention.map((record) => proportion(record.keyLayout)))));
     let line = -1;
     let place = 0;
@@ -87,12 +90,13 @@ export class Heads {
         place = 0;
         last = tile.record;
       }
-      return { ...tile, x: LABEL + place++ * (side + GAP), y: line * (tall + GAP) + 14, side, tall };
+      return { ...tile, x: LABEL + place++ * (side + GAP), y: line * (tall + gap) + 14, side, tall };
     });
-    this.context = sized(this.canvas, wide, (line + 1) * (tall + GAP) + 16);
+    this.context = sized(this.canvas, wide, (line + 1) * (tall + gap) + 16);
     this.inks = Object.fromEntries(["soft", "panel", "line", "bar", "focus"].map((name) => [name, ink(`--${name}`)]));
     this.shared = page.state.get("scale") === "shared" ? page.shared() : null;
     if (grouped) this.#labels();
+    else this.#names();
     this.boxes.forEach((box) => this.#one(view, box));
     this.left = 0;
   }
@@ -131,6 +135,14 @@ export class Heads {
       if (head === 0) context.fillText(String(number), 6, y + tall / 2 + 4);
       if (y < 20) context.fillText(String(record.numbers[head]), x + side / 2 - 3, 10);
     }
+  }
+
+  // Layer and head of each tile of a list.
+  #names() {
+    const { context, inks } = this;
+    context.font = "11px system-ui, sans-serif";
+    context.fillStyle = inks.soft;
+    for (const { record, number, head, x, y } of this.boxes) context.fillText(`${number}.${record.numbers[head]}`, x, y - 3);
   }
 
   #one(view, box) {

@@ -91,7 +91,7 @@ export class ImagePanel {
     context.restore();
     if (shown.colored) this.#scale(null);
     this.#marks(context, view, shown);
-    const which = page.views.length > 1 && page.views[state.get("compare")] ? [view.title] : [];
+    const which = page.views[state.get("compare")] && page.second.view !== page.view ? [view.title] : [];
     this.title.textContent = plain([...which, shown.title, ...(shown.about ? [shown.about] : [])].join(": "), 240);
     this.#read();
   }
