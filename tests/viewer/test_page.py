@@ -54,6 +54,72 @@ def test_a_click_holds_the_query_and_the_pointer_then_reads_keys(study: Study, o
     assert not torch.equal(row_shown(page), held)
 
 
+def test_the_patch_on_which_the_pointer_rested_stays_the_query(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    first = state(page, "query")
+    page.mouse.move(*on_patch(page, view, 2, 2))
+    page.mouse.move(*on_patch(page, view, 2, 12))
+    page.mouse.move(900, 500)
+    settled(page)
+    assert state(page, "query") == first, "it rested nowhere"
+    page.mouse.move(*on_patch(page, view, 3, 9))
+    page.wait_for_timeout(400)
+    page.mouse.move(*on_patch(page, view, 3, 13))
+    page.mouse.move(900, 500)
+    settled(page)
+    own = view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0].mean(0)
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+
+
+def test_escape_lets_go_wherever_the_focus_is(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.mouse.click(*on_patch(page, study[0], 3, 9))
+    page.locator("#panel-heads canvas").focus()
+    settled(page)
+    assert state(page, "pinned") is True
+    page.keyboard.press("Escape")
+    settled(page)
+    assert state(page, "pinned") is False
+
+
+def test_any_key_can_be_hidden_and_shown_again(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-keys").click()
+    whole = row_shown(page)
+    best = int(whole[1:].argmax()) + 1
+    name = f"patch {(best - 1) // 14},{(best - 1) % 14}"
+    page.get_by_role("button", name=f"hide the key {name}", exact=True).click()
+    settled(page)
+    row = row_shown(page)
+    assert float(row[best]) == 0
+    assert torch.allclose(row, torch.where(whole == whole[best], 0, whole) / (1 - whole[best]), atol=1e-6)
+    page.get_by_label(f"hide {name}", exact=True).uncheck()
+    settled(page)
+    assert torch.equal(row_shown(page), whole)
+
+
+def test_panels_about_attention_bring_it_back_to_the_image(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-maps").click()
+    page.get_by_role("radio", name="rollout").click()
+    page.locator("#tab-heads").click()
+    settled(page)
+    assert row_shown(page).numel() == 197
+
+
+def test_all_heads_of_twelve_layers_and_messages_are_in_the_window(dinov2: nn.Module, opened: Opened) -> None:
+    page = opened(visattn.study(dinov2, PHOTO, methods=[], img_size=(112, 168)))
+    bottom = page.evaluate("Math.max(...viewer.panels.heads.boxes.map((b) => b.y + b.tall))")
+    seen = page.locator("#panel-heads canvas").bounding_box()
+    assert seen is not None
+    assert seen["y"] + bottom <= 900
+    page.get_by_role("button", name="Copy link").click()
+    page.wait_for_function("document.querySelector('.said').textContent !== ''")
+    said = page.locator(".said").bounding_box()
+    assert said is not None
+    assert said["y"] + said["height"] <= 900
+
+
 def test_a_touch_selects_and_holds(study: Study, opened: Opened) -> None:
     page = opened(study, has_touch=True)
     page.touchscreen.tap(*on_patch(page, study[0], 3, 9))
@@ -205,11 +271,13 @@ def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> Non
     assert {query for query, *_ in drawn} == {1 + 14 * 3 + 9}
     assert {key for _, key, _ in drawn} == best
     page.get_by_role("checkbox", name="all heads").check()
+    settled(page)
     for head, row in enumerate(view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0]):
         keys = {key for _, key, other in page.evaluate("viewer.panels.lines.drawn") if other == head}
         assert len(keys) == 12
         assert float(row[list(keys)].min()) >= float(row.sort(descending=True).values[11]) - 0.002  # rounding exchanges near ties
     page.get_by_role("checkbox", name="all queries").check()
+    settled(page)
     assert len(page.evaluate("viewer.panels.lines.drawn")) == 197
     page.locator("#tab-matrix").click()
     settled(page)
@@ -243,20 +311,38 @@ def test_a_link_opens_the_same_view(study: Study, opened: Opened) -> None:
     page.get_by_label("layer", exact=True).select_option("1")
     page.get_by_label("head", exact=True).select_option("2")
     page.get_by_label("colors").select_option("viridis")
-    page.locator("#tab-keys").click()
+    page.locator("#tab-lines").click()
+    page.get_by_role("checkbox", name="all heads").check()
+    page.locator("#tab-matrix").click()
+    page.get_by_label("zoom").fill("3")
     settled(page)
     again = opened(study, link=page.evaluate("viewer.page.state.link"))
+    assert again.get_by_label("zoom").input_value() == "3"
+    again.locator("#tab-lines").click()
+    settled(again)
+    assert again.get_by_role("checkbox", name="all heads").is_checked()
+    again.locator("#tab-matrix").click()
+    settled(again)
     for name in ("record", "head", "colormap", "tab", "pinned", "map"):
         assert state(again, name) == state(page, name), name
     assert torch.equal(row_shown(again), row_shown(page))
 
 
 @pytest.mark.parametrize(
-    "link", ["record=99&head=77", "view=5&query=:nobody", "map=nothing&tab=nothing", "query=NaN,3&opacity=x", "%%%"]
+    "link",
+    [
+        "record=99&head=77",
+        "colormap=pink&blend=x&scale=y&sort=z&otherHead=q&compare=9",
+        "view=5&query=:nobody",
+        "map=nothing&tab=nothing",
+        "query=NaN,3&opacity=x",
+        "%%%",
+    ],
 )
 def test_links_that_make_no_sense_do_no_harm(link: str, study: Study, opened: Opened) -> None:
     page = opened(study, link=link)
     assert page.locator("h1").inner_text()
+    assert page.evaluate("[...document.querySelectorAll('select')].every((one) => one.selectedIndex >= 0)")
 
 
 def test_exports_are_files_with_the_numbers(study: Study, opened: Opened, tmp_path: Path) -> None:

@@ -166,6 +166,15 @@ def test_vectors_that_half_precision_would_blur_are_kept_in_full(factor: float, 
     assert found.error <= VECTORS_LIMIT
 
 
+def test_what_all_keys_share_costs_no_precision() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 2, 600, 8)
+    alone = encoded(SoftmaxOperator(query, key))
+    shared = encoded(SoftmaxOperator(query, key + 100 * torch.randn(1, 2, 1, 8)))
+    assert str(shared.arrays["key"].dtype) == "float16"
+    assert shared.error <= 2 * alone.error + 1e-5
+
+
 def test_vectors_that_are_not_finite_are_refused() -> None:
     query = torch.full((1, 1, 600, 8), float("nan"))
     with pytest.raises(OptionError, match="queries or keys are NaN or infinite"):

@@ -102,6 +102,7 @@ class Payload:
             "importance": view.importance.target if view.importance else None,
             "sinks": self._sinks(view.recording),
             "warnings": list(made.warnings),
+            "notes": list(made.notes),
         }
 
     def _record(self, record: AttentionRecord, numbers: dict[str, list[float | None]]) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Payload:
         return {
             "name": name,
             "meaning": shown.meaning,
-            "about": ", ".join([*classes, *([shown.facts.layer] if shown.facts.layer else []), *averaged]),
+            "about": ", ".join([*classes, *([f"layer {shown.facts.layer}"] if shown.facts.layer else []), *averaged]),
             "signed": one.signed,
             "colored": colored,
             "layout": self._number(shown.layout),

@@ -45,7 +45,7 @@ export class Attention {
   // Name of a head, or of the mean or the largest of heads.
   nameOf(head) {
     if (typeof head === "number") return `head ${this.numbers[head]}`;
-    return `${head} of ${this.heads < this.all ? `heads ${this.numbers.join(", ")}` : `${this.heads} heads`}`;
+    return `${head === "max" ? "largest" : head} of ${this.heads < this.all ? `heads ${this.numbers.join(", ")}` : `${this.heads} heads`}`;
   }
 
   row(head, query) {

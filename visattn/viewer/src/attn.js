@@ -153,6 +153,7 @@ class Reader {
       texts: view.texts ?? {},
       sinks: { layout: -1, cells: [] },
       warnings: view.provenance.warnings ?? [],
+      notes: view.provenance.notes ?? [],
     };
   }
 

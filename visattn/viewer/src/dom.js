@@ -45,6 +45,13 @@ export function check(label, value, change) {
   return element("span", { class: "field" }, input, element("label", { for: id }, label));
 }
 
+// Sets a control of `slider` or `check` to a value.
+export function put(field, value) {
+  const input = field.querySelector("input");
+  if (input.type === "checkbox") input.checked = value;
+  else input.value = value;
+}
+
 // Arrow keys choose the next or the last of some radio buttons.
 export function radioKey(event) {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

@@ -6,17 +6,19 @@ import { ATTENTION } from "./page.js";
 import { onGrid, shapeOf } from "./tokens.js";
 
 const GAP = 3;
+const ABOVE = 190; // pixels of the window above and below the heads
+const LEAST = 40; // height of a tile, where the window is low
 const LABEL = 34;
 const NAME = 13; // height of the name of a tile in a list
 const SIDE = 72; // of a tile in a list, at least
 const BUDGET = 8; // milliseconds of a frame
-const ORDERS = [
+export const ORDERS = [
   ["layer", "layer"],
   ["entropy", "entropy, lowest first"],
   ["distance", "distance, farthest first"],
-  ["sink", "attention to sinks"],
-  ["named", "attention to named tokens"],
-  ["importance", "importance for the score"],
+  ["sink", "attention of this query to sinks, most first"],
+  ["named", "attention of this query to named tokens, most first"],
+  ["importance", "importance for the score, most first"],
 ];
 
 // Height of a grid over its width.
@@ -78,9 +80,11 @@ export class Heads {
     const grouped = page.state.get("sort") === "layer";
     const most = Math.max(1, ...view.attention.map((record) => record.heads));
     const across = grouped ? most : Math.max(4, Math.min(tiles.length, Math.floor((wide - LABEL) / (SIDE + GAP))));
-    const side = Math.min(96, Math.floor((wide - LABEL) / across) - GAP);
     const gap = grouped ? GAP : GAP + NAME;
-    const tall = Math.round(side * Math.min(1, Math.max(0.3, ...view.attention.map((record) => proportion(record.keyLayout)))));
+    const flat = Math.min(1, Math.max(0.3, ...view.attention.map((record) => proportion(record.keyLayout))));
+    const fitting = grouped ? Math.max(LEAST, (window.innerHeight - ABOVE) / view.attention.length - GAP) : Infinity;
+    const side = Math.floor(Math.min(96, (wide - LABEL) / across - GAP, fitting / flat));
+    const tall = Math.round(side * flat);
     let line = -1;
     let place = 0;
     let last = null;
@@ -206,7 +210,10 @@ export class Heads {
       ...(distance && distance[head] !== null ? [`distance ${distance[head].toFixed(0)} px`] : []),
       ...(importance ? [`importance ${importance[head].toPrecision(2)} for ${this.page.view.importance}`] : []),
     ];
-    return [`${record.layer}, ${record.nameOf(head)}`, ...numbers].join(", ");
+    const sort = this.page.state.get("sort");
+    const sorted = this.#number(this.page.view, { record, head }, sort);
+    const row = (sort === "sink" || sort === "named") && sorted !== Infinity ? [`this query's attention to ${sort === "sink" ? "sinks" : "named tokens"} ${(-sorted).toFixed(record.digits)}`] : [];
+    return [`${record.layer}, ${record.nameOf(head)}`, ...row, ...numbers].join(", ");
   }
 
   #choose(tile) {

@@ -6,6 +6,7 @@ import { number } from "./page.js";
 import { boxOnPhoto, cellAt, centerOf, nameOf, places, shapeOf } from "./tokens.js";
 
 const MOST_HEIGHT = 640;
+const REST = 250; // milliseconds after which a patch stays the query when the pointer leaves the photo
 
 export class ImagePanel {
   constructor(page, sideOf, loaded) {
@@ -53,11 +54,7 @@ export class ImagePanel {
     const { state } = page;
     const side = this.sideOf();
     const { view } = side;
-    this.hint.textContent = !view.attention.length && !view.features
-      ? ""
-      : state.get("pinned")
-        ? "The query is held: point to read values; click or press Escape to let it go."
-        : "Point to choose a patch; click to hold it.";
+    this.hint.textContent = this.#hintFor(view);
     const [high, wide] = view.size;
     const room = Math.max(this.root.clientWidth, 200);
     this.factor = Math.min(room / wide, MOST_HEIGHT / high);
@@ -94,6 +91,15 @@ export class ImagePanel {
     const which = page.views[state.get("compare")] && page.second.view !== page.view ? [view.title] : [];
     this.title.textContent = plain([...which, shown.title, ...(shown.about ? [shown.about] : [])].join(": "), 240);
     this.#read();
+  }
+
+  #hintFor(view) {
+    const touch = matchMedia("(pointer: coarse)").matches;
+    const rings = this.page.state.get("sinks") && view.sinks.cells.length ? " Rings: sinks, patches that every query attends to." : "";
+    if (!view.attention.length && !view.features) return "";
+    if (touch) return `Tap a patch to choose it.${rings}`;
+    if (this.page.state.get("pinned")) return `The query is held: point to read values; click or press Escape to let it go.${rings}`;
+    return `Rest on a patch to choose it; click to hold it.${rings}`;
   }
 
   #outline(context, region, rows, columns, [x, y, width, height]) {
@@ -193,7 +199,9 @@ export class ImagePanel {
     const row = shown.row || shown.values;
     const place = shown.row ? token : index;
     const name = nameOf(view, shown.layout, token);
-    this.reading.textContent = `${name}: ${number(row[place], shown.digits)}, rank ${this.page.rank(row, place)} of ${row.filter((value) => !Number.isNaN(value)).length}`;
+    const hidden = shown.record ? this.page.hiddenIn(view, shown.record).size : 0;
+    const count = row.filter((value) => !Number.isNaN(value)).length - hidden;
+    this.reading.textContent = `${name}: ${number(row[place], shown.digits)}, rank ${this.page.rank(row, place)} of ${count}`;
   }
 
   #point(event) {
@@ -217,22 +225,36 @@ export class ImagePanel {
   }
 
   #moved(event) {
+    if (!this.pointer) this.rested ??= this.page.state.get("query"); // it enters
     this.pointer = this.#point(event);
-    if (!this.page.state.get("pinned")) this.#ask(this.pointer);
+    if (!this.page.state.get("pinned")) {
+      this.#ask(this.pointer);
+      clearTimeout(this.resting);
+      this.resting = setTimeout(() => (this.rested = this.page.state.get("query")), REST);
+    }
     this.#read();
   }
 
   #pressed(event) {
     this.pointer = this.#point(event);
+    this.#settle();
     const pinned = this.page.state.get("pinned");
-    if (!pinned || event.pointerType === "touch") this.#ask(this.pointer);
+    this.#ask(this.pointer);
     this.page.state.set({ pinned: event.pointerType === "touch" ? true : !pinned });
     this.canvas.focus({ preventScroll: true });
   }
 
+  // On its way to the heads the pointer crosses other patches; the query is then the one on which it rested, or the one before.
   #left() {
     this.pointer = null;
+    if (this.rested && !this.page.state.get("pinned")) this.page.state.set({ query: this.rested });
+    this.#settle();
     this.#read();
+  }
+
+  #settle() {
+    clearTimeout(this.resting);
+    this.rested = null;
   }
 
   #key(event) {
@@ -255,6 +277,7 @@ export class ImagePanel {
     const [row, column] = cell || [Math.floor(rows / 2), Math.floor(columns / 2)];
     const next = cell ? [row + down, column + across] : [row, column];
     this.pointer = null;
+    this.#settle();
     this.#ask(centerOf(view, layout, Math.min(Math.max(next[0], 0), rows - 1), Math.min(Math.max(next[1], 0), columns - 1)));
   }
 }

@@ -45,6 +45,7 @@ export class Keys {
           element("span", { class: "key" }, plain(nameOf(view, layout, token), 60)),
           element("span", { class: "track", "aria-hidden": "true" }, bar),
           element("span", { class: "value" }, number(row[token], shown.digits)),
+          ...(shown.record ? [element("button", { class: "small", "aria-label": plain(`hide the key ${nameOf(view, layout, token)}`, 80), onclick: () => this.#hide(record, [token], true) }, "hide")] : []),
         ),
       );
     }
@@ -58,21 +59,25 @@ export class Keys {
     const hidden = page.state.get("hidden");
     const sinks = page.sinksOn(view, record.keyLayout);
     const named = record.keyLayout.prefix.slice(0, 8).map((name, token) => [nameOf(view, record.keyLayout, token), [token]]);
-    const groups = [...named, ...(sinks.length ? [["sinks", sinks]] : [])];
-    if (!groups.length) return;
+    const grouped = new Set([...named.flatMap(([, tokens]) => tokens), ...sinks]);
+    const others = [...page.hiddenIn(view, record)].filter((token) => !grouped.has(token)).map((token) => [nameOf(view, record.keyLayout, token), [token]]);
+    const groups = [...named, ...(sinks.length ? [["sinks", sinks]] : []), ...others];
     this.hide.append(
-      element("p", { class: "soft" }, "Hide keys and let the others share their weight. The model itself would compute other things without them."),
+      element("p", { class: "soft" }, "Hidden keys leave their weight to the others. The model itself would compute other things without them."),
       ...groups.map(([name, tokens]) =>
         check(
           `hide ${plain(name, 40)}`,
           tokens.every((token) => hidden.has(page.hiddenKey(view, record, token))),
-          (on) => {
-            const next = new Set(hidden);
-            tokens.map((token) => page.hiddenKey(view, record, token)).forEach((key) => (on ? next.add(key) : next.delete(key)));
-            page.state.set({ hidden: next });
-          },
+          (on) => this.#hide(record, tokens, on),
         ),
       ),
     );
+  }
+
+  #hide(record, tokens, on) {
+    const { page } = this;
+    const next = new Set(page.state.get("hidden"));
+    tokens.map((token) => page.hiddenKey(page.view, record, token)).forEach((key) => (on ? next.add(key) : next.delete(key)));
+    page.state.set({ hidden: next });
   }
 }

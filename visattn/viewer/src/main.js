@@ -2,19 +2,20 @@
 
 import { readAttn } from "./attn.js";
 import { check, choice, element, plain, slider } from "./dom.js";
-import { Heads } from "./heads.js";
+import { Heads, ORDERS } from "./heads.js";
 import { ImagePanel } from "./image.js";
 import { Keys } from "./keys.js";
 import { Lines } from "./lines.js";
 import { Maps } from "./maps.js";
 import { Matrix } from "./matrix.js";
-import { ATTENTION, Page } from "./page.js";
+import { ATTENTION, SIMILARITY, Page } from "./page.js";
 import { arraysOf } from "./payload.js";
 import { State, headOf } from "./state.js";
 import { boxOnPhoto } from "./tokens.js";
 import { Words } from "./words.js";
 
 const VERSION = 1;
+const SAID = 8000; // milliseconds that a message stays
 const TABS = { heads: "Heads", maps: "Maps", words: "Words", keys: "Keys", lines: "Lines", matrix: "Matrix" };
 
 function firstState(facts) {
@@ -39,6 +40,9 @@ function firstState(facts) {
     pinned: false,
     tab: named ? "words" : view.records.length ? "heads" : "maps",
     sort: "layer",
+    allQueries: false,
+    allHeads: false,
+    zoom: 1,
     top: 12,
     hidden: new Set(),
     compare: -1,
@@ -89,7 +93,7 @@ class Viewer {
       "div",
       { class: "tabs", role: "tablist", "aria-label": "Panels" },
       ...Object.entries(TABS).map(([name, text]) =>
-        element("button", { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => state.set({ tab: name }), onkeydown: (event) => this.tabKey(event) }, text),
+        element("button", { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => this.choose(name), onkeydown: (event) => this.tabKey(event) }, text),
       ),
     );
     const panels = Object.entries(this.panels).map(([name, panel]) =>
@@ -153,7 +157,7 @@ class Viewer {
     const fields = [];
     const views = page.views.map((one, i) => [String(i), one.title]);
     if (views.length > 1) {
-      fields.push(choice("view", views, String(state.get("view")), (value) => state.set({ view: Number(value), map: this.mapFor(Number(value)) })));
+      fields.push(choice("view", views, String(page.views.indexOf(page.view)), (value) => state.set({ view: Number(value), map: this.mapFor(Number(value)) })));
     }
     if (record) {
       const query = state.get("query");
@@ -161,7 +165,7 @@ class Viewer {
       const points = view.attention.some((one) => one.queryLayout.grid.length);
       const options = [...(points ? [["", "point on the image"]] : []), ...names.map((name) => [name, view.texts[name] === undefined ? name : `${name}: ${view.texts[name]}`])];
       if (options.length > 1 || !points) {
-        fields.push(choice("query", options, query.name === undefined ? "" : query.name, (name) => state.set({ query: name ? { name } : this.middle(view, record), pinned: Boolean(name) })));
+        fields.push(choice("query", options, names.includes(query.name) ? query.name : "", (name) => state.set({ query: name ? { name } : this.middle(view, record), pinned: Boolean(name) })));
       }
       fields.push(choice("layer", layersOf(view), String(view.attention.indexOf(record)), (value) => state.set({ record: Number(value), map: ATTENTION })));
       fields.push(choice("head", headsOf(record), String(page.head(record)), (value) => state.set({ head: headOf(value), map: ATTENTION })));
@@ -185,7 +189,7 @@ class Viewer {
       const kept = number === own && record ? { otherRecord: page.view.attention.indexOf(record), otherHead: head } : { otherRecord: -1, otherHead: "same" };
       state.set({ compare: number, ...kept });
     };
-    const fields = [choice("compare with", [["-1", "nothing"], ...others], String(state.get("compare")), (value) => compare(Number(value)))];
+    const fields = [choice("compare with", [["-1", "nothing"], ...others], String(page.views[state.get("compare")] ? state.get("compare") : -1), (value) => compare(Number(value)))];
     const { view, record } = page.second;
     if (!page.views[state.get("compare")] || !record) return fields;
     const [layer, head] = [state.get("otherRecord"), state.get("otherHead")];
@@ -226,12 +230,14 @@ class Viewer {
       this.warnings.replaceChildren(...view.warnings.map((text) => element("li", {}, plain(text, 400))));
       const worst = Math.max(0, ...view.attention.map((one) => one.error));
       const left = view.refused.length ? ` ${view.refused.length} attention calls cannot be placed on the image: ${view.refused.slice(0, 3).map(([layer, reason]) => `${layer} (${reason})`).join("; ")}.` : "";
-      this.about.textContent = plain(`${view.model}. Weights in this page are exact to ${worst.toExponential(1)}; the study has them in full.${left}`, 600);
+      const notes = view.notes.length ? ` ${view.notes.join(". ")}.` : "";
+      this.about.textContent = plain(`${view.model}. Weights in this page are exact to ${worst.toExponential(1)}. Patches are row,column, counted from 0.${left}${notes}`, 1200);
       const names = view.attention.some((one) => one.queryLayout.prefix.length);
       Object.keys(TABS).forEach((name) => {
         const chosen = state.get("tab") === name;
         const tab = document.getElementById(`tab-${name}`);
         tab.hidden = name === "words" && !names;
+        if (name === "words") tab.textContent = Object.keys(view.texts).length ? "Words" : "Named tokens";
         tab.setAttribute("aria-selected", String(chosen));
         tab.tabIndex = chosen ? 0 : -1;
         document.getElementById(`panel-${name}`).hidden = !chosen;
@@ -258,12 +264,22 @@ class Viewer {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     const next = names[(names.indexOf(this.page.state.get("tab")) + step + names.length) % names.length];
-    this.page.state.set({ tab: next });
+    this.choose(next);
     document.getElementById(`tab-${next}`).focus();
+  }
+
+  // Panels about attention show it on the image too.
+  choose(tab) {
+    const { state, view } = this.page;
+    const map = state.get("map");
+    const kept = tab === "maps" || (tab === "keys" && map === SIMILARITY) || !view.attention.length;
+    state.set({ tab, map: kept ? map : ATTENTION });
   }
 
   say(text) {
     this.said.textContent = text;
+    clearTimeout(this.saying);
+    this.saying = setTimeout(() => (this.said.textContent = ""), SAID);
   }
 
   download(name, blob) {
@@ -273,8 +289,14 @@ class Viewer {
     this.say(`Saved ${name}.`);
   }
 
+  // Name of a file: photo, and what is shown of it.
+  fileName(end) {
+    const parts = [this.page.view.image, this.page.shown().title || "", this.page.shown().about || ""];
+    return `${parts.join(" ").replace(/[^A-Za-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 80) || "attention"}${end}`;
+  }
+
   savePicture() {
-    this.image.canvas.toBlob((blob) => this.download("attention.png", blob), "image/png");
+    this.image.canvas.toBlob((blob) => this.download(this.fileName(".png"), blob), "image/png");
   }
 
   // The row of the query in every head, as JSON.
@@ -287,13 +309,13 @@ class Viewer {
       rows: view.attention.flatMap((record) => {
         const token = page.token(view, record.queryLayout);
         if (token < 0) return [];
-        return Array.from({ length: record.heads }, (_, head) => ({ layer: record.layer, head: record.numbers[head], query: token, error: record.error, weights: [...record.row(head, token)] }));
+        return Array.from({ length: record.heads }, (_, head) => ({ layer: record.layer, head: record.numbers[head], query: token, error: record.error, weights: Array.from(record.row(head, token), (weight) => Number(weight.toPrecision(6))) }));
       }),
     };
   }
 
   saveNumbers() {
-    this.download("attention.json", new Blob([JSON.stringify(this.numbers())], { type: "application/json" }));
+    this.download(this.fileName(".json"), new Blob([JSON.stringify(this.numbers())], { type: "application/json" }));
   }
 
   // Writes the state into the address, which a frame in a notebook may not change.
@@ -340,15 +362,16 @@ function mount(facts, arrays, link) {
 
 function build(facts, arrays, link) {
   const state = new State(firstState(facts));
-  Object.assign(state.values, sound(state.read(link)));
+  Object.assign(state.values, sound(state.read(link), facts.colormaps));
   const made = new Viewer(new Page(facts, arrays, state));
   made.draw();
   window.viewer = made;
 }
 
-// What a link says, without panels that do not exist.
-function sound(said) {
-  if (said.tab !== undefined && !(said.tab in TABS)) delete said.tab;
+// What a link says, without panels, colors and other choices that do not exist.
+function sound(said, colormaps) {
+  const known = { tab: Object.keys(TABS), colormap: Object.keys(colormaps), blend: ["value", "constant"], scale: ["panel", "shared"], sort: ORDERS.map(([name]) => name) };
+  for (const [name, values] of Object.entries(known)) if (said[name] !== undefined && !values.includes(said[name])) delete said[name];
   return said;
 }
 
@@ -374,13 +397,14 @@ async function start() {
   const follow = (link) => {
     const { state } = window.viewer.page;
     if (link === state.link) return;
-    state.set(sound(state.read(link)));
+    state.set(sound(state.read(link), facts.colormaps));
     window.viewer.settings();
   };
   window.addEventListener("hashchange", () => follow(location.hash.slice(1)));
   window.addEventListener("message", (event) => {
     if (event.source === window.parent && event.source !== window && typeof event.data?.visattn === "string") follow(event.data.visattn);
   });
+  window.addEventListener("keydown", (event) => event.key === "Escape" && window.viewer.page.state.set({ pinned: false }));
   window.addEventListener("dragover", (event) => event.preventDefault());
   window.addEventListener("drop", (event) => {
     event.preventDefault();

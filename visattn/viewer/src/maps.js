@@ -41,7 +41,7 @@ export class Maps {
     const chosen = page.state.get("map") === name;
     const canvas = element("canvas", { "aria-hidden": "true" });
     const map = view.maps.find((one) => one.name === name);
-    const about = map ? [map.meaning, map.about].filter(Boolean).join(": ") : name === SIMILARITY ? "to the query's token" : "of the chosen head";
+    const about = map ? [map.meaning === name ? "" : map.meaning, map.about].filter(Boolean).join(": ") : name === SIMILARITY ? "to the query's token" : "of the chosen head";
     const entry = element(
       "button",
       {

@@ -1,7 +1,7 @@
 // Query x key matrix of one head. The pointer reads a weight; a click asks for its query.
 
 import { drawGrid, rangeOf } from "./colors.js";
-import { element, plain, sized, slider } from "./dom.js";
+import { element, plain, put, sized, slider } from "./dom.js";
 import { number } from "./page.js";
 import { centerOf, nameOf, places, shapeOf } from "./tokens.js";
 
@@ -10,7 +10,7 @@ const MOST = 3000; // queries and keys
 export class Matrix {
   constructor(page) {
     this.page = page;
-    this.zoom = 1;
+    this.zoom = slider("zoom", [1, 8, 0.5], 1, (zoom) => page.state.set({ zoom }));
     this.canvas = element("canvas", {
       role: "img",
       "aria-label": "Matrix of the head: queries in rows, keys in columns",
@@ -21,11 +21,8 @@ export class Matrix {
     this.root = element(
       "div",
       {},
-      slider("zoom", [1, 8, 0.5], 1, (zoom) => {
-        this.zoom = zoom;
-        this.draw();
-      }),
-      element("div", { class: "matrix", tabindex: 0, role: "region", "aria-label": "Matrix, scrolls" }, this.canvas),
+      this.zoom,
+      (this.scrolled = element("div", { class: "matrix", tabindex: 0, role: "region", "aria-label": "Matrix, scrolls" }, this.canvas)),
       this.reading,
     );
   }
@@ -55,7 +52,9 @@ export class Matrix {
     }
     const head = page.head(record);
     const weights = this.#weights(record, head);
-    const width = Math.min(wide * this.zoom, 4000);
+    const zoom = Math.min(Math.max(page.state.get("zoom"), 1), 8);
+    put(this.zoom, zoom);
+    const width = Math.min(wide * zoom, 4000);
     const height = Math.min((width * record.rowsCount) / record.keysCount, 4000);
     const context = sized(this.canvas, width, height);
     const shape = { rows: record.rowsCount, columns: record.keysCount };
@@ -64,8 +63,13 @@ export class Matrix {
     if (token >= 0) {
       context.strokeStyle = "#00e5ff";
       context.strokeRect(0, (token / shape.rows) * height, width, height / shape.rows);
+      if (this.zoomed !== zoom) this.scrolled.scrollTop = (token / shape.rows) * height - this.scrolled.clientHeight / 2;
     }
-    this.reading.textContent = plain(`${record.layer}, ${record.nameOf(head)}: ${shape.rows} queries x ${shape.columns} keys`);
+    this.zoomed = zoom;
+    const [low, high] = this.range.map((value) => number(value, record.digits));
+    const hidden = page.hiddenIn(page.view, record).size;
+    const said = hidden ? `, ${hidden} key${hidden > 1 ? "s" : ""} hidden` : "";
+    this.reading.textContent = plain(`${record.layer}, ${record.nameOf(head)}: ${shape.rows} queries (rows) x ${shape.columns} keys (columns), colors from ${low} to ${high}${said}`, 200);
   }
 
   #at(event) {

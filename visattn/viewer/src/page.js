@@ -108,7 +108,7 @@ export class Page {
       const token = this.token(view, layout);
       if (token < 0) return { missing: "The query is no token of the last layer." };
       const row = similarities(this.arrays[view.features.values], sizeOf(layout), token);
-      return { values: onGrid(layout, row), layout, row, signed: false, digits: 3, title: "cosine similarity", about: `of ${view.features.layer}` };
+      return { values: onGrid(layout, row), layout, row, signed: false, digits: 3, title: "cosine similarity", about: `of layer ${view.features.layer}` };
     }
     if (!view.attention.length) return { missing: "This view has no attention on the image." };
     const row = this.row(view, record, head);

@@ -43,6 +43,7 @@ const PROVENANCE = {
   "geometry?": { maybe: "object" },
   "scores?": ["object"],
   "warnings?": ["text"],
+  "notes?": ["text"],
 };
 const KNOWN = ["model", "weights", "weights_sha256", "random", "image", "image_sha256", "geometry", "preprocessing", "method", "parameters", "target", "scores", "normalization", "value_range", "drawing", "sinks", "notes", "warnings", "versions"];
 const OPERATOR = {

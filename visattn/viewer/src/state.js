@@ -1,9 +1,9 @@
 // What is shown. The part after `#` of the address holds it, so a link opens the same picture.
 
 const TEXTS = ["map", "colormap", "scale", "blend", "tab", "sort"];
-const NUMBERS = ["view", "record", "opacity", "mass", "compare", "otherRecord", "top"];
+const NUMBERS = ["view", "record", "opacity", "mass", "compare", "otherRecord", "top", "zoom"];
 const HEADS = ["head", "otherHead"];
-const FLAGS = ["smooth", "pinned", "sinks"];
+const FLAGS = ["smooth", "pinned", "sinks", "allQueries", "allHeads"];
 
 // A head is a number, or `mean`, `max` or `same`.
 export function headOf(text) {

@@ -21,7 +21,8 @@ export class Words {
     const view = page.view;
     const record = page.record(view);
     const names = record ? record.queryLayout.prefix : [];
-    const shown = names.length > MOST ? `the first ${MOST} of ${names.length} named queries` : `${names.length} named queries`;
+    const count = `${names.length} named ${names.length === 1 ? "query" : "queries"}`;
+    const shown = names.length > MOST ? `the first ${MOST} of ${count}` : count;
     this.note.textContent = record ? plain(`${record.layer}: ${shown}`) : "This view has no attention.";
     const chosen = page.state.get("query").name;
     const held = this.list.contains(document.activeElement);
