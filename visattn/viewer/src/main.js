@@ -230,7 +230,7 @@ class Viewer {
       this.warnings.replaceChildren(...view.warnings.map((text) => element("li", {}, plain(text, 400))));
       const worst = Math.max(0, ...view.attention.map((one) => one.error));
       const left = view.refused.length ? ` ${view.refused.length} attention calls cannot be placed on the image: ${view.refused.slice(0, 3).map(([layer, reason]) => `${layer} (${reason})`).join("; ")}.` : "";
-      const notes = view.notes.length ? ` ${view.notes.join(". ")}.` : "";
+      const notes = view.notes.length ? ` Notes: ${view.notes.join("; ")}.` : "";
       this.about.textContent = plain(`${view.model}. Weights in this page are exact to ${worst.toExponential(1)}. Patches are row,column, counted from 0.${left}${notes}`, 1200);
       const names = view.attention.some((one) => one.queryLayout.prefix.length);
       Object.keys(TABS).forEach((name) => {
