@@ -151,12 +151,13 @@ def _view(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Tar
 def _importance(model: nn.Module, prepared: Prepared, target: Target) -> Importance | None:
     """Return the importance of the heads for the target; None where some attention has no gradient."""
     prepared, target = with_target(model, prepared, target)
-    recording = one_pass(model, prepared, target=target).recording
+    passed = one_pass(model, prepared, target=target)
     try:
-        found = head_importance(recording)
+        found = head_importance(passed.recording)
     except OptionError:
         return None
-    score = recording.provenance.target[0].partition(" = ")[0]
+    assert passed.resolved is not None  # noqa: S101 - there is a target
+    score = passed.resolved.texts[0].partition(" = ")[0]
     return Importance(score, tuple(tuple(heads[0].tolist()) for heads in found))
 
 
