@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import transformers
-from libraries.sweep import COLUMNS, examined, finite
+from libraries.sweep import COLUMNS, examined, finite, output
 
 from visattn._support.tables import to_markdown, to_text
 
@@ -60,7 +60,7 @@ def main() -> int:
 def _rows(library: str, names: Sequence[str]) -> list[Row]:
     """Examine the models of a library, as many beside each other as there are CPUs."""
     chosen = [(library, name, kind) for name, kind in _models(library).names().items() if not names or name in names]
-    with get_context("spawn").Pool(os.cpu_count(), _quiet, maxtasksperchild=20) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), _quiet, maxtasksperchild=60) as pool:
         return list(pool.imap(_row, chosen, chunksize=1))
 
 
@@ -94,14 +94,13 @@ def _row(chosen: tuple[str, str, str]) -> Row:
     try:
         if not row["not built"]:
             model, inputs = models.build(name)
-            with torch.no_grad():
-                out = model(**inputs)
-            if not finite(out):
+            plain = output(model, inputs)
+            if not finite(plain):
                 row["not built"] = "its random weights give NaN"
     except Exception as error:  # of the library, for settings of ours
         row["not built"] = f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
     try:
-        row |= {} if row["not built"] else examined(model, inputs)
+        row |= {} if row["not built"] else examined(model, inputs, plain)
     except Exception as error:  # a fault of visattn
         row["failed"] = f"{type(error).__name__}: {error}"
     print(f"{time.perf_counter() - started:6.1f} s  {name}  {row['not built'] or row['failed']}", file=sys.stderr, flush=True)

@@ -32,6 +32,11 @@ PROOFS = {  # the longest of those that run beside others come first
     "benchmark": Proof("scripts/benchmark.py", alone=True),
     "hostile": Proof("-m tests.hostile"),
     "hostile without a network": Proof("-m tests.hostile --no-net"),
+    "kills while saving": Proof("-m tests.training.kills saves 200"),
+    "kills of trainings": Proof("-m tests.training.kills runs 20"),
+    "captions of scenes": Proof("scripts/captions.py"),
+    "gradients of hard attention": Proof("scripts/estimator.py"),
+    "wheel": Proof("scripts/wheel.py"),
     "installs": Proof("-m tests.pages.installs"),
     "coverage": Proof("scripts/coverage.py"),
     "known_truth": Proof("scripts/known_truth.py"),
@@ -41,7 +46,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "attach_sweep": Proof("scripts/attach_sweep.py"),
     "oldest_transformers": Proof("scripts/oldest_transformers.py"),
     TABLES: Proof("scripts/library_coverage.py", alone=True),
-    "evidence": Proof("scripts/evidence.py", alone=True),
+    "startup": Proof("scripts/startup.py", alone=True),
 }
 
 

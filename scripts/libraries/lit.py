@@ -26,7 +26,7 @@ class WithoutAttention(TorchFunctionMode):
         return out * 0 if func is F.scaled_dot_product_attention or weights else out
 
 
-def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tuple[list[str], int, int]:
+def lit_cells(model: nn.Module, inputs: Inputs, key: str, before: Recording, seeds: int = 2) -> tuple[list[str], int, int]:
     """Light cells of each grid that is recorded, and compare the tokens that change with the recorded places.
 
     The pixels of a cell are replaced by noise; of all values that the model mixes, those of this cell must then change most. This is
@@ -36,6 +36,7 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
         model: Model in evaluation mode.
         inputs: Its inputs.
         key: Name of the pixels among the inputs, `(B, C, H, W)` or clips with one axis more.
+        before: What `captured` gives for these inputs.
         seeds: Number of cells drawn for each layout.
 
     Returns:
@@ -43,7 +44,6 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, seeds: int = 2) -> tup
     """
     wrong: list[str] = []
     right = undecided = 0
-    before = captured(model, inputs)
     first: dict[TokenLayout, int] = {}
     for number, record in enumerate(before):
         if len(record.keys.grid) > 1 and record.value is not None:

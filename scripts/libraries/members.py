@@ -19,15 +19,14 @@ _TABLES = 4  # parameters that are tried as the table of a set of queries
 Found = tuple[list[str], int, int]
 
 
-def lit_members(model: nn.Module, inputs: dict[str, Any]) -> Found:
+def lit_members(model: nn.Module, inputs: dict[str, Any], before: Recording) -> Found:
     """Change one word, and one row of each table of learned queries, and compare which tokens change with their recorded names.
 
-    Every attention is switched off, as in `lit_cells`.
+    Every attention is switched off, as in `lit_cells`; `before` is what `captured` gives for these inputs.
 
     Returns:
         Tokens that were found elsewhere, the number found, and the number that changed nothing.
     """
-    before = captured(model, inputs)
     wrong: list[str] = []
     right = undecided = 0
     for note, layer, named, found in (*_words(model, inputs, before), *_queries(model, inputs, before)):

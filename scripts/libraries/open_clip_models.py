@@ -18,6 +18,7 @@ from torch import nn
 LIBRARY, VERSION = "open_clip", open_clip.__version__
 LAYERS = 2
 SIDE = 224  # largest side of an image
+MLP_RATIO = 1  # width of the MLPs, in widths of the model
 BATCH = 2
 VOCABULARY = 1000
 LARGE = 1000  # no initial value is larger
@@ -39,14 +40,15 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     vision, text = config["vision_cfg"], config["text_cfg"]
     blocks = vision.get("layers", 12)
     vision["layers"] = [min(count, LAYERS) for count in blocks] if isinstance(blocks, list) else LAYERS  # a list: of a ResNet
-    free = vision.get("timm_model_name", "convnext").startswith("convnext")  # other models of timm have one size
+    vision["mlp_ratio"] = MLP_RATIO
+    free = vision.get("timm_model_name", "convnext").startswith(_ANY_SIZE)
     if free and isinstance(vision.get("image_size", SIDE), int):
         vision["image_size"] = min(vision.get("image_size", SIDE), SIDE)
     if "hf_model_name" in text:
         decoder = config.get("multimodal_cfg", {})
         caption = {"embed_cls": True, "output_tokens": True} if decoder else {}
         text = config["text_cfg"] = _PLAIN_TEXT | caption | {key: decoder[key] for key in ("width", "heads") if key in decoder}
-    text |= {"layers": LAYERS, "vocab_size": VOCABULARY}
+    text |= {"layers": LAYERS, "vocab_size": VOCABULARY, "mlp_ratio": MLP_RATIO}
     if "multimodal_cfg" in config:
         config["multimodal_cfg"] |= {"layers": LAYERS, "vocab_size": VOCABULARY}
     with tempfile.TemporaryDirectory() as folder, patch.object(timm_model.timm, "create_model", _shallow):
@@ -68,14 +70,22 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 _NAME = "shallow"
+_ANY_SIZE = "convnext", "eva", "vit"  # models of timm
+_SMALL: tuple[dict[str, Any], ...] = (  # of one stack of blocks, which takes an image of any size or one, or of stages
+    {"depth": LAYERS, "img_size": SIDE, "mlp_ratio": MLP_RATIO},
+    {"depth": LAYERS},
+    {"depths": (LAYERS,) * 4},
+    {"layers": (LAYERS,) * 5},
+    {"layers": (LAYERS,) * 4},
+)
 _create = timm.create_model
 
 
 def _shallow(name: str, **given: Any) -> Any:  # noqa: ANN401 - a model of timm
-    for depth in ({"depth": LAYERS}, {"depths": (LAYERS,) * 4}):  # of one stack of blocks, or of stages
+    for small in _SMALL:
         try:
-            return _create(name, **depth, **given)
-        except TypeError:
+            return _create(name, **small, **given)
+        except (TypeError, IndexError):
             continue
     return _create(name, **given)
 

@@ -42,6 +42,8 @@ def shrunk(config: Any) -> Any:  # noqa: ANN401 - any configuration of transform
             patch = getattr(config, "patch_size", 16)
             patch = patch if isinstance(patch, int) else 16
             config.image_size = 16 * max(patch, 16) if patch <= 32 else value
+        elif name == "image_size" and isinstance(value, (list, tuple)) and min(value) >= 384:
+            config.image_size = [16 * 14] * len(value)
     _stages(config)
     if getattr(config, "vocab_size", 0) and (getattr(config, "hidden_size", 0) or getattr(config, "d_model", 0) or 0) >= _WIDE:
         _narrow(config)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import visattn
-from libraries.lit import lit_cells
+from libraries.lit import captured, lit_cells
 from libraries.members import lit_members
 from visattn.errors import NoAttentionCaptured, VisattnError
 from visattn.records import Recording
@@ -29,16 +29,22 @@ PIXELS = (
 )
 
 
-def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a model: numbers of attention calls, of those placed and refused, and the checks of their locations."""
+def output(model: nn.Module, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Run a model from seed 0, since some draw random numbers."""
+    torch.manual_seed(0)
     with torch.no_grad():
-        torch.manual_seed(0)  # some models draw random numbers
-        plain = model(**inputs)
+        return model(**inputs)
+
+
+def examined(model: nn.Module, inputs: dict[str, Any], plain: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the row of a model: numbers of attention calls, of those placed and refused, and the checks of their locations.
+
+    `plain` is its `output` without a capture.
+    """
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "") | {"image": _shape(inputs)}
     try:
-        torch.manual_seed(0)
         with torch.no_grad(), visattn.capture(model, values=True) as recording:
-            out = model(**inputs)
+            out = output(model, inputs)
     except NoAttentionCaptured as error:
         return row | {
             "output": "same",
@@ -49,8 +55,9 @@ def examined(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     except VisattnError as error:
         return row | {"output": "same", "calls": 0, "placed": 0, "refused": f"{type(error).__name__}: {error}"}
     key = next(key for key in PIXELS if isinstance(inputs.get(key), Tensor))
-    wrong, right, undecided = lit_cells(model, inputs, key)
-    others, found, unmoved = lit_members(model, inputs)
+    before = captured(model, inputs)
+    wrong, right, undecided = lit_cells(model, inputs, key, before)
+    others, found, unmoved = lit_members(model, inputs, before)
     return row | {
         "calls": len(recording),
         "placed": sum(record.reason is None for record in recording),
@@ -69,9 +76,7 @@ def _without_fast_path(model: nn.Module, inputs: dict[str, Any], out: Any) -> st
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        torch.manual_seed(0)
-        with torch.no_grad():
-            return "same without fast path" if same(model(**inputs), out) else "DIFFERENT"
+        return "same without fast path" if same(output(model, inputs), out) else "DIFFERENT"
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
 

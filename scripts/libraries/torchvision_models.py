@@ -50,7 +50,7 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     if task in ("segmentation", "detection"):
         options["weights_backbone"] = None
     if task == "detection" and "ssd" not in name:
-        options |= {"min_size": 160, "max_size": 240}
+        options |= {"min_size": 96, "max_size": 160}
     with ExitStack() as stack:
         for module, builder in _BUILDERS:
             stack.enter_context(patch.object(module, builder, _shallow(getattr(module, builder))))
@@ -75,7 +75,7 @@ def _inputs(name: str, task: str) -> dict[str, Any]:
     if task == "optical flow":
         return {"image1": _random(1, 3, 128, 160), "image2": _random(1, 3, 128, 160, seed=2)}
     if task == "detection":
-        return {"images": _random(BATCH, 3, 160, 192).sigmoid()}
+        return {"images": _random(BATCH, 3, 96, 128).sigmoid()}
     if task == "video":
         return {"x": _random(1, 3, *((16, 224, 224) if name == "s3d" else _CLIP))}
     key = "input" if name.startswith("lraspp") else "x"

@@ -26,6 +26,8 @@ TILES = {
     "PerceptionLM": 1,
 }  # images of each sample
 DENSE = (
+    "Emu3",
+    "VJEPA2",
     "MobileViT",
     "ZoeDepth",
     "Tipsv2Dpt",

@@ -90,14 +90,14 @@ _SAM2 = {
     "prompt_encoder_config.image_size": 256,
 }
 _DEPTH_PRO = {
-    "image_size": 512,
-    "patch_size": 128,
+    "image_size": 256,
+    "patch_size": 64,
     "merge_padding_value": 1,
     "intermediate_hook_ids": [1, 0],
     "fusion_hidden_size": 32,
     "scaled_images_feature_dims": [64, 64, 32],
     "intermediate_feature_dims": [32, 32],
-    **{f"{part}_model_config.image_size": 128 for part in ("image", "patch", "fov")},
+    **{f"{part}_model_config.image_size": 64 for part in ("image", "patch", "fov")},
 }
 _RF_DETR = {"backbone_config.image_size": 224, "num_queries": 30}
 _LLAMA4 = {
@@ -112,6 +112,7 @@ _MINICPM = {"insert_layer_id": 0, "vision_config.insert_layer_id": 0}
 _SHORT_CLIP = {"num_frames": 4}
 _VJEPA2 = {"frames_per_clip": 4, "pred_num_hidden_layers": 2}
 _VIDEO_PRISM = {"num_frames": 4, "image_size": 144}
+_FOUR_LAYERS = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "hidden_size": 192, "num_attention_heads": 3}
 _SAME_WIDTH = {"text_config.hidden_size": 768, "text_config.num_attention_heads": 12}  # for two towers that are compared
 SETTINGS: dict[str, dict[str, Any]] = {
     "AriaForConditionalGeneration": {
@@ -119,8 +120,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_value_projector_patch_to_query_dict": 16,
     },
     "AyaVisionForConditionalGeneration": {"vision_config.num_attention_heads": 16},
-    "BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
-    "Data2VecVisionForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "BeitForSemanticSegmentation": _FOUR_LAYERS,
+    "Data2VecVisionForSemanticSegmentation": _FOUR_LAYERS,
     "DeepseekVLHybridForConditionalGeneration": {"high_res_vision_config.global_attn_indexes": [1]},
     "DepthProForDepthEstimation": _DEPTH_PRO,
     "DepthProModel": _DEPTH_PRO,

@@ -36,7 +36,12 @@ FULL = {
 def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], dict[str, Any]]:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     sweep = import_module("libraries.sweep")
-    return lambda library, name: sweep.examined(*import_module(f"libraries.{library}_models").build(name))
+
+    def made(library: str, name: str) -> dict[str, Any]:
+        model, inputs = import_module(f"libraries.{library}_models").build(name)
+        return dict(sweep.examined(model, inputs, sweep.output(model, inputs)))
+
+    return made
 
 
 def check(row: dict[str, Any], kinds: str) -> None:

@@ -38,7 +38,12 @@ FULL = {
 def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     models, sweep = import_module("libraries.transformers_models"), import_module("libraries.sweep")
-    return lambda name: sweep.examined(*models.build(name))
+
+    def made(name: str) -> dict[str, Any]:
+        model, inputs = models.build(name)
+        return dict(sweep.examined(model, inputs, sweep.output(model, inputs)))
+
+    return made
 
 
 def placed(row: dict[str, Any], kinds: str) -> bool:

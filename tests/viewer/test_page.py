@@ -93,7 +93,7 @@ def test_any_key_can_be_hidden_and_shown_again(study: Study, opened: Opened) -> 
     row = row_shown(page)
     assert float(row[best]) == 0
     assert torch.allclose(row, torch.where(whole == whole[best], 0, whole) / (1 - whole[best]), atol=1e-6)
-    page.get_by_label(f"hide {name}", exact=True).uncheck()
+    page.get_by_label(f"hide {name}", exact=True).click()  # which takes this box away
     settled(page)
     assert torch.equal(row_shown(page), whole)
 
