@@ -53,6 +53,7 @@ def of_transformers(name: str) -> nn.Module:
     return model
 
 
+SLOW = ("hiera_tiny_224", "seresnet50", "levit_128s", "pvt_v2_b0")
 MODELS: dict[str, Callable[[str], nn.Module]] = {**dict.fromkeys(TIMM, of_timm), "Clip": of_transformers}
 
 
@@ -90,7 +91,7 @@ def same_view(one: View, other: View) -> None:
             assert getattr(shown, fact) == getattr(kept, fact), (name, fact)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in MODELS])
 def test_a_saved_study_equals_the_one_that_was_made(name: str, tmp_path: Path) -> None:
     made = visattn.study(MODELS[name](name), PHOTO)
     again = load_study(made.save(tmp_path / "chelsea.attn"))

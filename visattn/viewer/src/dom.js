@@ -52,6 +52,17 @@ export function put(field, value) {
   else input.value = value;
 }
 
+// Draws the inside of an element anew. The control that had the focus has it again, or if it is gone, the first one.
+export function redrawn(root, draw) {
+  const held = root.contains(document.activeElement) ? document.activeElement : null;
+  draw();
+  if (!held || held.isConnected) return;
+  const name = (control) => control.getAttribute("aria-label") || control.parentElement.textContent;
+  const controls = [...root.querySelectorAll("button, input")];
+  const again = controls.find((control) => name(control) === name(held)) || controls[0];
+  if (again) again.focus({ preventScroll: true });
+}
+
 // Arrow keys choose the next or the last of some radio buttons.
 export function radioKey(event) {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];

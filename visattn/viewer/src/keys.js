@@ -1,6 +1,6 @@
 // The strongest keys of the row, with values; keys can be hidden.
 
-import { check, element, plain, slider } from "./dom.js";
+import { check, element, plain, redrawn, slider } from "./dom.js";
 import { number } from "./page.js";
 import { nameOf } from "./tokens.js";
 
@@ -21,6 +21,10 @@ export class Keys {
   }
 
   draw() {
+    redrawn(this.root, () => this.#draw());
+  }
+
+  #draw() {
     const { page } = this;
     const view = page.view;
     const record = page.record(view);

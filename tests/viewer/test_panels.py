@@ -1,0 +1,264 @@
+"""Panels and display settings of the page: heads, keys, lines, matrix, maps and gates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import visattn
+from tests.viewer.conftest import Opened
+from tests.viewer.driving import on_patch, row_shown, settled, state
+from visattn.studies import Study, View
+
+PHOTO = "photo:chelsea"
+
+
+def test_any_key_can_be_hidden_and_shown_again(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-keys").click()
+    whole = row_shown(page)
+    best = int(whole[1:].argmax()) + 1
+    name = f"patch {(best - 1) // 14},{(best - 1) % 14}"
+    page.get_by_role("button", name=f"hide the key {name}", exact=True).click()
+    settled(page)
+    row = row_shown(page)
+    assert float(row[best]) == 0
+    assert torch.allclose(row, torch.where(whole == whole[best], 0, whole) / (1 - whole[best]), atol=1e-6)
+    page.get_by_label(f"hide {name}", exact=True).click()  # which takes this box away
+    settled(page)
+    assert torch.equal(row_shown(page), whole)
+
+
+def test_panels_about_attention_bring_it_back_to_the_image(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-maps").click()
+    page.get_by_role("radio", name="rollout").click()
+    page.locator("#tab-heads").click()
+    settled(page)
+    assert row_shown(page).numel() == 197
+
+
+def test_all_heads_of_twelve_layers_and_messages_are_in_the_window(dinov2: nn.Module, opened: Opened) -> None:
+    page = opened(visattn.study(dinov2, PHOTO, methods=[], img_size=(112, 168)))
+    bottom = page.evaluate("Math.max(...viewer.panels.heads.boxes.map((b) => b.y + b.tall))")
+    seen = page.locator("#panel-heads canvas").bounding_box()
+    assert seen is not None
+    assert seen["y"] + bottom <= 900
+    page.get_by_role("button", name="Copy link").click()
+    page.wait_for_function("document.querySelector('.said').textContent !== ''")
+    said = page.locator(".said").bounding_box()
+    assert said is not None
+    assert said["y"] + said["height"] <= 900
+
+
+def test_a_click_on_a_head_shows_it(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    box = page.evaluate(
+        "(() => { const b = viewer.panels.heads.boxes.find((t) => t.number === 1 && t.head === 2); return [b.x, b.y, b.tall]; })()"
+    )
+    page.locator("#panel-heads canvas").click(position={"x": box[0] + box[2] / 2, "y": box[1] + box[2] / 2})
+    settled(page)
+    own = view.recording[1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, 2, 0]
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+    assert "head 2" in page.locator(".shown").first.inner_text()
+
+
+def test_heads_are_sorted_by_python_s_statistics(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#panel-heads select").select_option("entropy")
+    settled(page)
+    order = page.evaluate("viewer.panels.heads.order.map((t) => [t.number, t.head])")
+    known = {
+        (i, head): float(value)
+        for i, one in enumerate(visattn.evaluation.heads.statistics(study[0].recording))
+        for head, value in enumerate(one.entropy[0])
+    }
+    assert [tuple(one) for one in order] == sorted(known, key=lambda one: known[one])
+
+
+def test_display_settings_change_the_picture_and_nothing_else(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    row = row_shown(page)
+    picture = "viewer.image.canvas.toDataURL()"
+    seen = [page.evaluate(picture)]
+    for label, value in (("opacity", "1"), ("outline of mass", "0.6")):
+        page.get_by_label(label).fill(value)
+        settled(page)
+        seen.append(page.evaluate(picture))
+    page.get_by_label("smooth").check()
+    settled(page)
+    seen.append(page.evaluate(picture))
+    for label, option in (("blend", "constant"), ("colors", "viridis"), ("scale", "shared")):
+        page.get_by_label(label, exact=True).select_option(option)
+        settled(page)
+        seen.append(page.evaluate(picture))
+    assert len(set(seen)) == len(seen)
+    assert torch.equal(row_shown(page), row)
+    low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
+    token = page.evaluate("viewer.page.token(viewer.page.view, viewer.page.record().queryLayout)")
+    every = torch.cat([record.operator.rows(torch.tensor([token])).flatten() for record in study[0].recording])
+    assert float(low) == 0
+    assert float(high) == pytest.approx(float(every.max()), abs=0.003)
+
+
+def test_sinks_are_ringed_and_can_be_left_out(dinov2: nn.Module, opened: Opened) -> None:
+    made = visattn.study(dinov2, "photo:coffee", methods=["rollout"], img_size=(224, 336))
+    page = opened(made)
+    found = visattn.methods.sinks.find_sinks(made[0].recording)[0]
+    assert page.evaluate("viewer.page.view.sinks.cells") == [[sink.row, sink.column] for sink in found]
+    ringed = page.evaluate("viewer.image.canvas.toDataURL()")
+    page.get_by_label("ring sinks").uncheck()
+    settled(page)
+    assert (page.evaluate("viewer.image.canvas.toDataURL()") != ringed) == bool(found)
+
+
+def test_hidden_keys_get_nothing_and_the_others_sum_to_one(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    whole = row_shown(page)
+    page.locator("#tab-keys").click()
+    page.get_by_label("hide cls").check()
+    settled(page)
+    row = row_shown(page)
+    assert float(row[0]) == 0
+    assert float(row.sum()) == pytest.approx(1, abs=1e-5)
+    assert torch.allclose(row[1:], whole[1:] / whole[1:].sum(), atol=1e-6)
+    assert "would compute other things" in page.locator(".hide").inner_text()
+
+
+def test_strongest_keys_are_listed_with_their_values(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-keys").click()
+    settled(page)
+    row = row_shown(page)
+    shown = page.locator(".keys li").all_inner_texts()
+    best = row.argsort(descending=True)[:12].tolist()
+    names = ["cls" if token == 0 else f"patch {(token - 1) // 14},{(token - 1) % 14}" for token in best]
+    assert [one.split()[0] if one.startswith("cls") else " ".join(one.split()[:2]) for one in shown] == names
+
+
+def test_lines_and_matrix_show_the_same_row(study: Study, opened: Opened) -> None:
+    page, view = opened(study), study[0]
+    page.mouse.click(*on_patch(page, view, 3, 9))
+    page.locator("#tab-lines").click()
+    settled(page)
+    drawn = page.evaluate("viewer.panels.lines.drawn")
+    best = set(row_shown(page).argsort(descending=True)[:12].tolist())
+    assert {query for query, *_ in drawn} == {1 + 14 * 3 + 9}
+    assert {key for _, key, _ in drawn} == best
+    page.get_by_role("checkbox", name="all heads").check()
+    settled(page)
+    for head, row in enumerate(view.recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0]):
+        keys = {key for _, key, other in page.evaluate("viewer.panels.lines.drawn") if other == head}
+        assert len(keys) == 12
+        assert float(row[list(keys)].min()) >= float(row.sort(descending=True).values[11]) - 0.002  # rounding exchanges near ties
+    page.get_by_role("checkbox", name="all queries").check()
+    settled(page)
+    assert len(page.evaluate("viewer.panels.lines.drawn")) == 197
+    page.locator("#tab-matrix").click()
+    settled(page)
+    own = view.recording[-1].operator.dense()[0].mean(0)
+    assert torch.allclose(torch.tensor(page.evaluate("Array.from(viewer.panels.matrix.weights)")).view(197, 197), own, atol=0.002)
+    page.locator("#panel-matrix canvas").click(position={"x": 10, "y": 1})
+    settled(page)
+    assert state(page, "query") == {"name": "cls"}
+
+
+def test_maps_are_chosen_and_classes_are_listed(study: Study, opened: Opened) -> None:
+    page = opened(study)
+    page.locator("#tab-maps").click()
+    settled(page)
+    assert page.locator("#panel-maps button .name").all_inner_texts() == ["attention", "similarity", "rollout", "relevance"]
+    page.get_by_role("radio", name="rollout").click()
+    settled(page)
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
+    assert torch.allclose(values, study[0].maps["rollout"].values.flatten(), atol=1e-6)
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert state(page, "map") == "relevance"
+    classes = page.locator(".classes li").all_inner_texts()
+    assert [one.split("\n")[0].strip() for one in classes] == [one.name for one in study[0].classes] or len(classes) == 5
+    assert f"{study[0].classes[0].probability:.1%}".rstrip("%") in classes[0]
+
+
+def test_heads_are_sorted_by_their_importance_for_the_score(study: Study, opened: Opened) -> None:
+    importance = study[0].importance
+    assert importance is not None
+    page = opened(study)
+    page.locator("#panel-heads select").select_option("importance")
+    settled(page)
+    order = page.evaluate("viewer.panels.heads.order.map((t) => [t.number, t.head])")
+    known = {(i, head): number for i, heads in enumerate(importance.heads) for head, number in enumerate(heads)}
+    assert [tuple(one) for one in order] == sorted(known, key=lambda one: -known[one])
+    page.locator("#panel-heads canvas").hover(position={"x": 60, "y": 40})
+    assert f"for {importance.target}" in page.locator("#panel-heads .reading").inner_text()
+
+
+def test_gates_of_a_cnn_are_maps(opened: Opened) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("resnet18")
+    visattn.attach(model, "cbam", where="residual")
+    made = visattn.study(model.eval(), PHOTO, img_size=96)
+    assert "gates" in made[0].maps
+    page = opened(made)
+    names = page.locator("#panel-maps button .name").all_inner_texts()
+    assert names == list(made[0].maps)
+    for name in names:
+        page.get_by_role("radio", name=name).click()
+        settled(page)
+        assert torch.allclose(
+            torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)")), panel(made[0], name), atol=1e-6
+        )
+
+
+def panel(view: View, name: str) -> torch.Tensor:
+    values = view.maps[name].values
+    return values.flatten(0, -3).mean(0).flatten() if values.ndim > 2 else values.flatten()
+
+
+def test_a_map_of_any_name_leaves_the_live_attention(opened: Opened) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("deit_tiny_patch16_224", depth=2).eval()
+    made = visattn.study(model, PHOTO, methods={"attention": {}, "similarity": {"query": "patch:3,4"}})
+    page = opened(made)
+    page.mouse.move(*on_patch(page, made[0], 3, 9))
+    settled(page)
+    own = made[0].recording[-1].operator.rows(torch.tensor([1 + 14 * 3 + 9]))[0, :, 0].mean(0)
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
+    assert torch.allclose(values, own[1:], atol=0.002)
+    page.evaluate("viewer.page.state.set({ map: 'attention' })")
+    settled(page)
+    values = torch.tensor(page.evaluate("Array.from(viewer.page.shown().values)"))
+    shown = made[0].maps["attention"].values
+    assert torch.allclose(values, (shown.mean(0) if shown.ndim == 3 else shown).flatten(), atol=1e-6)
+
+
+def test_hidden_keys_are_those_of_their_own_layer_and_view(study: Study, opened: Opened) -> None:
+    torch.manual_seed(0)
+    other = visattn.study(timm.create_model("swin_tiny_patch4_window7_224").eval(), PHOTO, methods=[])
+    page = opened(study + other)
+    page.locator("#tab-keys").click()
+    page.get_by_label("hide cls").check()
+    settled(page)
+    assert "1 key hidden" in page.locator(".shown").first.inner_text()
+    page.evaluate("viewer.page.state.set({ view: 1, record: 0, head: 0 })")
+    settled(page)
+    token = page.evaluate("viewer.page.token(viewer.page.view, viewer.page.record().queryLayout)")
+    own = other[0].recording[0].operator.rows(torch.tensor([token]))[0, 0, 0]
+    assert torch.allclose(row_shown(page), own, atol=0.002)
+    assert "hidden" not in page.locator(".shown").first.inner_text()
+
+
+def test_small_values_keep_their_digits(opened: Opened, study: Study) -> None:
+    view = study[0]
+    small = replace(view.maps["rollout"], values=view.maps["rollout"].values * 1e-4)
+    page = opened(Study((replace(view, maps={"small": small}),)))
+    page.evaluate("viewer.page.state.set({ map: 'small' })")
+    settled(page)
+    low, _, high = page.locator(".scale").first.locator("xpath=./*").all_inner_texts()
+    assert float(high) == pytest.approx(float(small.values.max()), rel=0.01)
+    assert float(low) == pytest.approx(float(small.values.min()), abs=float(small.values.max()) / 100)
