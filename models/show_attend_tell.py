@@ -6,15 +6,16 @@ context is a single location, sampled with the probabilities `alpha`; REINFORCE 
 `uniform` attention is a baseline without a choice: all weights are equal. Captions are packed: a finished caption takes no further steps.
 
 Where the authors' code differs from the paper, this follows the code: a tanh and dropout before the last layer. Differs from both: the
-networks of the initial state and of the scores have one layer each. Also, learned coordinates are added to the features if `grid` is given,
-because features with a small receptive field do not encode their location. The authors' VGG does not need them: there the receptive field
-of every location covers most of the image.
+networks of the initial state and of the scores have one layer each. Two options are ours. With `first="learned"` the initial state does not
+depend on the image, so that all the decoder knows of it comes from where it looks. Learned coordinates are added to the features if `grid`
+is given, because features with a small receptive field do not encode their location. The authors' VGG does not need them: there the
+receptive field of every location covers most of the image.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,8 @@ from visattn.nn.decoder.soft_hard import Reduction
 
 Attention = Literal["soft", "hard", "uniform"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+First = Literal["mean", "learned"]
+FIRSTS: tuple[First, ...] = get_args(First)
 Estimator = Literal["reinforce", "gumbel"]
 Cost = Literal["mean", "sum"]
 END, UNKNOWN = 0, 1  # the first two tokens of every vocabulary
@@ -71,10 +74,13 @@ class ShowAttendTell(nn.Module):
 
     The attention weights `alpha_t` depend on the features `a` and on `h_{t-1}`. The context is `z_t = beta_t sum_i alpha_ti a_i`, with the
     scalar gate `beta_t = sigmoid(w . h_{t-1} + b)`. Then `h_t = LSTM([E y_{t-1}; z_t], h_{t-1})` and
-    `p(y_t) = softmax(L_o dropout(tanh(E y_{t-1} + L_h h_t + L_z z_t)))`. `h_0` and `c_0` are each `tanh(W mean_i a_i + b)`.
+    `p(y_t) = softmax(L_o dropout(tanh(E y_{t-1} + L_h h_t + L_z z_t)))`. `h_0` and `c_0` are each `tanh(W mean_i a_i + b)`, or with
+    `first="learned"` each `tanh(b)`.
     """
 
     baseline: Tensor
+    first_h: Any  # a layer, or a parameter
+    first_c: Any
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class ShowAttendTell(nn.Module):
         word_dropout: float = 0.0,
         grid: tuple[int, int] | None = None,
         temperature: float = 1.0,
+        first: First = "mean",
     ) -> None:
         """Build with PyTorch's default initialization.
 
@@ -107,17 +114,21 @@ class ShowAttendTell(nn.Module):
                 arXiv:1511.06349).
             grid: Rows and columns of the features, for learned coordinates; none by default.
             temperature: Temperature of Gumbel sampling.
+            first: Initial state: from the mean of the features as in the paper, or `learned`, the same for every image, which begins at 0.
 
         Raises:
-            OptionError: If the attention is unknown.
+            OptionError: If the attention or `first` is unknown.
         """
         super().__init__()
         one_of(attention, ATTENTIONS, "attention")
+        one_of(first, FIRSTS, "first")
         self.attention, self.vocab_size, self.feature_dim = attention, vocab_size, feature_dim
         self.encoder, self.word_dropout = encoder, word_dropout
         self.row = nn.Parameter(0.02 * torch.randn(feature_dim, grid[0], 1)) if grid else None
         self.column = nn.Parameter(0.02 * torch.randn(feature_dim, 1, grid[1])) if grid else None
-        self.first_h, self.first_c = nn.Linear(feature_dim, hidden_dim), nn.Linear(feature_dim, hidden_dim)
+        self.first_h, self.first_c = (
+            nn.Linear(feature_dim, hidden_dim) if first == "mean" else nn.Parameter(torch.zeros(hidden_dim)) for _ in "hc"
+        )
         self.look = (
             HardAttention(feature_dim, hidden_dim, attention_dim=attention_dim, eval_mode="argmax", temperature=temperature)
             if attention == "hard"
@@ -164,7 +175,10 @@ class ShowAttendTell(nn.Module):
         return EncodedImage(features, self.look.keys(features) if self.look else features, (maps.shape[2], maps.shape[3]))
 
     def initial_state(self, encoded: EncodedImage) -> State:
-        """Compute the initial hidden state from the mean of the features."""
+        """Compute the initial hidden state from the mean of the features, or return the learned one for each image."""
+        if isinstance(self.first_h, nn.Parameter):
+            count = len(encoded.features)
+            return self.first_h.tanh().expand(count, -1), self.first_c.tanh().expand(count, -1)
         mean = encoded.features.mean(1)
         return self.first_h(mean).tanh(), self.first_c(mean).tanh()
 

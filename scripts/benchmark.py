@@ -112,6 +112,7 @@ CAM_DIFFERENCE = 1e-5  # bound, relative to the largest value
 CAM_ROUNDS = 60
 TRAINING = 0.95  # bound, relative to timm's images/s
 TRAINING_STEPS, TRAINING_BATCH = 120, 32  # as in bench.training
+LOADING, LOADING_ROUNDS = 1.3, 7  # bound on the CPU time, relative to torchvision's loop
 TRAINING_PROCESSES = 5  # processes of each loop, which alternate
 LOGGER = {"resnet18": 0.02, "vit_tiny_patch16_224": 0.02}  # bound on the share of time, with a figure every 100 steps
 LOGGER_EVERY, LOGGER_ROUNDS = 100, 20
@@ -126,7 +127,7 @@ CALL_SIDE, CALL_ROUNDS = 518, 20
 COMMAND = 1.0  # bound, relative to the script by hand
 COMMAND_SECONDS = {"list": 0.6, "doctor": 0.6, "refused input": 0.6}  # bounds in seconds
 HELP_SECONDS = 0.06  # bound, more than bare Python
-COMMAND_ROUNDS = 7
+COMMAND_ROUNDS = 11  # CPU times of whole processes vary by some percent
 VIEWER = {  # side in pixels: bounds in MB, seconds until the page can be used, ms of a hover over all heads, ms of the 95th of 100 frames
     "224": {"megabytes": 5, "ready": 2, "hover": 50, "frame": 33},
     "518": {"megabytes": 40, "ready": 2, "hover": 120, "frame": 33},
@@ -251,6 +252,8 @@ def protocol() -> list[str]:
         f"Training: timm's resnet18 on JPEG files of 64 x 64, batch {TRAINING_BATCH}, SGD, no augmentation, one worker, one epoch of "
         f"{TRAINING_STEPS} steps. The first steps are not counted. The recipe is the same for `visattn.training.train` and timm's "
         f"train.py (from its repository), {TRAINING_PROCESSES} processes of each in turn. Each reports its own images/s.",
+        f"Reading images: the same files, one thread and no worker, with a random resized crop, a flip and color jitter; {LOADING_ROUNDS} "
+        "epochs of each loop in turn after a first one.",
         "Maps in training: figures of 8 images at 64 px in a bare loop without data. The cost is the added time of a figure's step and "
         f"the next step, over {LOGGER_EVERY} steps.",
         "Captions: show, attend and tell with soft attention, 64 scenes of 64 px in one batch, beam size 5, from pixels to words. The "
@@ -478,6 +481,8 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
                     continue
                 progress(f"training, {run}, {turn + 1}")
                 speeds[run].append(run_json(sys.executable, "bench.training", kind, folder, *file)["speed"])
+        progress("reading and augmenting images")
+        read = run_json(sys.executable, "bench.training", "loading", folder, "2" if quick else str(LOADING_ROUNDS))
     for run, values in speeds.items():
         head: Row = {"run": run, "images/s": f"{median(values):.1f}" if values else "left out: --timm-train FILE"}
         if run == theirs or script is None:
@@ -485,6 +490,8 @@ def training_rows(quick: bool, script: Path | None) -> Iterator[Row]:
             continue
         ratio = median(one / other for one, other in zip(values, speeds[theirs], strict=True))
         yield row(head, f"{ratio:.3f} x timm", ratio, TRAINING, f">= {TRAINING:g} x")
+    head = {"run": "reading and augmenting images, CPU time", "images/s": f"{1 / read['ours']:.0f}"}
+    yield row(head, f"{read['ratio']:.3f} x a loop of torchvision", read["ratio"], LOADING, f"<= {LOADING:g} x")
     for model, bound in LOGGER.items():
         progress(f"pages of maps, {model}")
         found = run_json(sys.executable, "bench.training", "logger", model, "5" if quick else str(LOGGER_ROUNDS))

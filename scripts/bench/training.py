@@ -1,6 +1,7 @@
 """Images/s of our training loop and of timm's, and the cost of drawing maps, as JSON: `python -m bench.training RUN ARGUMENT ...`.
 
 `pictures FOLDER COUNT` creates the training images. `ours FOLDER` and `timm FOLDER FILE` train one epoch each; FILE is timm's train.py.
+`loading FOLDER ROUNDS` only reads and augments the images, as torchvision's loop does in turn.
 `logger MODEL ROUNDS` times steps with and without a figure of maps.
 """
 
@@ -21,11 +22,16 @@ from pathlib import Path
 import timm
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
 
 import visattn
 from bench.measuring import THREADS
 from visattn import data
+from visattn.data import load_labeled
+from visattn.loading.blueprints import Blueprint
 from visattn.training import AttentionLogger, Config, train
+from visattn.training.batches import Samples, Stream, loader, training_transform
 
 MODEL, SIDE, BATCH = "resnet18", 64, 32
 CLASSES = tuple(data.PHOTOS)[:2]
@@ -141,7 +147,44 @@ def logger(name: str, rounds: str) -> dict[str, float]:
     return {"step": usual, "page": statistics.median(drawn) - usual}
 
 
-RUNS: dict[str, Callable[..., Mapping[str, float]]] = {"pictures": pictures, "ours": ours, "timm": theirs, "logger": logger}
+def loading(folder: str, rounds: str) -> dict[str, float]:
+    """Measure the CPU seconds per image of our data path and of torchvision's, alternately: decoding, crop, flip, jitter, normalization."""
+    torch.set_num_threads(1)
+    config = Config(data=folder, img_size=SIDE, augment="imagenet", batch_size=BATCH)
+    blueprint = Blueprint(MODEL, CLASSES, 3, (SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
+    pictures = load_labeled(folder, "train")
+    steps = len(pictures) // BATCH
+    samples = Samples(pictures, training_transform(config, blueprint), mode="RGB", seed=0, replace=True)
+    usual = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIDE),
+            transforms.RandomHorizontalFlip(),
+            transforms.ColorJitter(0.4, 0.4, 0.4),
+            transforms.ToTensor(),
+            transforms.Normalize(blueprint.mean, blueprint.std),
+        ]
+    )
+    plain = datasets.ImageFolder(f"{folder}/train", usual)
+    spent: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for turn in range(int(rounds) + 1):
+        ours = loader(samples, Stream(len(pictures), BATCH, turn * steps * BATCH, steps, seed=0), 0, torch.device("cpu"))
+        theirs = DataLoader(plain, BATCH, shuffle=True, drop_last=True)
+        for name, batches in (("ours", ours), ("theirs", theirs)):
+            began = time.process_time()
+            for _ in batches:
+                pass
+            spent[name] += [(time.process_time() - began) / (steps * BATCH)] if turn else []
+    ratio = statistics.median(one / other for one, other in zip(spent["ours"], spent["theirs"], strict=True))
+    return {"ours": statistics.median(spent["ours"]), "theirs": statistics.median(spent["theirs"]), "ratio": ratio}
+
+
+RUNS: dict[str, Callable[..., Mapping[str, float]]] = {
+    "pictures": pictures,
+    "ours": ours,
+    "timm": theirs,
+    "loading": loading,
+    "logger": logger,
+}
 
 if __name__ == "__main__":
     print(json.dumps(RUNS[sys.argv[1]](*sys.argv[2:])))

@@ -17,6 +17,7 @@ import visattn
 from truth.measure import touches
 from visattn import evaluation
 from visattn.data.scenes import Scenes
+from visattn.data.scenes.causes import CausedScenes
 from visattn.evaluation.cells import cells_of
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
@@ -43,7 +44,9 @@ class MarkedScenes:
     numbers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def layer_by_layer(model: nn.Module, layers: Sequence[str], marked: Scenes, plain: Scenes) -> dict[str, MarkedScenes]:
+def layer_by_layer(
+    model: nn.Module, layers: Sequence[str], marked: Scenes | CausedScenes, plain: Scenes | CausedScenes
+) -> dict[str, MarkedScenes]:
     """Measure Grad-CAM of the true class, layer by layer.
 
     Args:
@@ -84,7 +87,7 @@ def layer_by_layer(model: nn.Module, layers: Sequence[str], marked: Scenes, plai
     return found
 
 
-def exchanged(model: nn.Module, scenes: Scenes, others: Scenes, part: Part) -> float:
+def exchanged(model: nn.Module, scenes: Scenes | CausedScenes, others: Scenes | CausedScenes, part: Part) -> float:
     """Return the accuracy on scenes where every CBAM has the gates of one part that it has on the other scenes.
 
     Args:
@@ -128,7 +131,7 @@ def _hooked(model: nn.Module, part: Part, given: dict[str, list[Tensor]] | None)
             handle.remove()
 
 
-def _gradcam(model: nn.Module, scenes: Scenes, index: int, layer: str) -> tuple[AttentionMap, Geometry]:
+def _gradcam(model: nn.Module, scenes: Scenes | CausedScenes, index: int, layer: str) -> tuple[AttentionMap, Geometry]:
     scene = scenes.scene(index)
     found = visattn.explain(model, Image.fromarray(scene.image), method="gradcam", target=scene.label, layer=layer)
     return found.map, found.geometry

@@ -20,6 +20,7 @@ from torch import nn
 import visattn
 from visattn import evaluation
 from visattn.data.scenes import Scene, Scenes
+from visattn.data.scenes.causes import CausedScene, CausedScenes
 from visattn.errors import OptionError
 from visattn.evaluation.cells import cells_of
 from visattn.geometry import Geometry
@@ -126,9 +127,9 @@ def measured(model: nn.Module, scenes: Scenes, slow: int, extra: dict[str, Way] 
         extra: Further ways to compute maps.
     """
     found = Measures({}, {}, {}, ())
-    every = {**_ways(model, scenes.scene(0)), **(extra or {})}
+    every = {**ways_of(model, scenes.scene(0)), **(extra or {})}
     tried = {name: way for name, way in every.items() if slow or not way.slow}
-    ways, refused = _applicable(tried, model, scenes.scene(0))
+    ways, refused = applicable(tried, model, scenes.scene(0))
     for index in range(len(scenes)):
         scene = scenes.scene(index)
         picture, likes = Image.fromarray(scene.image), {}
@@ -155,7 +156,7 @@ def measured(model: nn.Module, scenes: Scenes, slow: int, extra: dict[str, Way] 
     return replace(found, refused=refused)
 
 
-def accuracy(model: nn.Module, scenes: Scenes) -> float:
+def accuracy(model: nn.Module, scenes: Scenes | CausedScenes) -> float:
     """Return the share of scenes that the network classifies correctly."""
     right = 0
     for start in range(0, len(scenes), 100):
@@ -172,7 +173,7 @@ def size_of(grid: Iterable[int]) -> str:
     return " x ".join(map(str, grid))
 
 
-def _ways(model: nn.Module, scene: Scene) -> dict[str, Way]:
+def ways_of(model: nn.Module, scene: Scene | CausedScene) -> dict[str, Way]:
     """Return all methods; gates of each module count as a method of their own."""
     found = {name: Way(name, PARAMETERS.get(name, {})) for name in METHODS if name not in (*LEFT_OUT, "gates")}
     prepared = visattn.prepare(Image.fromarray(scene.image), model)
@@ -180,7 +181,7 @@ def _ways(model: nn.Module, scene: Scene) -> dict[str, Way]:
     return found | {f"gates of {layer}": Way("gates", {"layer": layer}) for layer in gates}
 
 
-def _applicable(ways: dict[str, Way], model: nn.Module, scene: Scene) -> tuple[dict[str, Way], tuple[str, ...]]:
+def applicable(ways: dict[str, Way], model: nn.Module, scene: Scene | CausedScene) -> tuple[dict[str, Way], tuple[str, ...]]:
     """Return the methods that apply to the model, and the names of the others."""
     kept, refused = {}, []
     for name, way in ways.items():

@@ -163,6 +163,7 @@ def test_truncated_caption_is_not_finished(attention: Attention) -> None:
     captioner, some = tiny(attention, end=-1e3), photos(2)
     for photo, caption in zip(some, captioner.generate(some, beam_size=2, max_length=3), strict=True):
         assert not caption.finished
+        assert caption.cut_off == f"cut off at {len(caption.words)} words"
         assert len(caption.words) == len(caption.map.values) == len(caption.chosen_cells) == len(caption.word_notes) == 3
         assert caption.score == pytest.approx(sum(looped(captioner, photo, numbers(caption))["log"]), abs=1e-4)
 

@@ -123,6 +123,21 @@ def test_save_and_load_round_trip_is_exact(tmp_path: Path, attention: Attention)
     assert second.provenance.weights_sha256 == json.loads((tmp_path / "final" / "model.json").read_text())["sha256"]
 
 
+def test_a_learned_first_state_survives_a_round_trip(tmp_path: Path) -> None:
+    blueprint = plan(first="learned")
+    model = blueprint.build()
+    state = model.state_dict()
+    state["first_h"].copy_(torch.arange(blueprint.hidden_dim))
+    save(model, blueprint, tmp_path / "final")
+    second = load_captioner(tmp_path / "final")
+    assert second.blueprint == blueprint
+    assert torch.equal(second.model.state_dict()["first_h"], state["first_h"])
+
+
+def test_captioners_from_before_the_option_start_from_the_mean(folder: Path) -> None:
+    assert load(changed(folder, first=...))[1].first == "mean"
+
+
 def test_unknown_facts_are_ignored(folder: Path) -> None:
     changed(folder, accuracy=0.5, history=[{"step": 1}])
     assert load(folder)[1] == plan()
@@ -152,6 +167,8 @@ DAMAGES: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": ({"dropout": 2.0}, "'dropout' is missing or wrong"),
     "dropout-nan": ({"dropout": float("nan")}, "'dropout' is missing or wrong"),
     "temperature": ({"temperature": 0}, "'temperature' is missing or wrong"),
+    "unknown-first": ({"first": "none"}, "'first' is missing or wrong"),
+    "another-first": ({"first": "learned"}, "first_c"),
     "no-encoder": ({"encoder": ...}, "'encoder' is missing or wrong"),
     "encoder-a-name": ({"encoder": "visattn_local_features"}, "'encoder' is missing or wrong"),
     "sha256": ({"sha256": "0" * 64}, "its sha256 differs"),

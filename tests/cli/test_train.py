@@ -137,7 +137,7 @@ def test_options_override_the_file_and_a_dry_run_prints_the_merged_config(run: R
         (("--seeds", "0"), "--seeds"),
         (("--device", "tpu9"), "unknown device 'tpu9'. Choose auto, cpu, cuda or cuda:N."),
         (("--data", "cifar11"), "did you mean 'cifar10'?"),
-        (("--reprob", "0.5"), "reprob needs --augment imagenet, got --augment flip. Change one of them."),
+        (("--crop-scale", "0.5", "1"), "crop_scale needs --augment imagenet, got --augment flip. Change one of them."),
         (("--opt", "sdg"), "unknown opt 'sdg'; did you mean 'sgd'?"),
         (
             ("--opt", "adam", "--momentum", "0.5"),

@@ -210,7 +210,7 @@ def a_file(folder: Path) -> None:
         (
             "train",
             shutil.rmtree,
-            r"pets: no such folder\. Pass a folder that holds train/CLASS/image\.png, or one of fashion-mnist, ",
+            r"pets: no such folder\. Pass a folder that holds train/CLASS/image\.png, file\.py:factory, or one of fashion-mnist, ",
         ),
         ("train", a_file, r"pets: must be a folder, got a file\. If it is an archive, unpack it"),
     ],

@@ -145,7 +145,7 @@ def test_count_above_the_number_of_images_is_refused(folder: Path) -> None:
 
 def test_misspelled_name_gets_a_suggestion(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"cifar-10: no such folder; did you mean 'cifar10'\? Pass a folder .*scenes-ground\."
+        DataError, match=r"cifar-10: no such folder; did you mean 'cifar10'\? Pass a folder .*scenes-by-mark\."
     ) as error:
         load_labeled("cifar-10", "train")
     one_line(error)

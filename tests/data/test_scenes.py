@@ -19,7 +19,7 @@ from scipy.ndimage import binary_dilation
 from scipy.stats import chi2_contingency, chisquare
 from torchvision.datasets import ImageFolder
 
-from visattn.data.scenes import CLASSES, COLORS, TEXTURES, VERSION, Scene, SceneObject, Scenes, generator as module, write
+from visattn.data.scenes import CLASSES, COLORS, TEXTURES, VERSION, Scene, SceneObject, Scenes, drawing, write
 from visattn.data.scenes.shapes import AREAS, DISTRACTORS, LABELS
 from visattn.errors import OptionError, OutputError
 
@@ -520,4 +520,4 @@ def test_scenes_match_a_frozen_digest(drawn: list[Scene]) -> None:
 
 
 def test_every_class_has_its_own_watermark_code() -> None:
-    assert len(set(module._CODES)) == len(CLASSES)
+    assert len(set(drawing._CODES)) == len(CLASSES)

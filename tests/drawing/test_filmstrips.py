@@ -163,6 +163,26 @@ def test_own_ranges_are_written(written: list[tuple[str, float]]) -> None:
     assert [word[0, -1].tolist() for word in parts(page)[1:3]] == [table("inferno")[255].tolist()] * 2
 
 
+def test_strengths_fade_the_maps_into_the_photo() -> None:
+    values = [[[0.0, 0.1, 0.2]], [[0.0, 0.5, 1.0]], [[0.0, 0.5, 1.0]]]
+    options: dict[str, Any] = {"panel": PANEL, "opacity": 1}
+    whole = parts(filmstrip(green(), make_map(values, WORDS), WHOLE, **options))
+    faded = parts(filmstrip(green(), make_map(values, WORDS), WHOLE, strengths=(1.0, 0.25, 0.0), **options))
+    assert (faded[0] == whole[0]).all()
+    assert (faded[1] == whole[1]).all()
+    assert np.abs(faded[2] - (0.25 * whole[2] + 0.75 * np.array(GREEN))).max() <= 1
+    assert (faded[3] == GREEN).all()
+
+
+@pytest.mark.parametrize(
+    ("strengths", "message"),
+    [((1.0, 1.0), "strengths must have one entry for each of the 3 words, got 2"), ((1.0, 1.0, 1.5), r"strengths\[2\] must be")],
+)
+def test_wrong_strengths_are_refused(strengths: tuple[float, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        filmstrip(green(), constant(words=WORDS), WHOLE, panel=PANEL, strengths=strengths)
+
+
 def test_shared_scale_has_numbers_and_distinguishes_words(written: list[tuple[str, float]]) -> None:
     values = [[[0.0, 0.1, 0.2]], [[0.0, 0.5, 1.0]], [[0.2, 0.2, 0.2]]]
     page = filmstrip(green(), make_map(values, WORDS), WHOLE, panel=PANEL, opacity=1, shared_scale=True)

@@ -176,7 +176,7 @@ def test_maps_of_a_training_run_store_their_provenance(tmp_path: Path) -> None:
     logger(0)
     made = facts(tmp_path / "step_00000000.png")
     assert {name: made["drawing"][name] for name in COLORED} == {"opacity": 0.25, "blend": "constant", "colormap": "inferno"}
-    assert made["normalization"] == "minmax, each panel on its own scale"
+    assert made["normalization"] == "minmax, one scale for each row"
     assert facts(saved(logger.draw(3)))["weights"] == "in training, step 3"
 
 

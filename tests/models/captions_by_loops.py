@@ -36,7 +36,10 @@ def told_by_loops(
                 cell = cell + weights["row"][:, row, 0] + weights["column"][:, 0, column]
             cells.append(cell)
     mean = sum(cells, ZERO) / len(cells)
-    h, c = torch.tanh(affine(weights, "first_h", mean)), torch.tanh(affine(weights, "first_c", mean))
+    if "first_h" in weights:  # learned, the same for every image
+        h, c = torch.tanh(weights["first_h"]), torch.tanh(weights["first_c"])
+    else:
+        h, c = torch.tanh(affine(weights, "first_h", mean)), torch.tanh(affine(weights, "first_c", mean))
     before, words = torch.zeros_like(weights["embed.weight"][0]), []
     for t, word in enumerate(caption):
         alpha = [ZERO + 1 / len(cells)] * len(cells) if attention == "uniform" else scored(weights, cells, h)

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 
 from tests.models.captions_by_loops import ZERO, Word, cost, told_by_loops, unevenness
 from visattn.errors import OptionError, ShapeError
-from visattn.models.show_attend_tell import ATTENTIONS, END, Attention, DecoderOutput, Objective, ShowAttendTell, costs, loss
+from visattn.models.show_attend_tell import (
+    ATTENTIONS,
+    END,
+    FIRSTS,
+    Attention,
+    DecoderOutput,
+    First,
+    Objective,
+    ShowAttendTell,
+    costs,
+    loss,
+)
 from visattn.nn import doubly_stochastic
 
 CHANNELS, WORDS, GRID = 5, 6, (2, 3)
@@ -23,7 +34,9 @@ PLACES = torch.tensor([[5, 0, 0, 0], [3, 3, 0, 1], [2, 5, 4, 0]])
 ALONE = Objective(regularizer=0.0, reward=0.0, entropy=0.0)
 
 
-def captioner(attention: Attention = "soft", grid: tuple[int, int] | None = None, dropout: float = 0.0) -> ShowAttendTell:
+def captioner(
+    attention: Attention = "soft", grid: tuple[int, int] | None = None, dropout: float = 0.0, first: First = "mean"
+) -> ShowAttendTell:
     """Build a captioner in float64 and training mode, with no parameter at its initial value."""
     random = torch.Generator().manual_seed(0)
     model = ShowAttendTell(
@@ -36,6 +49,7 @@ def captioner(attention: Attention = "soft", grid: tuple[int, int] | None = None
         attention_dim=2,
         dropout=dropout,
         grid=grid,
+        first=first,
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,10 +94,11 @@ def close(found: dict[str, Tensor], expected: dict[str, Tensor], within: float) 
     )
 
 
+@pytest.mark.parametrize("first", FIRSTS)
 @pytest.mark.parametrize("grid", [None, GRID], ids=["no coordinates", "coordinates"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_every_step_equals_loops(attention: Attention, grid: tuple[int, int] | None) -> None:
-    model = captioner(attention, grid)
+def test_every_step_equals_loops(attention: Attention, grid: tuple[int, int] | None, first: First) -> None:
+    model = captioner(attention, grid, first=first)
     told = tell(model)
     assert told.grid == GRID
     assert told.steps.tolist() == [[True, True, False, False], [True] * 4, [True, True, True, False]]
@@ -98,6 +113,33 @@ def test_every_step_equals_loops(attention: Attention, grid: tuple[int, int] | N
     assert costs(told, padded()).tolist() == pytest.approx(
         [cost(words).item() for words in by_loops(model, pictures())[1]], abs=1e-10
     )
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_learned_first_state_has_seen_nothing_of_the_image(attention: Attention) -> None:
+    model = captioner(attention, first="learned")
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.bias.fill_(-1e4)  # beta is 0: nothing of what is looked at comes in
+    one, other = tell(model), tell(model, pictures().flip(0) * 3)
+    assert torch.equal(one.logits, other.logits)
+    assert not torch.equal(one.alpha, other.alpha) or attention == "uniform"
+    model = captioner(attention)
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.bias.fill_(-1e4)
+    assert not torch.equal(tell(model).logits, tell(model, pictures().flip(0) * 3).logits)
+
+
+def test_a_learned_first_state_begins_at_zero_and_is_trained() -> None:
+    model = ShowAttendTell(nn.Identity(), CHANNELS, WORDS, embed_dim=4, hidden_dim=3, first="learned").double()
+    state = model.initial_state(model.encode(pictures()))
+    assert [part.tolist() for part in state] == [[[0.0] * 3] * len(CAPTIONS)] * 2
+    found = gradients(model, loss(model, tell(model), padded(), ALONE))
+    assert found["first_h"].abs().min() > 0
+    assert found["first_c"].abs().min() > 0
+    with pytest.raises(OptionError, match="unknown first 'zero'"):
+        ShowAttendTell(nn.Identity(), CHANNELS, WORDS, first="zero")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("attention", ["soft", "uniform"])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_FENCED = re.compile(r"^```(\w*) ?(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^```(\w*) ?([\w.]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`(visattn [a-z][^`]*)`( \(long\))?")
 _NAME = re.compile(r"visattn (\w+|train \w+)")  # a command's name alone
 _PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b")  # NAME, MODEL
@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
     Attributes:
         kind: `python`, or `sh`.
-        mark: Empty; `long`: run with a limit; `make`, `install`: run elsewhere.
+        mark: Empty; `long`: run with a limit; `make`, `install`: run elsewhere; a name as `own.py`: the file that the block is.
         text: The block as printed.
         inline: Whether the command stands inside of a text.
     """

@@ -124,7 +124,9 @@ def run_page(page: Path) -> None:
     for block in blocks_of(page):
         if block.mark in ("make", "install"):
             continue
-        if block.kind == "python":
+        if block.mark.endswith(".py"):
+            Path(block.mark).write_text(block.text)
+        elif block.kind == "python":
             exec(compile(block.text, page.name, "exec"), names)
         elif block.kind == "sh":
             before = set(Path.cwd().iterdir())

@@ -465,11 +465,34 @@ def test_last_gate_of_each_grid_gets_a_row(sheets: Sheets) -> None:
     assert sheets[-1][1]["row_labels"] == ["photo", "1"]
     last.gate = torch.linspace(0.5001, 0.5003, 16 * 24).view(16, 24)
     logger_of(model)
-    assert [cell.caption for cell in sheets[-1][0][1]] == ["0.5001 to 0.5003"] * 2
+    assert [cell.caption for cell in sheets[-1][0][1]] == ["nearly even, 0.5001 to 0.5003"] * 2
+    assert sheets[-1][0][1][0].picture == sheets[-1][0][0][0].picture
+    assert "scale of 2: 0.5001 to 0.5003" in sheets[-1][1]["notes"]
     last.gate = torch.full((16, 24), 0.25)
     logger_of(model)
     assert [cell.caption for cell in sheets[-1][0][1]] == ["constant 0.25"] * 2
     assert sheets[-1][0][1][0].picture == sheets[-1][0][0][0].picture
+
+
+def test_images_of_a_row_share_one_scale(sheets: Sheets) -> None:
+    class ByImage(nn.Module):
+        """Gate whose values differ by image."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            gate = torch.linspace(0.1, 0.4, 16 * 24).view(1, 1, 16, 24) * torch.tensor([1.0, 2.0])[:, None, None, None]
+            publish(self, "spatial_gate", gate, x)
+            return x * gate
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), ByImage(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    logger_of(model, style={"opacity": 1.0, "interpolation": "nearest", "colormap": "inferno", "normalize": "minmax"})
+    cells, words = sheets[-1]
+    assert [cell.caption for cell in cells[1]] == ["0.1 to 0.4", "0.2 to 0.8"]
+    assert "scale of 1: 0.1 to 0.8" in words["notes"]
+    ends = [np.asarray(cell.picture)[-1, -1].tolist() for cell in cells[1]]
+    colors = table("inferno")
+    assert ends[1] == colors[255].tolist()
+    level = round(255 * (0.4 - 0.1) / 0.7)
+    assert np.abs(np.array(ends[0]) - colors[level]).max() <= 6  # one step of the color map
 
 
 def test_layers_get_rows_and_many_images_are_wrapped(sheets: Sheets) -> None:

@@ -62,6 +62,8 @@ def test_a_digest_is_json() -> None:
         ({"widths": [1, "a"]}, r"widths must be of type tuple"),
         ({"model_kwargs": []}, r"model_kwargs must be of type dict"),
         ({"data": 3}, r"data must be of type str"),
+        ({"freeze": "layer1"}, r"freeze must be of type tuple, values of type str, got 'layer1'"),
+        ({"crop_scale": [0.5]}, r"crop_scale must be of type tuple, 2 values of type float"),
     ],
 )
 def test_keys_and_types_are_checked(values: dict[str, Any], message: str) -> None:
@@ -154,9 +156,10 @@ def test_differences_list_only_settings_that_change_results() -> None:
     assert differences(before.digest(), now) == ["model_kwargs {'a': 1} -> {'a': 2}", "lr 0.1 -> 0.05"]
 
 
-def test_setting_missing_in_an_older_config_is_a_difference() -> None:
+def test_a_setting_missing_in_an_older_config_has_its_default() -> None:
     older = {key: value for key, value in Config().digest().items() if key != "reprob"}
-    assert differences(older, Config()) == ["reprob None -> 0.0"]
+    assert differences(older, Config()) == []  # it starts without effect
+    assert differences(older, Config(reprob=0.5)) == ["reprob 0.0 -> 0.5"]
 
 
 def test_overrides_are_validated() -> None:
@@ -168,8 +171,10 @@ def test_overrides_are_validated() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (Config, {"auto_augment": "rand-m9"}, "auto_augment needs --augment imagenet, got --augment flip. Change one of them."),
-        (Config, {"reprob": 0.5, "augment": "crop"}, "reprob needs --augment imagenet, got --augment crop."),
+        (Config, {"crop_scale": (0.5, 1.0)}, "crop_scale needs --augment imagenet, got --augment flip. Change one of them."),
+        (Config, {"crop_ratio": (1.0, 1.0), "augment": "crop"}, "crop_ratio needs --augment imagenet, got --augment crop."),
+        (Config, {"min_lr": 0.01, "schedule": "step"}, "min_lr needs --schedule cosine or linear, got --schedule step."),
+        (Config, {"decay_rate": 0.5}, "decay_rate needs --schedule step, got --schedule cosine."),
         (CaptionConfig, {"estimator": "gumbel"}, "estimator needs --attention hard, got --attention soft."),
         *((CaptionConfig, {name: 0.25}, f"{name} needs --attention hard") for name in ("semi_sampling", "reward", "entropy")),
         *((CaptionConfig, {name: 0.25}, f"{name} needs --attention hard") for name in ("decay", "temperature")),

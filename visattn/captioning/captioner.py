@@ -79,6 +79,7 @@ class Caption:
             self.geometry,
             chosen_cells=self.chosen_cells,
             word_notes=self.word_notes,
+            strengths=self.betas,
             **self._titled(options),
         )
 
@@ -90,6 +91,7 @@ class Caption:
             self.geometry,
             chosen_cells=self.chosen_cells,
             word_notes=self.word_notes,
+            strengths=self.betas,
             **self._titled(options),
         )
 
@@ -101,11 +103,18 @@ class Caption:
             f"entropy {entropy / most:.2f}  beta {beta:.2f}" for entropy, beta in zip(self.entropies, self.betas, strict=True)
         )
 
+    @property
+    def cut_off(self) -> str:
+        """Note on a caption that was cut off; empty for one that ends by itself."""
+        return "" if self.finished else f"cut off at {len(self.words)} words"
+
     def _titled(self, options: dict[str, Any]) -> dict[str, Any]:
         notes = [*self.map.provenance.notes, *options.pop("notes", ())]
         if any(cell is not None for cell in self.chosen_cells):
             notes.append("colors: probability of each cell")
-        notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on the visual context, 0 closed, 1 open")
+        notes.append("entropy: of the attention weights, 1 if uniform; beta: gate on what was looked at, 0 closed, 1 open")
+        notes.append("a map is as faint as its beta is low")
+        notes += [] if self.finished else [self.cut_off]
         return {"title": self.text, "notes": notes} | options
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from visattn._support.checks import printable
+from visattn._support.own_code import is_function
 from visattn._support.reprs import brief
 from visattn.captioning.encoders import Shape, encoder
 from visattn.captioning.vocabulary import SPECIAL
@@ -19,7 +20,7 @@ from visattn.loading.folders import read_blueprint, read_facts, read_weights, wr
 from visattn.loading.limits import no_larger_than
 from visattn.loading.translation import fill
 from visattn.loading.weights import FACTS
-from visattn.models.show_attend_tell import ATTENTIONS, Attention, ShowAttendTell
+from visattn.models.show_attend_tell import ATTENTIONS, FIRSTS, Attention, First, ShowAttendTell
 from visattn.provenance import Provenance
 
 KIND = "captioner"
@@ -42,6 +43,7 @@ class CaptionerBlueprint:
         word_dropout: Probability of hiding the previous word in training.
         coordinates: Whether learned row and column embeddings are added to the features.
         temperature: Temperature of Gumbel samples.
+        first: Initial state of the LSTM: from the `mean` of the features, or `learned`, which has seen nothing of the image.
     """
 
     encoder: Blueprint
@@ -55,6 +57,7 @@ class CaptionerBlueprint:
     word_dropout: float = 0.0
     coordinates: bool = False
     temperature: float = 1.0
+    first: First = "mean"
 
     __repr__ = brief
 
@@ -110,6 +113,7 @@ class CaptionerBlueprint:
             word_dropout=self.word_dropout,
             grid=shape.grid if self.coordinates else None,
             temperature=self.temperature,
+            first=self.first,
         )
 
 
@@ -145,7 +149,7 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
     if described.get("kind") != KIND:
         raise WeightsError(f"{name}: holds a classifier, not a captioner. Pass a folder that `visattn train caption` wrote.")
     blueprint = _read(described, shown)
-    if blueprint.encoder.model.rpartition(":")[0].endswith(".py"):
+    if is_function(blueprint.encoder.model):
         raise WeightsError(f"{name}: was built by {printable(blueprint.encoder.model)}; loading does not run Python files.")
     tensors = read_weights(folder, described)
     with torch.random.fork_rng(devices=[]), no_larger_than(tensors, name):
@@ -158,11 +162,13 @@ def load(folder: Path) -> tuple[ShowAttendTell, CaptionerBlueprint, Provenance]:
 def _read(described: dict[str, Any], shown: str) -> CaptionerBlueprint:
     own: dict[str, Any] = {name: described.get(name) for name in CaptionerBlueprint.__dataclass_fields__ if name != "encoder"}
     words = own["words"]
+    own["first"] = described.get("first", "mean")  # older captioners do not state it
     numbers = {name: type(own[name]) in (int, float) for name in ("dropout", "word_dropout", "temperature")}
     fits = {
         "words": isinstance(words, list) and {*map(type, words)} == {str} and len(set(words)) == len(words),
         "layer": isinstance(own["layer"], str),
         "attention": own["attention"] in ATTENTIONS,
+        "first": own["first"] in FIRSTS,
         "coordinates": type(own["coordinates"]) is bool,
         **{name: type(own[name]) is int and low <= own[name] < 2**16 for name, low in _LEAST.items()},
         **{name: number and 0 <= own[name] <= 1 for name, number in numbers.items()},

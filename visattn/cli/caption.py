@@ -118,6 +118,7 @@ def caption_command(
             click.echo(f"{name}: {told}" if len(images) > 1 else told)
         note(quiet, *(f"{word:<12} {fact}" for word, fact in zip(caption.words, caption.word_notes, strict=True)))
         note(quiet, *(f"{name}: {text}" for text in row["notes"]))
+        note(quiet or caption.finished, f"{name}: {caption.cut_off}; a larger --max-length allows more")
         if not caption.words:
             end = "; no filmstrip is drawn" if strips else ""
             click.echo(f"visattn: warning: {name}: the generated caption is empty{end}", err=True)

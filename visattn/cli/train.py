@@ -32,12 +32,16 @@ def _settings(kind: str) -> list[click.Option]:
 def _option(setting: Field[Any]) -> click.Option:
     default = setting.default if setting.default is not MISSING else None
     flag = f"--{setting.name.replace('_', '-')}"
-    text = f"{setting.metadata['help']}  [default: {default}]" if default not in (None, "", ()) else setting.metadata["help"]
+    usual = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    text = f"{setting.metadata['help']}  [default: {usual}]" if default not in (None, "", ()) else setting.metadata["help"]
     if isinstance(default, bool):
         return click.Option([f"{flag}/--no-{flag[2:]}"], default=None, help=text)
-    if setting.name in ("model_kwargs", "widths"):
-        kind = int if setting.name == "widths" else str
-        return click.Option([flag], type=kind, multiple=True, metavar="N" if kind is int else "KEY=VALUE", help=text)
+    kind: Any = setting.metadata["each"]
+    if isinstance(default, tuple) and default:
+        return click.Option([flag], type=kind, nargs=len(default), default=None, help=text)
+    if isinstance(default, tuple) or setting.name == "model_kwargs":
+        metavar = "KEY=VALUE" if default is None else "N" if kind is int else "NAME"
+        return click.Option([flag], type=str if default is None else kind, multiple=True, metavar=metavar, help=text)
     choices = setting.metadata["choices"]
     return click.Option([flag], type=click.Choice(choices) if choices else type(default), default=None, help=text)
 

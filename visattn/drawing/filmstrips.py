@@ -54,6 +54,7 @@ def filmstrip(
     *,
     chosen_cells: Sequence[tuple[int, int] | None] = (),
     word_notes: Sequence[str] = (),
+    strengths: Sequence[float] = (),
     panel: int = 160,
     columns: int | None = None,
     shared_scale: bool = False,
@@ -69,6 +70,7 @@ def filmstrip(
         geometry: Position of the model's input on the photo.
         chosen_cells: For each word the cell `(row, column)` that hard attention chose, or None; it is drawn as a box.
         word_notes: For each word a line to write under it, for example its entropy, see `entropies`.
+        strengths: For each word a number from 0 to 1: how visible its map is. At 0 its panel shows the photo alone. By default all are 1.
         panel: Width of a panel in pixels, 64 to 1024.
         columns: Panels per row; by default chosen so that few cells of the figure stay empty.
         shared_scale: Whether all words share one color scale. By default each has its own, with its range written under it.
@@ -97,6 +99,7 @@ def filmstrip(
         geometry,
         chosen_cells,
         word_notes,
+        strengths,
         notes,
         panel=panel,
         shared_scale=shared_scale,
@@ -119,6 +122,7 @@ def animation(
     *,
     chosen_cells: Sequence[tuple[int, int] | None] = (),
     word_notes: Sequence[str] = (),
+    strengths: Sequence[float] = (),
     panel: int = 320,
     shared_scale: bool = False,
     title: str = "",
@@ -134,6 +138,7 @@ def animation(
         geometry: Position of the model's input on the photo.
         chosen_cells: For each word the cell that hard attention chose, or None; see `filmstrip`.
         word_notes: For each word a line to write under it.
+        strengths: For each word how visible its map is, see `filmstrip`.
         panel: Width of a frame in pixels, 64 to 1024.
         shared_scale: Whether all words share one color scale.
         title: Text under the photo, which is the first frame.
@@ -156,6 +161,7 @@ def animation(
         geometry,
         chosen_cells,
         word_notes,
+        strengths,
         notes,
         panel=panel,
         shared_scale=shared_scale,
@@ -218,6 +224,7 @@ def _drawn(
     geometry: Geometry,
     chosen_cells: Sequence[tuple[int, int] | None],
     word_notes: Sequence[str],
+    strengths: Sequence[float],
     notes: Sequence[str],
     *,
     panel: int,
@@ -227,9 +234,11 @@ def _drawn(
     """Draw the panels; return them with the cells of the words and the notes below the figure."""
     words = _words(attention_map)
     between(panel, 64, _WIDEST, "panel")
-    for name, given in (("word_notes", word_notes), ("chosen_cells", chosen_cells)):
+    for name, given in (("word_notes", word_notes), ("chosen_cells", chosen_cells), ("strengths", strengths)):
         if given and len(given) != len(words):
             raise OptionError(f"{name} must have one entry for each of the {len(words)} words, got {len(given)}.")
+    for number, strength in enumerate(strengths):
+        between(strength, 0, 1, f"strengths[{number}]")
     panels = Panels(photo, attention_map, geometry, panel=panel, shared_axes=("word",) if shared_scale else (), style=style)
     interpolation = style.interpolation
     single = np.count_nonzero(panels.heat.grid, axis=(-2, -1)) == 1
@@ -240,7 +249,7 @@ def _drawn(
     for number, word in enumerate(words):
         cell = panels.cell(word=number)
         lines = [line for line in (printable(word_notes[number]) if word_notes else "", cell.caption) if line]
-        picture = cell.picture
+        picture = Image.blend(panels.photo, cell.picture, strengths[number]) if strengths else cell.picture
         if chosen_cells and (place := chosen_cells[number]) is not None:
             picture = outline(picture, _box(panels, attention_map, place, f"chosen_cells[{number}]"), smallest=1)
         strip.append(Cell(picture, "\n".join(lines), word))

@@ -71,7 +71,7 @@ class Panels:
         """Draw one panel, with its own range below; if its map is constant, the photo is unchanged."""
         one = self.heat.at(**index)
         low, high = self._scales[tuple(index[name] for name in self.heat.axes)]
-        picture = self.photo if _flat(low, high) else painted(self.photo, _scaled(one, low, high), self._painted)
+        picture = self.photo if _flat(low, high) else painted(self.photo, scaled(one, low, high), self._painted)
         lowest, highest = float(np.nanmin(one.grid)), float(np.nanmax(one.grid))
         if _flat(lowest, highest):
             return Cell(picture, f"constant {lowest:.3g}")
@@ -202,7 +202,8 @@ def _parts(heat: Heatmap, shared_axes: Sequence[str]) -> dict[tuple[int, ...], N
     }
 
 
-def _scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
+def scaled(heat: Heatmap, low: float, high: float) -> Heatmap:
+    """Map `low` and `high` of a map to 0 and 1, and clip."""
     span = max(high - low, 1e-30)
     return replace(heat, values=((heat.values - low) / span).clip(0, 1), grid=((heat.grid - low) / span).clip(0, 1))
 

@@ -12,6 +12,7 @@ from torch import nn
 from visattn import models
 from visattn._support.checks import printable
 from visattn._support.files import base_name
+from visattn._support.own_code import is_function
 from visattn._support.reprs import brief
 from visattn.errors import OptionError, UnsupportedModel
 from visattn.loading import own_files, timm_models, torchvision_models
@@ -92,7 +93,7 @@ class Blueprint:
             raise OptionError(
                 f"bam is between the stages and starts as in its paper, got attention_init '{self.attention_init}'."
             )
-        if self.model.rpartition(":")[0].endswith(".py"):
+        if is_function(self.model):
             model = own_files.built(self.model, num_classes=classes, in_channels=self.channels, **self.options)
         else:
             try:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, regular
+from visattn._support.own_code import is_function
 from visattn.errors import WeightsError
 from visattn.families.trained import remember
 from visattn.loading.blueprints import Blueprint, shared
@@ -75,7 +76,7 @@ def load(folder: Path) -> tuple[nn.Module, Provenance]:
     if kind := told.get("kind"):
         raise WeightsError(f"{name}: holds a {brief(kind)}, not a classifier; use visattn caption.")
     blueprint = read_blueprint(told, printable(str(folder / FACTS)))
-    if blueprint.model.rpartition(":")[0].endswith(".py"):
+    if is_function(blueprint.model):
         raise WeightsError(
             f"{name}: was built by {printable(blueprint.model)}; loading does not run Python files. Build it yourself, with num_classes="
             f"{len(blueprint.classes)} and in_channels={blueprint.channels}, and load safetensors.torch.load_file('{name}/{WEIGHTS}')."

@@ -15,6 +15,7 @@ from torch import nn
 from visattn import families
 from visattn._support.checks import first_line, printable, shown
 from visattn._support.files import is_file
+from visattn._support.own_code import is_function
 from visattn._support.spellings import spelled, value_of
 from visattn._support.typed import typed
 from visattn.data import NETWORKS, network_path
@@ -63,7 +64,7 @@ def load_model(
         WeightsError: If the weights cannot be reached, are damaged, or belong to another model.
     """
     place, name, weights = check_device(device), usual_name(name), _source(weights)
-    from_file, folder = name.rpartition(":")[0].endswith(".py"), network_path(name) if name in NETWORKS else Path(name)
+    from_file, folder = is_function(name), network_path(name) if name in NETWORKS else Path(name)
     has_own = (
         "a Python file loads its own weights" if from_file else "a folder has its own weights" if is_file(folder / FACTS) else ""
     )
@@ -88,7 +89,7 @@ _LIBRARIES = {module.PREFIX: module for module in (torchvision_models, transform
 
 def brings_weights(name: str) -> bool:
     """Check whether a model is a Python file or a folder, which have weights of their own."""
-    return name.rpartition(":")[0].endswith(".py") or name in NETWORKS or is_file(Path(name) / FACTS)
+    return is_function(name) or name in NETWORKS or is_file(Path(name) / FACTS)
 
 
 def _source(weights: Any) -> Literal["auto", "none"] | Path:  # noqa: ANN401 - checked here

@@ -22,12 +22,13 @@ from visattn._support.notes import warn
 from visattn.drawing.overlays import painted
 from visattn.drawing.pages import Bar, Cell, sheet
 from visattn.drawing.pictures import Picture, carrying, to_png
+from visattn.drawing.sheets import scaled
 from visattn.drawing.style import PAGE, PageOptions, Style
 from visattn.errors import OptionError
 from visattn.families import input_spec
 from visattn.families.wrappers import unwrapped
 from visattn.geometry import Geometry
-from visattn.maps import AttentionMap, value_range
+from visattn.maps import AttentionMap, Heatmap, value_range
 from visattn.maps.scaling import names_of
 from visattn.methods import METHODS
 from visattn.methods.gate_maps import PLACES
@@ -55,6 +56,7 @@ _ACROSS = 8  # images per row
 
 
 _FLAT = 1e-30  # a map with a smaller range counts as constant
+_EVEN = 0.05  # a map whose range is at most this share of its maximum counts as nearly even
 
 
 _Send = Callable[[int, Picture], object]
@@ -173,21 +175,26 @@ class AttentionLogger:
             rows = self._maps(replace(recording, provenance=made))
         meaning, facts = rows[0][1].meaning, rows[0][1].provenance
         count, cells, labels = len(self._seen.photos), [], []
+        drawn = [[self._heat(found, image) for image in range(count)] for _, found in rows]
+        grids = [np.stack([heat.grid for heat in heats]) for heats in drawn]
+        scales = [value_range(grid, self._style.normalize, rows[0][1].signed, holes=True) for grid in grids]
         texts = texts if len(texts) == count else ("",) * count
         for start in range(0, count, _ACROSS):
             images = range(start, min(start + _ACROSS, count))
             labels += ["photo", *(label for label, _ in rows)]
             cells.append([Cell(self._small(image)[0], texts[image]) for image in images])
-            cells += [[self._cell(found, image) for image in images] for _, found in rows]
+            cells += [
+                [self._cell(heats[image], image, scale) for image in images] for heats, scale in zip(drawn, scales, strict=True)
+            ]
         notes = (
             [_EXPLAINS if self._targeted else "under each image: its label, with the label's probability at this step"]
             if any(texts)
             else []
         )
+        notes += [f"scale of {label}: {_between(*scale)}" for (label, _), scale in zip(rows, scales, strict=True)]
         notes += [text for _, found in rows for text in (*found.provenance.notes, *found.provenance.warnings)]
         signed = rows[0][1].signed
-        grids = (found.at(batch=image).numpy() for _, found in rows for image in range(count))
-        scales = names_of(self._style.normalize, grids, signed)
+        names = names_of(self._style.normalize, grids, signed)
         page = sheet(
             cells,
             panel=self._panel,
@@ -196,12 +203,12 @@ class AttentionLogger:
             row_labels=labels,
             bar=Bar(
                 self._style.colors(signed),
-                ("panel minimum", "panel maximum") if scales == "minmax" else ("low end", "high end"),
-                f"{meaning}, {scales}, each panel on its own scale (range below it)",
+                ("row minimum", "row maximum") if names == "minmax" else ("low end", "high end"),
+                f"{meaning}, {names}, one scale for each row (range of each panel below it)",
             ),
         )
         drawing = self._style.facts(signed) | {"interpolation": self._style.interpolation}
-        return carrying(page, facts.but(normalization=f"{scales}, each panel on its own scale", drawing=drawing))
+        return carrying(page, facts.but(normalization=f"{names}, one scale for each row", drawing=drawing))
 
     def _small(self, image: int) -> tuple[Image.Image, Geometry]:
         """Resize an image to the panel size. Return it with the geometry of the model's input on it."""
@@ -210,17 +217,19 @@ class AttentionLogger:
         how = Image.Resampling.BOX if photo.width > self._panel else Image.Resampling.BICUBIC
         return photo.resize(size[::-1], how), self._seen.geometries[image].resized(size)
 
-    def _cell(self, found: AttentionMap, image: int) -> Cell:
-        """Draw a map over its image. A constant map leaves the image unchanged."""
-        photo, place = self._small(image)
-        heat = found.at(batch=image).to_heatmap(place, self._style.interpolation)
-        low, high = value_range(heat.grid, self._style.normalize, heat.signed, holes=True)
+    def _heat(self, found: AttentionMap, image: int) -> Heatmap:
+        return found.at(batch=image).to_heatmap(self._small(image)[1], self._style.interpolation)
+
+    def _cell(self, heat: Heatmap, image: int, scale: tuple[float, float]) -> Cell:
+        """Draw a map over its image. One that is constant or nearly even leaves the image unchanged: colors would show noise."""
+        photo, _ = self._small(image)
+        low, high = float(np.nanmin(heat.grid)), float(np.nanmax(heat.grid))
         if high - low < _FLAT:
             return Cell(photo, f"constant {low:.3g}")
-        digits = next(
-            (few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7
-        )  # maps early in training are nearly constant
-        return Cell(painted(photo, heat, self._style), f"{low:.{digits}g} to {high:.{digits}g}")
+        if not heat.signed and high - low <= _EVEN * high:
+            return Cell(photo, f"nearly even, {_between(low, high)}")
+        style = replace(self._style, normalize="none", colormap=self._style.colors(heat.signed))
+        return Cell(painted(photo, scaled(heat, *scale), style), _between(low, high))
 
     def _chosen(self) -> str:
         """Return the first method of `auto` that applies to the model and accepts the given parameters."""
@@ -295,6 +304,12 @@ class AttentionLogger:
         """Return the images, copied to the device and dtype of the model's parameters."""
         like = next((each for each in self._model.parameters() if each.is_floating_point()), self._seen.pixels)
         return replace(self._seen, pixels=self._seen.pixels.to(like, copy=True))
+
+
+def _between(low: float, high: float) -> str:
+    """Return a range with as many digits as tell its ends apart: maps early in training are nearly constant."""
+    digits = next((few for few in range(2, 7) if f"{low:.{few}g}" != f"{high:.{few}g}"), 7)
+    return f"{low:.{digits}g} to {high:.{digits}g}"
 
 
 @contextmanager

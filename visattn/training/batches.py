@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
-import timm.data
 import torch
 from PIL import Image
+from timm.data.transforms_factory import transforms_imagenet_train
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 
+from visattn._support.checks import first_line, printable
 from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError, ImageError, OptionError, ResourceError
 from visattn.families.trained import InputFacts, evaluation_transform
@@ -262,29 +263,47 @@ def _died(error: Exception) -> ResourceError:
 
 
 def training_transform(config: Recipe, blueprint: InputFacts) -> Transform:
-    """Build the training transform: augmentation and preprocessing, from an image to pixels."""
-    plain: Any = evaluation_transform(blueprint)
-    if config.augment == "imagenet":
-        made: Transform = timm.data.create_transform(
-            (blueprint.channels, *blueprint.size),
-            is_training=True,
+    """Build the training transform: flips and crops, then changes of color and policies of timm, then pixels and random erasing.
+
+    Raises:
+        OptionError: If timm does not know the policy `auto_augment`.
+    """
+    usual = 0.4 if blueprint.channels == 3 else 0.0
+    try:
+        crops, changes, ends = transforms_imagenet_train(
+            blueprint.size,
             interpolation="bilinear",
             mean=blueprint.mean,
             std=blueprint.std,
+            scale=config.crop_scale,
+            ratio=config.crop_ratio,
             auto_augment=config.auto_augment or None,
             re_prob=config.reprob,
-            color_jitter=0.4 if blueprint.channels == 3 else 0.0,
+            color_jitter=config.jitter if config.jitter != -1 else usual if config.augment == "imagenet" else None,
+            force_color_jitter=config.jitter > 0,  # timm leaves it out beside a policy
+            separate=True,
         )
-        return made
-    if config.augment == "none":
-        return plain  # type: ignore[no-any-return]
-    steps: list[Any] = [*plain.transforms]
-    last = next(i for i, step in enumerate(steps) if type(step).__name__ in ("MaybeToTensor", "ToTensor"))
-    side = max(blueprint.size) // 8
-    shifted = [transforms.RandomCrop(blueprint.size, padding=side)] if config.augment == "crop" else []
-    turned = [_Turn()] if config.augment == "turn" else []
-    combined: Transform = transforms.Compose([*steps[:last], *shifted, transforms.RandomHorizontalFlip(), *turned, *steps[last:]])
+    except Exception as error:  # of timm's parser, whatever the text is
+        if not config.auto_augment:
+            raise
+        raise OptionError(
+            f"unknown auto_augment '{printable(config.auto_augment)}' ({first_line(error)}). Pass for example rand-m9-mstd0.5 or original."
+        ) from error
+    if config.augment != "imagenet":
+        plain = evaluation_transform(blueprint).transforms
+        last = next(i for i, step in enumerate(plain) if type(step).__name__ in ("MaybeToTensor", "ToTensor"))
+        crops = transforms.Compose([*plain[:last], *_moves(config.augment, blueprint.size)])
+    combined: Transform = transforms.Compose([*crops.transforms, *changes.transforms, *ends.transforms])
     return combined
+
+
+def _moves(augment: str, size: tuple[int, int]) -> list[Any]:
+    """Return the flips, turns and shifts of an augmentation."""
+    if augment == "none":
+        return []
+    shifts = [transforms.RandomCrop(size, padding=max(size) // 8)] if augment == "crop" else []
+    turns = [_Turn()] if augment == "turn" else []
+    return [*shifts, transforms.RandomHorizontalFlip(), *turns]
 
 
 class _Turn:

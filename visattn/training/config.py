@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from visattn._support.checks import between, one_of, printable, shown, suggest, told
 from visattn._support.files import base_name, regular
+from visattn._support.own_code import is_function
 from visattn.data.captions.pictures import SCENES
 from visattn.data.labeled.readers import KNOWN
 from visattn.errors import OptionError
 from visattn.loading.blueprints import INITS, check_attention, shared_model
 from visattn.loading.folders import LARGEST
+from visattn.training.values import check_range, of_type, storable, to_toml
 
 AUGMENTATIONS = ("none", "flip", "turn", "crop", "imagenet")
 PRECISIONS = ("none", "bfloat16", "float16")
 POLICIES = ("stop", "skip")
+KEPT = ("last", "best")
+LOSSES = ("ce", "bce")
+SCHEDULES = ("cosine", "linear", "step", "constant")
 
 
 def setting(
@@ -27,7 +33,8 @@ def setting(
     *,
     free: bool = False,
     choices: tuple[str, ...] = (),
-    only: dict[str, str] | None = None,
+    only: Mapping[str, str | tuple[str, ...]] | None = None,
+    each: type = int,
 ) -> Any:  # noqa: ANN401
     """Return a dataclass field for a setting, with its help text.
 
@@ -37,9 +44,13 @@ def setting(
         free: Whether the value may change when a run is resumed, because it does not change results.
         choices: All allowed values; empty if any value is allowed.
         only: Values that other settings must have for this one to take effect. Otherwise a value other than the default is refused.
+        each: Type of the items of a tuple. A tuple that is not empty by default keeps its length.
     """
-    metadata = {"help": help, "free": free, "choices": choices, "only": only or {}}
+    metadata = {"help": help, "free": free, "choices": choices, "only": only or {}, "each": each}
     return field(default_factory=default, metadata=metadata) if callable(default) else field(default=default, metadata=metadata)
+
+
+_CROP: Mapping[str, str | tuple[str, ...]] = {"augment": "imagenet"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ class Recipe:
 
     data: str = setting(
         "fashion-mnist",
-        "Dataset: a folder, fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, scenes, scenes-shortcut, scenes-conflict or "
-        "scenes-ground.",
+        "Dataset: a folder, fashion-mnist, fashion-mnist-cluttered, cifar10, cifar100, scenes, scenes-shortcut, scenes-conflict, "
+        "scenes-ground, scenes-by-CAUSE, or FILE.py:FUNCTION, which returns the dataset of a split.",
     )
     root: str = setting(
         "",
@@ -79,9 +90,23 @@ class Recipe:
     momentum: float = setting(0.9, "Momentum, for optimizers that have one, such as SGD.")
     weight_decay: float = setting(5e-4, "Weight decay. Not applied to norm parameters and biases.")
     warmup_epochs: float = setting(
-        1.0, "Epochs of linear warmup. The learning rate then follows a cosine that starts at step 0, as in timm."
+        1.0, "Epochs of linear warmup. The schedule also starts at step 0, as in timm; the warmup replaces its beginning."
     )
-    min_lr: float = setting(0.0, "Final learning rate.")
+    schedule: str = setting(
+        "cosine",
+        "Learning rate after the warmup, as timm computes it. cosine and linear: down to min_lr; step: times decay_rate every "
+        "decay_epochs; constant: the peak.",
+        choices=SCHEDULES,
+    )
+    min_lr: float = setting(
+        0.0, "Final learning rate. Only for schedule=cosine and linear.", only={"schedule": ("cosine", "linear")}
+    )
+    decay_epochs: float = setting(
+        30.0, "Epochs between two decays of the learning rate. Only for schedule=step.", only={"schedule": "step"}
+    )
+    decay_rate: float = setting(
+        0.1, "Factor of the learning rate at each decay. Only for schedule=step.", only={"schedule": "step"}
+    )
     clip_grad: float = setting(0.0, "Clip the gradient to this norm; 0: no clipping.")
     augment: str = setting(
         "flip",
@@ -91,10 +116,23 @@ class Recipe:
     )
     auto_augment: str = setting(
         "",
-        "AutoAugment or RandAugment policy, as timm writes it, for example rand-m9-mstd0.5. Only for augment=imagenet.",
-        only={"augment": "imagenet"},
+        "AutoAugment, RandAugment or AugMix policy, as timm writes it, for example rand-m9-mstd0.5. Applied after the flips and crops.",
     )
-    reprob: float = setting(0.0, "Probability of random erasing. Only for augment=imagenet.", only={"augment": "imagenet"})
+    jitter: float = setting(
+        -1.0,
+        "Color jitter: brightness, contrast and saturation change by up to this share; 0: off. -1: 0.4 for augment=imagenet on color "
+        "images without auto_augment, else off.",
+    )
+    reprob: float = setting(0.0, "Probability of random erasing, which fills a rectangle with the mean color.")
+    crop_scale: tuple[float, ...] = setting(
+        (0.08, 1.0), "Smallest and largest area of a random resized crop. Only for augment=imagenet.", only=_CROP, each=float
+    )
+    crop_ratio: tuple[float, ...] = setting(
+        (0.75, 1.3333333333333333),
+        "Smallest and largest ratio of width to height of a random resized crop. Only for augment=imagenet.",
+        only=_CROP,
+        each=float,
+    )
     ema: float = setting(0.0, "Decay of an exponential moving average of the weights, which is then tested and saved; 0: off.")
     amp: str = setting("none", "Autocast precision of the forward pass; float16 needs a GPU.", choices=PRECISIONS)
     channels_last: bool = setting(False, "Use the channels-last (NHWC) memory format, for faster convolutions.")
@@ -106,6 +144,7 @@ class Recipe:
     save_every: int = setting(500, "Steps between checkpoints. One is also saved at the end of each epoch.", free=True)
     maps_every: int = setting(0, "Steps between figures of attention maps; 0: none.", free=True)
     max_unreadable: float = setting(0.001, "Stop if more than this share of the images is unreadable.", free=True)
+    tensorboard: bool = setting(False, "Write the log to RUN/tensorboard too. Needs the extra tensorboard.", free=True)
     license: str = setting("", "License of the weights, written into the model card.", free=True)
     nonfinite: str = setting(
         "stop",
@@ -117,7 +156,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Validate the settings."""
         for item in fields(self):
-            object.__setattr__(self, item.name, _of_type(item, getattr(self, item.name), item.name))
+            object.__setattr__(self, item.name, of_type(item, getattr(self, item.name), item.name))
         self._check_ranges()
         for item in fields(self):
             self._check_effect(item)
@@ -135,16 +174,20 @@ class Recipe:
             between(getattr(self, name), 1, 2**31, name)
         for name in ("clip_grad", "weight_decay", "warmup_epochs", "min_lr"):
             between(getattr(self, name), 0, 1e9, name)
-        for name in ("reprob", "ema", "momentum", "max_unreadable"):
+        for name in ("reprob", "ema", "momentum", "max_unreadable", "decay_rate"):
             between(getattr(self, name), 0, 1, name)
-        for name in ("epochs", "lr"):
+        if self.jitter != -1:
+            between(self.jitter, 0, 10, "jitter")
+        check_range(self.crop_scale, 1.0, "crop_scale")
+        check_range(self.crop_ratio, 100.0, "crop_ratio")
+        for name in ("epochs", "lr", "decay_epochs"):
             if not 0 < getattr(self, name) <= 1e9:
                 raise OptionError(f"{name} must be a finite number above 0, at most 1e9, got {getattr(self, name)}.")
         for item in fields(self):
             if item.metadata["choices"]:
                 one_of(getattr(self, item.name), item.metadata["choices"], item.name)
         for key, value in self.model_kwargs.items():
-            if not isinstance(key, str) or not _plain(value):
+            if not isinstance(key, str) or not storable(value):
                 raise OptionError(
                     f"model_kwargs must be numbers, strings, booleans or lists of these, got {printable(str(key))}={shown(value)}."
                 )
@@ -156,9 +199,10 @@ class Recipe:
             OptionError: If another setting makes it a no-op.
         """
         for name, value in item.metadata["only"].items():
-            if getattr(self, item.name) != item.default and getattr(self, name) != value:
+            fitting = value if isinstance(value, tuple) else (value,)
+            if getattr(self, item.name) != item.default and getattr(self, name) not in fitting:
                 raise OptionError(
-                    f"{item.name} needs {_flag(name)} {value}, got {_flag(name)} {getattr(self, name)}. Change one of them."
+                    f"{item.name} needs {_flag(name)} {' or '.join(fitting)}, got {_flag(name)} {getattr(self, name)}. Change one of them."
                 )
 
     def digest(self) -> dict[str, Any]:
@@ -183,8 +227,8 @@ class Recipe:
 
     def toml(self) -> str:
         """Return the settings as a TOML file for `read_config`."""
-        lines = [f"{name} = {_toml(value)}" for name, value in asdict(self).items() if not isinstance(value, dict)]
-        lines += ["", "[model_kwargs]", *(f"{_toml(key)} = {_toml(value)}" for key, value in self.model_kwargs.items())]
+        lines = [f"{name} = {to_toml(value)}" for name, value in asdict(self).items() if not isinstance(value, dict)]
+        lines += ["", "[model_kwargs]", *(f"{to_toml(key)} = {to_toml(value)}" for key, value in self.model_kwargs.items())]
         return "\n".join(lines) + "\n"
 
 
@@ -213,6 +257,34 @@ class Config(Recipe):
         0.0,
         "For a folder that holds CLASS/image.png: share of each class to test on, chosen by the seed; 0: it has train/ and test/.",
     )
+    validation: float = setting(
+        0.0,
+        "Share of the training images of each class that is held out, chosen by the seed. These are then tested after each epoch, and the "
+        "test images only once, at the end; 0: the test images after each epoch.",
+    )
+    keep: str = setting(
+        "last",
+        "Weights to test and save at the end. last: of the last step; best: of the epoch with the highest accuracy on the validation "
+        "images, the first of equal ones.",
+        choices=KEPT,
+    )
+    patience: int = setting(0, "Stop after this many epochs in a row without a higher validation accuracy; 0: never.")
+    layer_decay: float = setting(
+        1.0,
+        "Peak learning rate of a group of layers, relative to the group after it, as timm groups layers; 1: the same for all.",
+    )
+    head_lr: float = setting(0.0, "Peak learning rate of the layer that outputs the classes; 0: lr.")
+    freeze: tuple[str, ...] = setting(
+        (),
+        "Module to keep fixed, with its batch norm statistics, by its name; repeat it for several. backbone: all but the layer that "
+        "outputs the classes and the inserted attention.",
+        each=str,
+    )
+    loss: str = setting(
+        "ce",
+        "Loss. ce: cross-entropy; bce: binary cross-entropy of each class against the others, as timm computes it.",
+        choices=LOSSES,
+    )
     label_smoothing: float = setting(0.1, "Label smoothing, from 0 (off) to 1.")
     mixup: float = setting(0.0, "Mixup alpha; 0: off.")
     cutmix: float = setting(0.0, "CutMix alpha; 0: off.")
@@ -221,9 +293,20 @@ class Config(Recipe):
         super()._check_ranges()
         for name in ("mixup", "cutmix"):
             between(getattr(self, name), 0, 1e9, name)
-        between(self.label_smoothing, 0, 1, "label_smoothing")
-        between(self.split, 0, 0.9, "split")
-        if self.split and self.data in KNOWN:
+        for name in ("label_smoothing", "layer_decay"):
+            between(getattr(self, name), 0, 1, name)
+        for name in ("split", "validation"):
+            between(getattr(self, name), 0, 0.9, name)
+        between(self.patience, 0, 2**31, "patience")
+        between(self.head_lr, 0, 1e9, "head_lr")
+        if not self.validation and (self.keep == "best" or self.patience):
+            name = "patience" if self.patience else "keep"
+            raise OptionError(
+                f"{name} needs validation images, got none. Set validation (--validation 0.1), or leave {name} out."
+            )
+        if self.loss == "bce" and self.label_smoothing == 1:
+            raise OptionError("label_smoothing must be below 1 for loss bce, got 1. Lower it.")
+        if self.split and (self.data in KNOWN or is_function(self.data)):
             raise OptionError(
                 f"split applies to a folder, and {self.data} has a test split of its own. Leave split (--split) out."
             )
@@ -254,34 +337,6 @@ def read_config(path: Path, kind: type[Recipe] = Config) -> dict[str, Any]:
     return checked(values, name, kind)
 
 
-def _of_type(item: Field[Any], value: Any, name: str) -> Any:  # noqa: ANN401
-    """Convert a value to its setting's type. Integers are accepted as floats, and lists as tuples.
-
-    Raises:
-        OptionError: If the value has another type, or is text that cannot be encoded as UTF-8.
-    """
-    wanted = type(item.default_factory() if item.default is MISSING else item.default)  # type: ignore[operator] # one of both is set
-    if wanted is float and (isinstance(value, float) or (type(value) is int and abs(value) < 2**53)):
-        value = float(value)  # also converts NumPy scalars, which TOML would write differently
-    if wanted is tuple and isinstance(value, list):
-        value = tuple(value)
-    fits = isinstance(value, wanted) and (wanted is not int or type(value) is int)
-    if not fits or (wanted is tuple and not all(type(one) is int for one in value)):
-        raise OptionError(f"{name} must be of type {wanted.__name__}, got {shown(value)}.")
-    if wanted is str and not _encodable(value):
-        raise OptionError(f"{name} must be text that can be encoded as UTF-8, got '{printable(value)}'. Rename the file.")
-    return value
-
-
-def _encodable(text: str) -> bool:
-    """Check whether text can be encoded as UTF-8. Names of files may be arbitrary bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) -> dict[str, Any]:
     """Check the keys of a dictionary of settings, and convert its values to the settings' types.
 
@@ -295,14 +350,14 @@ def checked(values: dict[str, Any], source: str, kind: type[Recipe] = Config) ->
             near = suggest(key, known, 1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
             raise OptionError(f"{source}: unknown key '{printable(key)}'{hint} Known: {', '.join(known)}.")
-        found[key] = _of_type(known[key], value, f"{source}: {key}")
+        found[key] = of_type(known[key], value, f"{source}: {key}")
     return found
 
 
 def differences(before: dict[str, Any], config: Recipe) -> list[str]:
     """List the settings that affect results and differ from recorded ones, as `lr 0.1 -> 0.05`."""
     now = config.digest()
-    before = {"attention_init": "auto"} | before  # older runs do not state it
+    before = type(config)().digest() | before  # older runs do not state the settings that came later, which start without effect
     ruling = [item.name for item in fields(config) if not item.metadata["free"]]
     return [f"{name} {told(before.get(name))} -> {told(now[name])}" for name in ruling if before.get(name) != now[name]]
 
@@ -314,23 +369,3 @@ def override(config: Kind, **values: Any) -> Kind:  # noqa: ANN401
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _toml(value: Any) -> str:  # noqa: ANN401
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        quoted = json.dumps(value, ensure_ascii=False)
-        return "".join(c if printable(c) == c else f"\\U{ord(c):08x}" for c in quoted)  # the file is also printed to the terminal
-    return repr(value)
-
-
-def _plain(value: Any, depth: int = 4) -> bool:  # noqa: ANN401
-    """Check whether TOML can store a value. `depth` limits the nesting of lists."""
-    if isinstance(value, (list, tuple)):
-        return depth > 0 and all(_plain(one, depth - 1) for one in value)
-    if isinstance(value, str):
-        return _encodable(value)
-    return isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 2**63)

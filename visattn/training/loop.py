@@ -10,30 +10,31 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from visattn._support.checks import printable
-from visattn._support.files import discard
-from visattn.errors import CheckpointError, DataError, TrainingError, VisattnError
-from visattn.families.trained import evaluation_transform
-from visattn.training.batches import Batch, InOrder, Samples, Stream, check_batch, loader, patient, training_transform
+from visattn.data.pictures import ImageDataset
+from visattn.errors import DataError, TrainingError
+from visattn.training.batches import Batch, Samples, Stream, check_batch, loader, patient, training_transform
 from visattn.training.config import Recipe, differences
-from visattn.training.report.page import write_page
-from visattn.training.run.checkpoints import Checkpoints, State
+from visattn.training.report.outcomes import top
+from visattn.training.report.page import write_results
+from visattn.training.run.best import Best
+from visattn.training.run.board import Board
+from visattn.training.run.checkpoints import Checkpoints, State, fitting
 from visattn.training.run.folder import (
-    FINAL,
+    BOARD,
     LOG,
     MAPS,
     SPEED,
     STATES,
-    TABLE,
     Result,
     check_clear,
     check_recipe,
@@ -50,11 +51,11 @@ from visattn.training.run.progress import Progress, count
 from visattn.training.run.randomness import random_state, set_random_state
 from visattn.training.run.signals import asked_to_stop
 from visattn.training.tasks.table import task_of
-from visattn.training.tasks.task import Draw
+from visattn.training.tasks.task import Draw, Measured
+from visattn.training.testing import tested
 from visattn.training.trainer import Trainer
 
 _LOOK = 16  # steps between fetches of the losses from a GPU, and between checks of all processes for a request to stop
-_UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, AssertionError)
 _SKIPPED = 10  # steps in a row that may have a nonfinite loss; after more, recovery is unlikely
 
 
@@ -111,7 +112,8 @@ def train(config: Recipe, run: Path, *, force: bool = False, overwrite: bool = F
                 claim(run, config)
 
             group.by_first(start)  # the run starts here; everything that can be refused was checked before
-            return prepared.go(asked, quiet)
+            with closing(prepared):
+                return prepared.go(asked, quiet)
 
 
 class _Run:
@@ -121,21 +123,25 @@ class _Run:
         """Load the data, build the trainer, and restore the last checkpoint unless the run starts `anew`. Write nothing."""
         self.config, self.run, self.group = config, run, group
         self.task = task_of(config)
-        self.pictures, self.tests = self.task.pictures, self.task.tests
+        self.pictures, self.tests, self.validation = self.task.pictures, self.task.tests, self.task.validation
         check_batch(config, len(self.pictures), group.world, in_pairs=self.task.in_pairs)
         each = len(self.pictures) / config.batch_size
         self.steps = max(1, math.floor(config.epochs * each))
         self.learner = Trainer(self.task, self.steps, each, group)
-        self.progress = Progress()
+        self.progress, self.best = Progress(), Best()
+        self.tested: tuple[int, Measured] | None = None  # the last test on the test images, and its step
         self.resumed: int | None = None  # step of the restored checkpoint, until the first step after it
         self.checkpoints = Checkpoints(run / STATES)
         self.data = [pictures.fingerprint() for pictures in (self.pictures, self.tests)]
         self.recent: list[tuple[Tensor, list[int]]] = []  # losses still on the device, and the images they belong to
         length = 0 if anew else self._resume(force)
         self.log, self.speed = Log(run / LOG), Log(run / SPEED)
+        self.board: Board | None = None
         self.draw: Draw | None = None
 
         def prepare() -> tuple[int, int]:
+            if config.tensorboard:
+                self.board = Board(run / BOARD)
             if config.maps_every:
                 self.draw = self.task.maps(self.learner.model, run)
             if anew:
@@ -155,26 +161,8 @@ class _Run:
         if state is None:
             return 0
         self.resumed = state.step
-        with self._of_this_model():
+        with fitting(self.run, self.resumed):
             return self._take(state, force)
-
-    @contextmanager
-    def _of_this_model(self) -> Iterator[None]:
-        """Turn errors caused by the restored checkpoint into one clear error.
-
-        Raises:
-            CheckpointError: If the checkpoint does not fit the model.
-        """
-        try:
-            yield
-        except _UNFIT as error:
-            if isinstance(error, VisattnError) or self.resumed is None or "memory" in str(error):
-                raise
-            cause = printable((str(error) or type(error).__name__).splitlines()[0])
-            raise CheckpointError(
-                f"{printable(str(self.run))}: the checkpoint of step {self.resumed} does not fit this model ({cause}). Choose another "
-                "folder (-o/--output)."
-            ) from error
 
     def _take(self, state: State, force: bool) -> int:
         """Restore the training state from a checkpoint. Return the length of the log at that time."""
@@ -185,6 +173,8 @@ class _Run:
             check_same(self.run, different)
         self.learner.restore(facts, state.tensors)
         self.progress = Progress.of(state.step, facts, self.group.rank, self.group.world)
+        if self.validation is not None:
+            self.best = Best.of(facts, state.tensors.get("best", {}), kept=self.task.keeps_best)
         mine = state.tensors.get(f"random{self.group.rank}")
         if mine is not None:  # a process that the saved run did not have keeps the generators of its rank
             set_random_state(mine, self.group.device)
@@ -196,6 +186,8 @@ class _Run:
         if self.group.first:
             for log, length in zip((self.log, self.speed), self.lengths, strict=True):
                 log.cut(length)
+            if self.board is not None:
+                self.board.begin(progress.step)
         task = self.task
         samples = Samples(
             task.pictures,
@@ -218,10 +210,10 @@ class _Run:
         batches = iter(loader(samples, order, config.workers, self.group.device))
         bar = tqdm(total=self.steps, initial=progress.step, unit="step", disable=True if quiet or not self.group.first else None)
         clock, timed = time.perf_counter(), progress.step
-        while progress.step < self.steps:
+        while progress.step < self.steps and not self._tired():
             parts = [next(batches) for _ in range(config.accumulate)]
             self._note_bad(parts)
-            with self._of_this_model():  # the optimizer's restored state is first read in the first step
+            with fitting(self.run, self.resumed):  # the optimizer's restored state is first read in the first step
                 loss = self.learner.learn(parts, progress.step)
             self.resumed = None
             self.recent.append((loss, [number for part in parts for number in part.numbers]))
@@ -239,6 +231,7 @@ class _Run:
             if last or progress.seen // len(self.pictures) > epoch:
                 began = time.perf_counter()
                 self._test(bar)
+                last = last or self._tired()
                 self.save()
                 clock += time.perf_counter() - began
             elif progress.step % config.save_every == 0:
@@ -253,6 +246,15 @@ class _Run:
                 return self._result(math.nan, math.nan, stopped=asked[0] if asked else signal.SIGTERM)
         bar.close()
         return self._finish()
+
+    def close(self) -> None:
+        """Close the files for TensorBoard."""
+        if self.board is not None:
+            self.board.close()
+
+    def _tired(self) -> bool:
+        """Check whether the validation accuracy has not risen for `patience` epochs."""
+        return 0 < self.task.patience <= self.best.waited
 
     def _stop(self, asked: list[int]) -> bool:
         """Check whether to stop. All processes get the same answer."""
@@ -293,7 +295,7 @@ class _Run:
             DataError: If their share exceeds `max_unreadable`.
         """
         self.progress.bad.update((text, None) for part in parts for text in part.bad)
-        count = len(self.pictures) + len(self.tests)
+        count = len(self.pictures) + len(self.tests) + (0 if self.validation is None else len(self.validation))
         if len(self.progress.bad) > self.config.max_unreadable * count:
             raise DataError(
                 f"{next(iter(self.progress.bad))} ({len(self.progress.bad)} of {count} images cannot be read, at most "
@@ -309,7 +311,7 @@ class _Run:
             return
         mean = loss / count if count else None
         step, epoch = self.progress.step, self.progress.seen / len(self.pictures)
-        self.log.add(step=step, epoch=round(epoch, 4), loss=mean, lr=self.learner.rate)
+        self._log(step=step, epoch=round(epoch, 4), loss=mean, lr=self.learner.rate)
         pace = pictures / seconds
         self.speed.add(step=step, images_per_second=round(pace, 1), seconds=round(seconds, 3))
         bar.set_postfix(
@@ -317,42 +319,48 @@ class _Run:
         )
 
     def _test(self, bar: Any) -> None:  # noqa: ANN401
-        """Test the model and log the result."""
-        accuracy, loss = self.test()
+        """Test the model on the images for the end of an epoch and log the result."""
+        if self.validation is None:
+            found, kind = self._test_and_log(), "test"
+        else:
+            found, kind = self.test(self.validation), "validation"
+            kept = self.learner.tested if self.task.keeps_best else None
+            self.best.note(found.accuracy, self.progress.step, kept)
+            self._log_test(kind, found)
+        epoch = self.progress.seen / len(self.pictures)
+        text = f"epoch {epoch:.1f}: {kind} accuracy {found.accuracy:.4f}, loss {found.mean_loss:.4f}"
+        bar.write(text) if not bar.disable else None
+
+    def _test_and_log(self) -> Measured:
+        """Test the model on the test images and log the result."""
+        found = self.test(self.tests)
+        self.tested = self.progress.step, found
+        self._log_test("test", found)
+        return found
+
+    def _log_test(self, kind: str, found: Measured) -> None:
         if self.group.first:
             epoch = round(self.progress.seen / len(self.pictures), 4)
-            self.log.add(step=self.progress.step, epoch=epoch, test_loss=loss, test_accuracy=accuracy)
-            bar.write(f"epoch {epoch:.1f}: test accuracy {accuracy:.4f}, loss {loss:.4f}") if not bar.disable else None
+            self._log(
+                step=self.progress.step, epoch=epoch, **{f"{kind}_loss": found.mean_loss, f"{kind}_accuracy": found.accuracy}
+            )
 
-    @torch.no_grad()
-    def test(self) -> tuple[float, float]:
-        """Compute accuracy and mean loss over all test images, across all processes."""
-        model, device, task = self.learner.tested, self.group.device, self.task
-        samples = Samples(
-            task.tests,
-            evaluation_transform(task.blueprint),
-            mode=task.mode,
-            seed=self.config.seed,
-            replace=False,
-            targets=task.targets,
-        )
-        size = max(1, self.config.batch_size // (self.group.world * self.config.accumulate))
-        order = InOrder(len(self.tests), size, self.group.rank, self.group.world)
-        self.group.share(model.buffers())  # on CPUs, each process has its own batch norm statistics
-        model.eval()
-        right = loss = count = 0.0
-        for batch in loader(samples, order, self.config.workers, device):
-            self._note_bad([batch])
-            if not len(batch.pixels):
-                continue
-            pixels = batch.pixels.to(device, memory_format=self.learner.layout)
-            with self.learner.autocast():
-                told = task.measure(model, pixels, tuple(target.to(device) for target in batch.targets))
-            right, loss, count = (old + new for old, new in zip((right, loss, count), told, strict=True))
-        right, loss, count = self.group.sum(right, loss, count)
-        if not count:
+    def _log(self, **row: Any) -> None:  # noqa: ANN401 - of JSON
+        """Add a row to the log."""
+        self.log.add(**row)
+        if self.board is not None:
+            self.board.add(row)
+
+    def test(self, images: ImageDataset) -> Measured:
+        """Measure the answers for images, across all processes.
+
+        Raises:
+            DataError: If none of them can be read.
+        """
+        found = tested(self.task, self.learner, images, self._note_bad)
+        if not found.total:
             raise DataError(f"{self.config.data}: no test image can be read.")
-        return right / count, loss / count
+        return found
 
     def save(self) -> None:
         """Save a checkpoint."""
@@ -375,6 +383,9 @@ class _Run:
             "log": self.log.length,
             "processes": self.group.world,
         }
+        if self.validation is not None:
+            facts["best"] = self.best.facts()
+            tensors |= {"best": self.best.tensors} if self.best.tensors else {}
         tensors |= {f"random{rank}": stream for rank, stream in enumerate(streams)}
         self.checkpoints.save(State(progress.step, facts, tensors))
 
@@ -392,25 +403,22 @@ class _Run:
 
     def _finish(self) -> Result:
         """Write the files of a finished run: final model, tables, model card and result."""
-        last = next((row for row in reversed(self.log.rows()) if "test_accuracy" in row), None) if self.group.first else None
-        last = self.group.from_first(last)
-        accuracy, loss = (last["test_accuracy"], last["test_loss"]) if last else self.test()
-        if not math.isfinite(loss):
+        if self.best.tensors:
+            self.learner.tested.load_state_dict(self.best.tensors)
+        step = self.progress.step
+        found = self.tested[1] if self.tested is not None and self.tested[0] == step else None
+        logged = any(row["step"] == step and "test_accuracy" in row for row in self.log.rows()) if self.group.first else None
+        if found is None:
+            found = self.test(self.tests) if self.group.from_first(logged) else self._test_and_log()
+        if not math.isfinite(found.loss):
             raise TrainingError(
-                f"{printable(str(self.run))}: the loss on the test images is {loss}; the checkpoints are intact. Lower lr (--lr), "
-                "set clip_grad (--clip-grad), and start again in another folder (-o/--output)."
+                f"{printable(str(self.run))}: the loss on the test images is {found.mean_loss}; the checkpoints are intact. "
+                "Lower lr (--lr), set clip_grad (--clip-grad), and start again in another folder (-o/--output)."
             )
-        result = self._result(accuracy, loss)
+        top5 = None if found.outcomes is None else top(found.outcomes, 5, len(self.task.classes))
+        result = replace(self._result(found.accuracy, found.mean_loss), top5=top5)
         if not self.group.first:
             return result
-        facts = {
-            "data": self.config.shared().data,
-            "test_accuracy": result.accuracy,
-            "seed": self.config.seed,
-            "steps": result.steps,
-        }
-        discard(self.run / FINAL)
-        self.task.keep(self.learner.tested, self.run / FINAL, facts)
-        self.log.to_csv(self.run / TABLE)
-        write_page(self.run, self.task, self.learner.tested, result)
+        step = self.best.step if self.best.tensors else result.steps
+        write_results(self.run, self.task, self.learner.tested, result, found.outcomes, step)
         return finish(self.run, result)

@@ -8,24 +8,20 @@ from typing import Any
 
 import torch
 from timm.layers import convert_sync_batchnorm
-from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
-from timm.scheduler import CosineLRScheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from visattn._support.checks import printable, suggest
 from visattn._support.notes import warn
 from visattn.errors import OptionError, TrainingError
 from visattn.training.batches import Batch
-from visattn.training.config import Recipe
+from visattn.training.optimizing import optimizer_of, rate_of, schedule_of
 from visattn.training.run.checkpoints import Tensors, pack, unpack
 from visattn.training.run.processes import Processes
 from visattn.training.run.randomness import seed_all, seed_of
 from visattn.training.tasks.task import Task
 
 _PRECISION = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_FIRST = 0.01  # learning rate of the first warmup step, relative to the peak
 _NORMS = nn.modules.batchnorm._BatchNorm
 
 
@@ -49,16 +45,8 @@ class Trainer:
         self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.model = _for_several(model, group).to(device=group.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.forward = self._wrapped()
-        self.optimizer = _optimizer(self.model, config)
-        warm = min(round(config.warmup_epochs * steps_an_epoch), steps - 1)
-        self.schedule = CosineLRScheduler(
-            self.optimizer,
-            t_initial=max(steps, 2),
-            lr_min=config.min_lr,
-            warmup_t=warm,
-            warmup_lr_init=config.lr * _FIRST,
-            t_in_epochs=False,
-        )
+        self.optimizer = optimizer_of(self.model, config, task.groups)
+        self.schedule = schedule_of(self.optimizer, config, steps, steps_an_epoch)
         self.average = ModelEmaV3(self.model, decay=config.ema, use_warmup=True) if config.ema else None
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=config.amp == "float16")
         seed_all(seed_of(config.seed, group.rank))  # from here on, each process has its own random numbers
@@ -79,8 +67,8 @@ class Trainer:
 
     @property
     def rate(self) -> float:
-        """Learning rate of the last step."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        """Learning rate of the last step, without the factors of `layer_decay` and `head_lr`."""
+        return rate_of(self.optimizer)
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context of the forward pass."""
@@ -93,6 +81,8 @@ class Trainer:
         With `nonfinite="skip"`, a step whose gradients are not finite is skipped.
         """
         self.model.train()
+        for name in self.task.still:
+            self.model.get_submodule(name).eval()
         self.schedule.step_update(step)
         total = torch.zeros((), device=self.group.device)
         kept = [buffer.clone() for buffer in self.model.buffers()] if self.config.nonfinite == "skip" else []
@@ -161,33 +151,6 @@ class Trainer:
         self.scaler.load_state_dict(facts["scaler"])
         if self.average is not None:
             self.average.module.load_state_dict(groups.get("ema", groups["model"]))
-
-
-def _optimizer(model: nn.Module, config: Recipe) -> torch.optim.Optimizer:
-    """Build the optimizer.
-
-    Raises:
-        OptionError: If the optimizer is unknown or unavailable, or momentum is given but the optimizer has none.
-    """
-    name = config.opt.lower().removeprefix("lookahead_")
-    known = list_optimizers()
-    if name not in known:
-        near = suggest(name, known, 1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise OptionError(f"unknown opt '{printable(config.opt)}'{hint} Known: {', '.join(known)}.")
-    facts = get_optimizer_info(name)
-    if facts.second_order:
-        raise OptionError(f"opt must be a first-order optimizer, got {name}, which needs second derivatives. Choose another.")
-    if not facts.has_momentum and config.momentum != type(config)().momentum:
-        raise OptionError(f"momentum needs an optimizer that has one, got {config.momentum:g} for {name}. Leave momentum out.")
-    try:
-        made: torch.optim.Optimizer = create_optimizer_v2(
-            model, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, momentum=config.momentum
-        )
-    except Exception as error:  # the optimizer's package may raise anything
-        cause = printable((str(error) or type(error).__name__).splitlines()[0])
-        raise OptionError(f"opt {name} cannot be built with these settings ({cause}). Choose another.") from error
-    return made
 
 
 def _for_several(model: nn.Module, group: Processes) -> nn.Module:

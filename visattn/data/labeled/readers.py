@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Protocol, get_args
 
@@ -12,20 +11,23 @@ from PIL import Image
 
 from visattn._support.checks import between, one_of, printable, suggest
 from visattn._support.files import exists, is_folder
+from visattn._support.own_code import is_function
 from visattn._support.types import Split
 from visattn.data.labeled.arrays import ArrayDataset
 from visattn.data.labeled.cluttered import Cluttered
 from visattn.data.labeled.folders import FolderDataset
+from visattn.data.labeled.own import OwnDataset
 from visattn.data.labeled.published import cifar, fashion_mnist
+from visattn.data.labeled.subsets import drawn_from
 from visattn.data.pictures import ImageDataset
-from visattn.data.scenes.store import MARKS, drawn, seed_of
+from visattn.data.scenes.store import DRAWN, drawn, seed_of
 from visattn.errors import DataError, OptionError
 
 __all__ = ["KNOWN", "ArrayDataset", "FolderDataset", "LabeledDataset", "load_labeled"]
 
 CLUTTERED = "fashion-mnist-cluttered"
 PUBLISHED = ("fashion-mnist", CLUTTERED, "cifar10", "cifar100")
-KNOWN = (*PUBLISHED, *MARKS)
+KNOWN = (*PUBLISHED, *DRAWN)
 
 
 class LabeledDataset(ImageDataset, Protocol):
@@ -63,9 +65,11 @@ def load_labeled(
     """Load a dataset of labeled images by name.
 
     Args:
-        data: A name in `KNOWN`, or a folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`). Write `./NAME` for a folder with
-            a name in `KNOWN`. In `scenes-shortcut` a watermark reveals the label; in `scenes-conflict` the watermark is random;
-            `scenes-ground` has no object. In `fashion-mnist-cluttered` the item lies anywhere, among pieces of others.
+        data: A name in `KNOWN`, a folder that holds `train/CLASS/...` and `test/CLASS/...` (or `val`), or `file.py:factory`, see
+            `visattn.data.labeled.own.OwnDataset`. Write `./NAME` for a folder with a name in `KNOWN`. In `scenes-shortcut` a watermark
+            reveals the label; in `scenes-conflict` the watermark is random; `scenes-ground` has no object. In `scenes-by-CAUSE` another
+            known thing decides the label, see `visattn.data.scenes.causes`. In `fashion-mnist-cluttered` the item lies anywhere, among
+            pieces of others.
         split: `train` or `test`.
         root: Folder to search first for files of Fashion-MNIST or CIFAR.
         count: Number of images, two or more, drawn at random without regard to labels; all by default. A smaller count gives the first
@@ -85,14 +89,14 @@ def load_labeled(
     one_of(split, get_args(Split), "split")
     between(seed, 0, 2**31 - 2, "seed")
     between(held_out, 0, 0.9, "held_out")
-    if held_out and data in KNOWN:
+    if held_out and (data in KNOWN or is_function(data)):
         raise OptionError(f"{printable(data)} has a test split of its own. Leave held_out out.")
     if count is not None and count < 2:
         raise DataError(f"{printable(data)} {split}: count must be 2 or more, got {count}. Raise it.")
-    if data in MARKS:
+    if data in DRAWN:
         return drawn(data, split, count, size, seed)
     whole = _whole(data, split, root, held_out, seed)
-    return whole if count is None else _Chosen(whole, count, seed, f"{printable(data)} {split}")
+    return whole if count is None else drawn_from(whole, count, seed, f"{printable(data)} {split}")
 
 
 def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: int) -> LabeledDataset:
@@ -102,6 +106,8 @@ def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: in
         return Cluttered(fashion_mnist(split, root), seed_of(split, 0), f"{data} {split}")
     if data in KNOWN:
         return cifar(data, split, root)
+    if is_function(data):
+        return OwnDataset(data, split)
     folder = Path(data)
     if not is_folder(folder):
         name = printable(data)
@@ -110,30 +116,6 @@ def _whole(data: str, split: Split, root: Path | None, held_out: float, seed: in
         near = suggest(data, KNOWN, 1)
         hint = f"; did you mean '{near[0]}'?" if near else "."
         raise DataError(
-            f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/image.png, or one of {', '.join(KNOWN)}."
+            f"{name}: no such folder{hint} Pass a folder that holds train/CLASS/image.png, file.py:factory, or one of {', '.join(KNOWN)}."
         )
     return FolderDataset(folder, split, held_out=held_out, seed=seed)
-
-
-class _Chosen:
-    """Random subset of a dataset, in random order; see `LabeledDataset`."""
-
-    def __init__(self, whole: LabeledDataset, count: int, seed: int, title: str) -> None:
-        """Choose the images by a permutation; numpy guarantees that the stream of `RandomState` never changes."""
-        if count > len(whole):
-            raise DataError(f"{title}: count must be at most {len(whole)}, the number of images, got {count}. Lower it.")
-        self.classes, self.channels, self.size = whole.classes, whole.channels, whole.size
-        self._whole, self._indices = whole, np.random.RandomState(seed).permutation(len(whole))[:count]
-        self.labels = whole.labels[self._indices]
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return self._whole[int(self._indices[index])]
-
-    def name(self, index: int) -> str:
-        return self._whole.name(int(self._indices[index]))
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self._whole.fingerprint().encode() + self._indices.astype("<i8").tobytes()).hexdigest()

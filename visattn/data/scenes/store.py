@@ -20,11 +20,14 @@ from tqdm import tqdm
 from visattn._support.checks import printable
 from visattn._support.files import building_folder, cache_folder
 from visattn.data.labeled.arrays import ArrayDataset
-from visattn.data.scenes import CLASSES, VERSION, Mark, Scenes
+from visattn.data.scenes import VERSION, Mark, Scenes
+from visattn.data.scenes.causes import CAUSES, Cause, CausedScenes
 from visattn.errors import DataError, OutputError, ResourceError
 
 GROUND = "scenes-ground"  # background only: nothing in the image reveals the label
 MARKS: dict[str, Mark] = {"scenes": "none", "scenes-shortcut": "label", "scenes-conflict": "random", GROUND: "none"}
+BY: dict[str, Cause] = {f"scenes-by-{cause}": cause for cause in CAUSES}  # one known thing decides the label
+DRAWN = (*MARKS, *BY)
 COUNTS = {"train": 20_000, "test": 2_000}
 _STORED = 2  # counts changes of what is stored: the captions of version 1 had British spelling
 _ALONE = 2_000  # up to this count (about 3 ms per scene) one process is faster than starting several
@@ -37,10 +40,10 @@ def drawn(data: str, split: str, count: int | None = None, size: tuple[int, int]
     """Load labeled scenes from the cache; draw them first if they are not cached.
 
     Train and test never share a scene: they use the seeds `2 * seed + 1` and `2 * seed + 2`. A larger `count` begins with the images of a
-    smaller one. The datasets in `MARKS` differ only in the mark; `scenes-ground` also lacks the objects.
+    smaller one. The datasets in `MARKS` differ only in the mark; `scenes-ground` also lacks the objects. Those in `BY` have other scenes.
 
     Args:
-        data: A key of `MARKS`.
+        data: A name in `DRAWN`.
         split: A key of `COUNTS`.
         count: Number of scenes; 20,000 for train and 2,000 for test by default.
         size: `(height, width)`; see `Scenes`.
@@ -55,12 +58,13 @@ def drawn(data: str, split: str, count: int | None = None, size: tuple[int, int]
         OutputError: If the cache cannot be written.
         ResourceError: If the disk is full, or the worker processes were killed.
     """
-    scenes = Scenes(
-        COUNTS[split] if count is None else count, (size[0], size[1]), seed=seed_of(split, seed), watermark=MARKS[data]
+    number, sides, own = COUNTS[split] if count is None else count, (size[0], size[1]), seed_of(split, seed)
+    scenes = (
+        CausedScenes(BY[data], number, sides, seed=own) if data in BY else Scenes(number, sides, seed=own, watermark=MARKS[data])
     )
     pixels, labels = kept(scenes, data, "labels", ground=data == GROUND)
     source = json.dumps([VERSION, data, scenes.size, scenes.seed])
-    return ArrayDataset(pixels, labels, CLASSES, f"{data} {split}", source=source)
+    return ArrayDataset(pixels, labels, scenes.classes, f"{data} {split}", source=source)
 
 
 def seed_of(split: str, seed: int) -> int:
@@ -69,7 +73,7 @@ def seed_of(split: str, seed: int) -> int:
 
 
 def kept(
-    scenes: Scenes, title: str, told: Literal["labels", "captions"], *, ground: bool = False
+    scenes: Scenes | CausedScenes, title: str, told: Literal["labels", "captions"], *, ground: bool = False
 ) -> tuple[np.memmap[Any, np.dtype[np.uint8]], NDArray[Any]]:
     """Load the arrays of scenes from the cache; draw the scenes first if they are not cached.
 
@@ -106,7 +110,7 @@ def kept(
     return pixels, words
 
 
-def _draw(scenes: Scenes, folder: Path, *, ground: bool) -> None:
+def _draw(scenes: Scenes | CausedScenes, folder: Path, *, ground: bool) -> None:
     """Draw all scenes and write their pixels, labels and captions."""
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(scenes), *scenes.size, 3)}
     labels, captions = [], []
@@ -125,7 +129,7 @@ def _draw(scenes: Scenes, folder: Path, *, ground: bool) -> None:
         np.save(place / "captions.npy", np.concatenate(captions))
 
 
-def _parts(scenes: Scenes, ground: bool) -> Generator[Part, None, None]:
+def _parts(scenes: Scenes | CausedScenes, ground: bool) -> Generator[Part, None, None]:
     """Yield all scenes in order, `_PART` at a time."""
     ranges = [range(start, min(start + _PART, len(scenes))) for start in range(0, len(scenes), _PART)]
     if len(scenes) <= _ALONE or _cores() == 1:
@@ -144,7 +148,7 @@ def _parts(scenes: Scenes, ground: bool) -> Generator[Part, None, None]:
         pool.shutdown(cancel_futures=True)
 
 
-def _part(scenes: Scenes, ground: bool, indices: Iterable[int]) -> Part:
+def _part(scenes: Scenes | CausedScenes, ground: bool, indices: Iterable[int]) -> Part:
     found = [scenes.scene(index) for index in indices]
     pixels = np.stack([scene.ground if ground else scene.image for scene in found])
     return pixels, np.array([scene.label for scene in found], np.int64), np.array([scene.caption for scene in found], np.bytes_)

@@ -17,6 +17,7 @@ from visattn.errors import OptionError
 from visattn.provenance import Provenance
 
 _SMOOTHED = 40  # points left after averaging a noisy curve, so that its trend is visible
+_HELD = "of validation images"  # marks rows
 _COLORS = {"gain": BLUE, "loss": VERMILION}
 
 Points = tuple[list[float], list[float]]
@@ -27,7 +28,7 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
 
     Args:
         log: Rows with `step` and any of `loss` (training), `test_loss`, `accuracy` (test, from 0 to 1) and `lr`. Values that are
-            missing, None or not finite are left out.
+            missing, None or not finite are left out. Rows with `validation_loss` and `validation_accuracy` are drawn in place of the test.
         title: Title of the figure.
         provenance: Provenance of the training run.
 
@@ -37,6 +38,8 @@ def curves(log: Sequence[Row], title: str, provenance: Provenance) -> bytes:
     Raises:
         OptionError: If the log has none of them.
     """
+    if any("validation_accuracy" in row for row in log):
+        log = [_of_validation(row) for row in log]
     loss, test, accuracy, rate = (_points(log, key) for key in ("loss", "test_loss", "accuracy", "lr"))
     panels = [draw for draw, known in ((_losses, loss or test), (_accuracy, accuracy), (_rate, rate)) if known]
     if not panels:
@@ -102,6 +105,16 @@ def comparison(rows: Sequence[Row], runs: Sequence[Row], title: str, provenance:
     return figures.png(figure, provenance)
 
 
+def _of_validation(row: Row) -> Row:
+    """Return a row in which the values of the validation images stand in place of those of the test images."""
+    names = {"validation_loss": "test_loss", "validation_accuracy": "accuracy"}
+    return {names.get(key, key): value for key, value in row.items() if key not in names.values()} | {_HELD: True}
+
+
+def _tested_on(log: Sequence[Row]) -> str:
+    return "validation" if any(_HELD in row for row in log) else "test"
+
+
 def _losses(axes: Axes, log: Sequence[Row]) -> None:
     train, test = _points(log, "loss"), _points(log, "test_loss")
     above = not (train and test) or train[1][-1] >= test[1][-1]
@@ -114,7 +127,7 @@ def _losses(axes: Axes, log: Sequence[Row]) -> None:
         _name(axes, train, text, BLUE, above=above)
     if test:
         axes.plot(*test, "o-", color=VERMILION, linewidth=1.5, markersize=3)
-        _name(axes, test, "test", VERMILION, above=not above or not train)
+        _name(axes, test, _tested_on(log), VERMILION, above=not above or not train)
     axes.set_ylabel("loss (nats)")
     axes.margins(y=0.15)  # room for the curve labels
 
@@ -124,7 +137,7 @@ def _accuracy(axes: Axes, log: Sequence[Row]) -> None:
     points = steps, [100 * share for share in shares]
     axes.plot(*points, "o-", color=VERMILION, linewidth=1.5, markersize=3)
     _name(axes, points, f"{points[1][-1]:.2f} %", VERMILION)
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(f"{_tested_on(log)} accuracy (%)")
 
 
 def _rate(axes: Axes, log: Sequence[Row]) -> None:

@@ -48,6 +48,7 @@ class Achieved:
         seconds: Training time.
         images_per_second: Training throughput.
         machine: Description of the machine.
+        top5: Share of the test images whose class is among the first five; None if there are no more classes.
     """
 
     accuracy: float
@@ -57,6 +58,7 @@ class Achieved:
     seconds: float
     images_per_second: float
     machine: str
+    top5: float | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def card(
         ),
         results=(
             f"Test accuracy: {percent(reached.accuracy)}, 95 % confidence interval {percent(low)} to {percent(high)}.",
+            *([] if reached.top5 is None else [f"Top-5 test accuracy: {percent(reached.top5)}."]),
             f"Test loss: {reached.loss:.4f} nats.",
         ),
         limits=(

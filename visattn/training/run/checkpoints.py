@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +26,12 @@ from torch import Tensor
 from visattn._support.checks import printable, told as brief
 from visattn._support.files import building_folder, discard, read_own
 from visattn._support.notes import warn
-from visattn.errors import CheckpointError, OutputError, ResourceError
+from visattn.errors import CheckpointError, OutputError, ResourceError, VisattnError
 
 FORMAT = 1
 KEEP = 2
 _STATE = "state.json"
+_UNFIT = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, AttributeError, AssertionError)
 _NAME = re.compile(r"step_(\d{8,})")
 _FILE = re.compile(r"\w+\.safetensors")
 
@@ -252,3 +254,28 @@ def _first_line(error: Exception) -> str:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()  # copied, because safetensors refuses tensors that share memory
+
+
+@contextlib.contextmanager
+def fitting(run: Path, step: int | None) -> Iterator[None]:
+    """Turn errors caused by a restored checkpoint into one clear error.
+
+    Args:
+        run: Folder of the run.
+        step: Step of the checkpoint; None if none was restored, so that all errors are passed on.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CheckpointError: If the checkpoint does not fit the model.
+    """
+    try:
+        yield
+    except _UNFIT as error:
+        if isinstance(error, VisattnError) or step is None or "memory" in str(error):
+            raise
+        cause = printable((str(error) or type(error).__name__).splitlines()[0])
+        raise CheckpointError(
+            f"{printable(str(run))}: the checkpoint of step {step} does not fit this model ({cause}). Choose another folder (-o/--output)."
+        ) from error

@@ -19,6 +19,7 @@ from visattn.training.config import Recipe, differences, read_config
 
 CONFIG, RESULT, LOG, SPEED, FINAL, CARD = "config.toml", "result.json", "log.jsonl", "speed.jsonl", "final", "README.md"
 TABLE, CURVES, STATES, MAPS = "log.csv", "curves.png", "checkpoints", "maps"
+CLASSES, CONFUSION, MATRIX, BOARD = "classes.csv", "confusion.csv", "confusion.png", "tensorboard"
 _LOCK = ".lock"
 _FILES = (
     CONFIG,
@@ -28,10 +29,13 @@ _FILES = (
     CARD,
     TABLE,
     CURVES,
+    CLASSES,
+    CONFUSION,
+    MATRIX,
     _LOCK,
     "nonfinite*.jsonl",
 )  # the last: one file for each process with a nonfinite loss
-_FOLDERS = (FINAL, STATES, MAPS)
+_FOLDERS = (FINAL, STATES, MAPS, BOARD)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Result:
         steps: Number of optimizer steps.
         bad: Messages about images that could not be read.
         stopped: Signal that stopped the run early; 0 if the run finished.
+        top5: Share of the test images whose class is among the first five; None for captioners, and if there are no more classes.
     """
 
     accuracy: float
@@ -55,6 +60,7 @@ class Result:
     steps: int
     bad: tuple[str, ...] = ()
     stopped: int = 0
+    top5: float | None = None
 
 
 @contextmanager
@@ -170,6 +176,7 @@ def finished(run: Path) -> Result | None:
         and isinstance(told["bad"], list)
         and all(isinstance(message, str) for message in found.bad)
         and found.stopped == 0
+        and (found.top5 is None or (type(found.top5) in (int, float) and 0 <= found.top5 <= 1))
     )
     return found if whole else None
 

@@ -7,7 +7,7 @@ from typing import ClassVar, get_args
 
 from visattn._support.checks import between
 from visattn.errors import OptionError
-from visattn.models.show_attend_tell import ATTENTIONS, Cost, Estimator, Objective
+from visattn.models.show_attend_tell import ATTENTIONS, FIRSTS, Cost, Estimator, Objective
 from visattn.nn.decoder.soft_hard import Reduction
 from visattn.training.config import AUGMENTATIONS, Recipe, setting
 
@@ -59,6 +59,12 @@ class CaptionConfig(Recipe):
     freeze: bool = setting(False, "Keep the encoder fixed, including its batch norm statistics, as in the paper.")
     coordinates: bool = setting(
         False, "Add learned row and column embeddings to the features; useful if their receptive field is small."
+    )
+    first: str = setting(
+        "mean",
+        "Initial state of the decoder. mean: from the mean of the features, as in the paper; learned: the same for every image, so that "
+        "all it knows of an image comes from where it looks.",
+        choices=FIRSTS,
     )
     embed_dim: int = setting(512, "Dimension of the word embeddings.")
     hidden_dim: int = setting(512, "Dimension of the LSTM's hidden state.")

@@ -24,11 +24,11 @@ from visattn.drawing.pictures import to_png
 from visattn.errors import DataError, ImageError, OptionError, WeightsError
 from visattn.loading import load_model
 from visattn.loading.blueprints import Blueprint
-from visattn.models.show_attend_tell import UNKNOWN, Attention, ShowAttendTell, loss
+from visattn.models.show_attend_tell import UNKNOWN, Attention, First, ShowAttendTell, loss
 from visattn.provenance import Provenance
 from visattn.training.report.card import Achieved, Origin, code, page, percent
 from visattn.training.tasks.caption_config import CaptionConfig
-from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
+from visattn.training.tasks.task import Draw, Measured, Targeted, Task, input_size, moments_of, scenes_size
 
 _SHOWN = 4  # number of test images whose filmstrips are drawn
 _TOLD = 500  # number of test images whose captions are scored for the card
@@ -96,6 +96,7 @@ class Captioning(Task):
             word_dropout=config.word_dropout,
             coordinates=config.coordinates,
             temperature=config.temperature,
+            first=cast(First, config.first),
         )
         self.model: ShowAttendTell
 
@@ -154,14 +155,14 @@ class Captioning(Task):
         decoded = forward(pixels, words, lengths, sampling=objective.sampling() if self.model.attention == "hard" else None)
         return loss(self.model, decoded, words, objective)
 
-    def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> tuple[float, float, float]:
+    def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> Measured:
         """Compute the number of correct words with teacher forcing, their negative log-likelihood, and the number of words."""
         words, lengths = targets
         with torch.no_grad():
             decoded = model(pixels, words, lengths)
         right = float((decoded.logits.argmax(2) == words)[decoded.steps].sum())
         chances = decoded.logits.float().log_softmax(2).gather(2, words[..., None])[..., 0]
-        return right, -float(chances[decoded.steps].sum()), int(lengths.sum())
+        return Measured(right, -float(chances[decoded.steps].sum()), int(lengths.sum()))
 
     def maps(self, model: nn.Module, run: Path) -> Draw:
         """Return a function that draws filmstrips of some test images with their reference captions."""
@@ -228,6 +229,8 @@ class Captioning(Task):
                 f"vocabulary of {len(self.blueprint.words) - 2} words.",
                 f"Encoder: {code(config.model)}, with a feature map of {grid[0]} x {grid[1]} cells. The receptive field of a cell is "
                 f"{field[0]} x {field[1]} pixels, {percent(field[0] / height)} of the image height (measured with gradients).",
+                "The initial state of the decoder is "
+                + ("computed from the mean of the features." if config.first == "mean" else "learned, the same for every image."),
                 f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters.",
             ),
             results=results,

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
-from timm.loss import SoftTargetCrossEntropy
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from visattn._support.checks import printable
+from visattn._support.notes import warn
 from visattn._support.types import Split
 from visattn.data import LabeledDataset, load_labeled
 from visattn.data.labeled.readers import PUBLISHED
+from visattn.data.labeled.subsets import held_out
 from visattn.errors import OptionError, UnsupportedModel, WeightsError
 from visattn.families import trained
 from visattn.families.trained import evaluation_transform
@@ -28,9 +30,10 @@ from visattn.pipeline.tensors import prepare_tensor
 from visattn.training.attention_logger import AttentionLogger
 from visattn.training.batches import Labels
 from visattn.training.config import Config, Recipe
+from visattn.training.optimizing import BACKBONE, freeze, groups_of, head_of
 from visattn.training.report.card import Achieved, Origin, card
 from visattn.training.report.costs import Cost, cost
-from visattn.training.tasks.task import Draw, Targeted, Task, input_size, moments_of, scenes_size
+from visattn.training.tasks.task import Draw, Measured, Targeted, Task, input_size, moments_of, scenes_size
 
 _RAM = "visattn_ram"
 
@@ -49,12 +52,12 @@ class Classification(Task):
         self.pictures: LabeledDataset
         self.tests: LabeledDataset
         self.pictures, self.tests = (labeled(config, split) for split in get_args(Split))
+        if config.validation:
+            self.pictures, self.validation = held_out(self.pictures, config.validation, config.seed)
+        self.keeps_best, self.patience = config.keep == "best", config.patience
         self.targets = Labels()
-        if config.model == _RAM and (config.mixup or config.cutmix or config.label_smoothing != Config().label_smoothing):
-            raise OptionError(
-                f"{_RAM} needs hard labels for its reward. Leave out mixup (--mixup), "
-                "cutmix (--cutmix) and label_smoothing (--label-smoothing)."
-            )
+        if config.model == _RAM:
+            _check_ram(config)
         self._blueprint = blueprint_of(config, self.pictures)
         self.in_pairs = config.mixup > 0 or config.cutmix > 0
         self.mixup = (
@@ -62,24 +65,34 @@ class Classification(Task):
             if self.in_pairs
             else None
         )
-        self.criterion = (
-            SoftTargetCrossEntropy() if self.in_pairs else nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
-        )
+        self.criterion = _criterion(config, soft=self.in_pairs)
 
     @property
     def blueprint(self) -> Blueprint:
         """Specification from which the network is built."""
         return self._blueprint
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.blueprint.classes
+
     def build(self) -> nn.Module:
         """Build the network, and load published weights if requested."""
         model = self.blueprint.build()
         if self.config.weights != "none":
             begin_with(model, self.config)
+        config = self.config
+        head = head_of(model, len(self.blueprint.classes)) if config.head_lr or BACKBONE in config.freeze else ()
+        if config.freeze:
+            self.still = freeze(model, config.freeze, head)
+            if config.weights == "none":
+                warn("freeze (--freeze) keeps random weights. Pass weights (--weights)")
+        self.groups = groups_of(config, head)
         return model
 
     def loss(self, forward: Any, pixels: Tensor, targets: Targeted) -> Tensor:  # noqa: ANN401
-        """Compute the cross-entropy. RAM has its own loss."""
+        """Compute the loss of the settings. RAM has its own loss."""
         (labels,) = targets
         if self.mixup is not None:
             pixels, labels = self.mixup(pixels, labels)
@@ -89,13 +102,22 @@ class Classification(Task):
         loss: Tensor = self.criterion(output, labels)
         return loss
 
-    def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> tuple[float, float, float]:
-        """Compute the number of correct classes, the sum of cross-entropies, and the number of images."""
+    def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> Measured:
+        """Compute the number of correct classes, the sum of cross-entropies, the number of images, and their outcomes."""
         (labels,) = targets
         output = model(pixels)
         logits = (output.logits if isinstance(output, ram.RAMOutput) else output).float()
-        right = float((logits.argmax(1) == labels).sum())
-        return right, float(F.cross_entropy(logits, labels, reduction="sum")), len(labels)
+        found = logits.argmax(1)
+        above = (logits > logits.gather(1, labels[:, None])).sum(1)
+        outcomes = torch.stack([labels, found, above], 1).cpu()
+        return Measured(float((found == labels).sum()), self._told_loss(logits, labels), len(labels), outcomes)
+
+    def _told_loss(self, logits: Tensor, labels: Tensor) -> float:
+        """Sum the loss over images, without label smoothing."""
+        if self.config.loss == "ce":
+            return float(F.cross_entropy(logits, labels, reduction="sum"))
+        goal = F.one_hot(labels, logits.shape[1]).to(logits)
+        return float(F.binary_cross_entropy_with_logits(logits, goal, reduction="none").mean(1).sum())
 
     def order(self) -> Iterable[int]:
         """Return the first image of each class, then the second of each, and so on."""
@@ -139,6 +161,28 @@ class Classification(Task):
         except UnsupportedModel:
             found = Cost(sum(parameter.numel() for parameter in model.parameters()), 0)
         return card(self.config.shared(), self.data(self.blueprint.classes), reached, origin, cost=found, shape=shape)
+
+
+def _criterion(config: Config, *, soft: bool) -> nn.Module:
+    """Return the loss; `soft` if the targets are probabilities."""
+    if config.loss == "bce":
+        made: nn.Module = BinaryCrossEntropy(smoothing=0.0 if soft else config.label_smoothing)
+    else:
+        made = SoftTargetCrossEntropy() if soft else nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+    return made
+
+
+def _check_ram(config: Config) -> None:
+    """Check that no setting is given that the loss of RAM ignores.
+
+    Raises:
+        OptionError: If one is.
+    """
+    usual = Config()
+    given = [name for name in ("mixup", "cutmix", "label_smoothing", "loss") if getattr(config, name) != getattr(usual, name)]
+    if given:
+        flags = ", ".join(f"{name} (--{name.replace('_', '-')})" for name in given)
+        raise OptionError(f"{_RAM} needs hard labels for its reward, and has a loss of its own. Leave out {flags}.")
 
 
 def labeled(config: Config, split: Split) -> LabeledDataset:

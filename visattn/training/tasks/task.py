@@ -9,20 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 from torch import Tensor, nn
 
 from visattn.data.captions.pictures import SCENES
 from visattn.data.pictures import ImageDataset
-from visattn.data.scenes.store import MARKS
+from visattn.data.scenes.store import DRAWN
 from visattn.errors import DataError, ImageError
 from visattn.families import input_spec
 from visattn.families.trained import InputFacts
 from visattn.loading import load_model
 from visattn.training.batches import Targets, moments
 from visattn.training.config import Recipe
+from visattn.training.optimizing import Groups
 from visattn.training.report.card import Achieved, Data, Origin
 
 _LICENSES = {"fashion-mnist": "MIT (Zalando SE)"}
@@ -31,6 +32,28 @@ _USUAL = 224  # input side in pixels if the images have different sizes
 _SCENES = 64
 Targeted = tuple[Tensor, ...]
 Draw = Callable[[int], object]  # argument: the step
+
+
+class Measured(NamedTuple):
+    """Answers in test images: the number of correct ones, the sum of losses, the number of all, and for classifiers `outcomes`.
+
+    `outcomes` is `(B, 3)`, integers: the class, the predicted class, and the number of classes with a higher logit than the true one.
+    """
+
+    right: float
+    loss: float
+    total: float
+    outcomes: Tensor | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct answers."""
+        return self.right / self.total
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean of the losses."""
+        return self.loss / self.total
 
 
 class Task(ABC):
@@ -43,6 +66,11 @@ class Task(ABC):
         blueprint: Specification from which the network is built.
         targets: Conversion of annotations to targets.
         in_pairs: Whether the images of a batch are mixed in pairs.
+        validation: Images tested after each epoch; None: the test images.
+        keeps_best: Whether the weights of the best epoch on the validation images are tested and saved.
+        patience: Number of epochs without a better one after which a run stops; 0: none.
+        still: Names of modules that stay in evaluation mode.
+        groups: Function that makes parameter groups with learning rates of their own; None: all have the same.
     """
 
     config: Recipe
@@ -50,6 +78,11 @@ class Task(ABC):
     tests: ImageDataset
     targets: Targets
     in_pairs: bool = False
+    validation: ImageDataset | None = None
+    keeps_best: bool = False
+    patience: int = 0
+    still: Sequence[str] = ()
+    groups: Groups | None = None
 
     @property
     @abstractmethod
@@ -65,8 +98,8 @@ class Task(ABC):
         """Compute the loss of a batch."""
 
     @abstractmethod
-    def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> tuple[float, float, float]:
-        """Compute the number of correct answers, the sum of losses, and the number of answers in a test batch."""
+    def measure(self, model: nn.Module, pixels: Tensor, targets: Targeted) -> Measured:
+        """Measure the answers in a test batch."""
 
     @abstractmethod
     def maps(self, model: nn.Module, run: Path) -> Draw:
@@ -86,6 +119,11 @@ class Task(ABC):
         """Return the model card."""
 
     @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes; none for captioners."""
+        return ()
+
+    @property
     def mode(self) -> Literal["L", "RGB"]:
         """PIL mode to which images are converted."""
         return "L" if self.blueprint.channels == 1 else "RGB"
@@ -99,7 +137,7 @@ class Task(ABC):
             train=len(self.pictures),
             test=len(self.tests),
             fingerprints={split: part.fingerprint() for split, part in (("train", self.pictures), ("test", self.tests))},
-            license="drawn by visattn" if name in (*MARKS, *SCENES) else _LICENSES.get(name, ""),
+            license="drawn by visattn" if name in (*DRAWN, *SCENES) else _LICENSES.get(name, ""),
         )
 
     def order(self) -> Iterable[int]:

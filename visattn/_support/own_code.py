@@ -1,0 +1,81 @@
+"""Functions in the user's Python files: `file.py:factory`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from visattn._support.checks import first_line, printable, suggest
+from visattn._support.files import is_file
+from visattn.errors import VisattnError
+
+
+def is_function(name: str) -> bool:
+    """Check whether a name has the form `file.py:factory`."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def made(name: str, kind: type[VisattnError], **arguments: Any) -> Any:  # noqa: ANN401
+    """Run the file of `file.py:factory`, and return what the function returns for these arguments.
+
+    Args:
+        name: File and function.
+        kind: Class of the error if the file fails to run, or the function is missing or fails.
+        **arguments: Keyword arguments for the function.
+    """
+    file, _, factory = name.rpartition(":")
+    path, shown = Path(file), printable(name)
+    if not is_file(path):
+        raise kind(f"{shown}: no such file; pass path/to/file.py:factory.")
+    spec = importlib.util.spec_from_file_location(f"visattn file {path.stem}", path)
+    assert spec is not None  # noqa: S101 - it ends in .py
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look the module up there
+    with running(path.parent, f"{shown}: the file", "run it yourself to debug it", kind):
+        spec.loader.exec_module(module)
+    make = getattr(module, factory, None)
+    if not callable(make):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = ", ".join(suggest(factory, known) or known[:5]) or "none"
+        raise kind(f"{shown}: the file has no function '{printable(factory)}'; it has: {near}.")
+    given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    with running(path.parent, f"{shown}: {factory}()", f"it is called {f'with {given}' if given else 'without arguments'}", kind):
+        return make(**arguments)
+
+
+@contextmanager
+def running(folder: Path, what: str, fix: str, kind: type[VisattnError]) -> Iterator[None]:
+    """Run the user's code and turn its errors into errors of `kind`.
+
+    Modules beside the file can be imported; no bytecode is written. Output goes to stderr, since stdout holds results. Only Ctrl-C is
+    passed on.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        KeyboardInterrupt: If the user presses Ctrl-C.
+    """
+    beside = str(folder.resolve())
+    sys.path.insert(0, beside)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # leave no __pycache__ in the user's folder
+    try:
+        with redirect_stdout(sys.stderr), chdir("."):  # restore the working directory, which relative output paths depend on
+            yield
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        raise kind(f'{what} exits the program; put the code that runs it under if __name__ == "__main__".') from error
+    except BaseException as error:
+        failed = kind(f"{what} fails: {type(error).__name__}: {first_line(error)}; {fix}.")
+        # contextlib would unwrap an error caused by StopIteration and raise that StopIteration
+        raise failed from (None if isinstance(error, StopIteration) else error)
+    finally:
+        sys.dont_write_bytecode = writes
+        if beside in sys.path:
+            sys.path.remove(beside)

@@ -1,0 +1,137 @@
+"""Labeled images from the user's own dataset, made by a function in a Python file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from visattn._support.checks import first_line, printable
+from visattn._support.own_code import made
+from visattn._support.types import Split
+from visattn.data.labeled.arrays import check_learnable
+from visattn.errors import DataError, ImageError
+
+_LOOKED_AT = 16  # items whose mode and size are read
+
+
+class OwnDataset:
+    """Dataset that `file.py:factory` returns for a split; see `LabeledDataset`.
+
+    The function is called with `split="train"` and `split="test"`. It returns a map-style dataset, as `torch.utils.data.Dataset`: its items
+    are an image and a class index. Images are of PIL or uint8 arrays `(H, W)` or `(H, W, 3)`, without augmentation. Labels are read from
+    its `targets` or `labels`, as in torchvision, else from every item once. Names of classes are read from its `classes`, else they are
+    the indices. Whether images are gray, and whether they have one size, is read from a few. A worker process calls the function again.
+    """
+
+    def __init__(self, name: str, split: Split) -> None:
+        """Make the dataset and read its labels.
+
+        Raises:
+            DataError: If the file or the function fails, or what it returns is no such dataset.
+        """
+        self._name, self._split = name, split
+        self.title = printable(f"{name} {split}")
+        self._dataset: Any = made(name, DataError, split=split)
+        if not (hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")):
+            raise DataError(
+                f"{self.title}: the function returns a {type(self._dataset).__name__}; return a dataset with __len__ and __getitem__."
+            )
+        self.labels = self._read_labels()
+        known = getattr(self._dataset, "classes", None)
+        self.classes = tuple(map(str, range(int(self.labels.max(initial=-1)) + 1) if known is None else known))
+        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.classes)))
+        if wrong.size:
+            raise DataError(
+                f"{self.title}: labels must lie from 0 to {len(self.classes) - 1}, got {self.labels[wrong[0]]} for item {wrong[0]}. "
+                "Correct it, or name more classes."
+            )
+        check_learnable(self.labels, self.classes, self.title)
+        some = [*self._readable(np.linspace(0, len(self) - 1, _LOOKED_AT, dtype=int).tolist())]
+        self.channels = 1 if all(picture.mode == "L" for picture in some) else 3
+        sizes = {(picture.height, picture.width) for picture in some}
+        self.size = sizes.pop() if len(sizes) == 1 else None
+
+    def _readable(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        """Yield the images that can be read.
+
+        Raises:
+            ImageError: If none can, the error of the first.
+        """
+        errors: list[ImageError] = []
+        for index in indices:
+            try:
+                yield self[index][0]
+            except ImageError as error:
+                errors.append(error)
+        if len(errors) == len(indices):
+            raise errors[0]
+
+    def _read_labels(self) -> NDArray[np.int64]:
+        told = getattr(self._dataset, "targets", getattr(self._dataset, "labels", None))
+        if told is None:
+            told = [self._item(index)[1] for index in range(len(self._dataset))]
+        try:
+            labels = np.asarray([int(label) for label in told], dtype=np.int64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"{self.title}: labels must be class indices ({first_line(error)}). Return whole numbers.") from error
+        if len(labels) != len(self._dataset):
+            raise DataError(
+                f"{self.title}: must have one label per item, got {len(self._dataset)} items and {len(labels)} labels."
+            )
+        return labels
+
+    def _item(self, index: int) -> tuple[Any, Any]:
+        """Return an item of the dataset.
+
+        Raises:
+            ImageError: If the dataset fails, or the item is no pair.
+        """
+        try:
+            picture, label = self._dataset[index]
+        except Exception as error:  # the user's code may raise anything
+            raise ImageError(f"{self.name(index)}: cannot be read ({type(error).__name__}: {first_line(error)})") from error
+        return picture, label
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        """Return an image, gray or RGB, and its label.
+
+        Raises:
+            ImageError: If the item cannot be read.
+            DataError: If it is no image.
+        """
+        picture, _ = self._item(index)
+        if isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] in ((), (3,)) and picture.ndim > 1:
+            picture = Image.fromarray(picture)
+        if not isinstance(picture, Image.Image):
+            what = f"{picture.dtype} {tuple(picture.shape)}" if hasattr(picture, "dtype") else type(picture).__name__
+            raise DataError(
+                f"{self.name(index)}: must be an image of PIL or a uint8 array (H, W) or (H, W, 3), got {what}. Leave transforms out."
+            )
+        return picture.convert("L" if picture.mode in ("L", "1") else "RGB"), int(self.labels[index])
+
+    def name(self, index: int) -> str:
+        """Return the function, the split and the index."""
+        return f"{self.title} {index}"
+
+    def fingerprint(self) -> str:
+        """Return a sha256 of the file with the function, the classes and the labels. Pixels are not read."""
+        file = self._name.rpartition(":")[0]
+        digest = hashlib.sha256(json.dumps([self._split, self.classes]).encode())
+        with open(file, "rb") as stream:  # noqa: PTH123 - a few lines of code
+            digest.update(stream.read())
+        digest.update(self.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make a pickle that calls the function again."""
+        return OwnDataset, (self._name, self._split)
