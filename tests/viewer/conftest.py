@@ -26,8 +26,7 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium is installed; on Debian: apt-get install chromium")
     with sync_playwright() as running:
         started = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
+        yield started  # the driver ends it: `close` may wait without end for a browser that is gone
 
 
 @pytest.fixture(scope="session")
