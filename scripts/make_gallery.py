@@ -92,6 +92,7 @@ def main() -> None:
     _save("remedies", _remedies(model))
     _save("attributions", _attributions())
     _save("cams", _cams())
+    _save("stages", visattn.stage_page(visattn.explain_stages("tf_efficientnet_lite0", "photo:coffee")))
     _save("gates", _gates())
     _save("scenes", scenes_sheet())
     _save("known_truth", known_truth_sheet())

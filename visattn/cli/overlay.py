@@ -74,6 +74,7 @@ def overlay_command(
     visattn overlay dog.jpg --method rollout --opacity 0.7 -o dog_rollout.png
     visattn overlay dog.jpg --method similarity --query pixel:120,80
     visattn overlay photo:chelsea --model tf_efficientnet_lite0 --target "tiger cat"
+    visattn overlay photo:chelsea --model tf_efficientnet_lite0 --method gradcam --layer all
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
@@ -197,11 +198,19 @@ def _drawing_model(options: dict[str, Any], question: Question) -> Callable[[Ima
     from visattn.maps import save_map
     from visattn.pipeline.explaining import explain_prepared
     from visattn.pipeline.inputs import prepare
+    from visattn.pipeline.stages import by_stages, stage_page
 
+    method = question.method
+    every = method is not None and "cam layer" in method.needs and question.parameters.get("layer") == "all"
+    if every:
+        refuse_beside("--layer all", ("mass", "legend", "caption", "save_map"))
     model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
 
     def draw(photo: Image.Image) -> _Drawn:
         prepared = prepare(photo, model, **preparing(options))
+        if every:
+            page = stage_page(by_stages(model, prepared, question, seed=options["seed"]), **style_of(options))
+            return to_png(page), page.provenance, bytes
         found = explain_prepared(model, prepared, question, seed=options["seed"])
         picture, provenance = found.draw(
             **style_of(options), mass=options["mass"], legend=options["legend"], caption=options["caption"]

@@ -43,8 +43,9 @@ class Panels:
         panel: int,
         shared_axes: Sequence[str],
         style: Style,
+        ranges: bool = False,
     ) -> None:
-        """Resize photo and map to the panel size; see `contact_sheet`."""
+        """Resize photo and map to the panel size; see `contact_sheet`. With `ranges`, the range is below a panel in any case."""
         whole = as_image(photo)
         if geometry.photo != (whole.height, whole.width):
             size = " x ".join(map(str, geometry.photo))
@@ -65,7 +66,7 @@ class Panels:
         self._scales = {index: value_range(grid, style.normalize, self.heat.signed, holes=True) for index, grid in parts.items()}
         self._names = names_of(style.normalize, parts.values(), self.heat.signed)
         self._painted = replace(style, normalize="none", colormap=style.colors(self.heat.signed))
-        self._one_scale = len(set(self._scales.values())) == 1
+        self._one_scale = len(set(self._scales.values())) == 1 and not ranges
 
     def cell(self, **index: int) -> Cell:
         """Draw one panel, with its own range below; if its map is constant, the photo is unchanged."""

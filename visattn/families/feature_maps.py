@@ -1,4 +1,4 @@
-"""Facts about a model from dry runs: the module that outputs the last feature map before a CNN pools it, and sizes that it accepts.
+"""Facts about a model from dry runs: the modules that output a CNN's last feature map of each size, and sizes that it accepts.
 
 A copy of the model runs once on the `meta` device, where nothing is computed. Names would be less reliable: libraries name the module
 differently, some pool with a function, and some register modules in another order than they run.
@@ -7,7 +7,8 @@ differently, some pool with a function, and some register modules in another ord
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +37,76 @@ def last_feature_map(model: nn.Module, channels: int, size: tuple[int, int]) -> 
     if key not in known:
         known[key] = _observed(model, channels, size)
     return known[key]
+
+
+class _Step(NamedTuple):
+    """Call of a module that turned one feature map into another."""
+
+    name: str
+    given: Tensor
+    made: Tensor
+
+
+def stages(model: nn.Module, channels: int, size: tuple[int, int]) -> list[str]:
+    """Return the names of the modules that output the last feature map of each size, from the first stage of a CNN to the last.
+
+    A stage ends where a module makes the feature map smaller, unless it is a part of another that makes it so, as in a residual branch.
+
+    Args:
+        model: Image model; it is not modified.
+        channels: Channels of its input.
+        size: Height and width of its input.
+
+    Returns:
+        The names; none if tokens follow the feature maps, their channels come last, or the model cannot run on the meta device.
+    """
+    last = last_feature_map(model, channels, size)
+    calls: list[tuple[str, Tensor | None, Tensor]] = []
+
+    def watch(name: str) -> Any:  # noqa: ANN401
+        def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            if isinstance(output, Tensor) and _is_map(output, size):
+                given = args[0] if args and isinstance(args[0], Tensor) and _is_map(args[0], size) else None
+                calls.append((name, given, output))
+
+        return hook
+
+    if last is None or not _dry_run(model, channels, size, watch):
+        return []
+    final = next((_size(made) for name, _, made in reversed(calls) if name == last), None)
+    if final is None:  # channels last
+        return []
+    reducing = [_Step(name, given, made) for name, given, made in calls if given is not None and _smaller(made, given)]
+    whole = [step for step in reducing if not any(_within(step, other) for other in reducing)]
+    ends: dict[tuple[int, ...], tuple[int, str]] = {}  # by size: when the feature map was last made, and by which module
+    for step in whole:
+        makers = [(order, name) for order, (name, _, made) in enumerate(calls) if made is step.given]
+        if makers:
+            order, name = min(makers, key=lambda maker: (maker[1].count("."), -maker[0]))
+            ends[_size(step.given)] = max(ends.get(_size(step.given), (-1, "")), (order, name))
+    return [name for size_of, (_, name) in sorted(ends.items(), reverse=True) if size_of > final] + [last]
+
+
+def _size(feature: Tensor) -> tuple[int, ...]:
+    return tuple(feature.shape[2:])
+
+
+def _is_map(tensor: Tensor, size: tuple[int, int]) -> bool:
+    """Check whether a tensor is a feature map with channels first: its sides are in the ratio of those of the image."""
+    if tensor.ndim != 4 or min(tensor.shape) < 1 or _size(tensor) == (1, 1):
+        return False
+    down, across = (side / mine for side, mine in zip(size, _size(tensor), strict=True))
+    return down >= 1 and across >= 1 and abs(down - across) <= 0.2 * max(down, across)  # sizes are rounded
+
+
+def _smaller(made: Tensor, given: Tensor) -> bool:
+    return _size(made) != _size(given) and all(mine <= before for mine, before in zip(_size(made), _size(given), strict=True))
+
+
+def _within(step: _Step, other: _Step) -> bool:
+    """Check whether a step is a part of another between the same sizes."""
+    same = (_size(step.given), _size(step.made)) == (_size(other.given), _size(other.made))
+    return same and step.name.startswith(f"{other.name}.")
 
 
 USUAL = (224, 256, 384, 32, 64, 96, 128, 160, 192, 240, 288, 299, 320, 336, 448, 512, 518, 28, 48, 56, 112)  # sides in pixels
@@ -90,10 +161,13 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
 
         return hook
 
-    if any(
-        isinstance(module, nn.RNNBase) for module in model.modules()
-    ):  # on the meta device every step of an RNN is unrolled, which takes minutes
-        return None
+    return last if _dry_run(model, channels, size, watch) else None
+
+
+def _dry_run(model: nn.Module, channels: int, size: tuple[int, int], watch: Callable[[str], Any]) -> bool:
+    """Run a copy on the `meta` device, with a forward hook from `watch` for the name of each module; False if it cannot run there."""
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return False  # on the meta device every step of an RNN is unrolled, which takes minutes
     try:
         bare = _without_values(model)
         for name, module in bare.named_modules():
@@ -103,9 +177,9 @@ def _observed(model: nn.Module, channels: int, size: tuple[int, int]) -> str | N
             bare(torch.empty(1, channels, *size, device="meta"))
     except KeyboardInterrupt:
         raise
-    except BaseException:  # the model may raise anything; without a dry run the module stays unknown
-        return None
-    return last
+    except BaseException:  # the model may raise anything
+        return False
+    return True
 
 
 def _spatial(output: Tensor) -> bool:

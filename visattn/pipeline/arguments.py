@@ -79,18 +79,18 @@ def layer_of(layer: Any, model: nn.Module) -> Any:  # noqa: ANN401
         return name
     if not isinstance(layer, str):
         return layer
-    words = {"last": -1, "first": 0}
-    number = whole_number(layer) if layer.lower() not in words else words[layer.lower()]
+    number, parts = whole_number(layer), dict(model.named_modules())
+    if number is None and (layer == "all" or layer in parts):
+        return layer
+    number = {"last": -1, "first": 0}.get(layer.lower(), number)
     if number is not None:
         note(f"layer '{layer}' is understood as {number}")
         return number
-    if layer == "all" or layer in dict(model.named_modules()):
-        return layer
     dotted = _dotted(layer, model)
     if dotted is None and re.fullmatch(r"\s*-?\d+(\s*,\s*-?\d+)+\s*", layer):
         raise OptionError(f"layer must be one layer, got {printable(layer)}. Explain one at a time.")
     if dotted is None:
-        known = [name for name, _ in model.named_modules() if name]
+        known = [name for name in parts if name]
         near = ", ".join(suggest(layer, known)) or f"none; its parts are {', '.join(name for name, _ in model.named_children())}"
         raise OptionError(f"{type(model).__name__} has no layer {printable(layer)}. Close matches: {near}.")
     note(f"layer {layer} is understood as {dotted}")

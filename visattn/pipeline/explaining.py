@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,38 @@ def explain(
         OptionError: If the method, a parameter or the target is unknown, out of range, or does not fit the model.
         VisattnError: Any error of `load_image`, `load_model`, `prepare`, `prepare_tensor`, `capture` and the method.
     """
+    model, prepared, question = asked(
+        model, image, method, target=target, pixels=pixels, inputs=inputs, weights=weights, seed=seed, device=device, **options
+    )
+    return explain_prepared(model, prepared, question, seed=seed)
+
+
+class Asked(NamedTuple):
+    """Model, preprocessed photo and question of an explanation."""
+
+    model: nn.Module
+    prepared: Prepared
+    question: Question
+
+
+def asked(
+    model: nn.Module | str,
+    image: Any,  # noqa: ANN401
+    method: MethodName | str,
+    *,
+    target: Of = None,
+    pixels: Tensor | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    weights: str | os.PathLike[str] = "auto",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    **options: Any,  # noqa: ANN401
+) -> Asked:
+    """Check the arguments of `explain`, load the model and prepare the image.
+
+    Raises:
+        VisattnError: The errors of `explain` before the model runs.
+    """
     _check_given(image, pixels, inputs, options)
     how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
     told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
@@ -107,7 +139,7 @@ def explain(
         prepared = prepare_with([photo], model, how)
     else:
         prepared = prepare_tensor(pixels, model, photos=None if photo is None else [photo], mean=how.mean, std=how.std)
-    return explain_prepared(model, prepared, question, seed=seed)
+    return Asked(model, prepared, question)
 
 
 def _check_given(
@@ -151,12 +183,17 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         The explanation.
 
     Raises:
+        OptionError: If feature maps of all layers are asked for, which are several explanations.
         VisattnError: The errors of `explain` after preprocessing.
     """
     if "layer" in question.parameters:
         layer = layer_of(question.parameters["layer"], model)
         question = replace(question, parameters={**question.parameters, "layer": layer})
         check_layer(question)
+        if layer == "all" and "cam layer" in (question.method.needs if question.method else ()):
+            raise OptionError(
+                "feature maps of several layers are several explanations: explain_stages(...), or visattn overlay --layer all."
+            )
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)
     method = question.method
