@@ -18,7 +18,7 @@ from visattn.errors import DataError, ImageError, ResourceError
 from visattn.loading.blueprints import Blueprint
 from visattn.training.batches import Batch, InOrder, Samples, Stream, Ticket, loader, moments, patient, training_transform
 from visattn.training.config import Config
-from visattn.training.run.randomness import random_state, seed_all, seed_of, seeded, set_random_state
+from visattn.training.run.randomness import random_state, restoring, seed_all, seed_cpu, seed_of, set_random_state
 
 CPU = torch.device("cpu")
 
@@ -225,7 +225,8 @@ def test_augmentations_give_pixels_of_the_right_shape(augment: str, channels: in
     transform = training_transform(Config(augment=augment, reprob=0.5 if augment == "imagenet" else 0.0), blueprint)
     drawn = []
     for seed in range(12):
-        with seeded(seed):
+        with restoring():
+            seed_cpu(seed)
             drawn.append(transform(picture))
     assert {tuple(pixels.shape) for pixels in drawn} == {(channels, 8, 8)}
     assert all(pixels.isfinite().all() for pixels in drawn)
@@ -238,7 +239,8 @@ def test_turn_augmentation_gives_the_eight_symmetries_of_a_square() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     transform, seen = training_transform(Config(augment="turn"), blueprint), set()
     for seed in range(120):
-        with seeded(seed):
+        with restoring():
+            seed_cpu(seed)
             seen.add((transform(Image.fromarray(pixels))[0] * 255).round().to(torch.uint8).numpy().tobytes())
     turned = [np.rot90(pixels, quarters) for quarters in range(4)]
     assert seen == {np.ascontiguousarray(one).tobytes() for each in turned for one in (each, each[:, ::-1])}
@@ -258,21 +260,37 @@ def _draw() -> list[float]:
     ]
 
 
-def test_seeded_restores_all_three_random_states() -> None:
+def test_restoring_restores_all_three_random_states() -> None:
     seed_all(4)
     _draw()
-    with seeded(9):
-        pass
+    with restoring():
+        seed_cpu(9)
     expected = _draw()
     seed_all(4)
     _draw()
-    with seeded(9):
+    with restoring():
+        seed_cpu(9)
         inside = _draw()
     assert _draw() == expected
-    with seeded(9):
+    with restoring():
+        seed_cpu(9)
         assert _draw() == inside
-    with seeded(10):
+    with restoring():
+        seed_cpu(10)
         assert _draw() != inside
+
+
+def test_images_of_a_dataset_that_draws_do_not_depend_on_their_batch() -> None:
+    class Drawing(FakeImages):
+        def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+            return Image.fromarray(np.full((8, 8), np.random.randint(256), np.uint8)), 0  # noqa: NPY002
+
+    samples = Samples(Drawing([0] * 6), lambda picture: torch.tensor(np.asarray(picture)), mode="L", seed=3, replace=True)
+    tickets = [Ticket(1, number) for number in range(6)]
+    together = [sample.pixels for sample in samples.__getitems__(tickets)]
+    alone = [samples[ticket].pixels for ticket in reversed(tickets)][::-1]
+    assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+    assert len({int(pixels[0, 0]) for pixels in together}) > 1
 
 
 def test_random_states_survive_a_file_round_trip(tmp_path: Path) -> None:

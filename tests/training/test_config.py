@@ -190,6 +190,22 @@ def test_a_setting_without_effect_is_refused(kind: type[Config | CaptionConfig],
         kind(**values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"crop_scale": (0.9, 0.5)}, "crop_scale must be two numbers in order, above 0 and at most 1, got 0.9 and 0.5."),
+        ({"crop_scale": (0.5, 1.5)}, "crop_scale must be two numbers in order, above 0 and at most 1, got 0.5 and 1.5."),
+        ({"crop_ratio": (0.0, 1.0)}, "crop_ratio must be two numbers in order, above 0 and at most 100, got 0 and 1."),
+        ({"jitter": -0.5}, "jitter must be a number from 0 to 10, got -0.5."),
+        ({"jitter": 11.0}, "jitter must be a number from 0 to 10, got 11.0."),
+    ],
+    ids=str,
+)
+def test_ranges_of_augmentations_are_checked(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        Config(augment="imagenet", **values)
+
+
 def test_valid_combinations_of_settings_are_accepted() -> None:
     assert Config(augment="imagenet", auto_augment="rand-m9", reprob=0.5).reprob == 0.5
     assert CaptionConfig(attention="hard", estimator="gumbel", temperature=0.5, entropy=0.1).temperature == 0.5

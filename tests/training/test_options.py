@@ -22,7 +22,7 @@ from visattn.training import Config, train
 from visattn.training.batches import training_transform
 from visattn.training.config import AUGMENTATIONS
 from visattn.training.optimizing import freeze, groups_of, head_of, optimizer_of, rate_of, schedule_of
-from visattn.training.run.randomness import seeded
+from visattn.training.run.randomness import restoring, seed_cpu
 
 CHANGES: dict[str, Any] = {  # a value other than the default for every setting that changes the results
     "train_count": 9, "test_count": 3, "img_size": 24, "model": "visattn_resnet20", "model_kwargs": {"branch_gain": 0.5}, "epochs": 1.0,
@@ -61,7 +61,8 @@ def drawn(config: Config, channels: int) -> list[bytes]:
     picture = Image.fromarray(pixels).convert("L" if channels == 1 else "RGB")
     transform, found = training_transform(config, blueprint), []
     for seed in range(20):
-        with seeded(seed):
+        with restoring():
+            seed_cpu(seed)
             made = transform(picture)
         assert made.shape == (channels, 16, 16)
         assert made.isfinite().all()
@@ -198,6 +199,12 @@ def test_layers_and_head_have_their_own_rates() -> None:
 def test_layer_decay_without_groups_of_layers_is_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="layer_decay needs a model whose layers timm groups, got ResNet"):
         train(recipe(photos, layer_decay=0.5), tmp_path / "run")
+    frozen = recipe(photos, model="test_resnet", widths=(), layer_decay=0.5, freeze=("backbone",))
+    with (
+        pytest.raises(OptionError, match=r"or one whose other layers are frozen. Leave it out"),
+        pytest.warns(match="keeps random weights"),
+    ):
+        train(frozen, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -54,6 +54,8 @@ def first_line(error: BaseException) -> str:
 
 def printable(name: str) -> str:
     """Escape control characters, direction marks and undecodable bytes in `name`, so that it prints on one line."""
+    if name.isascii() and name.isprintable():
+        return name
     return "".join(c if c.isprintable() and unicodedata.category(c) not in ("Cf", "Cs") else ascii(c)[1:-1] for c in name)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from visattn.data.pictures import ImageDataset
 from visattn.errors import DataError, ImageError, OptionError, ResourceError
 from visattn.families.trained import InputFacts, evaluation_transform
 from visattn.training.config import Recipe
-from visattn.training.run.randomness import seed_of, seeded
+from visattn.training.run.randomness import restoring, seed_cpu, seed_of
 
 Transform = Callable[[Image.Image], Tensor]
 _PATIENCE = (
@@ -118,17 +118,25 @@ class Samples(Dataset[Sample]):
         Raises:
             DataError: If no image can be read.
         """
+        return self.__getitems__([ticket])[0]
+
+    def __getitems__(self, tickets: Sequence[Ticket]) -> list[Sample]:
+        """Load and preprocess the images of several tickets. PyTorch's loaders call this, so that generators are restored once."""
+        with restoring():
+            return [self._sample(ticket) for ticket in tickets]
+
+    def _sample(self, ticket: Ticket) -> Sample:
         bad: list[str] = []
         for ahead in range(len(self.pictures) if self.replace else 1):
             index = (ticket.number + ahead) % len(self.pictures)
+            seed_cpu(seed_of(self.seed, ticket.epoch, index))
             try:
                 picture, known = self.pictures[index]
             except ImageError as error:
                 bad.append(str(error))
                 continue
-            with seeded(seed_of(self.seed, ticket.epoch, index)):
-                pixels = self.transform(picture.convert(self.mode))
-                return Sample(pixels, self.targets.one(known), index, tuple(bad))
+            pixels = self.transform(picture.convert(self.mode))
+            return Sample(pixels, self.targets.one(known), index, tuple(bad))
         if self.replace:
             raise DataError(f"no image can be read: {bad[0]}")
         blank = self.transform(Image.new(self.mode, (64, 64)))

@@ -26,18 +26,16 @@ def seed_of(*numbers: int) -> int:
 def seed_all(seed: int) -> None:
     """Seed the generators of PyTorch, NumPy and Python, which augmentations and models use."""
     torch.manual_seed(seed)  # also seeds the GPUs
-    _seed(seed)
+    seed_cpu(seed)
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators inside the context and restore them on exit. In data loader workers nothing is restored."""
+def restoring() -> Iterator[None]:
+    """Restore all generators on exit. In data loader workers nothing is restored."""
     if get_worker_info() is not None:
-        _seed(seed)
         yield
         return
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    _seed(seed)
     try:
         yield
     finally:
@@ -46,7 +44,8 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(states[2])
 
 
-def _seed(seed: int) -> None:
+def seed_cpu(seed: int) -> None:
+    """Seed the generators of PyTorch on the CPU, NumPy and Python."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - timm uses the global generator
     random.seed(seed)
