@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
-from sklearn.metrics import average_precision_score, roc_auc_score  # type: ignore[import-untyped]
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from tests import tiny
 from visattn import evaluation
