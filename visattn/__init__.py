@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         captioning as captioning,
         data as data,
         drawing as drawing,
+        embedding as embedding,
         errors as errors,
         evaluation as evaluation,
         families as families,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from visattn.pipeline.explanation import Explanation as Explanation
     from visattn.pipeline.inputs import Prepared as Prepared, prepare as prepare, prepare_batch as prepare_batch
     from visattn.pipeline.preprocessing import Preprocessing as Preprocessing
+    from visattn.pipeline.stages import explain_stages as explain_stages, stage_page as stage_page
     from visattn.pipeline.tensors import prepare_tensor as prepare_tensor
     from visattn.provenance import Provenance as Provenance
     from visattn.records import (
@@ -88,6 +90,7 @@ _NAMES = {
     "colorize": "drawing.overlays",
     "contact_sheet": "drawing.sheets",
     "explain": "pipeline.explaining",
+    "explain_stages": "pipeline.stages",
     "filmstrip": "drawing.filmstrips",
     "gate_page": "drawing.gate_pages",
     "intervene": "pipeline.captures",
@@ -103,12 +106,14 @@ _NAMES = {
     "prepare_batch": "pipeline.inputs",
     "prepare_tensor": "pipeline.tensors",
     "save_map": "maps",
+    "stage_page": "pipeline.stages",
     "study": "studies",
 }
 _PACKAGES = (
     "captioning",
     "data",
     "drawing",
+    "embedding",
     "errors",
     "evaluation",
     "families",

@@ -1,0 +1,165 @@
+"""Queries and keys of every head for many images, and their projection to a few dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from visattn._support.reprs import brief
+from visattn.embedding.components import Moments, joint_axes
+from visattn.embedding.joint import Criterion, Joint, factor_of, joined
+from visattn.errors import OptionError
+from visattn.provenance import Provenance
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Tokens of all images, in the order of the states.
+
+    Attributes:
+        image: `(N,)` index of the image.
+        row: `(N,)` row of the patch, -1 for tokens without a place.
+        column: `(N,)` column of the patch, -1 for tokens without a place.
+        sink: `(N,)` whether the patch is an attention sink of its image.
+        names: Names of the tokens without a place in one image, such as `cls`; they come first.
+    """
+
+    image: Tensor
+    row: Tensor
+    column: Tensor
+    sink: Tensor
+    names: tuple[str, ...]
+
+    __repr__ = brief
+
+    @property
+    def plain(self) -> Tensor:
+        """Mask `(N,)` of the patches that are no sinks."""
+        return (self.row >= 0) & ~self.sink
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStates:
+    """Queries and keys of one attention layer.
+
+    Attributes:
+        layer: Dotted name of the layer.
+        queries: `(heads, N, D)`.
+        keys: `(heads, M, D)`.
+        of_queries: The tokens of the queries.
+        of_keys: The tokens of the keys.
+        notes: What the dot product of a query and a key leaves out of the attention.
+    """
+
+    layer: str
+    queries: Tensor
+    keys: Tensor
+    of_queries: Tokens
+    of_keys: Tokens
+    notes: tuple[str, ...] = ()
+
+    __repr__ = brief
+
+    def head(self, head: int) -> tuple[Tensor, Tensor]:
+        """Return queries `(N, D)` and keys `(M, D)` of one head.
+
+        Raises:
+            OptionError: If there is no such head.
+        """
+        if not 0 <= head < len(self.queries):
+            raise OptionError(f"{self.layer} has heads 0 to {len(self.queries) - 1}, got {head}.")
+        return self.queries[head], self.keys[head]
+
+
+class Projection(NamedTuple):
+    """Points of one layer's heads.
+
+    Attributes:
+        layer: Dotted name of the layer.
+        queries: `(heads, N, dimensions)` points.
+        keys: `(heads, M, dimensions)` points.
+        shares: `(heads, dimensions)` share of the variance along each axis.
+        factors: `(heads,)` scale of the queries in the joint space.
+    """
+
+    layer: str
+    queries: Tensor
+    keys: Tensor
+    shares: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Queries and keys of every head of a model for many images; made by `gather`.
+
+    Attributes:
+        layers: States of each attention layer.
+        images: Names of the images.
+        provenance: Model and preprocessing.
+    """
+
+    layers: tuple[LayerStates, ...]
+    images: tuple[str, ...]
+    provenance: Provenance
+
+    __repr__ = brief
+
+    def layer(self, layer: int | str) -> LayerStates:
+        """Return a layer by its index or its name.
+
+        Raises:
+            OptionError: If there is no such layer.
+        """
+        names = [one.layer for one in self.layers]
+        if isinstance(layer, str) and layer in names:
+            return self.layers[names.index(layer)]
+        if isinstance(layer, int) and -len(names) <= layer < len(names):
+            return self.layers[layer]
+        raise OptionError(f"there is no layer {layer!r} in the space. Its layers: {', '.join(names)}.")
+
+    def joint(self, layer: int | str, head: int, criterion: Criterion = "norms") -> Joint:
+        """Return all queries and keys of a head in their joint space, which is fitted to the patches that are no sinks."""
+        states = self.layer(layer)
+        queries, keys = states.head(head)
+        fitted = joined(*_patches(states, queries, keys), factor_of(*_patches(states, queries, keys), criterion))
+        return Joint(queries.double() * fitted.factor, keys.double() / fitted.factor + fitted.shift, fitted.factor, fitted.shift)
+
+    def project(self, dimensions: int = 2, criterion: Criterion = "norms") -> list[Projection]:
+        """Project queries and keys of each head to their joint principal components.
+
+        Axes, scales and translations are fitted to the patches that are no sinks. Class tokens, registers and sinks, which often lie far
+        away, are then projected in the same way.
+
+        Args:
+            dimensions: Number of components.
+            criterion: Choice of the scale, see `factor_of`.
+
+        Returns:
+            The points of each layer.
+        """
+        return [_projected(states, dimensions, criterion) for states in self.layers]
+
+
+def _patches(states: LayerStates, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    return queries[..., states.of_queries.plain, :], keys[..., states.of_keys.plain, :]
+
+
+def _projected(states: LayerStates, dimensions: int, criterion: Criterion) -> Projection:
+    heads, _, width = states.queries.shape
+    patches = _patches(states, states.queries, states.keys)
+    moments = Moments.empty(heads, width), Moments.empty(heads, width)
+    for gathered, tokens in zip(moments, patches, strict=True):
+        gathered.add(tokens)
+    factors = torch.tensor([factor_of(*both, criterion) for both in zip(*patches, strict=True)], dtype=torch.float64)
+    axes, shares = joint_axes(*moments, factors, dimensions)
+    by = factors[:, None, None]
+    own = [each.mean[:, None] for each in moments]  # each cloud is centered at its own mean: the translation of the keys
+    points = [
+        ((each.double() - mean) * scale @ axes.mT).float()
+        for each, mean, scale in zip((states.queries, states.keys), own, (by, 1 / by), strict=True)
+    ]
+    return Projection(states.layer, points[0], points[1], shares, factors)
