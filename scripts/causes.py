@@ -64,8 +64,8 @@ def main() -> int:
     parser.add_argument("--checkpoints", type=Path, default=FOLDER)
     parser.add_argument("--write-docs", action="store_true", help=f"write the tables to docs/{DOCS.name}")
     options = parser.parse_args()
-    if options.scenes < 2 or not set(options.only) <= set(CAUSES):
-        parser.error(f"two scenes or more are needed, of the causes {', '.join(CAUSES)}.")
+    if options.scenes < 2 or len(options.only) < 2 or not set(options.only) <= set(CAUSES):
+        parser.error(f"two scenes or more are needed, of two or more of the causes {', '.join(CAUSES)}.")
     torch.set_num_threads(1)
     models = {
         key: visattn.load_model(str(options.checkpoints / name_of(*key))) for key in product(options.only, NETWORKS, range(SEEDS))
@@ -204,10 +204,10 @@ def maps_of(model: nn.Module, scenes: CausedScenes, slow: int) -> Maps:
         found: dict[str, tuple[Any, Any]] = {
             name: way.map(model, picture, scene.label) for name, way in ways.items() if slow or not way.slow
         }
-        pixels = visattn.prepare(picture, model).pixels
+        prepared = visattn.prepare(picture, model)
         for name, peer in peers.items():
-            array: NDArray[np.float32] = peer(pixels, [ClassifierOutputTarget(scene.label)])[0]
-            found[name] = array, None
+            array: NDArray[np.float32] = peer(prepared.pixels, [ClassifierOutputTarget(scene.label)])[0]
+            found[name] = array, prepared.geometry
         return found
 
     return maps
