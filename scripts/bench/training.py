@@ -100,7 +100,7 @@ def theirs(folder: str, script: str) -> dict[str, float]:
         "lr": LR,
         "weight-decay": DECAY,
         "warmup-epochs": 0,
-        "label_smoothing": 0,
+        "smoothing": 0,
         "train-interpolation": "bilinear",
         "device": "cpu",
         "workers": 1,
