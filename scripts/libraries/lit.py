@@ -55,11 +55,12 @@ def lit_cells(model: nn.Module, inputs: Inputs, key: str, before: Recording, see
             cell = tuple(int(x) for x in torch.unravel_index(torch.tensor(chosen), layout.grid))
             packed = "image_grid_thw" in inputs
             image = 0 if packed else int(torch.randint(len(inputs[key]), (), generator=generator))
-            lit = (
-                _lit_patches(inputs, key, layout, cell, _merged(model))
-                if packed
-                else _lit(inputs[key], layout, cell, image, generator)
-            )
+            if packed:
+                lit = _lit_patches(inputs, key, layout, cell, _merged(model))
+            elif "spatial_shapes" in inputs:
+                lit = _lit_patch(inputs, key, cell, image)
+            else:
+                lit = _lit(inputs[key], layout, cell, image, generator)
             after = captured(model, {**inputs, key: lit})
             change = key_changes(before[number], after[number])
             elsewhere = [other for other in range(len(change)) if other != image and float(change[other].max()) > 0]
@@ -122,6 +123,15 @@ def _lit_patches(inputs: Inputs, key: str, layout: TokenLayout, cell: tuple[int,
             block = (row // side) * (columns // side) + column // side
             number = block * side * side + row % side * side + column % side
             lit[number] = torch.randn(lit[number].shape, generator=torch.Generator().manual_seed(number)) * 3
+    return lit
+
+
+def _lit_patch(inputs: Inputs, key: str, cell: tuple[int, ...], image: int) -> Tensor:
+    """Replace one patch of one image, whose patches are ordered by rows, with padding behind them."""
+    _, columns = inputs["spatial_shapes"][image].tolist()
+    lit: Tensor = inputs[key].clone()
+    patch = lit[image, cell[-2] * columns + cell[-1]]
+    patch.copy_(torch.randn(patch.shape, generator=torch.Generator().manual_seed(0)) * 3)
     return lit
 
 

@@ -147,17 +147,91 @@ def test_packed_images_of_one_size_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "grid"),
+    ("places", "grid", "reason"),
     [
-        pytest.param(False, [[1, 4, 6]], id="no positions"),
-        pytest.param(True, [[1, 4, 6], [1, 2, 12]], id="images of two sizes"),
+        pytest.param(False, [[1, 4, 6]], "packed patches whose places the model does not compute", id="no positions"),
+        pytest.param(True, [[1, 4, 6], [1, 2, 12]], "packed patches of images with different grids", id="images of two sizes"),
     ],
 )
-def test_packed_patches_without_proof_are_not_placed(places: bool, grid: list[list[int]]) -> None:
+def test_packed_patches_without_proof_are_not_placed(places: bool, grid: list[list[int]], reason: str) -> None:
     record = see(Packed(places), pixel_values=patches(24 * len(grid)), image_grid_thw=torch.tensor(grid))[0]
-    assert record.reason == (
-        "its tokens could not be traced from the pixels beyond packed patches whose places the model does not compute"
+    assert record.reason == f"its tokens could not be traced from the pixels beyond {reason}"
+
+
+class Padded(nn.Module):
+    """A padded sequence of patches for each image, with a position embedding by row and column, as in SigLIP 2."""
+
+    def __init__(self, order: str = "rows") -> None:
+        super().__init__()
+        self.embed, self.rows, self.columns = nn.Linear(3 * PATCH**2, WIDTH), nn.Embedding(20, WIDTH), nn.Embedding(20, WIDTH)
+        self.order = order
+
+    def forward(self, pixel_values: Tensor, spatial_shapes: Tensor, mask: Tensor) -> Tensor:
+        t = self.embed(pixel_values)
+        if self.order != "none":
+            number = torch.arange(t.shape[1])[None].expand(len(t), -1)
+            real = number < spatial_shapes.prod(1, keepdim=True)
+            by_rows = self.order == "rows"
+            length = spatial_shapes[:, 1:] if by_rows else spatial_shapes[:, :1]
+            place = (number // length * real, number % length * real)
+            row, column = torch.stack(place if by_rows else place[::-1], -1).unbind(-1)
+            t = t + self.rows(row) + self.columns(column)
+        heads = t[:, None]
+        return F.scaled_dot_product_attention(heads, heads, heads, mask[:, None, None].bool())[:, 0]
+
+
+def padded(grids: list[list[int]], count: int = 30) -> dict[str, Tensor]:
+    shapes = torch.tensor(grids)
+    mask = torch.arange(count)[None] < shapes.prod(1, keepdim=True)
+    x = torch.randn(len(grids), count, 3 * PATCH**2, generator=torch.Generator().manual_seed(0))
+    return {"pixel_values": x, "spatial_shapes": shapes, "mask": mask}
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("image", [0, 1])
+@pytest.mark.parametrize("number", [0, 9, 23])
+def test_padded_patches_lie_where_the_model_says_and_padding_is_left_out(order: str, image: int, number: int) -> None:
+    model, given = Padded(order), padded([[4, 6], [4, 6]])
+    record = see(model, **given)[0]
+    assert (record.kind, record.keys.grid, record.queries.grid, record.reason) == ("self", (4, 6), (4, 6), None)
+    assert tuple(record.keys.box) == (0, 0, 4 * PATCH, 6 * PATCH)
+    lit = given["pixel_values"].clone()
+    lit[image, number] += 1
+    after = see(model, **{**given, "pixel_values": lit})[0]
+    change = (after.operator.keys() - record.operator.keys()).abs().amax((1, -1))
+    cell = number if order == "rows" else number % 4 * 6 + number // 4
+    assert change.nonzero().tolist() == [[image, cell]]
+
+
+@pytest.mark.parametrize(
+    ("order", "grids", "reason"),
+    [
+        ("none", [[4, 6]], "packed patches whose places the model does not compute"),
+        ("rows", [[4, 6], [2, 12]], "packed patches of images with different grids"),
+    ],
+)
+def test_padded_patches_without_proof_are_not_placed(order: str, grids: list[list[int]], reason: str) -> None:
+    record = see(Padded(order), **padded(grids))[0]
+    assert record.reason == f"its tokens could not be traced from the pixels beyond {reason}"
+
+
+def test_siglip_2_of_transformers_is_placed() -> None:
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+    config = Siglip2VisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_patches=16, patch_size=PATCH
     )
+    torch.manual_seed(0)
+    model, given = Siglip2VisionModel(config).train(False), padded([[4, 6], [4, 6]])
+    given["pixel_attention_mask"] = given.pop("mask").long()
+    recording = see(model, **given)
+    assert [(record.kind, record.keys.grid) for record in recording] == [("self", (4, 6)), ("self", (4, 6)), ("pool", (4, 6))]
+    lit = given["pixel_values"].clone()
+    lit[1, 13] += 1
+    after = see(model, **{**given, "pixel_values": lit})
+    change = (after.keys(0) - recording.keys(0)).abs().amax((1, -1))
+    assert change.nonzero().tolist() == [[1, 13]]
+    assert torch.allclose(recording.attention(1).sum(-1), torch.ones(()))
 
 
 def test_patches_without_a_grid_are_no_image() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from visattn.capturing.description import ModelDescription
 from visattn.capturing.following.conclusions import Conclusions, Located, conclude
 from visattn.capturing.following.locations import by_rule
-from visattn.capturing.following.packing import packed_size
+from visattn.capturing.following.packing import batch_of, packed_size
 from visattn.capturing.following.projections import Projections, features_of
 from visattn.capturing.following.vectors import Vectors, vectors_of
 from visattn.capturing.hooks import ModuleCalls, keywords, running
@@ -251,7 +251,7 @@ class Watch:
             self.images = True
             self.input_size, self._batch = (int(pixels.shape[-2]), int(pixels.shape[-1])), len(pixels)
             if packed is not None:
-                self.input_size, self._batch = packed_size(pixels.shape, packed[1]), 1
+                self.input_size, self._batch = packed_size(pixels.shape, packed[1]), batch_of(pixels.shape)
             twin = self._watched(pixels, candidates)
             if twin is not pixels:
                 self._mode.twin = pixels, twin
@@ -341,14 +341,29 @@ def _pixels(given: Sequence[tuple[object, Tensor]]) -> Tensor | None:
 
 
 def _packed(given: Sequence[tuple[object, Tensor]]) -> tuple[Tensor, tuple[tuple[int, ...], ...]] | None:
-    """Return the patches of all images in one sequence, and the grid of each image as the caller gives it; None if there are none."""
-    grids = next((x for name, x in given if str(name).endswith("grid_thw") and not x.is_floating_point() and x.ndim == 2), None)
-    if grids is None:
-        return None
-    found = tuple(tuple(int(side) for side in grid) for grid in grids.tolist())
-    count = sum(map(math.prod, found))
-    patches = next((x for _, x in given if x.is_floating_point() and x.ndim in (2, 4) and len(x) == count), None)
-    return None if patches is None else (patches, found)
+    """Return the patches of all images, and the grid of each image as the caller gives it; None if there are none.
+
+    The patches come in one sequence, with `grid_thw` beside them, or in one padded sequence for each image, with `spatial_shapes`.
+    """
+    for name, grids in given:
+        if grids.is_floating_point() or grids.ndim != 2:
+            continue
+        if str(name).endswith("grid_thw"):
+            found = tuple(tuple(int(side) for side in grid) for grid in grids.tolist())
+            count = sum(map(math.prod, found))
+            patches = next((x for _, x in given if x.is_floating_point() and x.ndim in (2, 4) and len(x) == count), None)
+        elif str(name).endswith("spatial_shapes"):
+            found = tuple((1, *(int(side) for side in grid)) for grid in grids.tolist())
+            most = max(map(math.prod, found))
+            fitting = (
+                x for _, x in given if x.is_floating_point() and x.ndim == 3 and len(x) == len(found) and x.shape[1] >= most
+            )
+            patches = next(fitting, None)
+        else:
+            continue
+        if patches is not None:
+            return patches, found
+    return None
 
 
 _IMAGES = re.compile("pixel|image|video|clip")

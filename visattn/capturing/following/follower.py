@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.following.members import Members
-from visattn.capturing.following.packing import cells_of, packed_size
+from visattn.capturing.following.packing import batch_of, cells_of, packed_size
 from visattn.capturing.following.places import Behind, Places, Statuses, color_axis, later
 from visattn.capturing.following.rules import Rules
 from visattn.capturing.tokens.arrangement import Arrangement
@@ -53,8 +53,8 @@ class TokenTracer:
         frames = int(shape[3 - colors]) if len(shape) == 5 else 0
         self._tape = tape
         if tape.packed:
-            count = sum(grid[0] for grid in tape.packed)
-            self.known = Statuses(1, packed_size(shape, tape.packed), tape.device, count if count > 1 else 0)
+            batch, count = batch_of(shape), sum(grid[0] for grid in tape.packed)
+            self.known = Statuses(batch, packed_size(shape, tape.packed), tape.device, count if batch == 1 and count > 1 else 0)
         else:
             self.known = Statuses(int(shape[0]), (int(shape[-2]), int(shape[-1])), tape.device, frames, colors)
         self._rules, self._members = Rules(self.known), Members(self.known, tape.outside)
@@ -95,7 +95,9 @@ class TokenTracer:
         known.shapes[slot] = outside.shape
         if outside.kind == "pixels" and self._tape.packed:
             cells = cells_of(self._tape)
-            if cells is None:
+            if len(set(self._tape.packed)) > 1:
+                known.lose(slot, "packed patches of images with different grids")
+            elif cells is None:
                 known.lose(slot, "packed patches whose places the model does not compute")
             else:
                 known.places[slot] = known.patches(cells, self._tape.packed[0], outside.shape)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from visattn.capturing.tokens.codes import equal
-from visattn.capturing.tokens.planes import Planes, compact
+from visattn.capturing.tokens.planes import PADDING, Planes, compact
+from visattn.capturing.trace.arguments import lead_of
 from visattn.capturing.trace.tape import Entry
 
 Behind = tuple[int, str, int] | None  # index in the forward pass, layer, index of the call in that layer
@@ -120,10 +121,12 @@ class Statuses:
         return Places(self.planes.codes(plane).unsqueeze(self.colors).expand(shape))
 
     def patches(self, cells: Tensor, grid: Sequence[int], shape: torch.Size) -> Places:
-        """Return the locations of patches `(N, ...)` that lie at these cells of the images."""
+        """Return the locations of patches `(N, ...)`, or `(B, N, ...)` for images apart, that lie at these cells; -1 is padding."""
         plane = self.planes.grid(grid[1], grid[2], self.planes.input, max(self.frames, 1))
-        codes = (plane.base + cells).to(torch.int32)
-        return Places(codes.view(-1, *(1,) * (len(shape) - 1)).expand(shape))
+        first = plane.base + torch.arange(self.images, device=cells.device)[:, None] * plane.cells
+        codes = torch.where(cells < 0, PADDING, first + cells).to(torch.int32)
+        lead = lead_of(shape)
+        return Places(codes.view(*lead, *(1,) * (len(shape) - len(lead))).expand(shape))
 
     def lose(self, slot: int, name: str) -> None:
         """Mark the locations of a slot as unknown beyond an operation."""

@@ -40,10 +40,15 @@ def tensors_in(value: Any) -> list[Tensor]:  # noqa: ANN401
     return []
 
 
-def positions_among(results: Iterable[Any], patches: int) -> list[Tensor]:
-    """Return copies of the integer tensors that may hold the row and column of each packed patch, `(patches, 2)` or `(patches, 3)`."""
-    integers = [x for x in results if isinstance(x, Tensor) and not x.is_floating_point() and x.ndim == 2]
-    return [x.clone() for x in integers if x.shape[0] == patches and x.shape[1] in (2, 3)]
+def lead_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes that count patches: `(N,)`, or `(B, N)` if each image has a sequence of its own."""
+    return tuple(shape[: 2 if len(shape) == 3 else 1])
+
+
+def positions_among(results: Iterable[Any], lead: tuple[int, ...]) -> list[Tensor]:
+    """Return copies of the tensors of whole numbers that may hold the row and column of each patch, `(*lead, 2)` or `(*lead, 3)`."""
+    fitting = [x for x in results if isinstance(x, Tensor) and tuple(x.shape[:-1]) == lead and x.shape[-1] in (2, 3)]
+    return [x.clone() for x in fitting if not x.is_floating_point() or bool((x == x.floor()).all())]
 
 
 def shape_of(tensor: Tensor) -> torch.Size:

@@ -6,7 +6,6 @@ beginning is copied and the rest is recorded.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from visattn.capturing.trace.arguments import (
     Untraceable,
     changes,
     is_transformed,
+    lead_of,
     memory_of,
     positions_among,
     results_of,
@@ -69,7 +69,7 @@ class Tracer:
         self._choices = Choices()
         self.at = 0
         begun = Tape(packed=packed)
-        self._patches = sum(map(math.prod, packed))
+        self._patches = lead_of(pixels.shape) if packed and pixels is not None else ()
         self.tape = begun
         given = [] if pixels is None else [("pixels", "", pixels)]
         given += [("input", name, tensor) for name, tensor in inputs if tensor is not pixels]
