@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from pages import folded, write_section
 from pointing.photos import COPIES, PRIOR, ROOT
 from torch import nn
+from truth.figure import Compared, two_questions
 from truth.mark import Part, exchanged, layer_by_layer
 from truth.measure import NEAR, Array, Measured, Measures, Way, accuracy, measured, size_of
 
@@ -27,12 +29,33 @@ from visattn.evaluation.intervals import mean_interval
 from visattn.families import input_spec
 
 DOCS = ROOT / "docs" / "known_truth.md"
+PICTURE = ROOT / "assets" / "gallery" / "known_truth_scores.png"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
 PARTS: tuple[Part, ...] = ("channel", "spatial")
 SEED = 2  # seed of the test scenes; networks were trained on seed 1
 LAST_BLOCK = {  # the features whose mean over patches the model reads out
     f"{method}, last block": Way(method, {"layer": "blocks.3"}) for method in ("cam", "gradcam")
 }
+SHOWN = (  # rows of the first table and picture of the page
+    "gradcam",
+    "eigencam",
+    "attention",
+    "rollout",
+    "relevance",
+    "legrad",
+    "captum.saliency",
+    "captum.integrated_gradients",
+    "captum.occlusion",
+    "captum.lime",
+)
+
+
+class Result(NamedTuple):
+    """Text about a network, its maps, and those of the same network trained without a mark if it learned one."""
+
+    text: str
+    found: Measures
+    twin: Measures | None
 
 
 @dataclass(frozen=True)
@@ -86,18 +109,54 @@ def main() -> int:
     if options.scenes < 2 or options.slow_scenes < 0 or options.slow_scenes == 1 or not set(options.only) <= set(NETWORKS):
         parser.error(f"two scenes or more are needed, of the networks {', '.join(NETWORKS)}.")
     torch.set_num_threads(1)
+    results = {}
     for name in options.only:
         print(f"{name} ...", file=sys.stderr)
-        text = section(NETWORKS[name], options.checkpoints, options.scenes, min(options.slow_scenes, options.scenes))
-        print(f"## {NETWORKS[name].title}\n\n{text}", flush=True)
+        results[name] = section(NETWORKS[name], options.checkpoints, options.scenes, min(options.slow_scenes, options.scenes))
+        print(f"## {NETWORKS[name].title}\n\n{results[name].text}", flush=True)
         if options.write_docs:
-            write_section(DOCS, name, text)
+            write_section(DOCS, name, results[name].text)
+    if results.keys() == NETWORKS.keys():
+        text = summary(results).strip()
+        print(f"## Summary\n\n{text}")
+        if options.write_docs:
+            write_section(DOCS, "summary", text)
+            shown = {_column(name): {method: compared(result, method) for method in SHOWN} for name, result in results.items()}
+            PICTURE.write_bytes(two_questions(shown))
     return 0
 
 
-def section(network: Network, checkpoints: Path, count: int, slow: int) -> str:
-    """Return the section about one network as Markdown."""
+def summary(results: Mapping[str, Result]) -> str:
+    """Return a table of ten methods: how well each finds the object, and how well it finds the mark that decides instead."""
+    rows: list[dict[str, str | None]] = [{"method": method} for method in SHOWN]
+    for name, result in results.items():
+        for row in rows:
+            found = compared(result, str(row["method"]))
+            row[_column(name)] = None if found is None else f"{found.own.mean():.2f}{'*' * found.above}"
+    return to_markdown(rows)
+
+
+def _column(name: str) -> str:
+    truth = "object" if NETWORKS[name].twin is None else "mark"
+    return f"{truth}, {'ViT' if 'vit' in name else 'CNN'}"
+
+
+def compared(result: Result, method: str) -> Compared | None:
+    """Return the AUROC of a method's maps beside its controls; None if the method does not apply."""
+    if (row := result.found.maps.get(method)) is None:
+        return None
+    truth, other = "object", result.found.references[f"{PRIOR}, {size_of(row.grid)}"]
+    if result.twin is not None:
+        truth, other = "mark", result.twin.maps[method]
+    own, moved, control = (np.array(one.numbers[truth]["AUROC"]) for one in (row, result.found.moved[method], other))
+    control = control[: len(own)]  # slow methods run only on the first scenes
+    return Compared(own, (moved, control), exceeds(own, moved) and exceeds(own, control))
+
+
+def section(network: Network, checkpoints: Path, count: int, slow: int) -> Result:
+    """Return the section about one network as Markdown, and what it is made of."""
     model = network.load(checkpoints)
+    twin: Measures | None = None
     extra = dict(network.extra)
 
     def scenes(mark: Mark) -> Scenes:
@@ -131,7 +190,7 @@ def section(network: Network, checkpoints: Path, count: int, slow: int) -> str:
         lines.append(f"Not applicable: {', '.join(found.refused)}.")
     spent = {name: row.seconds / len(row.numbers["object"]["AUROC"]) for name, row in found.maps.items()}
     print("  seconds a scene: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in spent.items()), file=sys.stderr)
-    return "\n".join(lines)
+    return Result("\n".join(lines), found, twin)
 
 
 def on_objects(table: dict[str, Measured]) -> str:
@@ -161,6 +220,7 @@ def on_marks(found: Measures, twin: Measures) -> str:
                 "share of the map on the mark": told(share, percent=True),
                 "relative to its area": told(lift),
                 "AUROC of the mark": told(row.values("AUROC", "mark")),
+                "after subtracting the mean map": told(row.values("without the mean map", "mark")),
                 "largest cell: center on the mark": told(row.values("pointing game", "mark"), percent=True),
                 "largest cell touches the mark": told(row.values("touches", "mark"), percent=True),
                 "AUROC of the mark, network trained without it": told(other.values("AUROC", "mark") if other else None),

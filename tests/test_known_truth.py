@@ -20,6 +20,7 @@ from torch import nn
 import visattn
 from visattn import evaluation
 from visattn.data.scenes import CLASSES, Scenes
+from visattn.errors import OptionError
 from visattn.evaluation.intervals import mean_interval
 from visattn.geometry import Box, Geometry
 from visattn.loading import folders
@@ -69,7 +70,7 @@ def mean_of(cell: str) -> float:
 
 
 def test_table_of_a_network_equals_the_metrics_of_its_maps(script: ModuleType, checkpoints: Path) -> None:
-    text = script.section(script.NETWORKS["scenes_cnn"], checkpoints, COUNT, 0)
+    text = script.section(script.NETWORKS["scenes_cnn"], checkpoints, COUNT, 0).text
     model, scenes = visattn.load_model(str(checkpoints / "scenes_cnn")), Scenes(COUNT, seed=script.SEED)
     found = []
     for index in range(COUNT):
@@ -91,7 +92,7 @@ def test_table_of_a_network_equals_the_metrics_of_its_maps(script: ModuleType, c
 
 @pytest.mark.full
 def test_watermark_results_are_compared_with_its_area_and_the_plain_network(script: ModuleType, checkpoints: Path) -> None:
-    text = script.section(script.NETWORKS["scenes_cnn_shortcut"], checkpoints, COUNT, 0)
+    text = script.section(script.NETWORKS["scenes_cnn_shortcut"], checkpoints, COUNT, 0).text
     assert f"The mark covers {81 / 64**2:.1%} of the image." in text
     found = {"scenes_cnn": [0.0], "scenes_cnn_shortcut": [0.0]}
     scenes, shares = Scenes(COUNT, seed=script.SEED, watermark="label"), []
@@ -187,6 +188,71 @@ def test_text_about_grad_cam_and_the_mark_agrees_with_the_tables() -> None:
     page = " ".join((ROOT / "docs" / "choosing_a_method.md").read_text(encoding="utf-8").split())
     each = [f"{mean_of(layers[name]['largest cell touches the mark']):.0f}" for name in ("layer1", "layer2")]
     assert f"its largest cell touches the mark in {each[0]} and {each[1]} of 100 scenes" in page
+
+
+def test_first_table_states_the_means_of_the_tables_below() -> None:
+    rows = rows_by(section("summary"), "method")
+    assert len(rows) == 10
+    for name, column in (("scenes_cnn", "object, CNN"), ("scenes_vit", "object, ViT")):
+        below = rows_by(section(name), "map")
+        assert {method: row[column].rstrip("*") for method, row in rows.items() if row[column]} == {
+            method: below[method]["AUROC"].split()[0] for method in rows if method in below
+        }
+    for name, column in (("scenes_cnn_shortcut", "mark, CNN"), ("scenes_vit_shortcut", "mark, ViT")):
+        below = rows_by(section(name), "map")
+        assert {method: row[column].rstrip("*") for method, row in rows.items() if row[column]} == {
+            method: below[method]["AUROC of the mark"].split()[0] for method in rows if method in below
+        }
+
+
+def test_every_method_that_needs_only_pixels_applies(script: ModuleType, checkpoints: Path) -> None:
+    measure = importlib.import_module("truth.measure")
+    model, scene = visattn.load_model(str(checkpoints / "scenes_cnn")), Scenes(1, seed=script.SEED).scene(0)
+    ways = {
+        name: way for name, way in measure.ways_of(model, scene).items() if name.startswith("captum.") or name.endswith("cam")
+    }
+    for name in ("captum.kernel_shap", "captum.lime"):
+        ways[name] = measure.Way(name, {"samples": 60})
+    kept, refused = measure.applicable(ways, model, scene)
+    assert refused == ()
+    assert {"scorecam", "ablationcam", "captum.occlusion", "captum.lime"} <= kept.keys()
+
+
+def test_a_wrong_parameter_is_a_fault_of_the_script(
+    script: ModuleType, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = importlib.import_module("truth.measure")
+    monkeypatch.setitem(measure.PARAMETERS, "scorecam", {"batches": 64})
+    model, scene = visattn.load_model(str(checkpoints / "scenes_cnn")), Scenes(1, seed=script.SEED).scene(0)
+    with pytest.raises(OptionError, match="method 'scorecam' has no parameter 'batches'"):
+        measure.ways_of(model, scene)
+
+
+def test_a_star_needs_both_controls(script: ModuleType) -> None:
+    def measured(values: list[float]) -> object:
+        row = script.Measured((2, 2))
+        for truth in ("object", "mark"):
+            row.numbers[truth]["AUROC"] = values
+        return row
+
+    high, middle, low = ([base + step for step in (0.0, 0.01, 0.02)] for base in (0.8, 0.5, 0.2))
+    for moved, control, above in ((low, middle, True), (low, high, False), (high, low, False)):
+        references = {f"{script.PRIOR}, 2 x 2": measured(control)}
+        found = script.Measures({"gradcam": measured(high)}, {"gradcam": measured(moved)}, references, ())
+        plain = script.Result("", found, None)
+        twin = script.Result("", found, script.Measures({"gradcam": measured(control)}, {}, {}, ()))
+        assert [script.compared(one, "gradcam").above for one in (plain, twin)] == [above, above]
+    assert script.compared(plain, "rollout") is None
+    assert script.summary({"scenes_cnn": plain}).splitlines()[2] == "| gradcam | 0.81 |"
+
+
+def test_the_mean_of_the_other_maps_is_subtracted(script: ModuleType) -> None:
+    values = np.random.default_rng(0).random((4, 2, 3))
+    layout = TokenLayout("tokens", (), (2, 3), Box(0, 0, 20, 30))
+    maps = [AttentionMap(torch.from_numpy(one), (), layout, {}, "x") for one in values]
+    for index, one in enumerate(importlib.import_module("truth.measure").without_the_mean(maps)):
+        rest = [values[other] for other in range(4) if other != index]
+        assert np.allclose(one.numpy(), values[index] - sum(rest) / 3)
 
 
 def test_numbers_for_choosing_a_method_agree_with_the_tables() -> None:

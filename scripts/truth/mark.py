@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import visattn
-from truth.measure import touches
+from truth.measure import touches, without_the_mean
 from visattn import evaluation
 from visattn.data.scenes import Scenes
 from visattn.data.scenes.causes import CausedScenes
@@ -65,12 +65,11 @@ def layer_by_layer(
     found = {}
     for layer in layers:
         both = [[_gradcam(model, scenes, index, layer) for index in range(len(scenes))] for scenes in (marked, plain)]
-        total = torch.stack([one.values for one, _ in both[0]]).sum(0)
-        found[layer] = seen = MarkedScenes(tuple(total.shape))
-        for index, ((shown, place), (bare, _)) in enumerate(zip(*both, strict=True)):
+        unlikes = without_the_mean([one for one, _ in both[0]])
+        found[layer] = seen = MarkedScenes(unlikes[0].layout.grid)
+        for index, ((shown, place), (bare, _), unlike) in enumerate(zip(*both, unlikes, strict=True)):
             mask = marked.scene(index).watermark
             cells, values = cells_of(shown, mask, place).share > 0, shown.values.numpy()
-            unlike = replace(shown, values=shown.values - (total - shown.values) / (len(marked) - 1))
             others = [values[np.flip(cells, axes)].mean() for axes in ((0,), (1,), (0, 1))]
             numbers = {
                 "AUROC": float(evaluation.auroc(shown, mask, place)),

@@ -28,6 +28,7 @@ from visattn.maps import AttentionMap
 from visattn.methods import METHODS, name_of
 from visattn.methods.gate_maps import PLACES
 from visattn.pipeline.inputs import prepare_batch
+from visattn.pipeline.question import ask
 from visattn.pipeline.run import look
 
 Array = NDArray[np.float64]
@@ -56,13 +57,13 @@ ONCE = "captum.saliency", "captum.input_x_gradient"  # these methods are given t
 LEFT_OUT = "similarity", "pca"  # these methods show similarity, not evidence for a class
 PARAMETERS: dict[str, dict[str, Any]] = {
     "transition_attention": {"start_layer": 0},  # the paper starts at the fourth of twelve layers; a small network has fewer
-    "captum.integrated_gradients": {"batch": 50},  # images are small, so batches can be larger
-    "captum.smoothgrad": {"batch": 50},
-    "captum.occlusion": {"batch": 64, "grid_size": (16, 16)},
-    "captum.kernel_shap": {"batch": 64},
-    "captum.lime": {"batch": 64},
-    "scorecam": {"batch": 64},
-    "ablationcam": {"batch": 64},
+    "captum.integrated_gradients": {"batch_size": 50},  # images are small, so batches can be larger
+    "captum.smoothgrad": {"batch_size": 50},
+    "captum.occlusion": {"batch_size": 64, "grid_size": (16, 16)},
+    "captum.kernel_shap": {"batch_size": 64},
+    "captum.lime": {"batch_size": 64},
+    "scorecam": {"batch_size": 64},
+    "ablationcam": {"batch_size": 64},
 }
 
 
@@ -94,12 +95,14 @@ class Measured:
         numbers: One number per scene for each metric, against the `object` and against the `mark`.
         empty: Number of scenes on which the map was zero everywhere.
         seconds: Total time of its maps; not part of the table.
+        shown: The maps, with the mark and the geometry of each scene.
     """
 
     grid: tuple[int, ...]
     numbers: dict[str, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(partial(defaultdict, list)))
     empty: int = 0
     seconds: float = 0
+    shown: list[tuple[AttentionMap, NDArray[np.bool_], Geometry]] = field(default_factory=list)
 
     def values(self, metric: str, truth: str = "object") -> Array | None:
         """Return the values `(scenes,)` of a metric; None if it is undefined because maps are signed."""
@@ -147,13 +150,25 @@ def measured(model: nn.Module, scenes: Scenes, slow: int, extra: dict[str, Way] 
             _add(found.moved, name, evaluation.shifted_copies(shown, COPIES, index), scene, geometry)
             found.maps[name].empty += not whole
             found.maps[name].seconds += spent
+            found.maps[name].shown.append((shown, scene.watermark, geometry))
             likes[shown.layout.grid] = shown, geometry
         for like, geometry in likes.values():
             for name, reference in _references(like, scene, geometry, index):
                 _add(found.references, f"{name}, {size_of(like.layout.grid)}", reference, scene, geometry)
         print(f"\r  {index + 1} of {len(scenes)} scenes", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    for row in found.maps.values():
+        row.numbers["mark"]["without the mean map"] = [
+            float(evaluation.auroc(unlike, mask, geometry))
+            for unlike, (_, mask, geometry) in zip(without_the_mean([one for one, _, _ in row.shown]), row.shown, strict=True)
+        ]
     return replace(found, refused=refused)
+
+
+def without_the_mean(maps: list[AttentionMap]) -> list[AttentionMap]:
+    """Subtract from each map the mean of the others, which is what they have in common: edges, the center, the place of a mark."""
+    total = torch.stack([one.values for one in maps]).sum(0)
+    return [replace(one, values=one.values - (total - one.values) / (len(maps) - 1)) for one in maps]
 
 
 def accuracy(model: nn.Module, scenes: Scenes | CausedScenes) -> float:
@@ -176,6 +191,8 @@ def size_of(grid: Iterable[int]) -> str:
 def ways_of(model: nn.Module, scene: Scene | CausedScene) -> dict[str, Way]:
     """Return all methods; gates of each module count as a method of their own."""
     found = {name: Way(name, PARAMETERS.get(name, {})) for name in METHODS if name not in (*LEFT_OUT, "gates")}
+    for way in found.values():
+        ask(way.method, way.parameters)  # a wrong parameter is a fault of this script, not of the method
     prepared = visattn.prepare(Image.fromarray(scene.image), model)
     gates = [feature.layer for feature in look(model, prepared, features="none").features if feature.role in PLACES]
     return found | {f"gates of {layer}": Way("gates", {"layer": layer}) for layer in gates}
