@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / "assets" / "checkpoints" / "causes"
 SHARED = Config(
     train_count=12_000,
     test_count=1_000,
-    epochs=6.0,
+    epochs=8.0,
     batch_size=64,
     opt="adamw",
     lr=0.003,
@@ -37,7 +37,7 @@ SHARED = Config(
 )
 NETWORKS = {
     "cnn": replace(SHARED, model="visattn_resnet14", widths=(12, 24, 48), attention="cbam"),
-    "vit": replace(SHARED, model="visattn_vit_c", model_kwargs={"embed_dim": 64}, epochs=10.0, lr=0.002, ema=0.998),
+    "vit": replace(SHARED, model="visattn_vit_c", model_kwargs={"embed_dim": 48}, epochs=10.0, lr=0.002, ema=0.998),
 }
 
 
