@@ -192,7 +192,7 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         check_layer(question)
         if layer == "all" and "cam layer" in (question.method.needs if question.method else ()):
             raise OptionError(
-                "feature maps of several layers are several explanations: explain_stages(...), or visattn overlay --layer all."
+                "feature maps of several layers are several explanations. Use visattn.explain_stages (visattn overlay --layer all)."
             )
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)

@@ -80,8 +80,7 @@ def by_stages(
     names = list(layers) or stages(model, channels, (height, width))
     if not names:
         raise OptionError(
-            f"{type(model).__name__}: the stages of a CNN were not found. Name layers: explain_stages(..., layers=['...']), or one "
-            "with --layer."
+            f"{type(model).__name__}: the stages of a CNN were not found. Name layers: layers=['...'] (one of them: --layer)."
         )
     questions = [replace(question, parameters={**question.parameters, "layer": name}) for name in names]
     return [explain_prepared(model, prepared, one, seed=seed) for one in questions]
