@@ -89,7 +89,7 @@ def test_what_has_no_stages_is_refused() -> None:
         visattn.explain_stages(tiny.vit(), PHOTO)
     with pytest.raises(OptionError, match=r"several layers are named by layers="):
         visattn.explain_stages(TwoStages().eval(), PHOTO, layer="first")
-    with pytest.raises(OptionError, match="several explanations. Use visattn.explain_stages"):
+    with pytest.raises(OptionError, match=r"several explanations. Use visattn.explain_stages"):
         visattn.explain(TwoStages().eval(), PHOTO, method="gradcam", layer="all", img_size=64)
 
 
