@@ -39,6 +39,12 @@ NETWORKS = {
     "cnn": replace(SHARED, model="visattn_resnet14", widths=(12, 24, 48), attention="cbam"),
     "vit": replace(SHARED, model="visattn_vit_c", model_kwargs={"embed_dim": 48}, epochs=10.0, lr=0.002, ema=0.998),
 }
+LONGER = {  # times the epochs: a network must first find the object whose color, position or shape decides
+    ("color", "cnn"): 3.0,
+    ("color", "vit"): 3.0,
+    ("position", "vit"): 3.0,
+    ("companion", "vit"): 3.0,
+}
 
 
 def main() -> int:
@@ -51,7 +57,10 @@ def main() -> int:
     if not set(options.only) <= set(CAUSES):
         parser.error(f"causes are {', '.join(CAUSES)}.")
     tasks = [
-        (replace(recipe, data=f"scenes-by-{cause}", seed=seed), options.output / name_of(cause, kind, seed))
+        (
+            replace(recipe, data=f"scenes-by-{cause}", seed=seed, epochs=recipe.epochs * LONGER.get((cause, kind), 1.0)),
+            options.output / name_of(cause, kind, seed),
+        )
         for seed in range(options.seeds)
         for cause in options.only
         for kind, recipe in NETWORKS.items()
