@@ -107,6 +107,19 @@ def test_bad_arguments_are_refused() -> None:
         space.layer(0).head(99)
 
 
+def test_images_with_other_tokens_than_the_first_are_refused() -> None:
+    model: Any = tiny.vit()
+    calls = []
+
+    def drop(_module: nn.Module, _args: Any, tokens: Tensor) -> Tensor:
+        calls.append(0)
+        return tokens if len(calls) == 1 else tokens[:, :-1]  # a patch of the second image
+
+    model.pos_drop.register_forward_hook(drop)
+    with pytest.raises(OptionError, match=r"has other layers or tokens than image. Pass img_size, so that all are alike"):
+        embedding.gather(model, PHOTOS)
+
+
 def test_a_network_without_attention_is_refused() -> None:
     with pytest.raises(visattn.VisattnError):
         embedding.gather(nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), PHOTOS[:1], img_size=32)

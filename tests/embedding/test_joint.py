@@ -148,6 +148,8 @@ def test_bad_inputs_are_refused() -> None:
         embedding.joined(queries, keys, 0.0)
     with pytest.raises(OptionError, match="median norm of the queries or of the keys is zero"):
         embedding.joined(torch.zeros_like(queries), keys)
+    with pytest.raises(OptionError, match="no factor leaves close pairs of queries and keys to compare"):
+        embedding.factor_of(torch.ones_like(queries), torch.ones_like(keys), "weighted")
     with pytest.raises(ShapeError, match="must name 40 and 30 images"):
         embedding.row_pearson(queries, keys, (torch.arange(3), torch.arange(30)))
     with pytest.raises(ShapeError, match="with \\(2, 8\\) heads and D"):
