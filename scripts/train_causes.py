@@ -40,8 +40,8 @@ NETWORKS = {
     "vit": replace(SHARED, model="visattn_vit_c", model_kwargs={"embed_dim": 48}, epochs=10.0, lr=0.002, ema=0.998),
 }
 LONGER = {  # times the epochs: a network must first find the object whose color, position or shape decides
-    ("color", "cnn"): 3.0,
-    ("color", "vit"): 3.0,
+    ("color", "cnn"): 2.0,
+    ("color", "vit"): 2.0,
     ("position", "vit"): 3.0,
     ("companion", "vit"): 3.0,
 }

@@ -294,6 +294,7 @@ def test_references_that_do_not_describe_a_scene_are_refused(score: Callable[...
         ("top left star red", [("red", "star", "top left")]),
         ("a green dog", [("green", "", "")]),
         ("a ring", [("", "ring", "")]),
+        ("an orange star an orange disk", [("orange", "star", ""), ("orange", "disk", "")]),
         ("a thing right", [("", "", "right")]),
         ("a dog, a cat", [("", "", "")] * 2),
         ("A dog A cat", [("", "", "")] * 2),

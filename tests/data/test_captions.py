@@ -150,8 +150,8 @@ def test_captioned_scenes_are_cached_separately_from_labeled_scenes(monkeypatch:
     first = read()
     store.drawn("scenes", "train", 5, (48, 48))
     assert sorted(folder.name for folder in (cache / "scenes").iterdir()) == [
-        "captions-scenes-1.2-48x48-1-5",
-        "scenes-1.2-48x48-1-5",
+        "captions-scenes-1.3-48x48-1-5",
+        "scenes-1.3-48x48-1-5",
     ]
     monkeypatch.setattr(Scenes, "scene", None)
     again = pickle.loads(pickle.dumps(read()))

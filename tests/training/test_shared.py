@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,34 @@ def test_card_commands_name_files_without_their_paths(given: dict[str, Any], sho
     line = command(Config(**given))
     assert shown in line
     assert HOME not in line
+
+
+SETTINGS = {
+    "classify": Config(
+        data="scenes",
+        model="visattn_vit_c",
+        model_kwargs={"embed_dim": 48},
+        attention="cbam",
+        epochs=2.5,
+        freeze=("blocks", "norm"),
+        jitter=0.2,
+        augment="imagenet",
+        crop_scale=(0.5, 0.9),
+        device="cpu",
+        maps_every=20,
+        license="CC BY 4.0",
+    ),
+    "caption": CaptionConfig(data="scenes", coordinates=True, first="learned", regularizer=0.0, device="cpu", license="Apache-2.0"),
+    "defaults": Config(),
+}
+
+
+@pytest.mark.parametrize("config", SETTINGS.values(), ids=SETTINGS)
+def test_the_command_of_a_card_gives_all_settings_of_the_run(config: Config | CaptionConfig, run: Run) -> None:
+    code, out, err = run(*shlex.split(command(config))[1:], "--dry-run")
+    assert code == 0, err
+    assert tomllib.loads(out) == tomllib.loads(config.toml())
+    assert f"--attention {config.attention}" in command(config)
 
 
 def test_statistics_do_not_contain_photo_paths(run: Run, home: Path) -> None:

@@ -38,7 +38,7 @@ _SLOTS = {
     **dict.fromkeys((*LABELS, *DISTRACTORS), "shape"),
     **dict.fromkeys(frozenset().union(*_PLACES), "place"),
 }
-_BEGINS = re.compile(r",|\ba\b", re.IGNORECASE)
+_BEGINS = re.compile(r",|\ban?\b", re.IGNORECASE)
 
 
 def caption_scores(candidates: Sequence[str], references: References) -> dict[str, float]:
@@ -95,7 +95,7 @@ def caption_scores(candidates: Sequence[str], references: References) -> dict[st
 def facts_of(caption: str) -> list[Fact]:
     """Extract the facts that a caption states about each object, in order.
 
-    For example, `a red star top left, a blue disk center` states two facts. A comma or the word `a` starts a new object. So does a color,
+    For example, `a red star top left, an orange disk center` states two facts. A comma, `a` or `an` starts a new object. So does a color,
     shape or place if the object already has one. Words that do not occur in captions of scenes are ignored: `a green dog` is a fact with
     only a color, and `a dog` is an empty fact.
     """

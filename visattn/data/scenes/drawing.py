@@ -52,6 +52,11 @@ class SceneObject:
         words = ("top", "", "bottom")[row], ("left", "", "right")[column]
         return " ".join(filter(None, words)) or "center"
 
+    @property
+    def phrase(self) -> str:
+        """Description in a caption: `a red star top left`, `an orange disk center`."""
+        return f"{'an' if self.color[0] in 'aeiou' else 'a'} {self.color} {self.shape} {self.place}"
+
 
 def background(random: np.random.RandomState, size: tuple[int, int]) -> NDArray[np.float64]:
     """Draw a background of muted waves in random directions, a tint and grain: `(H, W, 3)`, 0 to 255."""

@@ -76,10 +76,10 @@ class Scene:
     def caption(self) -> str:
         """Caption that names all things in reading order: by thirds from the top, then from left to right.
 
-        `CAPTION = THING {", " THING}`, `THING = "a" COLOR SHAPE PLACE`: `a red star top left, a blue disk center`.
+        `CAPTION = THING {", " THING}`, `THING = ARTICLE COLOR SHAPE PLACE`: `a red star top left, an orange disk center`.
         """
         order = sorted(self.things, key=lambda thing: (min(int(3 * thing.center[0]), 2), thing.center[1]))
-        return ", ".join(f"a {thing.color} {thing.shape} {thing.place}" for thing in order)
+        return ", ".join(thing.phrase for thing in order)
 
     def labeled_mask(self) -> NDArray[np.uint8]:
         """Return a mask `(H, W)`: `GROUND`, 1 on the target, 2 and above on distractors, `WATERMARK` where the mark is or would be."""

@@ -29,7 +29,7 @@ MARKS: dict[str, Mark] = {"scenes": "none", "scenes-shortcut": "label", "scenes-
 BY: dict[str, Cause] = {f"scenes-by-{cause}": cause for cause in CAUSES}  # one known thing decides the label
 DRAWN = (*MARKS, *BY)
 COUNTS = {"train": 20_000, "test": 2_000}
-_STORED = 2  # counts changes of what is stored: the captions of version 1 had British spelling
+_STORED = 3  # counts changes of what is stored: captions of version 1 had British spelling, those of version 2 said "a orange"
 _ALONE = 2_000  # up to this count (about 3 ms per scene) one process is faster than starting several
 _PART = 100  # scenes per task of a worker process
 

@@ -26,6 +26,8 @@ from visattn.training.run.folder import CARD, CLASSES, CONFUSION, CURVES, FINAL,
 from visattn.training.run.log import Log
 from visattn.training.tasks.task import Task
 
+_ALWAYS = "data", "model", "attention"  # told in the command even if they are the defaults
+
 
 def write_results(run: Path, task: Task, model: nn.Module, result: Result, outcomes: Tensor | None, step: int) -> None:
     """Write the model, its card and the tables of a finished run into its folder, and with matplotlib their plots.
@@ -67,14 +69,13 @@ def write_results(run: Path, task: Task, model: nn.Module, result: Result, outco
 
 
 def command(config: Recipe) -> str:
-    """Return the command that trains with these settings. Paths are reduced to base names."""
+    """Return the command that trains with these settings: those in `_ALWAYS`, and all that are not the default. Paths are base names."""
     config = config.shared()
     words = ["visattn", "train", config.command]
     usual = type(config)()
     for setting in fields(config):
         value = getattr(config, setting.name)
-        told = setting.name in ("data", "model")
-        if (setting.metadata["free"] and setting.name != "root") or (value == getattr(usual, setting.name) and not told):
+        if value == getattr(usual, setting.name) and setting.name not in _ALWAYS:
             continue
         flag = f"--{setting.name.replace('_', '-')}"
         if isinstance(value, bool):
