@@ -121,7 +121,9 @@ SETTINGS = {
         maps_every=20,
         license="CC BY 4.0",
     ),
-    "caption": CaptionConfig(data="scenes", coordinates=True, first="learned", regularizer=0.0, device="cpu", license="Apache-2.0"),
+    "caption": CaptionConfig(
+        data="scenes", coordinates=True, first="learned", regularizer=0.0, device="cpu", license="Apache-2.0"
+    ),
     "defaults": Config(),
 }
 
