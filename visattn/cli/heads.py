@@ -29,6 +29,7 @@ from visattn.drawing.style import PAGE, Style
 from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
+_Found = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  # as in `visattn.evaluation`, which imports torch
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
 
 
@@ -53,6 +54,16 @@ _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as t
     "--stats",
     is_flag=True,
     help="Print a table of each head's entropy, attention distance and attention by token type; with -o, write CSV.",
+)
+@click.option(
+    "--find",
+    type=click.Choice(get_args(_Found)),
+    help="Print the heads in the order in which they attend by this property, with a null. IMAGE may then be a folder.",
+)
+@click.option(
+    "--masks",
+    type=click.Path(path_type=Path),
+    help="For --find object: the mask of IMAGE, or a folder with a mask for each photo.",
 )
 @click.option(
     "--mass",
@@ -81,8 +92,13 @@ def heads_command(
     visattn heads photo:chelsea --query pixel:120,80 --by-layer  one query through the layers
     visattn heads photo:chelsea --layer 5 --head 2 --matrix      query x key
     visattn heads photo:chelsea --layer all --stats              every head in numbers
+    visattn heads photos --find hue                              heads that attend to patches of the same hue
     visattn heads photo:chelsea --model seresnet50 --method gates
     """  # noqa: D301 - \b keeps click from wrapping the examples
+    if options["find"]:
+        _found(image, output, overwrite, as_json, quiet, options)
+        return
+    refuse_beside("the figures and tables without --find", ("masks",))
     gated = options["method"] == "gates"
     if options["by_layer"]:
         refuse_beside("--by-layer", ("layer",))
@@ -127,6 +143,27 @@ def heads_command(
     written = write_whole(target, to_png(page))
     describe(quiet, page.provenance)
     result(as_json, [(written, page.provenance)])
+
+
+def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, quiet: bool, options: dict[str, Any]) -> None:
+    """Print the heads that attend by a property, or write them as CSV."""
+    refuse_beside("--find", ("method", "layer", "head", "query", "by_layer", "matrix", "stats", "mass", "shared_scale", "panel"))
+    refuse_beside("--find", tuple(style_of(options)))
+    if options["masks"] and options["find"] != "object":
+        refuse_beside(f"--find {options['find']}", ("masks",))
+    if output is not None:
+        check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
+    from visattn.cli.folders import masks_of, photos_in
+    from visattn.data.sources import load_image
+    from visattn.evaluation.specialization import find_heads
+
+    paths = photos_in(image)[0] if as_file(image).is_dir() else [image]
+    photos = [load_image(path, **reading(options)) for path in paths]
+    given = {name: options[name] for name in ("weights", "seed", "device")}
+    masks = masks_of(paths, options["masks"]) if options["masks"] else None
+    found = find_heads(options["model"], photos, options["find"], masks=masks, **given, **preparing(options))
+    describe(quiet, found.provenance)
+    _print_stats(found.rows(), output, as_json)
 
 
 def _of_study(image: Path) -> tuple[Any, Any]:

@@ -10,16 +10,19 @@ from visattn.evaluation.importance import head_ablation, head_importance
 from visattn.evaluation.localization import energy_inside, lift
 from visattn.evaluation.pointing import pointing_game
 from visattn.evaluation.ranking import auroc, average_precision
+from visattn.evaluation.specialization import HeadScores, find_heads
 from visattn.methods.sinks import attention_received, find_sinks, sink_mass
 
 __all__ = [
     "GateStatistics",
+    "HeadScores",
     "HeadStatistics",
     "attention_received",
     "auroc",
     "average_precision",
     "center_prior",
     "energy_inside",
+    "find_heads",
     "find_sinks",
     "gate_statistics",
     "head_ablation",

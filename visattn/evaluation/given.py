@@ -54,7 +54,7 @@ def given(shown: MapLike, mask: MaskLike, geometry: Geometry | None) -> tuple[At
         OptionError: If the position is not known, or an explanation is given another one.
         ShapeError: If the array has other axes, or the mask other numbers.
     """
-    found, truth = as_map(shown), _as_mask(mask)
+    found, truth = as_map(shown), as_mask(mask)
     if isinstance(shown, Explanation) and geometry not in (None, shown.geometry):
         raise OptionError("an explanation has its own geometry. Leave geometry out.")
     if not isinstance(shown, (AttentionMap, Explanation)):
@@ -66,7 +66,12 @@ def given(shown: MapLike, mask: MaskLike, geometry: Geometry | None) -> tuple[At
     return found, truth, known
 
 
-def _as_mask(mask: MaskLike) -> NDArray[np.bool_]:
+def as_mask(mask: MaskLike) -> NDArray[np.bool_]:
+    """Return a mask as booleans.
+
+    Raises:
+        ShapeError: If it holds other numbers than 0 and 1, or 0 and 255.
+    """
     array = mask.cpu().numpy() if isinstance(mask, Tensor) else np.asarray(mask)
     if array.dtype == np.bool_:
         return array
