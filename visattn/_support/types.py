@@ -22,3 +22,5 @@ Implementation = Literal["tiles", "reversed"]
 Space = Literal["logit", "prob", "logprob"]
 Variant = Literal["paper", "official"]
 Split = Literal["train", "test"]
+Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  # of patches, by which heads are ranked
+Criterion = Literal["norms", "weighted", "shared"]

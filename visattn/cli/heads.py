@@ -10,6 +10,7 @@ import click
 from visattn._support.checks import printable, whole_number
 from visattn._support.files import check_output, check_png, write_whole
 from visattn._support.tables import Row, to_csv, to_json, to_text
+from visattn._support.types import Property
 from visattn.cli.late import Command
 from visattn.cli.options import (
     files_read,
@@ -29,7 +30,6 @@ from visattn.drawing.style import PAGE, Style
 from visattn.errors import NoAttentionCaptured, OptionError
 
 _Shown = Literal["attention", "gates"]
-_Found = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  # as in `visattn.evaluation`, which imports torch
 _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as titles name them
 
 
@@ -57,7 +57,7 @@ _QUERIES = {"cls": "the class token", "mean": "the mean of the patches"}  # as t
 )
 @click.option(
     "--find",
-    type=click.Choice(get_args(_Found)),
+    type=click.Choice(get_args(Property)),
     help="Print the heads in the order in which they attend by this property, with a null. IMAGE may then be a folder.",
 )
 @click.option(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from torch import Tensor
 
 from visattn._support.checks import one_of
+from visattn._support.types import Criterion
 from visattn.embedding.correlations import pairs_of, states
 from visattn.errors import OptionError
 
-Criterion = Literal["norms", "weighted", "shared"]
 FACTORS = (0.2, 0.4, 0.8, 1.0, 1.25, 2.5, 5.0)  # those of the authors
 _DEGENERATE = (
     "as the factor grows, the scaled keys draw together, and distances follow products whatever their closeness: for centered queries the "

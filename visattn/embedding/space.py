@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from visattn._support.reprs import brief
+from visattn._support.types import Criterion
 from visattn.embedding.components import Moments, joint_axes
-from visattn.embedding.joint import Criterion, Joint, factor_of, joined
+from visattn.embedding.joint import Joint, factor_of, joined
 from visattn.errors import OptionError
 from visattn.provenance import Provenance
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from visattn._support.progress import progress
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn._support.types import Property
 from visattn.errors import OptionError
 from visattn.evaluation.given import MaskLike, as_mask
 from visattn.evaluation.intervals import mean_interval
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from visattn._support.tables import Row
 
-Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]
 PROPERTIES: tuple[Property, ...] = get_args(Property)
 DRAWS = 199  # of each null
 
