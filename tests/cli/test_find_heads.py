@@ -35,7 +35,7 @@ def test_heads_are_ranked_as_in_python(run: Run, photos: Path) -> None:
     files = [str(photos / f"{name}.jpg") for name in ("a", "b")]
     expected = find_heads(TINY[1], files, "object", masks=masks, weights="none", img_size=64, resize="fit")
     assert json.loads(out) == [pytest.approx(row) for row in expected.rows()]
-    assert "2 images: heads by a property of patches (property object, draws 199, seed 0)" in err
+    assert "2 images: heads by a property of patches (property object, draws 99, seed 0)" in err
     assert "each on its own" in err
 
 

@@ -15,7 +15,7 @@ from tests.viewer.conftest import Opened
 from tests.viewer.driving import settled
 
 VIEWER = Path(visattn.__file__).parent / "viewer"
-BUILT = "viewer.js", "viewer.css"
+BUILT = "viewer.js", "viewer.css", "space.js", "space.css"
 AXE = "axe-core@4.10.3"
 
 

@@ -24,3 +24,4 @@ Variant = Literal["paper", "official"]
 Split = Literal["train", "test"]
 Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  # of patches, by which heads are ranked
 Criterion = Literal["norms", "weighted", "shared"]
+Layout = Literal["pca", "tsne", "umap"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from visattn._support.checks import printable
 from visattn._support.files import check_output, write_whole
 from visattn.cli.late import Command
+from visattn.cli.numbers import numbers_of
 from visattn.cli.options import (
     files_read,
     model_options,
@@ -71,7 +71,7 @@ def view_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     target = _named(output or Path(f"{as_file(images[0]).stem}.view.html"))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
-    page = {"max_mb": options["max_mb"], "layers": options["layers"], "heads": _numbers(options["heads"])}
+    page = {"max_mb": options["max_mb"], "layers": options["layers"], "heads": numbers_of(options["heads"])}
     if target.suffix.lower() == ".attn":
         refuse_beside("-o NAME.attn", tuple(page))
     study = _study(images, options)
@@ -95,16 +95,6 @@ def _named(target: Path) -> Path:
             f"{printable(target.name)}: a page is .html, and a study .attn. Choose a name with one of these endings."
         )
     return target
-
-
-def _numbers(text: str | None) -> list[int] | None:
-    """Return the numbers that a list such as `0,3-5` names."""
-    if text is None:
-        return None
-    parts = [re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part) for part in text.split(",")]
-    if not all(parts):
-        raise OptionError(f"--heads must be numbers and ranges such as 0,3-5, got '{printable(text)}'.")
-    return [number for part in parts if part for number in range(int(part[1]), int(part[2] or part[1]) + 1)]
 
 
 def _study(images: tuple[Path, ...], options: dict[str, Any]) -> Study:

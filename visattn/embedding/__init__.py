@@ -5,8 +5,12 @@ The space is that of AttentionViz (Yeh et al. 2023, arXiv:2305.03210): keys are 
 
 from visattn.embedding.components import Moments, joint_axes
 from visattn.embedding.correlations import row_pearson, row_spearman, weighted_correlation
+from visattn.embedding.crops import crops_of
+from visattn.embedding.files import save_points
 from visattn.embedding.gathering import gather
 from visattn.embedding.joint import Joint, factor_of, joined
+from visattn.embedding.layouts import lay_out
+from visattn.embedding.numbers import head_numbers
 from visattn.embedding.space import LayerStates, Projection, Space, Tokens
 
 __all__ = [
@@ -16,11 +20,15 @@ __all__ = [
     "Projection",
     "Space",
     "Tokens",
+    "crops_of",
     "factor_of",
     "gather",
+    "head_numbers",
     "joined",
     "joint_axes",
+    "lay_out",
     "row_pearson",
     "row_spearman",
+    "save_points",
     "weighted_correlation",
 ]

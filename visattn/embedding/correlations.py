@@ -81,7 +81,7 @@ class Pairs(NamedTuple):
         weights = (limit - self.apart[close]).square()
         if int(close.sum()) < 2 or not float(weights.sum()):
             return float("nan")
-        return float(_correlation(self.products[close][None], self.apart[close][None], weights[None] / weights.sum())[0])
+        return float(row_correlation(self.products[close][None], self.apart[close][None], weights[None] / weights.sum())[0])
 
 
 def pairs_of(queries: Tensor, keys: Tensor, seed: int = 0) -> Pairs:
@@ -120,7 +120,7 @@ def weighted_correlation(queries: Tensor, keys: Tensor, *, seed: int = 0) -> flo
 def _mean_of_rows(queries: Tensor, keys: Tensor, of_images: tuple[Tensor, Tensor] | None, *, ranked: bool) -> float:
     queries, keys = states(queries, keys)
     rows = [
-        _correlation(*(_ranks(each) if ranked else each for each in (some @ seen.T, distances(some, seen))))
+        row_correlation(*(ranks(each) if ranked else each for each in (some @ seen.T, distances(some, seen))))
         for some, seen in _groups(queries, keys, of_images)
     ]
     return float(torch.cat(rows).nanmean())
@@ -138,7 +138,7 @@ def _groups(queries: Tensor, keys: Tensor, of_images: tuple[Tensor, Tensor] | No
         yield from ((some, keys[of_keys == image]) for some in torch.split(queries[theirs == image], _ROWS))
 
 
-def _correlation(one: Tensor, other: Tensor, weights: Tensor | None = None) -> Tensor:
+def row_correlation(one: Tensor, other: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the Pearson correlation of each row; NaN where a row does not vary."""
     weights = torch.full_like(one, 1 / one.shape[1]) if weights is None else weights
     one, other = (each - (weights * each).sum(1, keepdim=True) for each in (one, other))
@@ -147,7 +147,7 @@ def _correlation(one: Tensor, other: Tensor, weights: Tensor | None = None) -> T
     return found
 
 
-def _ranks(values: Tensor) -> Tensor:
+def ranks(values: Tensor) -> Tensor:
     """Return the ranks in each row; ties get their mean."""
     ordered = values.sort(1).values.contiguous()
     below, upto = (torch.searchsorted(ordered, values.contiguous(), side=side) for side in ("left", "right"))

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from visattn._support.checks import printable
+from visattn._support.files import write_whole
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn.embedding.one_image import OneImage, image_states
 from visattn.embedding.space import LayerStates, Space, Tokens
-from visattn.errors import OptionError
+from visattn.errors import OptionError, OutputError
+from visattn.evaluation.given import MaskLike, as_mask
+from visattn.evaluation.specialization import DRAWS, HeadScores
 from visattn.families.wrappers import unwrapped
 from visattn.images import image_facts
 from visattn.loading import load_model
-from visattn.methods.selection import chain_refusal
-from visattn.methods.sinks import find_sinks
-from visattn.operators import MatrixOperator, Operator, SoftmaxOperator
-from visattn.pipeline.inputs import prepare_with, read
+from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.run import look
-from visattn.provenance import Provenance, Sink
-from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.provenance import Provenance
+from visattn.records import TokenLayout
 
-_LARGEST = 65504.0  # float16
-_ROWS, _VISIBLE, _ROUNDED = 16, 1e-5, 0.02  # rows that are checked; weights that count; error of a logarithm of half precision
+POINTS = 1_000
+_SETTINGS = "settings.json"
 
 
 @spelled(PreprocessingOptions)
@@ -38,6 +43,11 @@ def gather(
     images: Sequence[Any],
     *,
     layers: str = "*",
+    points: int = POINTS,
+    masks: Sequence[MaskLike] | None = None,
+    labels: Sequence[str] | None = None,
+    groups: Sequence[int] | None = None,
+    keep: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] = "auto",
     seed: int = 0,
     device: str | torch.device = "cpu",
@@ -50,10 +60,15 @@ def gather(
 
     Args:
         model: Name of a timm model, or a model.
-        images: Images, see `visattn.explain`. All need the same size for the model.
+        images: Images, see `visattn.explain`. All need the same size for the model, so `resize="auto"` is `"model"` here.
         layers: Glob of the names of layers.
+        points: Number of patches, over all images, whose attention is kept; they are drawn evenly from the images.
+        masks: A mask of an object for each image, of the photo's size.
+        labels: A class of each image, for colors.
+        groups: Photo of each image, if several are crops of one. Intervals are over photos.
+        keep: Folder for what each image gives, from which a run that was interrupted goes on.
         weights: See `visattn.load_model`; only if `model` is a name.
-        seed: Seed of random weights; only if `model` is a name.
+        seed: Seed of random weights, of the choice of patches, and of the nulls.
         device: Device of a model that is given by name.
         options: See `visattn.Preprocessing`.
 
@@ -61,104 +76,139 @@ def gather(
         The states of every layer with self-attention over patches.
 
     Raises:
-        OptionError: If there are no images, no layer fits, or an image gives other layers or tokens than the first one.
+        OptionError: If there are no images, no layer fits, masks, labels or groups do not fit, or an image gives other layers or tokens
+            than the first one.
+        OutputError: If `keep` is of a run with other settings, or cannot be written.
         VisattnError: Any error of `visattn.explain`.
     """
     if not images:
         raise OptionError("no images were given. Pass a list of them.")
+    for what, given in (("masks", masks), ("labels", labels), ("groups", groups)):
+        if given is not None and len(given) != len(images):
+            raise OptionError(f"{what} must have an entry for each of the {len(images)} images, got {len(given)}.")
+    if points < 1:
+        raise OptionError(f"points must be 1 or more, got {points}.")
+    if options.get("resize", "auto") == "auto":
+        options["resize"] = "model"
     how = Preprocessing(**options)
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    model = unwrapped(model)
-    kept: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    places: dict[str, tuple[TokenLayout, TokenLayout]] = {}
-    notes: dict[str, tuple[str, ...]] = {}
-    names, sinks = [], []
+    model, some = unwrapped(model), math.ceil(points / len(images))
+    kept = None if keep is None else _Kept(Path(keep), model, layers, some, seed, options)
+    every: list[OneImage] = []
     made = Provenance()
     with progress("images", "image") as bar:
-        for image in images:
+        for number, image in enumerate(images):
             prepared = prepare_with([read(image, how)], model, how)
-            recording = look(model, prepared, values=True, features="none")
-            found = {_name(record): record for record in _records(recording, layers)}
-            names.append(image_facts(prepared.photo).name)
-            if kept and {name: (one.queries, one.keys) for name, one in found.items()} != places:
+            mask = None if masks is None else as_mask(masks[number])
+            found = kept.read(number, prepared, mask is not None) if kept else None
+            if found is None or not every:
+                recording = look(model, prepared, values=True, features="none")
+                found = image_states(recording, prepared, layers, some, mask, DRAWS, seed + number)
+                made = made if every else prepared.noted(recording.provenance)
+                if kept:
+                    kept.write(number, found)
+            if every and _places(found) != _places(every[0]):
                 raise OptionError(
-                    f"{names[-1]}: has other layers or tokens than {names[0]}. Pass img_size, so that all are alike."
+                    f"{found.name}: has other layers or tokens than {every[0].name}. Pass img_size, so that all are alike."
                 )
-            for name, record in found.items():
-                kept.setdefault(name, []).append((_small(record.operator.queries()[0]), _small(record.operator.keys()[0])))
-                places[name], notes[name] = (record.queries, record.keys), _left_out(record)
-            sinks.append(find_sinks(recording)[0] if chain_refusal(recording) is None else ())
-            made = prepared.noted(recording.provenance)
+            every.append(found)
             bar.update()
-    if not kept:
+    if not every[0].layers:
         raise OptionError(f"no layer that fits '{layers}' has self-attention over patches.")
-    states = []
-    for name, parts in kept.items():
-        queries, keys = (torch.cat(each, 1) for each in zip(*parts, strict=True))
-        of_queries, of_keys = (_tokens(place, sinks) for place in places[name])
-        states.append(LayerStates(name, queries, keys, of_queries, of_keys, notes[name]))
-    return Space(tuple(states), tuple(names), made)
+    of = tuple(range(len(every)) if groups is None else groups)
+    states = tuple(_stacked(name, every) for name in tuple(every[0].layers))
+    pictures = tuple(one.picture for one in every)
+    names = tuple(one.name for one in every)
+    made = made.but(image=names[0] if len(names) == 1 else f"{len(names)} images", method="embedding")
+    return Space(states, names, pictures, tuple(labels or ()), of, _scores(every, of, made), made)
 
 
-def _records(recording: Recording, layers: str) -> Iterable[AttentionRecord]:
-    for record in recording:
-        on_grid = len(record.queries.grid) == 2 and len(record.keys.grid) == 2
-        if record.kind == "self" and on_grid and fnmatchcase(record.layer, layers):
-            yield record
+def _places(one: OneImage) -> dict[str, tuple[TokenLayout, TokenLayout]]:
+    return {name: (layer.of_queries, layer.of_keys) for name, layer in one.layers.items()}
 
 
-def _name(record: AttentionRecord) -> str:
-    return record.layer + (f", call {record.call}" if record.call else "")
+def _stacked(name: str, every: Sequence[OneImage]) -> LayerStates:
+    """Put the images of one layer after one another, and let go of their parts."""
+    parts = [one.layers.pop(name) for one in every]
+    first = parts[0]
+    queries, keys = (torch.cat([getattr(part, side) for part in parts], 1) for side in ("queries", "keys"))
+    count, sinks = len(first.of_queries), [one.sinks for one in every]
+    some = torch.cat([part.some + number * count for number, part in enumerate(parts)])
+    rows = torch.cat([part.rows for part in parts], 1)
+    properties = [torch.cat([getattr(part, side) for part in parts]) for side in ("color", "object")]
+    of_queries = _tokens(first.of_queries, sinks, *properties)
+    empty = torch.full((len(first.of_keys) * len(parts), 4), torch.nan)
+    same = first.of_keys == first.of_queries
+    of_keys = of_queries if same else _tokens(first.of_keys, sinks, empty[:, :3], empty[:, 3])
+    return LayerStates(name, queries, keys, of_queries, of_keys, some, rows, first.notes)
 
 
-def _small(states: Tensor) -> Tensor:
-    """Return states in float16, or in float32 if they are too large for it."""
-    states = states.detach().cpu()
-    return states.half() if float(states.abs().max()) < _LARGEST else states.float()
+def _scores(every: Sequence[OneImage], of: tuple[int, ...], made: Provenance) -> tuple[HeadScores, ...]:
+    titles = every[0].scores
+    heads = every[0].heads
+    return tuple(
+        HeadScores(
+            title,
+            heads,
+            torch.stack([one.scores[title][0] for one in every]),
+            torch.stack([one.scores[title][1] for one in every], 1),
+            of,
+            made,
+        )
+        for title in titles
+    )
 
 
-def _left_out(record: AttentionRecord) -> tuple[str, ...]:
-    """Return what the attention of a layer has besides the products of its queries and keys."""
-    operator = record.operator
-    blocks = operator.key_index is not None and operator.key_index.shape[0] > 1
-    told = {
-        "the products are not all: a bias or a mask, such as that of relative positions, is added to them": not _by_products(
-            operator
-        ),
-        "a query attends within its window only": blocks,
-    }
-    return tuple(text for text, holds in told.items() if holds)
-
-
-def _by_products(operator: Operator) -> bool:
-    """Check on a few rows whether the logarithm of the weights is the product of query and key, up to a factor and the row's sum."""
-    if isinstance(operator, SoftmaxOperator):
-        return operator.bias is None
-    if not isinstance(operator, MatrixOperator) or operator.query is None or operator.key is None:
-        return False
-    rows = slice(None, None, max(1, operator.query.shape[3] // _ROWS))
-    products = (operator.query[0, :, 0, rows].double() @ operator.key[0, :, 0].double().mT).flatten(0, 1)
-    weights = operator.weights[0, :, 0, rows].double().flatten(0, 1)
-    for product, weight in zip(products, weights, strict=True):
-        seen = weight > _VISIBLE
-        if int(seen.sum()) > 2:
-            x, y = (each[seen] - each[seen].mean() for each in (product, weight.log()))
-            if float((y - x * (x @ y) / (x @ x)).abs().max()) > _ROUNDED:
-                return False
-    return True
-
-
-def _tokens(layout: TokenLayout, sinks: Sequence[tuple[Sink, ...]]) -> Tokens:
+def _tokens(layout: TokenLayout, sinks: Sequence[tuple[tuple[int, int], ...]], color: Tensor, covered: Tensor) -> Tokens:
     """Describe the tokens of all images, whose layout is the same."""
     prefix, across = len(layout.prefix), layout.grid[-1]
     cells = torch.tensor(layout.present)
     row = torch.cat([torch.full((prefix,), -1), cells // across])
     column = torch.cat([torch.full((prefix,), -1), cells % across])
     marked = torch.zeros(len(sinks), len(layout), dtype=torch.bool)
-    for number, found in enumerate(sinks):
-        at = {(sink.row, sink.column) for sink in found}
+    for number, at in enumerate(sinks):
         marked[number] = torch.tensor([(int(r), int(c)) in at for r, c in zip(row, column, strict=True)])
     count = len(sinks)
     image = torch.arange(count).repeat_interleave(len(layout))
-    return Tokens(image, row.repeat(count), column.repeat(count), marked.flatten(), layout.prefix)
+    return Tokens(
+        image, row.repeat(count), column.repeat(count), marked.flatten(), color, covered, layout.prefix, (layout.grid[0], across)
+    )
+
+
+class _Kept:
+    """Folder with what each image gave."""
+
+    def __init__(self, folder: Path, model: nn.Module, layers: str, some: int, seed: int, options: Any) -> None:  # noqa: ANN401
+        self.folder = folder
+        told = {"model": _digest(model), "layers": layers, "points": some, "seed": seed, "options": repr(sorted(options.items()))}
+        file = folder / _SETTINGS
+        if file.exists():
+            if json.loads(file.read_text(encoding="utf-8")) != told:
+                raise OutputError(
+                    f"{printable(str(folder))}: was begun with another model or other settings. Remove this folder, or choose another."
+                )
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(told).encode())
+
+    def read(self, number: int, prepared: Prepared, masked: bool) -> OneImage | None:
+        """Return what an image gave, if it was kept, is whole, and is of this image."""
+        file = self.folder / f"{number:06}.safetensors"
+        if not file.exists():
+            return None
+        found = OneImage.load(file)
+        same = found.sha256 == image_facts(prepared.photo).sha256 and ("object" in found.scores) == masked
+        return found if same else None
+
+    def write(self, number: int, found: OneImage) -> None:
+        found.save(self.folder / f"{number:06}.safetensors")
+
+
+def _digest(model: nn.Module) -> str:
+    """Return a sha256 of the names and values of all weights."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -13,6 +13,7 @@ from visattn._support.types import Criterion
 from visattn.embedding.components import Moments, joint_axes
 from visattn.embedding.joint import Joint, factor_of, joined
 from visattn.errors import OptionError
+from visattn.evaluation.specialization import HeadScores
 from visattn.provenance import Provenance
 
 
@@ -25,16 +26,27 @@ class Tokens:
         row: `(N,)` row of the patch, -1 for tokens without a place.
         column: `(N,)` column of the patch, -1 for tokens without a place.
         sink: `(N,)` whether the patch is an attention sink of its image.
+        color: `(N, 3)` mean color of the patch, from 0 to 1; NaN for tokens without a place.
+        object: `(N,)` share of the patch that an object covers; NaN without a place, or without a mask.
         names: Names of the tokens without a place in one image, such as `cls`; they come first.
+        grid: Rows and columns of the patches of one image.
     """
 
     image: Tensor
     row: Tensor
     column: Tensor
     sink: Tensor
+    color: Tensor
+    object: Tensor
     names: tuple[str, ...]
+    grid: tuple[int, int]
 
     __repr__ = brief
+
+    @property
+    def per_image(self) -> int:
+        """Number of tokens of one image."""
+        return len(self.image) // (int(self.image[-1]) + 1)
 
     @property
     def plain(self) -> Tensor:
@@ -52,6 +64,8 @@ class LayerStates:
         keys: `(heads, M, D)`.
         of_queries: The tokens of the queries.
         of_keys: The tokens of the keys.
+        some: `(S,)` queries whose attention is kept.
+        rows: `(heads, S, keys of one image)` their attention.
         notes: What the dot product of a query and a key leaves out of the attention.
     """
 
@@ -60,9 +74,18 @@ class LayerStates:
     keys: Tensor
     of_queries: Tokens
     of_keys: Tokens
+    some: Tensor
+    rows: Tensor
     notes: tuple[str, ...] = ()
 
     __repr__ = brief
+
+    @property
+    def some_keys(self) -> Tensor:
+        """Keys that are drawn: the same tokens as the queries, or if keys have another grid, as many that are spread evenly."""
+        if self.of_keys is self.of_queries:
+            return self.some
+        return torch.linspace(0, len(self.of_keys.image) - 1, min(len(self.some), len(self.of_keys.image))).long()
 
     def head(self, head: int) -> tuple[Tensor, Tensor]:
         """Return queries `(N, D)` and keys `(M, D)` of one head.
@@ -80,6 +103,7 @@ class Projection(NamedTuple):
 
     Attributes:
         layer: Dotted name of the layer.
+        heads: Numbers of the heads.
         queries: `(heads, N, dimensions)` points.
         keys: `(heads, M, dimensions)` points.
         shares: `(heads, dimensions)` share of the variance along each axis.
@@ -87,6 +111,7 @@ class Projection(NamedTuple):
     """
 
     layer: str
+    heads: tuple[int, ...]
     queries: Tensor
     keys: Tensor
     shares: Tensor
@@ -100,11 +125,19 @@ class Space:
     Attributes:
         layers: States of each attention layer.
         images: Names of the images.
+        pictures: What the model received of each image, as a small JPEG.
+        labels: Class of each image, or nothing.
+        groups: Photo of each image; crops of one photo share a number.
+        scores: What heads attend to, by property; see `visattn.evaluation.find_heads`.
         provenance: Model and preprocessing.
     """
 
     layers: tuple[LayerStates, ...]
     images: tuple[str, ...]
+    pictures: tuple[bytes, ...]
+    labels: tuple[str, ...]
+    groups: tuple[int, ...]
+    scores: tuple[HeadScores, ...]
     provenance: Provenance
 
     __repr__ = brief
@@ -163,4 +196,4 @@ def _projected(states: LayerStates, dimensions: int, criterion: Criterion) -> Pr
         ((each.double() - mean) * scale @ axes.mT).float()
         for each, mean, scale in zip((states.queries, states.keys), own, (by, 1 / by), strict=True)
     ]
-    return Projection(states.layer, points[0], points[1], shares, factors)
+    return Projection(states.layer, tuple(range(heads)), points[0], points[1], shares, factors)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from visattn._support.tables import Row
 
 PROPERTIES: tuple[Property, ...] = get_args(Property)
-DRAWS = 199  # of each null
+DRAWS = 99  # of each null
 
 Scores = dict[Property, tuple[Tensor, Tensor]]  # of every head of a layer: `(heads,)`, and `(draws, heads)` of the null
 
@@ -216,8 +216,8 @@ def scores_of(
         The scores of each property.
     """
     first = len(record.queries.prefix)
-    weights = record.operator.dense()[0, :, first:, first:].double().cpu()
-    weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    weights = record.operator.dense()[0, :, first:, first:].cpu()
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     rows, columns = record.queries.grid
     random = np.random.default_rng(seed)
     shifts = [_shift(random, rows, columns) for _ in range(draws)]
@@ -238,7 +238,7 @@ def scores_of(
 def _of_content(weights: Tensor, values: Tensor, shifts: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     every = torch.stack([values, *(values.roll(shift, (0, 1)) for shift in shifts)]).flatten(1)  # (1 + draws, patches)
     parts = torch.cat([every.real, every.imag]) if every.is_complex() else every
-    seen = weights @ parts.T.to(weights.dtype)  # (heads, patches, ...)
+    seen = (weights @ parts.T.to(weights.dtype)).double()  # (heads, patches, ...)
     seen = torch.complex(*seen.chunk(2, -1)) if every.is_complex() else seen
     found = _r2(seen.transpose(1, 2), every)  # (heads, 1 + draws)
     return found[:, 0], found[:, 1:].T
@@ -246,18 +246,19 @@ def _of_content(weights: Tensor, values: Tensor, shifts: Sequence[tuple[int, int
 
 def _of_lines(weights: Tensor, rows: int, columns: int, others: Tensor, *, along: Property) -> tuple[Tensor, Tensor]:
     cell = torch.arange(rows * columns)
-    lines = [(cell // columns).double(), (cell % columns).double()]
+    lines = [(cell // columns).to(weights.dtype), (cell % columns).to(weights.dtype)]
     own, other = lines if along == "row" else lines[::-1]
     orders = torch.cat([cell[None], others])  # the attention of the query itself, then that of others
-    found = _r2((weights @ own)[:, orders], own) - _r2((weights @ other)[:, orders], other)  # (heads, 1 + draws)
+    first, second = (_r2((weights @ line).double()[:, orders], line.double()) for line in (own, other))
+    found = first - second  # (heads, 1 + draws)
     return found[:, 0], found[:, 1:].T
 
 
 def _of_neighbors(weights: Tensor, rows: int, columns: int, others: Tensor) -> tuple[Tensor, Tensor]:
-    near = torch.from_numpy(_adjacent(rows, columns)).double()
+    near = torch.from_numpy(_adjacent(rows, columns)).to(weights.dtype)
     given = weights @ near  # (heads, queries, patches): attention of a query on the neighbors of a patch
     at = torch.arange(rows * columns)
-    return given[:, at, at].mean(1), torch.stack([given[:, order, at].mean(1) for order in others])
+    return given[:, at, at].double().mean(1), torch.stack([given[:, order, at].double().mean(1) for order in others])
 
 
 def _r2(seen: Tensor, own: Tensor) -> Tensor:

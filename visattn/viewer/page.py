@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from visattn._support.checks import printable
 from visattn._support.typed import typed
@@ -45,16 +45,33 @@ def html_of(study: Study, *, max_mb: float = MAX_MB, layers: str = "*", heads: S
         OptionError: If the study has nothing to show, no layer has such a name or such heads, or the page exceeds `max_mb`.
     """
     payload = Payload(study, layers=layers, heads=heads, max_mb=max_mb)
-    facts = json.dumps(payload.facts, allow_nan=False).replace("<", "\\u003c")
-    title = html.escape(printable(" | ".join(view["title"] for view in payload.facts["views"]))[:200])
+    title = " | ".join(view["title"] for view in payload.facts["views"])
+    return written(title, payload.facts, payload.data, ("viewer.css",), "viewer.js", max_mb)
+
+
+def written(title: str, facts: dict[str, Any], data: str, styles: Sequence[str], script: str, max_mb: float) -> str:
+    """Return a page with built styles and a built script.
+
+    Args:
+        title: Title of the page.
+        facts: Plain values.
+        data: Arrays in base64.
+        styles: Names of the style sheets.
+        script: Name of the script.
+        max_mb: Largest size of the page in MB.
+
+    Raises:
+        OptionError: If the page exceeds `max_mb`.
+    """
+    told = json.dumps(facts, allow_nan=False).replace("<", "\\u003c")
     page = (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{title}</title>\n'
-        f"<style>{_built('viewer.css')}</style>\n</head>\n<body>\n<noscript>This page needs JavaScript.</noscript>\n"
-        f'<script type="application/json" id="facts">{facts}</script>\n'
-        f'<script type="application/octet-stream" id="data">{payload.data}</script>\n'
-        f"<script>{_built('viewer.js')}</script>\n</body>\n</html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{html.escape(printable(title)[:200])}</title>\n'
+        f"<style>{''.join(map(_built, styles))}</style>\n</head>\n<body>\n<noscript>This page needs JavaScript.</noscript>\n"
+        f'<script type="application/json" id="facts">{told}</script>\n'
+        f'<script type="application/octet-stream" id="data">{data}</script>\n'
+        f"<script>{_built(script)}</script>\n</body>\n</html>\n"
     )
     check_size(len(page), max_mb)
     return page

@@ -1,0 +1,103 @@
+"""`visattn embed`: a page or numbers from the photos of a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.test_commands import TINY, Run, run
+
+__all__ = ["run"]
+SMALL = (*TINY[:-2], "--points", "8")  # without --resize fit
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Write two folders with two photos each."""
+    random = np.random.default_rng(0)
+    for name in ("cats/a", "cats/b", "dogs/c", "dogs/d"):
+        file = tmp_path / "photos" / f"{name}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(file)
+    return tmp_path / "photos"
+
+
+def test_a_page_of_a_folder_with_classes_and_crops(run: Run, photos: Path) -> None:
+    code, out, err = run("embed", photos, *SMALL, "--crops", "1", "-o", "space.html")
+    assert code == 0, err
+    assert out.strip() == "space.html"
+    page = (photos.parent / "space.html").read_text()
+    facts = json.loads(page.split('id="facts">')[1].split("</script>")[0])
+    names = ["a.jpg", "a.jpg crop 1", "b.jpg", "b.jpg crop 1", "c.jpg", "c.jpg crop 1", "d.jpg", "d.jpg crop 1"]
+    assert [image["name"] for image in facts["images"]] == names
+    assert [image["label"] for image in facts["images"]] == ["cats"] * 4 + ["dogs"] * 4
+    assert len(facts["layers"]) == 12
+    assert "8 images: embedding (layout pca, dimensions 2, criterion norms, points 8)" in err
+    assert "of each image 1 patches" in facts["about"]
+    assert sorted(path.name for path in photos.parent.iterdir()) == ["photos", "space.html"]  # what was kept is gone
+
+
+def test_numbers_of_some_heads(run: Run, photos: Path) -> None:
+    code, _, err = run(
+        "embed", photos / "cats", *SMALL, "-o", "space.npz", "--layers", "blocks.1*.attn", "--heads", "0,2", "--dimensions", "3"
+    )
+    assert code == 0, err
+    with np.load(photos.parent / "space.npz") as held:
+        facts = json.loads(str(held["facts"]))
+        assert [layer["name"] for layer in facts["layers"]] == ["blocks.1.attn", "blocks.10.attn", "blocks.11.attn"]
+        assert held["2/queries"].shape[0] == 2
+        assert held["2/queries"].shape[2] == 3
+    assert [(row["layer"], row["head"]) for row in facts["numbers"]][:2] == [("blocks.1.attn", 0), ("blocks.1.attn", 2)]
+
+
+def test_an_interrupted_run_goes_on(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visattn.embedding import one_image
+
+    done = []
+    original = one_image.image_states
+
+    def stopping(*args: object, **options: object) -> object:
+        done.append(0)
+        if len(done) == 3:
+            raise MemoryError
+        return original(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("visattn.embedding.gathering.image_states", stopping)
+    assert run("embed", photos, *SMALL)[0] != 0
+    kept = photos.parent / "space.html.states"
+    assert len(list(kept.glob("*.safetensors"))) == 2
+    code, _, err = run("embed", photos, *SMALL)
+    assert code == 0, err
+    assert len(done) == 3 + 3
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["-o", "space.png"], "a page is .html, and points .npz"),
+        (["--heads", "x"], "--heads must be numbers and ranges"),
+        (["--heads", "9"], "has heads 0 to 2, got 9"),
+        (["--layers", "nothing"], "no layer that fits 'nothing'"),
+        (["--masks", "photos", "--crops", "2"], "--crops has no effect with --masks"),
+        (["--masks", "photos"], "must hold one mask named a.png, got none"),
+        (["--max-mb", "0.1"], "MB"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(given: list[str], message: str, run: Run, photos: Path) -> None:
+    code, _, err = run("embed", photos, *SMALL, *given, "-q")
+    assert code != 0
+    assert message in err
+    assert len([line for line in err.strip().splitlines() if "warning" not in line]) == 1
+
+
+def test_photos_that_cannot_be_read_are_named(run: Run, photos: Path) -> None:
+    (photos / "cats" / "b.jpg").write_bytes(b"\xff\xd8\xff nothing")
+    code, _, err = run("embed", photos, *SMALL)
+    assert code != 0
+    assert "b.jpg" in err
+    assert not (photos.parent / "space.html").exists()

@@ -1,0 +1,268 @@
+"""The page of a space in Chromium: its points, attention and colors against those of Python; lasso, keys and links."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from playwright.sync_api import Page
+
+from tests import tiny
+from tests.viewer.conftest import Opened
+from tests.viewer.driving import settled
+from tests.viewer.test_bundle import AXE, npm, run
+from visattn import embedding
+from visattn.viewer import space_html
+
+__all__ = ["npm"]
+
+random = np.random.default_rng(0)
+PHOTOS = [Image.fromarray(random.integers(0, 256, (32, 48, 3), dtype=np.uint8)) for _ in range(4)]
+MASKS = [random.random((32, 48)) > 0.5 for _ in PHOTOS]
+
+
+@pytest.fixture(scope="session")
+def space() -> embedding.Space:
+    """Gather four small photos, every patch of them."""
+    model = tiny.vit(reg_tokens=1)
+    return embedding.gather(model, PHOTOS, points=400, masks=MASKS, labels=["cat", "dog", "cat", "dog"])
+
+
+@pytest.fixture(scope="session")
+def saved(space: embedding.Space, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return a function that writes the page with two or three dimensions."""
+    folder = tmp_path_factory.mktemp("spaces")
+
+    def write(dimensions: int) -> Path:
+        file = folder / f"{dimensions}.html"
+        if not file.exists():
+            points = embedding.lay_out(space, dimensions=dimensions)
+            file.write_text(space_html(space, points, embedding.head_numbers(space)))
+        return file
+
+    return write
+
+
+def points_shown(page: Page, row: int, head: int, side: str) -> torch.Tensor:
+    return torch.tensor(page.evaluate(f"Array.from(app.places({row}, {head}, '{side}'))")).view(-1, 2)
+
+
+def test_points_are_those_of_python_on_one_scale(space: embedding.Space, saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2))
+    for row, one in enumerate(embedding.lay_out(space)):
+        for head in range(len(one.heads)):
+            shown = torch.cat([points_shown(page, row, head, side) for side in ("query", "key")])
+            known = torch.cat([one.queries[head], one.keys[head]])
+            scale = (known[:, 0].max() - known[:, 0].min()) / (shown[:, 0].max() - shown[:, 0].min())
+            other = (known[:, 1].max() - known[:, 1].min()) / (shown[:, 1].max() - shown[:, 1].min())
+            assert float(scale) == pytest.approx(float(other), rel=1e-3)
+            flipped = shown * torch.tensor([1.0, -1.0]) * scale  # the screen's rows grow downward
+            assert torch.allclose(flipped - flipped.mean(0), known - known.mean(0), atol=float(scale) * 1e-4)
+
+
+def test_rows_numbers_and_properties_are_those_of_python(
+    space: embedding.Space, saved: Callable[[int], Path], opened: Opened
+) -> None:
+    page = opened(saved(2))
+    for row, states in enumerate(space.layers):
+        for token in (0, 5, len(states.some) - 1):
+            shown = torch.tensor(page.evaluate(f"Array.from(app.space.layers[{row}].row(1, {token}))"))
+            assert torch.allclose(shown, states.rows[1, token].float(), atol=0.002)
+        mean = torch.tensor(page.evaluate(f"Array.from(app.space.layers[{row}].meanRow(0, [1, 4, 6]))"))
+        assert torch.allclose(mean, states.rows[0, [1, 4, 6]].float().mean(0), atol=0.002)
+    states, table = space.layers[0], "app.space.tables[app.space.layers[0].queryTable ? 0 : 0]"
+    of = states.of_queries
+    assert page.evaluate(f"Array.from({table}.row)") == of.row[states.some].tolist()
+    assert page.evaluate(f"Array.from({table}.image)") == of.image[states.some].tolist()
+    plain = states.of_queries.plain[states.some]
+    shown = torch.tensor(page.evaluate(f"Array.from({table}.object)"))
+    assert torch.allclose(shown[plain], of.object[states.some][plain], atol=1e-3)
+    luma = of.color[states.some] @ torch.tensor([0.299, 0.587, 0.114])
+    shown = torch.tensor(page.evaluate(f"Array.from({table}.image, (_, i) => {table}.brightness(i))"))
+    assert torch.allclose(shown[plain], luma[plain], atol=0.005)
+    assert page.evaluate("app.panels.numbers.rows.length") == sum(len(one.queries) for one in space.layers)
+    first = embedding.head_numbers(space)[0]["row_pearson"]
+    assert page.evaluate("app.panels.numbers.rows[0].row_pearson") == pytest.approx(first)
+
+
+def pixels(page: Page) -> Any:
+    """Return the colors of the head's picture, and how many pixels have each."""
+    return page.evaluate(
+        """() => {
+          const count = {};
+          for (const pixel of app.plot.raster.pixels) count[pixel] = (count[pixel] || 0) + 1;
+          return count;
+        }"""
+    )
+
+
+def test_queries_and_keys_have_their_colors_and_can_be_hidden(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2))
+    query, key = ("4278214357", "4289884672")  # of Okabe and Ito: #d55e00 and #0072b2, as alpha, blue, green, red
+    both = pixels(page)
+    assert both[query] > 100
+    assert both[key] > 100
+    page.get_by_label("keys", exact=True).click()
+    settled(page)
+    only = pixels(page)
+    assert key not in only
+    assert only[query] >= both[query]
+
+
+@pytest.mark.parametrize(
+    "mode", ["row", "column", "position", "checks", "norm", "color", "hue", "brightness", "object", "label", "image", "outlier"]
+)
+def test_every_color_draws_and_has_a_legend(mode: str, saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link=f"mode={mode}")
+    assert page.locator(".controls select").first.input_value() == mode
+    assert len(pixels(page)) > 2
+    assert page.locator(".legend").inner_text().strip() or page.locator(".legend canvas").count()
+
+
+def test_a_lasso_selects_what_lies_in_it_in_every_head(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="row=1&head=1")
+    box = page.locator(".stack canvas").first.bounding_box()
+    assert box is not None
+    side = box["width"]
+    corners = [(0.2, 0.2), (0.6, 0.25), (0.55, 0.8), (0.25, 0.6)]
+    page.mouse.move(box["x"] + corners[0][0] * side, box["y"] + corners[0][1] * side)
+    page.mouse.down()
+    for x, y in [*corners[1:], corners[0]]:
+        page.mouse.move(box["x"] + x * side, box["y"] + y * side, steps=4)
+    page.mouse.up()
+    settled(page)
+    told = page.evaluate("[Array.from(app.selected.query), Array.from(app.selected.key)]")
+
+    def inside(x: float, y: float) -> bool:
+        crossings = 0
+        for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
+            if (y1 > y) != (y2 > y) and x < x1 + (y - y1) * (x2 - x1) / (y2 - y1):
+                crossings += 1
+        return crossings % 2 == 1
+
+    differ = 0
+    for which, members in zip(("query", "key"), told, strict=True):
+        places = 0.03 + 0.94 * points_shown(page, 1, 1, which)
+        expected = [int(inside(float(x), float(y))) for x, y in places]
+        assert 0 < sum(expected) < len(expected)
+        differ += sum(abs(one - other) for one, other in zip(expected, members, strict=True))
+    assert differ <= 2  # points on the edge, which the mouse rounds to pixels
+    assert page.locator("#tab-patches").get_attribute("aria-selected") == "true"
+    assert "selected by lasso" in page.locator(".sheet").inner_text()
+    assert f"{sum(told[0])} queries, {sum(told[1])} keys" in page.locator(".left .reading").inner_text()
+    saved_numbers = page.evaluate("app.selection()")
+    assert len(saved_numbers["queries"]) == sum(told[0])
+    page.get_by_role("button", name="Clear selection").click()
+    settled(page)
+    assert page.evaluate("app.selected") is None
+
+
+def test_a_click_chooses_the_token_and_shows_its_attention(
+    space: embedding.Space, saved: Callable[[int], Path], opened: Opened
+) -> None:
+    page = opened(saved(2), link="row=0&head=0")
+    box = page.locator(".stack canvas").first.bounding_box()
+    assert box is not None
+    token = 7
+    x, y = (0.03 + 0.94 * points_shown(page, 0, 0, "query")[token]).tolist()
+    page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["width"])
+    settled(page)
+    chosen = page.evaluate("app.state.token")
+    near = points_shown(page, 0, 0, "query")
+    assert chosen == token or float((near[chosen] - near[token]).norm()) < 0.03
+    of = space.layers[0].of_queries
+    at = int(space.layers[0].some[chosen])
+    assert f"query {int(of.row[at])},{int(of.column[at])}" in page.locator(".left .reading").inner_text()
+    weights = space.layers[0].rows[0, chosen]
+    assert f"{100 * float(weights.max()):.1f} %" in page.locator("figure.image .reading").inner_text()
+    page.locator("figure.image select").nth(1).select_option("mean")
+    settled(page)
+    assert "Mean attention of" in page.locator("figure.image").inner_text()
+
+
+def test_heads_are_chosen_by_click_and_by_keys_and_the_link_keeps_them(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="row=0&head=1")
+    box = page.locator(".spacematrix canvas").first.bounding_box()
+    assert box is not None
+    left, top, side = page.evaluate("app.matrix.tile(1, 1)")
+    page.mouse.click(box["x"] + left + side / 2, box["y"] + top + side / 2)
+    settled(page)
+    assert page.evaluate("[app.state.row, app.state.head]") == [1, 1]
+    page.locator(".spacematrix canvas").first.focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    settled(page)
+    assert page.evaluate("[app.state.row, app.state.head]") == [0, 0]
+    assert "row=0&head=0" in page.evaluate("location.hash")
+    for _ in range(3):
+        page.keyboard.press("+")
+    settled(page)
+    assert page.evaluate("app.matrix.view.zoom") == pytest.approx(1.5**3)
+    page.keyboard.press("0")
+    settled(page)
+    assert page.evaluate("app.matrix.view.zoom") == 1
+
+
+def test_three_dimensions_turn(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(3))
+    before = points_shown(page, 0, 0, "query")
+    assert float(before.min()) >= 0
+    assert float(before.max()) <= 1
+    box = page.locator(".stack canvas").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 100, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 180, box["y"] + 100, steps=4)
+    page.mouse.up()
+    settled(page)
+    after = points_shown(page, 0, 0, "query")
+    assert not torch.allclose(before, after, atol=1e-3)
+    assert page.evaluate("app.selected") is None
+
+
+def test_numbers_sort_and_open_a_head(space: embedding.Space, saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="tab=numbers")
+    page.locator("[data-name=brightness]").click()
+    settled(page)
+    (scores,) = (one for one in space.scores if one.name == "brightness")
+    best = scores.rows()[0]
+    page.locator(".numbers tbody button").first.click()
+    settled(page)
+    layer, head = page.evaluate("[app.layer.name, app.state.head]")
+    assert (layer, head) == (best["layer"], best["head"])
+    assert page.locator("th[aria-sort=descending]").inner_text().strip() == "brightness"
+
+
+def test_bad_links_are_ignored(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="row=99&head=-1&mode=x&tab=y&image=1.5")
+    assert page.evaluate("app.state.mode") == "kind"
+    assert page.evaluate("app.state.tab") == "image"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(theme: str, npm: str, saved: Callable[[int], Path], opened: Opened, tmp_path: Path) -> None:
+    run(npm, "install", "--no-audit", "--no-fund", AXE, folder=tmp_path)
+    axe = (tmp_path / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    page = opened(saved(2), color_scheme=theme)
+    page.evaluate(axe)
+    for name in ("image", "patches", "numbers"):
+        page.locator(f"#tab-{name}").click()
+        settled(page)
+        found = page.evaluate(
+            "axe.run().then((result) => result.violations.map((one) => [one.id, one.nodes.map((node) => node.html)]))"
+        )
+        assert found == [], json.dumps(found, indent=1)[:3000]
+
+
+def test_a_page_that_is_too_large_is_refused(space: embedding.Space) -> None:
+    from visattn.errors import OptionError
+
+    with pytest.raises(OptionError, match="MB"):
+        space_html(space, embedding.lay_out(space), max_mb=0.01)

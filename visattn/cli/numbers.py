@@ -1,0 +1,22 @@
+"""Lists of numbers among options."""
+
+from __future__ import annotations
+
+import re
+
+from visattn._support.checks import printable
+from visattn.errors import OptionError
+
+
+def numbers_of(text: str | None) -> list[int] | None:
+    """Return the numbers that a list such as `0,3-5` names, the value of --heads.
+
+    Raises:
+        OptionError: If it is no such list.
+    """
+    if text is None:
+        return None
+    parts = [re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part) for part in text.split(",")]
+    if not all(parts):
+        raise OptionError(f"--heads must be numbers and ranges such as 0,3-5, got '{printable(text)}'.")
+    return [number for part in parts if part for number in range(int(part[1]), int(part[2] or part[1]) + 1)]

@@ -1,0 +1,131 @@
+"""Two or three dimensions for the drawn tokens of each head: principal components, t-SNE or UMAP."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visattn._support.checks import one_of
+from visattn._support.extras import need
+from visattn._support.progress import progress
+from visattn._support.types import Criterion, Layout
+from visattn.embedding.space import LayerStates, Projection, Space
+from visattn.errors import OptionError
+
+_PERPLEXITY, _NEIGHBORS = 30.0, 15  # the usual ones of both
+_FEWEST = 5
+
+
+def lay_out(
+    space: Space,
+    method: Layout = "pca",
+    *,
+    dimensions: int = 2,
+    criterion: Criterion = "norms",
+    heads: Sequence[int] | None = None,
+    seed: int = 0,
+) -> list[Projection]:
+    """Lay out the drawn tokens of each head, as queries and as keys, in its joint space.
+
+    Args:
+        space: Queries and keys.
+        method: `pca`: the joint principal components of all patches. `tsne` or `umap`: a layout of the drawn patches that keeps neighbors
+            together; distances between groups say little. Class tokens, registers and sinks, which lie far away, have no place in it.
+        dimensions: 2 or 3.
+        criterion: Choice of the scale, see `factor_of`.
+        heads: Numbers of the heads; None: all.
+        seed: Seed of t-SNE and UMAP.
+
+    Returns:
+        For each layer the points of `LayerStates.some` as queries, and of `LayerStates.some_keys` as keys; NaN without a place.
+
+    Raises:
+        OptionError: If the method is unknown, dimensions are not 2 or 3, a layer has no such heads, or there are fewer than five patches.
+        MissingExtra: If scikit-learn or umap-learn is not installed.
+
+    Reference:
+        van der Maaten & Hinton, "Visualizing Data using t-SNE", JMLR 2008. McInnes et al., "UMAP", 2018, arXiv:1802.03426. AttentionViz
+        runs UMAP with the cosine distance, in which the scale of queries and keys has no effect; here it is Euclidean.
+    """
+    one_of(method, get_args(Layout), "method")
+    if dimensions not in (2, 3):
+        raise OptionError(f"dimensions must be 2 or 3, got {dimensions}.")
+    if method == "pca":
+        return [
+            _drawn(states, one, heads) for states, one in zip(space.layers, space.project(dimensions, criterion), strict=True)
+        ]
+    if method == "tsne":
+        need("sklearn", "embed", "t-SNE")
+    else:
+        need("umap", "umap", "UMAP")
+    found = []
+    with progress("heads", "head") as bar:
+        for states in space.layers:
+            points = []
+            for head in _chosen(states, heads):
+                both = space.joint(states.layer, head, criterion)
+                points.append((*_neighborhood(states, both.queries, both.keys, method, dimensions, seed), both.factor))
+                bar.update()
+            queries, keys, factors = zip(*points, strict=True)
+            shares = torch.full((len(points), dimensions), torch.nan)
+            some, factor = tuple(_chosen(states, heads)), torch.tensor(factors, dtype=torch.float64)
+            found.append(Projection(states.layer, some, torch.stack(queries), torch.stack(keys), shares, factor))
+    return found
+
+
+def _chosen(states: LayerStates, heads: Sequence[int] | None) -> list[int]:
+    known = range(len(states.queries))
+    if heads is not None and not set(heads) <= set(known):
+        raise OptionError(f"{states.layer} has heads 0 to {len(known) - 1}, got {', '.join(map(str, heads))}.")
+    return list(known if heads is None else heads)
+
+
+def _drawn(states: LayerStates, one: Projection, heads: Sequence[int] | None) -> Projection:
+    some = _chosen(states, heads)
+    return Projection(
+        one.layer,
+        tuple(some),
+        one.queries[some][:, states.some],
+        one.keys[some][:, states.some_keys],
+        one.shares[some],
+        one.factors[some],
+    )
+
+
+def _neighborhood(
+    states: LayerStates, queries: Tensor, keys: Tensor, method: Layout, dimensions: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Lay out the drawn patches of one head."""
+    drawn = states.some, states.some_keys
+    plain = [tokens.plain[at] for tokens, at in zip((states.of_queries, states.of_keys), drawn, strict=True)]
+    parts = [each[at][some] for each, at, some in zip((queries, keys), drawn, plain, strict=True)]
+    cloud = torch.cat(parts).numpy()
+    if len(cloud) < _FEWEST:
+        raise OptionError(f"a layout needs {_FEWEST} patches or more, got {len(cloud)}. Pass more points.")
+    laid = _fitted(cloud, method, dimensions, seed)
+    points = []
+    for some, part in zip(plain, np.split(laid, [len(parts[0])]), strict=True):
+        whole = torch.full((len(some), dimensions), torch.nan)
+        whole[some] = torch.from_numpy(np.ascontiguousarray(part, np.float32))
+        points.append(whole)
+    return points[0], points[1]
+
+
+def _fitted(cloud: Any, method: Layout, dimensions: int, seed: int) -> Any:  # noqa: ANN401 - arrays of libraries without types
+    if method == "tsne":
+        from sklearn.manifold import TSNE
+
+        perplexity = min(_PERPLEXITY, (len(cloud) - 1) / 3)
+        return TSNE(dimensions, perplexity=perplexity, init="pca", random_state=seed).fit_transform(cloud)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ImportWarning)  # it tells that TensorFlow, which we do not use, is missing
+        import umap
+
+    return umap.UMAP(
+        n_components=dimensions, n_neighbors=min(_NEIGHBORS, len(cloud) - 1), random_state=seed, n_jobs=1
+    ).fit_transform(cloud)

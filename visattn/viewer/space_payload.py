@@ -1,0 +1,155 @@
+"""Content of the page of a space: plain values as JSON, and one stream of bytes for all arrays."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visattn._support.names import model_title
+from visattn.drawing.colormaps import table
+from visattn.viewer.packing import Packed
+from visattn.viewer.payload import check_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from visattn._support.tables import Row
+    from visattn.embedding import LayerStates, Projection, Space, Tokens
+
+VERSION = 1
+NOWHERE = 65535  # code of a point without a place
+_LAST = NOWHERE - 1
+_COLORMAPS = "viridis", "inferno"
+
+
+class SpacePayload:
+    """JSON and bytes of the page of a space.
+
+    Attributes:
+        facts: Everything but the arrays.
+        data: The arrays, one after another, compressed and in base64; `facts["chunks"]` has kind and length of each.
+    """
+
+    def __init__(self, space: Space, points: Sequence[Projection], numbers: Sequence[Row], about: str, max_mb: float) -> None:
+        """Encode a space.
+
+        Args:
+            space: Queries and keys.
+            points: Points of the drawn tokens of each layer.
+            numbers: Rows of `head_numbers`, or nothing.
+            about: What the points are, and which tokens are drawn.
+            max_mb: Largest size of the page in MB.
+
+        Raises:
+            OptionError: If the page grows too large.
+        """
+        self._arrays, self._most = Packed(), max_mb
+        self._tables: list[dict[str, Any]] = []
+        self._known: dict[tuple[Any, ...], int] = {}
+        layers = [self._layer(states, one) for states, one in zip(space.layers, points, strict=True)]
+        self.data = self._arrays.text()
+        self.facts: dict[str, Any] = {
+            "version": VERSION,
+            "kind": "space",
+            "title": f"{model_title(space.provenance.model)}: {len(space.images)} images",
+            "about": about,
+            "dimensions": points[0].queries.shape[2],
+            "images": [
+                {"name": name, "label": space.labels[i] if space.labels else "", "photo": _uri(space.pictures[i])}
+                for i, name in enumerate(space.images)
+            ],
+            "tables": self._tables,
+            "layers": layers,
+            "numbers": [_plain(row) for row in numbers],
+            "scores": {scores.name: [_plain(row) for row in scores.rows()] for scores in space.scores},
+            "colormaps": {name: base64.b64encode(table(name).tobytes()).decode() for name in _COLORMAPS},
+            "warnings": list(space.provenance.warnings),
+            "notes": list(space.provenance.notes),
+            "chunks": self._arrays.chunks,
+        }
+
+    def _layer(self, states: LayerStates, one: Projection) -> dict[str, Any]:
+        heads = one.heads
+        clouds = torch.cat([one.queries, one.keys], 1)  # (heads, 2 S, dimensions)
+        middle, half = _frames(clouds)
+        rows = states.rows[list(heads)].float()
+        most = rows.amax(-1).clamp_min(torch.finfo(torch.float32).tiny)
+        codes = (rows / most[..., None] * 255).round().to(torch.uint8)
+        norms = {}
+        for side, every, some in (("query", states.queries, states.some), ("key", states.keys, states.some_keys)):
+            norms[side] = every[list(heads)][:, some].float().norm(dim=2)
+        facts = {
+            "name": states.layer,
+            "heads": list(heads),
+            "notes": list(states.notes),
+            "queryTable": self._table(states.of_queries, states.some),
+            "keyTable": self._table(states.of_keys, states.some_keys),
+            "same": states.of_keys is states.of_queries,
+            "keyGrid": list(states.of_keys.grid),
+            "keyNames": list(states.of_keys.names),
+            "queries": self._arrays.add(_codes(one.queries, middle, half)),
+            "keys": self._arrays.add(_codes(one.keys, middle, half)),
+            "queryNorms": self._arrays.add(norms["query"].half().numpy()),
+            "keyNorms": self._arrays.add(norms["key"].half().numpy()),
+            "rows": self._arrays.add(codes.numpy()),
+            "rowScale": self._arrays.add((most / 255).numpy()),
+            "shares": [[_finite(value) for value in row] for row in one.shares.tolist()],
+        }
+        check_size(self._arrays.characters, self._most, f"layer {states.layer}")
+        return facts
+
+    def _table(self, tokens: Tokens, some: Tensor) -> int:
+        """Return the number of the table of the drawn tokens; layers with the same tokens share one."""
+        key = tokens.grid, tokens.names, some.numpy().tobytes()
+        if key in self._known:
+            return self._known[key]
+        color, covered = tokens.color[some], tokens.object[some]
+        place = (tokens.image[some], tokens.row[some], tokens.column[some])
+        self._tables.append(
+            {
+                "grid": list(tokens.grid),
+                "names": list(tokens.names),
+                "perImage": tokens.per_image,
+                "token": self._arrays.add((some % tokens.per_image).numpy().astype(np.uint16)),
+                "image": self._arrays.add(place[0].numpy().astype(np.uint16)),
+                "row": self._arrays.add(place[1].numpy().astype(np.int32)),
+                "column": self._arrays.add(place[2].numpy().astype(np.int32)),
+                "sink": self._arrays.add(tokens.sink[some].numpy().astype(np.uint8)),
+                "color": self._arrays.add((color.nan_to_num(0) * 255).round().to(torch.uint8).numpy()),
+                "object": None if bool(covered.isnan().all()) else self._arrays.add(covered.nan_to_num(0).half().numpy()),
+            }
+        )
+        self._known[key] = len(self._tables) - 1
+        return self._known[key]
+
+
+def _frames(clouds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the middle `(heads, 1, dimensions)` of each head's points, and half the longest side `(heads, 1, 1)`."""
+    low = clouds.nan_to_num(math.inf).amin(1, keepdim=True)
+    high = clouds.nan_to_num(-math.inf).amax(1, keepdim=True)
+    half = ((high - low) / 2).amax(2, keepdim=True)
+    return (high + low) / 2, torch.where(half > 0, half, 1)
+
+
+def _codes(points: Tensor, middle: Tensor, half: Tensor) -> NDArray[np.uint16]:
+    """Encode points in 16 bits, on one scale for all dimensions of a head."""
+    share = ((points - middle) / half + 1) / 2 * _LAST
+    return torch.where(share.isnan(), NOWHERE, share.round()).numpy().astype(np.uint16)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def _uri(picture: bytes) -> str:
+    return "data:image/jpeg;base64," + base64.b64encode(picture).decode()

@@ -1,0 +1,128 @@
+// Tokens, layers and heads of a space. A token has the same number in every head whose layer shares its table.
+
+import { Colors } from "../colors.js";
+
+export const NOWHERE = 65535; // code of a point without a place
+const LAST = NOWHERE - 1;
+
+class Table {
+  constructor(facts, arrays) {
+    Object.assign(this, facts);
+    for (const name of ["token", "image", "row", "column", "sink", "color"]) this[name] = arrays[facts[name]];
+    this.object = facts.object === null ? null : arrays[facts.object];
+    this.count = this.image.length;
+    this.at = new Map(Array.from(this.image, (image, i) => [`${image}.${this.token[i]}`, i]));
+  }
+
+  named(i) {
+    return this.row[i] < 0;
+  }
+
+  nameOf(i) {
+    return this.named(i) ? this.names[this.token[i]] : `${this.row[i]},${this.column[i]}`;
+  }
+
+  // Brightness from 0 to 1; hue from 0 to 1, and chroma.
+  brightness(i) {
+    return (0.299 * this.color[3 * i] + 0.587 * this.color[3 * i + 1] + 0.114 * this.color[3 * i + 2]) / 255;
+  }
+
+  hue(i) {
+    const [red, green, blue] = this.color.subarray(3 * i, 3 * i + 3);
+    const high = Math.max(red, green, blue);
+    const chroma = high - Math.min(red, green, blue);
+    if (!chroma) return [0, 0];
+    const sixth = high === red ? (green - blue) / chroma : high === green ? 2 + (blue - red) / chroma : 4 + (red - green) / chroma;
+    return [((sixth / 6) + 1) % 1, chroma / 255];
+  }
+}
+
+class Layer {
+  constructor(facts, arrays, tables, dimensions) {
+    Object.assign(this, facts);
+    this.numbers = facts.heads;
+    this.heads = facts.heads.length;
+    this.dimensions = dimensions;
+    this.queryTable = tables[facts.queryTable];
+    this.keyTable = tables[facts.keyTable];
+    for (const name of ["queries", "keys", "queryNorms", "keyNorms", "rows", "rowScale"]) this[name] = arrays[facts[name]];
+    this.columns = this.rows.length / (this.heads * this.queryTable.count);
+  }
+
+  table(side) {
+    return side === "query" ? this.queryTable : this.keyTable;
+  }
+
+  codes(side) {
+    return side === "query" ? this.queries : this.keys;
+  }
+
+  norms(side) {
+    return side === "query" ? this.queryNorms : this.keyNorms;
+  }
+
+  // Attention of a drawn query, over all keys of its image.
+  row(head, i) {
+    const start = (head * this.queryTable.count + i) * this.columns;
+    const scale = this.rowScale[head * this.queryTable.count + i];
+    return Float32Array.from(this.rows.subarray(start, start + this.columns), (code) => code * scale);
+  }
+
+  // Mean attention of some drawn queries, over the keys of an image.
+  meanRow(head, members) {
+    const sum = new Float32Array(this.columns);
+    for (const i of members) {
+      const row = this.row(head, i);
+      for (let j = 0; j < sum.length; j++) sum[j] += row[j] / members.length;
+    }
+    return sum;
+  }
+}
+
+// Places of all points of a head in a square from 0 to 1, after a turn about both axes if there are three dimensions; NaN without a place.
+export function placesOf(layer, head, side, [turn, tilt]) {
+  const codes = layer.codes(side);
+  const { count } = layer.table(side);
+  const d = layer.dimensions;
+  const found = new Float32Array(2 * count);
+  const [ct, st, cp, sp] = [Math.cos(turn), Math.sin(turn), Math.cos(tilt), Math.sin(tilt)];
+  for (let i = 0; i < count; i++) {
+    const at = (head * count + i) * d;
+    if (codes[at] === NOWHERE) {
+      found[2 * i] = NaN;
+      continue;
+    }
+    let x = (2 * codes[at]) / LAST - 1;
+    let y = (2 * codes[at + 1]) / LAST - 1;
+    if (d === 3) {
+      const z = (2 * codes[at + 2]) / LAST - 1;
+      [x, y] = [(ct * x + st * z) / 1.7321, (cp * y - sp * (ct * z - st * x)) / 1.7321]; // a cube fits when it is turned
+    }
+    found[2 * i] = (x + 1) / 2;
+    found[2 * i + 1] = (1 - y) / 2;
+  }
+  return found;
+}
+
+export class Space {
+  constructor(facts, arrays) {
+    Object.assign(this, { title: facts.title, about: facts.about, images: facts.images, numbers: facts.numbers, scores: facts.scores });
+    this.warnings = facts.warnings;
+    this.notes = facts.notes;
+    this.dimensions = facts.dimensions;
+    this.tables = facts.tables.map((table) => new Table(table, arrays));
+    this.layers = facts.layers.map((layer) => new Layer(layer, arrays, this.tables, facts.dimensions));
+    this.colors = new Colors(facts.colormaps);
+    this.labels = [...new Set(this.images.map((image) => image.label))];
+    this.mostHeads = Math.max(...this.layers.map((layer) => layer.heads));
+    this.pictures = this.images.map((image) => {
+      const picture = new Image();
+      picture.src = image.photo;
+      return picture;
+    });
+  }
+
+  get points() {
+    return this.layers.reduce((sum, layer) => sum + layer.heads * (layer.queryTable.count + layer.keyTable.count), 0);
+  }
+}

@@ -1,0 +1,84 @@
+// Numbers of all heads as a table. A header sorts, a row opens its head.
+
+import { element, plain } from "../dom.js";
+
+const NAMES = {
+  row_pearson: ["distance, Pearson", "correlation of dot product and distance within the rows of an image"],
+  row_spearman: ["distance, Spearman", "the same for ranks"],
+  attention_spearman: ["attention, Spearman", "ranks of distance against ranks of the attention itself"],
+  weighted: ["close pairs", "correlation over the closest pairs of all images"],
+  null_attention: ["to no patch", "attention on class tokens, registers and sinks"],
+  norm_ratio: ["key / query norm", "ratio of the median norms"],
+};
+
+function told(value) {
+  return value === null || value === undefined ? "" : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+export class Numbers {
+  constructor(app) {
+    this.app = app;
+    this.sorted = ["layer", 1];
+    this.note = element("p", { class: "soft" }, "Scores of properties are followed by those of their null, and by p. They hold for each head on its own.");
+    this.body = element("div", { class: "numbers", tabindex: 0, role: "region", "aria-label": "Numbers of all heads" });
+    this.root = element("div", {}, this.note, this.body);
+    this.rows = this.#joined();
+    this.columns = Object.keys(this.rows[0] || {}).filter((name) => name !== "place");
+  }
+
+  #joined() {
+    const { space } = this.app;
+    const scores = Object.entries(space.scores).map(([name, rows]) => [name, new Map(rows.map((row) => [`${row.layer} ${row.head}`, row]))]);
+    const numbers = new Map(space.numbers.map((row) => [`${row.layer} ${row.head}`, row]));
+    return space.layers.flatMap((layer, row) =>
+      layer.numbers.map((head, index) => {
+        const key = `${layer.name} ${head}`;
+        const own = numbers.get(key) || {};
+        return {
+          place: [row, index],
+          layer: row,
+          head,
+          ...Object.fromEntries(Object.keys(NAMES).filter((name) => name in own).map((name) => [name, own[name]])),
+          ...Object.fromEntries(scores.map(([name, of]) => [name, of.get(key) || null])),
+        };
+      }),
+    );
+  }
+
+  #value(row, name) {
+    const value = row[name];
+    return value && typeof value === "object" ? value.score - value.null : value;
+  }
+
+  draw() {
+    const { app } = this;
+    const { state } = app;
+    const [by, sign] = this.sorted;
+    const ordered = [...this.rows].sort((a, b) => {
+      const [one, other] = [this.#value(a, by), this.#value(b, by)].map((value) => (value === null || value === undefined ? Infinity : sign * value));
+      return one - other || a.place[0] - b.place[0] || a.place[1] - b.place[1];
+    });
+    const sort = (name) => {
+      this.sorted = [name, this.sorted[0] === name ? -this.sorted[1] : name === "layer" || name === "head" || name in NAMES ? 1 : -1];
+      this.draw();
+      this.body.querySelector(`[data-name="${name}"]`).focus();
+    };
+    const head = this.columns.map((name) =>
+      element("th", { scope: "col", "aria-sort": by === name ? (sign > 0 ? "ascending" : "descending") : "none" }, element("button", { class: "small", "data-name": name, title: NAMES[name] ? NAMES[name][1] : "", onclick: () => sort(name) }, NAMES[name] ? NAMES[name][0] : name)),
+    );
+    const body = ordered.map((row) =>
+      element(
+        "tr",
+        row.place[0] === state.row && row.place[1] === state.head ? { class: "chosen" } : {},
+        ...this.columns.map((name, i) => element("td", {}, i ? this.#cell(row[name], name) : element("button", { class: "small", "aria-label": `open layer ${row.layer}, head ${row.head}`, onclick: () => app.set({ row: row.place[0], head: row.place[1] }) }, String(row.layer)))),
+      ),
+    );
+    this.body.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
+  }
+
+  #cell(value, name) {
+    if (name === "head") return String(value);
+    if (value && typeof value === "object") return plain(`${told(value.score)} (${told(value.null)}; ${value.p === null ? "" : value.p.toFixed(3)})`);
+    return told(value);
+  }
+}
