@@ -36,7 +36,7 @@ def test_a_page_of_a_folder_with_classes_and_crops(run: Run, photos: Path) -> No
     assert [image["name"] for image in facts["images"]] == names
     assert [image["label"] for image in facts["images"]] == ["cats"] * 4 + ["dogs"] * 4
     assert len(facts["layers"]) == 12
-    assert "8 images: embedding (layout pca, dimensions 2, criterion norms, points 8)" in err
+    assert "8 images: embedding (method pca, dimensions 2, criterion norms, points 8)" in err
     assert "of each image 1 patches" in facts["about"]
     assert sorted(path.name for path in photos.parent.iterdir()) == ["photos", "space.html"]  # what was kept is gone
 

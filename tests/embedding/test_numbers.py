@@ -164,7 +164,7 @@ def test_principal_components_of_the_drawn_tokens_are_those_of_all(space: embedd
 
 def test_points_are_written_with_their_tokens(space: embedding.Space, tmp_path: Path) -> None:
     points, numbers = embedding.lay_out(space), embedding.head_numbers(space)
-    file = embedding.save_points(tmp_path / "points.npz", space, points, numbers)
+    file = embedding.save_npz(space, tmp_path / "points.npz")
     with np.load(file) as held:
         facts = json.loads(str(held["facts"]))
         assert np.array_equal(held["1/queries"], points[1].queries.numpy())
@@ -173,7 +173,7 @@ def test_points_are_written_with_their_tokens(space: embedding.Space, tmp_path: 
     assert [layer["name"] for layer in facts["layers"]] == [states.layer for states in space.layers]
     assert facts["numbers"] == [pytest.approx(row) for row in numbers]
     with pytest.raises(OutputError, match="exists already"):
-        embedding.save_points(file, space, points)
+        embedding.save_npz(space, file, overwrite=False)
 
 
 def test_windows_are_gathered_too() -> None:

@@ -1,4 +1,4 @@
-"""What heads attend by: slow loops from the definitions, and heads that were made to attend by one property."""
+"""Specialization of heads: slow loops from the definitions, and heads that were made to attend by one property."""
 
 from __future__ import annotations
 

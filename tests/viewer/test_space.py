@@ -18,7 +18,6 @@ from tests.viewer.conftest import Opened
 from tests.viewer.driving import settled
 from tests.viewer.test_bundle import AXE, npm, run
 from visattn import embedding
-from visattn.viewer import space_html
 
 __all__ = ["npm"]
 
@@ -42,8 +41,7 @@ def saved(space: embedding.Space, tmp_path_factory: pytest.TempPathFactory) -> C
     def write(dimensions: int) -> Path:
         file = folder / f"{dimensions}.html"
         if not file.exists():
-            points = embedding.lay_out(space, dimensions=dimensions)
-            file.write_text(space_html(space, points, embedding.head_numbers(space)))
+            embedding.save_html(space, file, dimensions=dimensions)
         return file
 
     return write
@@ -261,8 +259,9 @@ def test_axe_finds_nothing(theme: str, npm: str, saved: Callable[[int], Path], o
         assert found == [], json.dumps(found, indent=1)[:3000]
 
 
-def test_a_page_that_is_too_large_is_refused(space: embedding.Space) -> None:
+def test_a_page_that_is_too_large_is_refused(space: embedding.Space, tmp_path: Path) -> None:
     from visattn.errors import OptionError
 
     with pytest.raises(OptionError, match="MB"):
-        space_html(space, embedding.lay_out(space), max_mb=0.01)
+        embedding.save_html(space, tmp_path / "a.html", max_mb=0.01)
+    assert not (tmp_path / "a.html").exists()

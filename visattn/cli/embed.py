@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import check_output, write_whole
+from visattn._support.files import check_output
 from visattn._support.types import Criterion, Layout
 from visattn.cli.late import Command
 from visattn.cli.numbers import numbers_of
@@ -78,9 +78,8 @@ def embed_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     target = _named(output or Path("space.html"))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
-    heads = numbers_of(options["heads"])
-    from visattn.embedding import gather, head_numbers, lay_out, save_points
-    from visattn.viewer import space_html
+    numbers_of(options["heads"])  # raises before any file is read
+    from visattn.embedding import gather, save_html, save_npz
 
     paths, labels = _photos(images)
     photos, groups = _cropped(paths, options)
@@ -103,19 +102,17 @@ def embed_command(
         **{name: options[name] for name in ("weights", "seed", "device")},
         **preparing(options),
     )
-    settings = {"dimensions": int(options["dimensions"]), "criterion": options["criterion"]}
-    points = lay_out(space, options["layout"], heads=heads, seed=options["seed"], **settings)
-    numbers = head_numbers(space, options["criterion"], heads=heads)
+    how = {"method": options["layout"], "dimensions": int(options["dimensions"]), "criterion": options["criterion"]}
+    made: dict[str, Any] = {**how, "heads": numbers_of(options["heads"]), "seed": options["seed"]}
     if target.suffix.lower() == ".npz":
-        save_points(target, space, points, numbers, overwrite=True)
+        save_npz(space, target, overwrite=True, **made)
     else:
-        page = space_html(space, points, numbers, method=options["layout"], max_mb=options["max_mb"])
-        write_whole(target, page.encode())
+        save_html(space, target, overwrite=True, max_mb=options["max_mb"], **made)
     shutil.rmtree(states)
-    made = space.provenance.but(parameters={"layout": options["layout"], **settings, "points": options["points"]})
-    describe(quiet, made)
+    told = space.provenance.but(parameters={**how, "points": options["points"]})
+    describe(quiet, told)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
-    result(as_json, [(target, made)])
+    result(as_json, [(target, told)])
 
 
 def _named(target: Path) -> Path:

@@ -6,11 +6,11 @@ The space is that of AttentionViz (Yeh et al. 2023, arXiv:2305.03210): keys are 
 from visattn.embedding.components import Moments, joint_axes
 from visattn.embedding.correlations import row_pearson, row_spearman, weighted_correlation
 from visattn.embedding.crops import crops_of
-from visattn.embedding.files import save_points
 from visattn.embedding.gathering import gather
 from visattn.embedding.joint import Joint, factor_of, joined
 from visattn.embedding.layouts import lay_out
 from visattn.embedding.numbers import head_numbers
+from visattn.embedding.saving import save_html, save_npz
 from visattn.embedding.space import LayerStates, Projection, Space, Tokens
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "lay_out",
     "row_pearson",
     "row_spearman",
-    "save_points",
+    "save_html",
+    "save_npz",
     "weighted_correlation",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,17 @@ from visattn._support.progress import progress
 from visattn._support.types import Criterion, Layout
 from visattn.embedding.space import LayerStates, Projection, Space
 from visattn.errors import OptionError
+
+
+class Laid(TypedDict, total=False):
+    """Options of `lay_out`."""
+
+    method: Layout
+    dimensions: int
+    criterion: Criterion
+    heads: Sequence[int] | None
+    seed: int
+
 
 _PERPLEXITY, _NEIGHBORS = 30.0, 15  # the usual ones of both
 _FEWEST = 5

@@ -1,4 +1,4 @@
-"""What one image gives to a space: queries, keys, some rows of attention, and the properties of its patches."""
+"""Contribution of one image to a space: queries, keys, some rows of attention, and the properties of its patches."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OneLayer:
 
 @dataclass(frozen=True, eq=False)
 class OneImage:
-    """What one image gives.
+    """Contribution of one image to a space.
 
     Attributes:
         name: Name of the image.

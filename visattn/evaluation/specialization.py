@@ -1,4 +1,4 @@
-"""What heads attend by: does the attention of a patch follow its hue, its brightness, its row, an object, or its neighbors?
+"""Specialization of heads: does the attention of a patch follow its hue, its brightness, its row, an object, or its neighbors?
 
 Every score has a null, computed in the same way: with the same attention and an image whose content lies elsewhere, or with the attention
 of another patch. A head is called specialized only if its score exceeds what the null gives.

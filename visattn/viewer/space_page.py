@@ -23,7 +23,7 @@ _METHODS: dict[Layout, str] = {
 def space_html(
     space: Space, points: Sequence[Projection], numbers: Sequence[Row] = (), *, method: Layout = "pca", max_mb: float = MAX_MB
 ) -> str:
-    """Return a space as an HTML page. It refers to nothing outside of itself.
+    """Return a space as an HTML page; see `visattn.embedding.save_html`.
 
     Args:
         space: Queries and keys, from `visattn.embedding.gather`.

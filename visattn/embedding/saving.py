@@ -1,0 +1,93 @@
+"""Files of a space: the page, and points as numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from visattn._support.files import check_output, write_whole
+from visattn._support.tables import Row
+from visattn.embedding.layouts import Laid, lay_out
+from visattn.embedding.numbers import head_numbers
+from visattn.embedding.space import Space
+from visattn.viewer.page import MAX_MB
+from visattn.viewer.space_page import space_html
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def save_html(
+    space: Space, path: str | os.PathLike[str], *, overwrite: bool = True, max_mb: float = MAX_MB, **how: Unpack[Laid]
+) -> Path:
+    """Write the page of a space. It refers to nothing outside of itself.
+
+    Args:
+        space: Queries and keys, from `gather`.
+        path: File to write.
+        overwrite: Whether a file may be replaced.
+        max_mb: Largest size of the page in MB.
+        how: Options of `lay_out`.
+
+    Returns:
+        The path.
+
+    Raises:
+        OptionError: If an option is out of range, or the page exceeds `max_mb`.
+        OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
+        MissingExtra: If the layout needs a library that is not installed.
+    """
+    target = check_output(Path(path), overwrite=overwrite)
+    points = lay_out(space, **how)
+    page = space_html(space, points, _numbers(space, how), method=how.get("method", "pca"), max_mb=max_mb)
+    return write_whole(target, page.encode())
+
+
+def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = True, **how: Unpack[Laid]) -> Path:
+    """Write the points of a space as an NPZ file, which numpy.load reads without pickles.
+
+    For layer `L` (its number): `L/queries` and `L/keys` `(heads, S, dimensions)`; `L/query_*` and `L/key_*` `(S,)` for `image`, `row`,
+    `column` (-1 without a place), `sink`; `L/query_color` `(S, 3)` and `L/query_object`; `L/factors` and `L/shares`. `facts` is JSON with
+    the names of layers and images, the numbers of the heads, and the provenance.
+
+    Args:
+        space: Queries and keys, from `gather`.
+        path: File to write.
+        overwrite: Whether a file may be replaced.
+        how: Options of `lay_out`.
+
+    Returns:
+        The path.
+
+    Raises:
+        OptionError: If an option is out of range.
+        OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
+        MissingExtra: If the layout needs a library that is not installed.
+    """
+    target = check_output(Path(path), overwrite=overwrite)
+    arrays: dict[str, NDArray[Any]] = {}
+    for number, (states, one) in enumerate(zip(space.layers, lay_out(space, **how), strict=True)):
+        arrays |= {f"{number}/{key}": getattr(one, key).numpy() for key in ("queries", "keys", "shares", "factors")}
+        for side, tokens, some in (("query", states.of_queries, states.some), ("key", states.of_keys, states.some_keys)):
+            arrays |= {f"{number}/{side}_{key}": getattr(tokens, key)[some].numpy() for key in ("image", "row", "column", "sink")}
+        arrays |= {f"{number}/query_{key}": getattr(states.of_queries, key)[states.some].numpy() for key in ("color", "object")}
+    facts = {
+        "layers": [{"name": states.layer, "notes": states.notes} for states in space.layers],
+        "images": space.images,
+        "labels": space.labels,
+        "groups": space.groups,
+        "numbers": [dict(row) for row in _numbers(space, how)],
+        "provenance": space.provenance.to_dict(),
+    }
+    stream = io.BytesIO()
+    np.savez_compressed(stream, facts=np.array(json.dumps(facts)), allow_pickle=False, **arrays)
+    return write_whole(target, stream.getvalue())
+
+
+def _numbers(space: Space, how: Laid) -> list[Row]:
+    return head_numbers(space, how.get("criterion", "norms"), heads=how.get("heads"))
