@@ -45,6 +45,7 @@ PARTS = {
     "calls": "Calls from Python against bare passes and timm",
     "commands": "CPU time of whole commands",
     "viewer": "The viewer's page",
+    "spaces": "All heads in one space",
 }
 HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
     ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"224 \| \d+ \| rollout"),
@@ -134,6 +135,9 @@ VIEWER = {  # side in pixels: bounds in MB, seconds until the page can be used, 
 }
 VIEWER_UNITS = {"megabytes": "MB", "ready": "s until it can be used", "hover": "ms for all heads", "frame": "ms, 95 % of frames"}
 VIEWER_GROWTH = 20.0  # bound in MB, over 3,000 hovers
+SPACE_IMAGES = 200
+SPACE = {"minutes": ("min", 10.0), "gigabytes": ("GB", 6.0), "megabytes": ("MB", 60.0)}
+SPACE_FRAME = 33.0  # milliseconds
 VIEWER_HOVERS = 1000
 SAME_MAP = 1e-4  # bound on the difference of the two maps, relative to the largest value
 
@@ -179,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "calls": call_rows,
         "commands": command_rows,
         "viewer": viewer_rows,
+        "spaces": space_rows,
     }
     measured: dict[str, list[Row]] = {}
     missing = False
@@ -268,7 +273,9 @@ def protocol() -> list[str]:
         "with the same compression of the PNG file.",
         f"Viewer: the page of `study.save_html` in Chromium without a window and without a GPU, 1280 x 900 pixels. A hover sets the query "
         f"and draws the image and all heads; the median of {VIEWER_HOVERS}. Frames are those of a pointer that moves over the photo. "
-        f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.",
+        f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.\n"
+        "- All heads in one space: photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; "
+        "gigabytes are the peak of the process, model and PyTorch included. Layouts are those of one head of the last layer.",
     ]
 
 
@@ -569,6 +576,21 @@ def viewer_rows(quick: bool) -> Iterator[Row]:
         growth = found[side]["growth"]
         yield row(
             {"px": side, "what": "growth over hovers"}, f"{growth:.1f} MB", growth, VIEWER_GROWTH, f"<= {VIEWER_GROWTH:g} MB"
+        )
+
+
+def space_rows(quick: bool) -> Iterator[Row]:
+    """Measure queries and keys of all heads of DINOv2 over many images, and their page in Chromium."""
+    progress("all heads in one space")
+    found = run_json(sys.executable, "bench.spaces", "12" if quick else str(SPACE_IMAGES))
+    about = f"{found['images']} images of {found['tokens']} tokens, {found['heads']} heads"
+    for what, (unit, bound) in SPACE.items():
+        yield row({"run": about, "what": what}, f"{found[what]:.3g} {unit}", found[what], bound, f"<= {bound:g} {unit}")
+    frame = {"run": f"zooming all heads, {found['points']:,} points", "what": "95th percentile of a frame"}
+    yield row(frame, f"{found['frame']:.3g} ms", found["frame"], SPACE_FRAME, f"<= {SPACE_FRAME:g} ms")
+    for method in ("tsne", "umap"):
+        yield unbounded(
+            {"run": f"{method} of one head, {found['laid out']:,} points", "what": "layout"}, f"{found[method]:.1f} s"
         )
 
 

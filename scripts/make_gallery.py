@@ -12,6 +12,7 @@ from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.scenes import known_truth_sheet, scenes_sheet, training_pictures
+from gallery.space import space_pictures
 from gallery.viewer import viewer_screen
 from PIL import Image
 from torch import Tensor, nn
@@ -99,6 +100,8 @@ def main() -> None:
     _save("two_libraries", twins_sheet(model))
     _save("sampled", sampled_sheet())
     _save("viewer", viewer_screen(model))
+    for name, picture in space_pictures().items():
+        _save(name, picture)
     training_pictures(FOLDER)
     caption_pictures(FOLDER)
     _distance(model)

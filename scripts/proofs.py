@@ -38,7 +38,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "gradients of hard attention": Proof("scripts/estimator.py"),
     "wheel": Proof("scripts/wheel.py"),
     "installs": Proof("-m tests.pages.installs"),
-    "coverage": Proof("scripts/coverage.py"),
+    "coverage": Proof("scripts/model_coverage.py"),
     "known_truth": Proof("scripts/known_truth.py"),
     "many_photos": Proof("scripts/many_photos.py"),
     "localization": Proof("scripts/localization.py"),

@@ -46,7 +46,7 @@ class OneLayer:
         of_queries: Layout of the queries.
         of_keys: Layout of the keys.
         some: `(S,)` queries, of which attention is kept.
-        rows: `(heads, S, M)` their attention, in float16.
+        rows: `(heads, S, M)` their attention.
         color: `(N, 3)` mean color of the patch of each query; NaN for a token without a place.
         object: `(N,)` share of the patch that an object covers; NaN for a token without a place, or without a mask.
         notes: What the dot product of a query and a key leaves out of the attention.
@@ -175,7 +175,7 @@ def _one_layer(
     if covered is not None:
         shares[prefix:] = torch.from_numpy(covered.reshape(-1)[at]).float()
     operator = record.operator
-    rows = operator.rows(kept.to(operator.device))[0].half().cpu()
+    rows = operator.rows(kept.to(operator.device))[0].float().cpu()
     states = (_small(operator.queries()[0]), _small(operator.keys()[0]))
     return OneLayer(*states, place, record.keys, kept, rows, colors, shares, _left_out(record))
 
