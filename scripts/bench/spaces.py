@@ -54,10 +54,12 @@ def main(count: int) -> dict[str, Any]:
             "megabytes": page.stat().st_size / 1e6,
         }
         found |= _frames(page)
-    last = Space(space.layers[-1:], space.images, space.pictures, space.labels, space.groups, space.scores, space.provenance)
+    last = Space(
+        space.layers[-1:], space.images, space.pictures, space.codes, space.labels, space.groups, space.scores, space.provenance
+    )
     for method in ("tsne", "umap"):
         start = time.perf_counter()
-        (one,) = lay_out(last, method, heads=[HEAD])  # type: ignore[arg-type]
+        (one,) = lay_out(last, method, heads=[HEAD])
         found[method] = time.perf_counter() - start
         found["laid out"] = 2 * one.queries.shape[1]
     return found

@@ -69,11 +69,22 @@ def test_an_interrupted_run_goes_on(run: Run, photos: Path, monkeypatch: pytest.
     monkeypatch.setattr("visattn.embedding.gathering.image_states", stopping)
     assert run("embed", photos, *SMALL)[0] != 0
     kept = photos.parent / "space.html.states"
-    assert len(list(kept.glob("*.safetensors"))) == 2
+    assert len(list(kept.glob("first/*.safetensors"))) == 2
     code, _, err = run("embed", photos, *SMALL)
     assert code == 0, err
     assert len(done) == 3 + 3
     assert not kept.exists()
+
+
+def test_two_checkpoints_are_compared(run: Run, photos: Path) -> None:
+    code, _, err = run(
+        "embed", photos / "cats", *SMALL, "--compare", TINY[1], "--compare-weights", "none", "--layers", "blocks.1.*"
+    )
+    assert code == 0, err
+    page = (photos.parent / "space.html").read_text()
+    facts = json.loads(page.split('id="facts">')[1].split("</script>")[0])
+    assert len(facts["blocks"]) == 2
+    assert [layer["block"] for layer in facts["layers"]] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +97,8 @@ def test_an_interrupted_run_goes_on(run: Run, photos: Path, monkeypatch: pytest.
         (["--masks", "photos", "--crops", "2"], "--crops has no effect with --masks"),
         (["--masks", "photos"], "must hold one mask named a.png, got none"),
         (["--max-mb", "0.1"], "MB"),
+        (["--compare-weights", "none"], "--compare-weights has no effect with one model"),
+        (["--compare", TINY[1], "-o", "a.npz"], "--compare has no effect with -o NAME.npz"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(given: list[str], message: str, run: Run, photos: Path) -> None:

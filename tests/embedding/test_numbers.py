@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from scipy.stats import pearsonr, spearmanr
 
+import visattn
 from tests import tiny, zoo
 from visattn import embedding
 from visattn.embedding import one_image
@@ -153,6 +154,19 @@ def test_layouts_keep_neighbors_and_leave_named_tokens_out(method: Any, space: e
         assert torch.equal(one.queries.nan_to_num(0), other.queries.nan_to_num(0))
         assert torch.equal(one.queries[0, :, 0].isfinite(), states.of_queries.plain[states.some])
         assert one.shares.isnan().all()
+
+
+def test_images_are_laid_out_by_their_class_tokens(space: embedding.Space) -> None:
+    model: Any = tiny.vit(reg_tokens=2)
+    for photo, code in zip(PHOTOS, space.codes, strict=True):
+        kept: list[torch.Tensor] = []
+        handle = model.blocks[-1].register_forward_hook(lambda _m, _a, output, kept=kept: kept.append(output))
+        with torch.no_grad():
+            model(visattn.prepare(photo, model, resize="model").pixels)
+        handle.remove()
+        assert torch.allclose(model.norm(kept[0])[0, 0], code, atol=1e-5)
+    points = embedding.lay_out_images(space)
+    assert torch.allclose(torch.pdist(points), torch.pdist(space.codes), atol=1e-4)  # three images lie in a plane
 
 
 def test_principal_components_of_the_drawn_tokens_are_those_of_all(space: embedding.Space) -> None:

@@ -18,6 +18,7 @@ from tests.viewer.conftest import Opened
 from tests.viewer.driving import settled
 from tests.viewer.test_bundle import AXE, npm, run
 from visattn import embedding
+from visattn.errors import OptionError
 
 __all__ = ["npm"]
 
@@ -152,7 +153,7 @@ def test_a_lasso_selects_what_lies_in_it_in_every_head(saved: Callable[[int], Pa
         differ += sum(abs(one - other) for one, other in zip(expected, members, strict=True))
     assert differ <= 2  # points on the edge, which the mouse rounds to pixels
     assert page.locator("#tab-patches").get_attribute("aria-selected") == "true"
-    assert "selected by lasso" in page.locator(".sheet").inner_text()
+    assert "selected by lasso" in page.locator("#panel-patches").inner_text()
     assert f"{sum(told[0])} queries, {sum(told[1])} keys" in page.locator(".left .reading").inner_text()
     saved_numbers = page.evaluate("app.selection()")
     assert len(saved_numbers["queries"]) == sum(told[0])
@@ -250,7 +251,7 @@ def test_axe_finds_nothing(theme: str, npm: str, saved: Callable[[int], Path], o
     axe = (tmp_path / "node_modules" / "axe-core" / "axe.min.js").read_text()
     page = opened(saved(2), color_scheme=theme)
     page.evaluate(axe)
-    for name in ("image", "patches", "numbers"):
+    for name in ("image", "patches", "images", "numbers"):
         page.locator(f"#tab-{name}").click()
         settled(page)
         found = page.evaluate(
@@ -260,8 +261,61 @@ def test_axe_finds_nothing(theme: str, npm: str, saved: Callable[[int], Path], o
 
 
 def test_a_page_that_is_too_large_is_refused(space: embedding.Space, tmp_path: Path) -> None:
-    from visattn.errors import OptionError
-
     with pytest.raises(OptionError, match="MB"):
         embedding.save_html(space, tmp_path / "a.html", max_mb=0.01)
     assert not (tmp_path / "a.html").exists()
+
+
+@pytest.fixture(scope="session")
+def compared(space: embedding.Space, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the page of two checkpoints of one model."""
+    other = embedding.gather(tiny.vit(reg_tokens=1, seed=5), PHOTOS, points=400, masks=MASKS, labels=["cat", "dog", "cat", "dog"])
+    return embedding.save_html(space, tmp_path_factory.mktemp("two") / "two.html", compare=other)
+
+
+def test_two_models_stand_beside_each_other_and_share_the_chosen_token(
+    space: embedding.Space, compared: Path, opened: Opened
+) -> None:
+    page = opened(compared, link="row=0&head=0")
+    layers = len(space.layers)
+    assert page.evaluate("app.space.layers.length") == 2 * layers
+    left, top, side = page.evaluate("app.matrix.tile(0, 0)")
+    right, same, _ = page.evaluate(f"app.matrix.tile({layers}, 0)")
+    assert right > left + side
+    assert same == top
+    page.evaluate("app.choose(9)")
+    settled(page)
+    assert page.evaluate(f"app.hasToken({layers})")
+    canvas = page.locator(".spacematrix canvas").first
+    canvas.focus()
+    for _ in range(tiny.HEADS):
+        page.keyboard.press("ArrowRight")
+    settled(page)
+    assert page.evaluate("[app.state.row, app.state.head]") == [layers, 0]
+    assert page.evaluate("app.state.token") == 9
+    rows = page.evaluate("app.panels.numbers.rows.length")
+    assert rows == 2 * sum(len(one.queries) for one in space.layers)
+    page.locator("#tab-numbers").click()
+    settled(page)
+    assert page.locator(".numbers tbody tr").count() == rows
+
+
+def test_images_lie_by_their_codes(space: embedding.Space, saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="tab=images")
+    shown = torch.tensor(page.evaluate("app.space.blocks[0].codes"))
+    known = embedding.lay_out_images(space)
+    apart = torch.pdist(shown) / torch.pdist(known)
+    assert torch.allclose(apart, apart[0].expand_as(apart), rtol=1e-3)
+    page.wait_for_function("app.space.pictures[0].every((picture) => picture.complete)")
+    thumb, side = page.evaluate("[app.panels.images.thumb, app.panels.images.side]")
+    x, y = (thumb / 2 + part * (side - thumb) for part in (float(shown[2, 0]), 1 - float(shown[2, 1])))
+    page.locator("#panel-images canvas").click(position={"x": x, "y": y})
+    settled(page)
+    assert page.evaluate("app.state.image") == 2
+    assert "Selected by image" in page.locator(".left .reading").inner_text()
+
+
+def test_spaces_of_other_images_are_not_compared(space: embedding.Space, tmp_path: Path) -> None:
+    other = embedding.gather(tiny.vit(reg_tokens=1), ["photo:chelsea"], points=4)
+    with pytest.raises(OptionError, match="must have the same images"):
+        embedding.save_html(space, tmp_path / "a.html", compare=other)

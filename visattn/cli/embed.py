@@ -53,6 +53,10 @@ _DIMENSIONS = "2", "3"
 @click.option(
     "--crops", type=click.IntRange(0), default=0, show_default=True, help="Random crops of each image besides the image itself."
 )
+@click.option("--compare", help="A second model, whose heads are shown beside those of the first.")
+@click.option(
+    "--compare-weights", default="auto", show_default=True, help="Weights of the second model, such as another checkpoint."
+)
 @click.option("--masks", type=click.Path(path_type=Path), help="Mask of an object for each image: a folder with the same names.")
 @click.option("--max-mb", type=click.FloatRange(0.1), default=MAX_MB, show_default=True, help="Largest size of the page in MB.")
 @photo_options
@@ -74,9 +78,14 @@ def embed_command(
     \b
     visattn embed photos -o space.html
     visattn embed photos --layers 'blocks.11.*' --layout tsne -o last.html
+    visattn embed photos --compare deit_small_patch16_224 -o two.html
     visattn embed photos -o space.npz
     """  # noqa: D301 - \b keeps click from wrapping the examples
     target = _named(output or Path("space.html"))
+    if target.suffix.lower() == ".npz":
+        refuse_beside("-o NAME.npz", ("compare", "max_mb"))
+    if not options["compare"]:
+        refuse_beside("one model", ("compare_weights",))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
     numbers_of(options["heads"])  # raises before any file is read
     from visattn.embedding import gather, save_html, save_npz
@@ -90,29 +99,30 @@ def embed_command(
         refuse_beside("--masks", ("crops",))
         masks = masks_of(paths, options["masks"])
     states = target.with_name(target.name + _STATES)
-    space = gather(
-        options["model"],
-        photos,
-        layers=options["layers"],
-        points=options["points"],
-        masks=masks,
-        labels=[labels[group] for group in groups] if len(set(labels)) > 1 else None,
-        groups=groups,
-        keep=states,
-        **{name: options[name] for name in ("weights", "seed", "device")},
+    told = {
+        "layers": options["layers"],
+        "points": options["points"],
+        "masks": masks,
+        "labels": [labels[group] for group in groups] if len(set(labels)) > 1 else None,
+        "groups": groups,
+        **{name: options[name] for name in ("seed", "device")},
         **preparing(options),
-    )
+    }
+    space = gather(options["model"], photos, weights=options["weights"], keep=states / "first", **told)
+    other = None
+    if options["compare"]:
+        other = gather(options["compare"], photos, weights=options["compare_weights"], keep=states / "second", **told)
     how = {"method": options["layout"], "dimensions": int(options["dimensions"]), "criterion": options["criterion"]}
     made: dict[str, Any] = {**how, "heads": numbers_of(options["heads"]), "seed": options["seed"]}
     if target.suffix.lower() == ".npz":
         save_npz(space, target, overwrite=True, **made)
     else:
-        save_html(space, target, overwrite=True, max_mb=options["max_mb"], **made)
+        save_html(space, target, compare=other, overwrite=True, max_mb=options["max_mb"], **made)
     shutil.rmtree(states)
-    told = space.provenance.but(parameters={**how, "points": options["points"]})
-    describe(quiet, told)
+    shown = space.provenance.but(parameters={**how, "points": options["points"]})
+    describe(quiet, shown)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
-    result(as_json, [(target, told)])
+    result(as_json, [(target, shown)])
 
 
 def _named(target: Path) -> Path:

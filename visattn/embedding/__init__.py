@@ -8,7 +8,7 @@ from visattn.embedding.correlations import row_pearson, row_spearman, weighted_c
 from visattn.embedding.crops import crops_of
 from visattn.embedding.gathering import gather
 from visattn.embedding.joint import Joint, factor_of, joined
-from visattn.embedding.layouts import lay_out
+from visattn.embedding.layouts import lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers
 from visattn.embedding.saving import save_html, save_npz
 from visattn.embedding.space import LayerStates, Projection, Space, Tokens
@@ -27,6 +27,7 @@ __all__ = [
     "joined",
     "joint_axes",
     "lay_out",
+    "lay_out_images",
     "row_pearson",
     "row_spearman",
     "save_html",

@@ -103,7 +103,7 @@ def gather(
             mask = None if masks is None else as_mask(masks[number])
             found = kept.read(number, prepared, mask is not None) if kept else None
             if found is None or not every:
-                recording = look(model, prepared, values=True, features="none")
+                recording = look(model, prepared, values=True)
                 found = image_states(recording, prepared, layers, some, mask, DRAWS, seed + number)
                 made = made if every else prepared.noted(recording.provenance)
                 if kept:
@@ -118,10 +118,10 @@ def gather(
         raise OptionError(f"no layer that fits '{layers}' has self-attention over patches.")
     of = tuple(range(len(every)) if groups is None else groups)
     states = tuple(_stacked(name, every) for name in tuple(every[0].layers))
-    pictures = tuple(one.picture for one in every)
+    pictures, codes = tuple(one.picture for one in every), torch.stack([one.code for one in every])
     names = tuple(one.name for one in every)
     made = made.but(image=names[0] if len(names) == 1 else f"{len(names)} images", method="embedding")
-    return Space(states, names, pictures, tuple(labels or ()), of, _scores(every, of, made), made)
+    return Space(states, names, pictures, codes, tuple(labels or ()), of, _scores(every, of, made), made)
 
 
 def _places(one: OneImage) -> dict[str, tuple[TokenLayout, TokenLayout]]:

@@ -30,6 +30,7 @@ class Laid(TypedDict, total=False):
 
 _PERPLEXITY, _NEIGHBORS = 30.0, 15  # the usual ones of both
 _FEWEST = 5
+_LIBRARIES = {"tsne": ("sklearn", "embed", "t-SNE"), "umap": ("umap", "umap", "UMAP")}  # module, extra, name
 
 
 def lay_out(
@@ -70,10 +71,7 @@ def lay_out(
         return [
             _drawn(states, one, heads) for states, one in zip(space.layers, space.project(dimensions, criterion), strict=True)
         ]
-    if method == "tsne":
-        need("sklearn", "embed", "t-SNE")
-    else:
-        need("umap", "umap", "UMAP")
+    need(*_LIBRARIES[method])
     found = []
     with progress("heads", "head") as bar:
         for states in space.layers:
@@ -87,6 +85,36 @@ def lay_out(
             some, factor = tuple(_chosen(states, heads)), torch.tensor(factors, dtype=torch.float64)
             found.append(Projection(states.layer, some, torch.stack(queries), torch.stack(keys), shares, factor))
     return found
+
+
+def lay_out_images(space: Space, method: Layout = "pca", *, seed: int = 0) -> Tensor:
+    """Lay out the images by their codes.
+
+    Args:
+        space: Queries and keys.
+        method: See `lay_out`. Fewer than five images are laid out by their principal components.
+        seed: Seed of t-SNE and UMAP.
+
+    Returns:
+        `(images, 2)` points; `(0, 2)` if the codes are not known.
+
+    Raises:
+        OptionError: If the method is unknown.
+        MissingExtra: If scikit-learn or umap-learn is not installed.
+    """
+    one_of(method, get_args(Layout), "method")
+    codes = space.codes.double()
+    if not codes.shape[1]:
+        return torch.empty(0, 2)
+    if method == "pca" or len(codes) < _FEWEST:
+        apart = codes - codes.mean(0)
+        left, size, _ = torch.linalg.svd(apart, full_matrices=False)
+        points = torch.zeros(len(codes), 2, dtype=torch.float64)
+        known = min(2, left.shape[1])
+        points[:, :known] = left[:, :known] * size[:known]
+        return points.float()
+    need(*_LIBRARIES[method])
+    return torch.from_numpy(np.array(_fitted(codes.numpy(), method, 2, seed), np.float32))
 
 
 def _chosen(states: LayerStates, heads: Sequence[int] | None) -> list[int]:

@@ -73,6 +73,7 @@ class OneImage:
         name: Name of the image.
         sha256: Digest of its file or pixels.
         picture: JPEG of what the model received of it.
+        code: `(D,)` class token after the last layer, or the mean of its patches; empty if its tokens are not known.
         sinks: `(row, column)` of its attention sinks.
         layers: States by layer.
         scores: Scores of `heads` by property, with draws of their nulls; see `find_heads`.
@@ -82,6 +83,7 @@ class OneImage:
     name: str
     sha256: str
     picture: bytes
+    code: Tensor
     sinks: tuple[tuple[int, int], ...]
     layers: dict[str, OneLayer]
     scores: Scores
@@ -91,7 +93,7 @@ class OneImage:
 
     def save(self, path: Path) -> None:
         """Write a file that is complete or absent."""
-        tensors, layers = {"picture": torch.from_numpy(np.frombuffer(self.picture, np.uint8).copy())}, []
+        tensors, layers = {"picture": torch.from_numpy(np.frombuffer(self.picture, np.uint8).copy()), "code": self.code}, []
         for number, (name, one) in enumerate(self.layers.items()):
             kept = {key: value for key, value in vars(one).items() if isinstance(value, Tensor)}
             tensors |= {f"{number}.{key}": value.contiguous() for key, value in kept.items()}
@@ -118,7 +120,7 @@ class OneImage:
         picture = tensors["picture"].numpy().tobytes()
         sinks = tuple((row, column) for row, column in facts["sinks"])
         heads = tuple((layer, head) for layer, head in facts["heads"])
-        return cls(facts["name"], facts["sha256"], picture, sinks, layers, scores, heads)
+        return cls(facts["name"], facts["sha256"], picture, tensors["code"], sinks, layers, scores, heads)
 
 
 def image_states(
@@ -151,7 +153,16 @@ def image_states(
     sinks = find_sinks(recording)[0] if chain_refusal(recording) is None else ()
     picture = _picture(prepared.photo, prepared.geometry)
     places = tuple((sink.row, sink.column) for sink in sinks)
-    return OneImage(facts.name, facts.sha256, picture, places, found, _joined(every), tuple(heads))
+    return OneImage(facts.name, facts.sha256, picture, _code(recording), places, found, _joined(every), tuple(heads))
+
+
+def _code(recording: Recording) -> Tensor:
+    """Return the class token after the last layer, or the mean of the patches."""
+    found = next((one for one in reversed(recording.features) if one.role == "tokens" and one.layout is not None), None)
+    if found is None or found.layout is None:
+        return torch.empty(0)
+    tokens = found.value[0].detach().float().cpu()
+    return tokens[0].clone() if found.layout.prefix[:1] == ("cls",) else tokens[len(found.layout.prefix) :].mean(0)
 
 
 def _joined(every: list[Scores]) -> Scores:

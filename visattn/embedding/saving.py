@@ -12,24 +12,34 @@ import numpy as np
 
 from visattn._support.files import check_output, write_whole
 from visattn._support.tables import Row
-from visattn.embedding.layouts import Laid, lay_out
+from visattn.embedding.layouts import Laid, lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers
 from visattn.embedding.space import Space
+from visattn.errors import OptionError
 from visattn.viewer.page import MAX_MB
 from visattn.viewer.space_page import space_html
+from visattn.viewer.space_payload import Part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 def save_html(
-    space: Space, path: str | os.PathLike[str], *, overwrite: bool = True, max_mb: float = MAX_MB, **how: Unpack[Laid]
+    space: Space,
+    path: str | os.PathLike[str],
+    *,
+    compare: Space | None = None,
+    overwrite: bool = True,
+    max_mb: float = MAX_MB,
+    **how: Unpack[Laid],
 ) -> Path:
     """Write the page of a space. It refers to nothing outside of itself.
 
     Args:
         space: Queries and keys, from `gather`.
         path: File to write.
+        compare: Another space of the same images, of another model or other weights, to show beside it. If both have the same grid of
+            patches, a token that is chosen in one is chosen in the other.
         overwrite: Whether a file may be replaced.
         max_mb: Largest size of the page in MB.
         how: Options of `lay_out`.
@@ -38,14 +48,17 @@ def save_html(
         The path.
 
     Raises:
-        OptionError: If an option is out of range, or the page exceeds `max_mb`.
+        OptionError: If an option is out of range, the spaces have other images, or the page exceeds `max_mb`.
         OutputError: If the file exists and `overwrite` is false, or if it cannot be written.
         MissingExtra: If the layout needs a library that is not installed.
     """
     target = check_output(Path(path), overwrite=overwrite)
-    points = lay_out(space, **how)
-    page = space_html(space, points, _numbers(space, how), method=how.get("method", "pca"), max_mb=max_mb)
-    return write_whole(target, page.encode())
+    spaces = [space] if compare is None else [space, compare]
+    if compare is not None and compare.images != space.images:
+        raise OptionError("spaces that are compared must have the same images in the same order. Gather both from one list.")
+    method, seed = how.get("method", "pca"), how.get("seed", 0)
+    parts = [Part(one, lay_out(one, **how), _numbers(one, how), lay_out_images(one, method, seed=seed)) for one in spaces]
+    return write_whole(target, space_html(parts, method=method, max_mb=max_mb).encode())
 
 
 def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = True, **how: Unpack[Laid]) -> Path:

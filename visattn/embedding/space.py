@@ -126,6 +126,7 @@ class Space:
         layers: States of each attention layer.
         images: Names of the images.
         pictures: What the model received of each image, as a small JPEG.
+        codes: `(images, D)` class token of each image after the last layer, or the mean of its patches; `(images, 0)` if not known.
         labels: Class of each image, or nothing.
         groups: Photo of each image; crops of one photo share a number.
         scores: What heads attend to, by property; see `visattn.evaluation.find_heads`.
@@ -135,6 +136,7 @@ class Space:
     layers: tuple[LayerStates, ...]
     images: tuple[str, ...]
     pictures: tuple[bytes, ...]
+    codes: Tensor
     labels: tuple[str, ...]
     groups: tuple[int, ...]
     scores: tuple[HeadScores, ...]

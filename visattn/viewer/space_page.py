@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from visattn._support.types import Layout
 from visattn.viewer.page import MAX_MB, written
-from visattn.viewer.space_payload import SpacePayload
+from visattn.viewer.space_payload import Part, SpacePayload
 
 if TYPE_CHECKING:
-    from visattn._support.tables import Row
-    from visattn.embedding import Projection, Space
+    from visattn.embedding import Space
 
 _METHODS: dict[Layout, str] = {
     "pca": "joint principal components, fitted to the patches that are no sinks",
@@ -20,15 +19,11 @@ _METHODS: dict[Layout, str] = {
 }
 
 
-def space_html(
-    space: Space, points: Sequence[Projection], numbers: Sequence[Row] = (), *, method: Layout = "pca", max_mb: float = MAX_MB
-) -> str:
-    """Return a space as an HTML page; see `visattn.embedding.save_html`.
+def space_html(parts: Sequence[Part], *, method: Layout = "pca", max_mb: float = MAX_MB) -> str:
+    """Return one space, or two of the same images, as an HTML page; see `visattn.embedding.save_html`.
 
     Args:
-        space: Queries and keys, from `visattn.embedding.gather`.
-        points: Points of the drawn tokens, from `visattn.embedding.lay_out`.
-        numbers: Rows of `visattn.embedding.head_numbers`.
+        parts: Spaces with their points and numbers.
         method: The method of the points.
         max_mb: Largest size of the page in MB.
 
@@ -38,7 +33,7 @@ def space_html(
     Raises:
         OptionError: If the page exceeds `max_mb`.
     """
-    payload = SpacePayload(space, points, numbers, f"{_METHODS[method]}. {_drawn(space)}", max_mb)
+    payload = SpacePayload(parts, f"{_METHODS[method]}. {_drawn(parts[0].space)}", max_mb)
     return written(payload.facts["title"], payload.facts, payload.data, ("viewer.css", "space.css"), "space.js", max_mb)
 
 

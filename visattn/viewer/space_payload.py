@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,22 @@ _LAST = NOWHERE - 1
 _COLORMAPS = "viridis", "inferno"
 
 
+class Part(NamedTuple):
+    """A space and what was computed of it.
+
+    Attributes:
+        space: Queries and keys.
+        points: Points of the drawn tokens of each layer.
+        numbers: Rows of `head_numbers`, or nothing.
+        images: `(images, 2)` points of the images, or `(0, 2)`.
+    """
+
+    space: Space
+    points: Sequence[Projection]
+    numbers: Sequence[Row]
+    images: Tensor
+
+
 class SpacePayload:
     """JSON and bytes of the page of a space.
 
@@ -36,13 +52,11 @@ class SpacePayload:
         data: The arrays, one after another, compressed and in base64; `facts["chunks"]` has kind and length of each.
     """
 
-    def __init__(self, space: Space, points: Sequence[Projection], numbers: Sequence[Row], about: str, max_mb: float) -> None:
-        """Encode a space.
+    def __init__(self, parts: Sequence[Part], about: str, max_mb: float) -> None:
+        """Encode spaces of the same images.
 
         Args:
-            space: Queries and keys.
-            points: Points of the drawn tokens of each layer.
-            numbers: Rows of `head_numbers`, or nothing.
+            parts: One space, or two that are shown beside each other.
             about: What the points are, and which tokens are drawn.
             max_mb: Largest size of the page in MB.
 
@@ -52,25 +66,27 @@ class SpacePayload:
         self._arrays, self._most = Packed(), max_mb
         self._tables: list[dict[str, Any]] = []
         self._known: dict[tuple[Any, ...], int] = {}
-        layers = [self._layer(states, one) for states, one in zip(space.layers, points, strict=True)]
+        first = parts[0].space
+        layers = [
+            self._layer(states, one) | {"block": block}
+            for block, part in enumerate(parts)
+            for states, one in zip(part.space.layers, part.points, strict=True)
+        ]
+        blocks = [_block(part) for part in parts]
         self.data = self._arrays.text()
         self.facts: dict[str, Any] = {
             "version": VERSION,
             "kind": "space",
-            "title": f"{model_title(space.provenance.model)}: {len(space.images)} images",
+            "title": f"{' | '.join(block['model'] for block in blocks)}: {len(first.images)} images",
             "about": about,
-            "dimensions": points[0].queries.shape[2],
-            "images": [
-                {"name": name, "label": space.labels[i] if space.labels else "", "photo": _uri(space.pictures[i])}
-                for i, name in enumerate(space.images)
-            ],
+            "dimensions": parts[0].points[0].queries.shape[2],
+            "images": [{"name": name, "label": first.labels[i] if first.labels else ""} for i, name in enumerate(first.images)],
+            "blocks": blocks,
             "tables": self._tables,
             "layers": layers,
-            "numbers": [_plain(row) for row in numbers],
-            "scores": {scores.name: [_plain(row) for row in scores.rows()] for scores in space.scores},
             "colormaps": {name: base64.b64encode(table(name).tobytes()).decode() for name in _COLORMAPS},
-            "warnings": list(space.provenance.warnings),
-            "notes": list(space.provenance.notes),
+            "warnings": list(dict.fromkeys(text for part in parts for text in part.space.provenance.warnings)),
+            "notes": list(dict.fromkeys(text for part in parts for text in part.space.provenance.notes)),
             "chunks": self._arrays.chunks,
         }
 
@@ -127,6 +143,21 @@ class SpacePayload:
         )
         self._known[key] = len(self._tables) - 1
         return self._known[key]
+
+
+def _block(part: Part) -> dict[str, Any]:
+    made, points = part.space.provenance, part.images
+    if len(points):
+        low, high = points.amin(0), points.amax(0)
+        half = float(((high - low) / 2).max()) or 1.0
+        points = ((points - (low + high) / 2) / half + 1) / 2
+    return {
+        "model": model_title(made.model) + (f" ({made.weights})" if made.random else ""),
+        "photos": [_uri(picture) for picture in part.space.pictures],
+        "codes": points.tolist(),
+        "numbers": [_plain(row) for row in part.numbers],
+        "scores": {scores.name: [_plain(row) for row in scores.rows()] for scores in part.space.scores},
+    }
 
 
 def _frames(clouds: Tensor) -> tuple[Tensor, Tensor]:

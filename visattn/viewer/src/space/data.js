@@ -106,7 +106,7 @@ export function placesOf(layer, head, side, [turn, tilt]) {
 
 export class Space {
   constructor(facts, arrays) {
-    Object.assign(this, { title: facts.title, about: facts.about, images: facts.images, numbers: facts.numbers, scores: facts.scores });
+    Object.assign(this, { title: facts.title, about: facts.about, images: facts.images, blocks: facts.blocks });
     this.warnings = facts.warnings;
     this.notes = facts.notes;
     this.dimensions = facts.dimensions;
@@ -115,11 +115,20 @@ export class Space {
     this.colors = new Colors(facts.colormaps);
     this.labels = [...new Set(this.images.map((image) => image.label))];
     this.mostHeads = Math.max(...this.layers.map((layer) => layer.heads));
-    this.pictures = this.images.map((image) => {
-      const picture = new Image();
-      picture.src = image.photo;
-      return picture;
-    });
+    for (const layer of this.layers) layer.depth = this.layers.filter((one) => one.block === layer.block).indexOf(layer);
+    this.deepest = Math.max(...this.layers.map((layer) => layer.depth)) + 1;
+    this.pictures = this.blocks.map((block) =>
+      block.photos.map((photo) => {
+        const picture = new Image();
+        picture.src = photo;
+        return picture;
+      }),
+    );
+  }
+
+  // Name of a layer by its number, and of its model if there are two.
+  nameOf(layer) {
+    return this.blocks.length > 1 ? `${this.blocks[layer.block].model}, layer ${layer.depth}` : `layer ${layer.depth}`;
   }
 
   get points() {

@@ -51,7 +51,7 @@ export class HeadPlot {
       raster.points(app.places(state.row, state.head, which), app.painted.of(layer, state.head, which, state.mode), box, 4, app.members(state.row, which), app.dim);
     }
     raster.end();
-    this.title.textContent = plain(`Layer ${state.row}, head ${layer.numbers[state.head]} (${layer.name})`, 100);
+    this.title.textContent = plain(`${app.space.nameOf(layer)}, head ${layer.numbers[state.head]} (${layer.name})`, 120);
     const shares = (layer.shares[state.head] || []).filter((share) => share !== null);
     const along = shares.length ? `The axes hold ${shares.map((share) => `${(100 * share).toFixed(0)}`).join(" + ")} % of the variance. ` : "";
     this.notes.textContent = plain(`${along}${layer.notes.length ? `Not in these points: ${layer.notes.join("; ")}.` : ""}`, 600);

@@ -77,7 +77,7 @@ export class SpaceImage {
     const { app } = this;
     const { state, space, layer } = app;
     const table = layer.queryTable;
-    const picture = space.pictures[now];
+    const picture = space.pictures[layer.block][now];
     if (!picture.complete) picture.onload = () => app.later("panel");
     const size = this.#frame(picture);
     const context = sized(this.canvas, ...size);
@@ -102,7 +102,7 @@ export class SpaceImage {
       context.strokeRect(at[0] - wide / 2, at[1] - high / 2, wide, high);
       for (const key of order.filter((one) => one >= prefix).slice(0, ARROWS)) this.#arrow(context, at, this.#cell(layer.keyGrid, Math.floor((key - prefix) / layer.keyGrid[1]), (key - prefix) % layer.keyGrid[1], size));
     }
-    this.title.textContent = plain(`${space.images[now].name}: attention of the query ${table.nameOf(state.token)} in layer ${state.row}, head ${layer.numbers[state.head]}`, 160);
+    this.title.textContent = plain(`${space.images[now].name}: attention of the query ${table.nameOf(state.token)} in ${space.nameOf(layer)}, head ${layer.numbers[state.head]}`, 160);
     this.#names(row, order);
   }
 

@@ -9,8 +9,9 @@ import { HeadMatrix } from "./matrix.js";
 import { Numbers } from "./numbers.js";
 import { Painted, modesOf, parsed } from "./palette.js";
 import { Sheet } from "./sheet.js";
+import { Thumbs } from "./thumbs.js";
 
-const TABS = { image: "Image", patches: "Patches", numbers: "Numbers" };
+const TABS = { image: "Image", patches: "Patches", images: "Images", numbers: "Numbers" };
 
 class App {
   constructor(space) {
@@ -26,7 +27,7 @@ class App {
     this.tokenTable = null;
     this.matrix = new HeadMatrix(this);
     this.plot = new HeadPlot(this);
-    this.panels = { image: new SpaceImage(this), patches: new Sheet(this), numbers: new Numbers(this) };
+    this.panels = { image: new SpaceImage(this), patches: new Sheet(this), images: new Thumbs(this), numbers: new Numbers(this) };
     this.build();
     let width = 0;
     new ResizeObserver(([entry]) => {
@@ -234,7 +235,7 @@ async function start() {
   const arrays = await arraysOf(facts.chunks, document.getElementById("data").textContent);
   const app = new App(new Space(facts, arrays));
   window.app = app;
-  await Promise.all(app.space.pictures.slice(0, 1).map((picture) => picture.decode().catch(() => null)));
+  await Promise.all(app.space.pictures[0].slice(0, 1).map((picture) => picture.decode().catch(() => null)));
   app.draw();
   document.documentElement.dataset.ready = "yes";
 }

@@ -30,16 +30,18 @@ export class HeadMatrix {
   get size() {
     const { space } = this.app;
     const width = Math.max(this.root.clientWidth, 200);
-    const unit = width / (space.mostHeads + 0.6);
-    return { width, height: Math.min(Math.max(unit * space.layers.length + 8, 160), 1000), unit };
+    const across = space.mostHeads + 0.6; // of a model
+    const unit = width / (across * space.blocks.length);
+    return { width, height: Math.min(Math.max(unit * space.deepest + 8, 160), 1000), unit, across };
   }
 
   // Rectangle of a tile: left, top, side.
   tile(row, column) {
-    const { unit } = this.size;
+    const { unit, across } = this.size;
     const { x, y, zoom } = this.view;
+    const layer = this.app.space.layers[row];
     const side = unit * (1 - GAP) * zoom;
-    return [(unit * (column + 0.55) - x) * zoom, (unit * row + 4 - y) * zoom, side];
+    return [(unit * (across * layer.block + column + 0.55) - x) * zoom, (unit * layer.depth + 4 - y) * zoom, side];
   }
 
   draw() {
@@ -90,7 +92,7 @@ export class HeadMatrix {
     context.fillStyle = ink("--text");
     context.textBaseline = "middle";
     for (const [row, head, [left, top, side]] of shown) {
-      if (head === 0) context.fillText(String(row), Math.max(2, left - unit * 0.45 * this.view.zoom), top + side / 2);
+      if (head === 0) context.fillText(String(space.layers[row].depth), Math.max(2, left - unit * 0.45 * this.view.zoom), top + side / 2);
       if (state.row === row && state.head === head) {
         context.strokeStyle = ink("--focus");
         context.lineWidth = 3;
@@ -107,7 +109,7 @@ export class HeadMatrix {
         context.arc(x, y, 4, 0, 2 * Math.PI);
         context.stroke();
       }
-      if (this.view.zoom > 2.5) context.fillText(`layer ${row}, head ${space.layers[row].numbers[head]}`, left + 4, top + 9);
+      if (this.view.zoom > 2.5) context.fillText(`layer ${space.layers[row].depth}, head ${space.layers[row].numbers[head]}`, left + 4, top + 9);
     }
   }
 
@@ -168,8 +170,13 @@ export class HeadMatrix {
     const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
     const { width, height } = this.size;
     if (steps[event.key]) {
-      const next = Math.max(0, Math.min(app.space.layers.length - 1, row + steps[event.key][0]));
-      app.set({ row: next, head: Math.max(0, Math.min(app.space.layers[next].heads - 1, head + steps[event.key][1])) });
+      const [down, right] = steps[event.key];
+      const { layers } = app.space;
+      const now = layers[row];
+      const beyond = head + right < 0 || head + right >= now.heads; // to the other model
+      const block = now.block + (beyond ? right : 0);
+      const next = layers.findIndex((layer) => layer.block === block && layer.depth === now.depth + down);
+      if (next >= 0) app.set({ row: next, head: beyond ? (right > 0 ? 0 : layers[next].heads - 1) : Math.min(layers[next].heads - 1, head + right) });
     } else if (event.key === "+" || event.key === "=") this.zoomAt(width / 2, height / 2, 1.5);
     else if (event.key === "-") this.zoomAt(width / 2, height / 2, 1 / 1.5);
     else if (event.key === "0") this.zoomAt(0, 0, 0);

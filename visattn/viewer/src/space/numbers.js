@@ -28,15 +28,18 @@ export class Numbers {
 
   #joined() {
     const { space } = this.app;
-    const scores = Object.entries(space.scores).map(([name, rows]) => [name, new Map(rows.map((row) => [`${row.layer} ${row.head}`, row]))]);
-    const numbers = new Map(space.numbers.map((row) => [`${row.layer} ${row.head}`, row]));
+    const keyed = (block, rows) => rows.map((row) => [`${block} ${row.layer} ${row.head}`, row]);
+    const titles = [...new Set(space.blocks.flatMap((block) => Object.keys(block.scores)))];
+    const scores = titles.map((name) => [name, new Map(space.blocks.flatMap((block, i) => keyed(i, block.scores[name] || [])))]);
+    const numbers = new Map(space.blocks.flatMap((block, i) => keyed(i, block.numbers)));
     return space.layers.flatMap((layer, row) =>
       layer.numbers.map((head, index) => {
-        const key = `${layer.name} ${head}`;
+        const key = `${layer.block} ${layer.name} ${head}`;
         const own = numbers.get(key) || {};
         return {
           place: [row, index],
-          layer: row,
+          ...(space.blocks.length > 1 ? { model: space.blocks[layer.block].model } : {}),
+          layer: layer.depth,
           head,
           ...Object.fromEntries(Object.keys(NAMES).filter((name) => name in own).map((name) => [name, own[name]])),
           ...Object.fromEntries(scores.map(([name, of]) => [name, of.get(key) || null])),
@@ -55,11 +58,11 @@ export class Numbers {
     const { state } = app;
     const [by, sign] = this.sorted;
     const ordered = [...this.rows].sort((a, b) => {
-      const [one, other] = [this.#value(a, by), this.#value(b, by)].map((value) => (value === null || value === undefined ? Infinity : sign * value));
+      const [one, other] = [this.#value(a, by), this.#value(b, by)].map((value) => (value === null || value === undefined ? Infinity : typeof value === "string" ? 0 : sign * value));
       return one - other || a.place[0] - b.place[0] || a.place[1] - b.place[1];
     });
     const sort = (name) => {
-      this.sorted = [name, this.sorted[0] === name ? -this.sorted[1] : name === "layer" || name === "head" || name in NAMES ? 1 : -1];
+      this.sorted = [name, this.sorted[0] === name ? -this.sorted[1] : ["model", "layer", "head"].includes(name) || name in NAMES ? 1 : -1];
       this.draw();
       this.body.querySelector(`[data-name="${name}"]`).focus();
     };
@@ -77,7 +80,7 @@ export class Numbers {
   }
 
   #cell(value, name) {
-    if (name === "head") return String(value);
+    if (name === "head" || name === "model") return String(value);
     if (value && typeof value === "object") return plain(`${told(value.score)} (${told(value.null)}; ${value.p === null ? "" : value.p.toFixed(3)})`);
     return told(value);
   }

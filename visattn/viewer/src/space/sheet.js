@@ -55,7 +55,7 @@ export class Sheet {
     this.columns = wide;
     const context = sized(this.canvas, wide * TILE, Math.max(1, Math.ceil(this.tokens.length / wide)) * TILE);
     this.tokens.forEach((token, place) => {
-      const picture = space.pictures[table.image[token]];
+      const picture = space.pictures[layer.block][table.image[token]];
       if (!picture.complete) picture.onload = () => app.later("panel");
       if (!picture.naturalWidth) return;
       const [x, y] = [(place % wide) * TILE, Math.floor(place / wide) * TILE];
