@@ -279,6 +279,8 @@ def test_two_models_stand_beside_each_other_and_share_the_chosen_token(
     page = opened(compared, link="row=0&head=0")
     layers = len(space.layers)
     assert page.evaluate("app.space.layers.length") == 2 * layers
+    names = page.evaluate("app.space.blocks.map((block) => block.model)")
+    assert len(set(names)) == 2
     left, top, side = page.evaluate("app.matrix.tile(0, 0)")
     right, same, _ = page.evaluate(f"app.matrix.tile({layers}, 0)")
     assert right > left + side

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visattn._support.names import model_title
 from visattn.drawing.colormaps import table
 from visattn.viewer.packing import Packed
 from visattn.viewer.payload import check_size
@@ -72,7 +71,7 @@ class SpacePayload:
             for block, part in enumerate(parts)
             for states, one in zip(part.space.layers, part.points, strict=True)
         ]
-        blocks = [_block(part) for part in parts]
+        blocks = [_block(part) | {"model": name} for part, name in zip(parts, _names(parts), strict=True)]
         self.data = self._arrays.text()
         self.facts: dict[str, Any] = {
             "version": VERSION,
@@ -145,14 +144,23 @@ class SpacePayload:
         return self._known[key]
 
 
+def _names(parts: Sequence[Part]) -> list[str]:
+    """Name the models; those of one name by their weights, or else by number."""
+    names = [part.space.provenance.but(image=None).title for part in parts]
+    if len(set(names)) < len(names):
+        names = [f"{name}, {part.space.provenance.weights}" for name, part in zip(names, parts, strict=True)]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({number})" for number, name in enumerate(names, start=1)]
+    return names
+
+
 def _block(part: Part) -> dict[str, Any]:
-    made, points = part.space.provenance, part.images
+    points = part.images
     if len(points):
         low, high = points.amin(0), points.amax(0)
         half = float(((high - low) / 2).max()) or 1.0
         points = ((points - (low + high) / 2) / half + 1) / 2
     return {
-        "model": model_title(made.model) + (f" ({made.weights})" if made.random else ""),
         "photos": [_uri(picture) for picture in part.space.pictures],
         "codes": points.tolist(),
         "numbers": [_plain(row) for row in part.numbers],
