@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from pointing.photos import COPIES
 from pytorch_grad_cam import EigenCAM, GradCAM, LayerCAM
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import nn
-from train_causes import FOLDER, NETWORKS, name_of
+from train_causes import FOLDER, NETWORKS, combinations, name_of
 from truth.mark import Part, exchanged, layer_by_layer
 from truth.measure import accuracy, applicable, size_of, ways_of
 
@@ -67,15 +67,13 @@ def main() -> int:
     if options.scenes < 2 or len(options.only) < 2 or not set(options.only) <= set(CAUSES):
         parser.error(f"two scenes or more are needed, of two or more of the causes {', '.join(CAUSES)}.")
     torch.set_num_threads(1)
-    models = {
-        key: visattn.load_model(str(options.checkpoints / name_of(*key))) for key in product(options.only, NETWORKS, range(SEEDS))
-    }
+    models = {key: visattn.load_model(str(options.checkpoints / name_of(*key))) for key in combinations(options.only, SEEDS)}
     rows, failed = dependence(models, options.tests)
     texts = {"causes": to_markdown(rows)}
     print(texts["causes"], flush=True)
     for kind in NETWORKS:
         own = {key: model for key, model in models.items() if key[1] == kind}
-        texts[f"causes of {kind}"] = table(own, options.only, options.scenes, options.slow_scenes)
+        texts[f"causes of {kind}"] = table(own, options.scenes, options.slow_scenes)
         print(f"## {TITLES_OF_KINDS[kind]}\n\n{texts[f'causes of {kind}']}", flush=True)
     chosen = [cause for cause in GATED if cause in options.only]
     if chosen:
@@ -107,8 +105,9 @@ def dependence(models: Mapping[tuple[Cause, str, int], nn.Module], count: int) -
     return rows, failed
 
 
-def table(models: Mapping[tuple[Cause, str, int], nn.Module], causes: list[Cause], count: int, slow: int) -> str:
+def table(models: Mapping[tuple[Cause, str, int], nn.Module], count: int, slow: int) -> str:
     """Return the table of one kind of network: a row for each method, and a column for each cause."""
+    causes = list(dict.fromkeys(cause for cause, _, _ in models))
     found: dict[str, dict[str, str]] = defaultdict(dict)
     trusted: dict[str, list[str]] = defaultdict(list)
     details: list[Row] = []
@@ -116,8 +115,9 @@ def table(models: Mapping[tuple[Cause, str, int], nn.Module], causes: list[Cause
         scenes = CausedScenes(cause, count, seed=SEED)
         other = causes[(causes.index(cause) + 1) % len(causes)]
         scores: dict[str, Scores] = {kind: defaultdict(list) for kind in ("own", *NULLS)}
-        for seed in range(SEEDS):
-            maps, others = (maps_of(models[name, kind, s], scenes, slow) for name, kind, s in _pair(models, cause, other, seed))
+        for (_, kind, seed), model in [(key, model) for key, model in models.items() if key[0] == cause]:
+            stranger = models.get((other, kind, seed), models[other, kind, 0])
+            maps, others = (maps_of(one, scenes, slow) for one in (model, stranger))
             for index in range(count):
                 scene = scenes.scene(index)
                 mask = scene.masks[0]
@@ -144,10 +144,23 @@ def table(models: Mapping[tuple[Cause, str, int], nn.Module], causes: list[Cause
             )
     rows: list[Row] = [{"method": name, **{cause: row.get(cause) for cause in causes}} for name, row in found.items()]
     rows.sort(key=lambda row: -len(trusted[row["method"]]))
-    said = [f"- {row['method']}: {', '.join(trusted[row['method']]) or 'none'}." for row in rows]
-    return "\n".join(
-        [to_markdown(rows), "Causes that each method finds:", "", *said, "", folded("All controls", to_markdown(details))]
-    )
+    said = [sentence(row["method"], trusted[row["method"]], [cause for cause in causes if row[cause]]) for row in rows]
+    heading = "A star: above all three controls. What each method may be trusted for:"
+    return "\n".join([to_markdown(rows), heading, "", *said, "", folded("All controls", to_markdown(details))])
+
+
+def sentence(method: str, found: Sequence[str], tried: Sequence[str]) -> str:
+    """Say what a method may be trusted for."""
+    missed = [cause for cause in tried if cause not in found]
+    if not found:
+        return f"- `{method}` finds none of these causes better than the controls."
+    rest = f", not with {listed(missed)}" if missed else ""
+    return f"- `{method}` may be trusted where the evidence is {listed(found)}{rest}."
+
+
+def listed(causes: Sequence[str]) -> str:
+    """Name causes: `ground, color or mark`."""
+    return " or ".join(filter(None, (", ".join(causes[:-1]), *causes[-1:])))
 
 
 def gates_and_depth(
@@ -180,13 +193,6 @@ def gates_and_depth(
             )
         print(f"  gates and depth of {cause}, seed {seed}", file=sys.stderr, flush=True)
     return gates, depth
-
-
-def _pair(
-    models: Mapping[tuple[Cause, str, int], nn.Module], cause: Cause, other: Cause, seed: int
-) -> list[tuple[Cause, str, int]]:
-    kind = next(iter(models))[1]
-    return [(cause, kind, seed), (other, kind, seed)]
 
 
 def maps_of(model: nn.Module, scenes: CausedScenes, slow: int) -> Maps:

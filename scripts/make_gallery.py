@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
 from gallery.libraries import sampled_sheet, twins_sheet
-from gallery.scenes import known_truth_sheet, scenes_sheet, training_pictures
+from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
 from gallery.space import space_pictures
 from gallery.viewer import viewer_screen
 from PIL import Image
@@ -97,6 +97,7 @@ def main() -> None:
     _save("gates", _gates())
     _save("scenes", scenes_sheet())
     _save("known_truth", known_truth_sheet())
+    _save("causes", causes_sheet())
     _save("two_libraries", twins_sheet(model))
     _save("sampled", sampled_sheet())
     _save("viewer", viewer_screen(model))

@@ -10,6 +10,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from visattn.data.scenes.causes import CAUSES
+from visattn.data.scenes.causes import CAUSES, Cause
 from visattn.training import Config, train
 
 FOLDER = Path(__file__).parents[1] / "assets" / "checkpoints" / "causes"
@@ -63,13 +64,10 @@ def main() -> int:
         parser.error(f"causes are {', '.join(CAUSES)}.")
     tasks = [
         (
-            replace(recipe, data=f"scenes-by-{cause}", seed=seed, **HARDER.get((cause, kind), {})),
+            replace(NETWORKS[kind], data=f"scenes-by-{cause}", seed=seed, **HARDER.get((cause, kind), {})),
             options.output / name_of(cause, kind, seed),
         )
-        for seed in range(options.seeds)
-        for cause in options.only
-        for kind, recipe in NETWORKS.items()
-        if (cause, kind) != NOT_LEARNED and (seed == 0 or (cause, kind) not in ONCE)
+        for cause, kind, seed in combinations(options.only, options.seeds)
     ]
     tasks.sort(key=lambda task: -task[0].epochs * task[0].train_count)  # the longest first, so that both processes end together
     options.output.mkdir(parents=True, exist_ok=True)
@@ -77,6 +75,17 @@ def main() -> int:
         for told in as_completed([pool.submit(_trained, task) for task in tasks if not task[1].exists()]):
             print(told.result(), flush=True)
     return 0
+
+
+def combinations(causes: Sequence[Cause], seeds: int) -> list[tuple[Cause, str, int]]:
+    """Return cause, kind and seed of each network that is trained."""
+    return [
+        (cause, kind, seed)
+        for seed in range(seeds)
+        for cause in causes
+        for kind in NETWORKS
+        if (cause, kind) != NOT_LEARNED and (seed == 0 or (cause, kind) not in ONCE)
+    ]
 
 
 def name_of(cause: str, kind: str, seed: int) -> str:

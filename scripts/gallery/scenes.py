@@ -12,12 +12,14 @@ from PIL import Image
 
 import visattn
 from visattn.data.scenes import CLASSES, Mark, Scene, Scenes
+from visattn.data.scenes.causes import CAUSES, VALUES, CausedScenes
 from visattn.drawing.pages import Cell, sheet
 from visattn.training import Config, train
 
 CHECKPOINTS = Path(__file__).parents[2] / "assets" / "checkpoints"
 TEST = 2  # seed of the test scenes; no network was trained on them
 PANEL = 192
+_CAUSE, _REST = (240, 140, 30), (45, 50, 55)  # colors of pixels of a cause, and of others
 COLUMNS: dict[str, tuple[str, str, Mark]] = {  # folder, method, mark
     "ViT, relevance": ("scenes_vit", "relevance", "none"),
     "CNN, Grad-CAM": ("scenes_cnn", "gradcam", "none"),
@@ -40,6 +42,20 @@ def scenes_sheet(count: int = 6) -> Image.Image:
         "shortcut twin a mark in a corner also reveals the label. Masks: label object white, others gray, mark or its position orange.",
     )
     return sheet(rows, panel=PANEL, row_labels=[*kinds, "masks"], notes=notes)
+
+
+def causes_sheet() -> Image.Image:
+    """Draw a scene with each value of each cause, and the pixels of the cause in the last one."""
+    rows: list[list[Cell | None]] = []
+    for cause in CAUSES:
+        drawn = CausedScenes(cause, 40, (96, 96), seed=TEST)
+        found = {scene.label: scene for scene in map(drawn.scene, reversed(range(len(drawn))))}
+        cells: list[Cell | None] = [Cell(_large(found[label].image), f"label {label}") for label in range(VALUES)]
+        rows.append(
+            [*cells, Cell(_large(np.where(found[VALUES - 1].masks[0][..., None], np.uint8(255), np.uint8(0)).repeat(3, 2)))]
+        )
+    notes = ("In each row one thing takes four values, and the label is that value. All else is drawn at random.",)
+    return sheet(rows, panel=PANEL, row_labels=list(CAUSES), column_labels=["", "", "", "", "pixels of the cause"], notes=notes)
 
 
 def known_truth_sheet(indices: tuple[int, ...] = (1, 2, 3, 5)) -> Image.Image:
