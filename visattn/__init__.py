@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         save_map as save_map,
     )
     from visattn.nn import attach as attach
+    from visattn.pipeline.batches import explain_batch as explain_batch
     from visattn.pipeline.captures import capture as capture, intervene as intervene
     from visattn.pipeline.explaining import explain as explain
     from visattn.pipeline.explanation import Explanation as Explanation
@@ -90,6 +91,7 @@ _NAMES = {
     "colorize": "drawing.overlays",
     "contact_sheet": "drawing.sheets",
     "explain": "pipeline.explaining",
+    "explain_batch": "pipeline.batches",
     "explain_stages": "pipeline.stages",
     "filmstrip": "drawing.filmstrips",
     "gate_page": "drawing.gate_pages",

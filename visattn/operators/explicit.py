@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from visattn.errors import ShapeError
+from visattn.operators.images import of_image
 from visattn.operators.operator import Operator, computing, token_counts
 from visattn.operators.softmax import unblocked
 
 
 class MatrixOperator(Operator):
     """Operator with explicit weights, for models that compute them themselves. Rows need not sum to 1."""
+
+    batched = "weights", "query", "key"
 
     def __init__(
         self,
@@ -115,6 +118,13 @@ class SumOperator(Operator):
     def probability(self) -> bool:
         """False, as terms may be subtracted."""
         return False
+
+    def image(self, number: int) -> SumOperator:
+        """Return the operator of one image; see `Operator.image`."""
+        batch = self.shape[0]
+        one = SumOperator([(of_image(c, number, batch), operator.image(number)) for c, operator in self.terms])
+        one.gradient = None if self.gradient is None else self.gradient.image(number)
+        return one
 
     def to(self, dtype: torch.dtype) -> SumOperator:
         """Return the operator with another compute type."""

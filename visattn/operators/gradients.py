@@ -15,6 +15,10 @@ class Gradient(ABC):
     def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """Return `(B, heads, rows, columns)` gradients of one block in the given type, padding included."""
 
+    @abstractmethod
+    def image(self, number: int) -> Gradient:
+        """Return the gradient of one image of the batch, on the same memory."""
+
 
 class OuterGradient(Gradient):
     """Gradient `dA = dO V^T`, rebuilt from the gradient of the output of a fused call, which never forms the weights."""
@@ -27,6 +31,10 @@ class OuterGradient(Gradient):
         """See `Gradient.part`."""
         return self.out[:, :, block, rows].to(dtype) @ self.value[:, :, block, columns].to(dtype).mT
 
+    def image(self, number: int) -> OuterGradient:
+        """See `Gradient.image`."""
+        return OuterGradient(self.out[number : number + 1], self.value[number : number + 1])
+
 
 class MatrixGradient(Gradient):
     """Gradient stored as a whole matrix."""
@@ -38,3 +46,7 @@ class MatrixGradient(Gradient):
     def part(self, block: int, rows: slice | Tensor, columns: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """See `Gradient.part`."""
         return self._gradient[:, :, block, rows][..., columns].to(dtype)
+
+    def image(self, number: int) -> MatrixGradient:
+        """See `Gradient.image`."""
+        return MatrixGradient(self._gradient[number : number + 1])

@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from visattn._support.reprs import brief
 from visattn._support.types import Implementation
 from visattn.errors import OptionError, ShapeError
 from visattn.operators.gradients import Gradient
+from visattn.operators.images import of_image
 
 _SMALL = 1_000_000  # a tile may always hold this many weights, so a short sequence is one tile
 PIECE = 192, 768  # queries x keys of a piece: 3.5 MB for 6 heads
@@ -46,6 +47,8 @@ class Operator(ABC):
         gradient: Gradient of a score with respect to `A`, if there is one.
     """
 
+    batched: ClassVar[tuple[str, ...]] = ()  # attributes whose first axis is the batch, or 1
+
     gradient: Gradient | None = None
     shape: tuple[int, int, int, int]
     query_index: Tensor | None
@@ -66,6 +69,23 @@ class Operator(ABC):
     def block(self, number: int) -> Tensor:
         """Return all weights of one block, `(B, heads, q, k)`, in the block's own order and with padding."""
         return self._block(number)(slice(None))
+
+    def image(self, number: int) -> Self:
+        """Return the operator of one image of the batch, on the same memory.
+
+        Raises:
+            IndexError: If the batch has no such image.
+        """
+        batch = self.shape[0]
+        if not 0 <= number < batch:
+            raise IndexError(f"image {number} of {batch}")
+        one = copy.copy(self)
+        vars(one).pop("probability", None)  # it was computed for the batch
+        for name in self.batched:
+            setattr(one, name, of_image(getattr(self, name), number, batch))
+        one.gradient = None if self.gradient is None else self.gradient.image(number)
+        one.shape = (1, *self.shape[1:])
+        return one
 
     @abstractmethod
     def to(self, dtype: torch.dtype) -> Operator:

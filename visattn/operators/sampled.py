@@ -15,6 +15,8 @@ from visattn.operators.operator import Operator, computing, token_counts
 class SampledOperator(Operator):
     """Attention whose rows have few entries: `A[q, cells[q, i]] += shares[q, i]`. Rows need not sum to 1."""
 
+    batched = "cells", "shares"
+
     def __init__(
         self,
         cells: Tensor,

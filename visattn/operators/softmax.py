@@ -21,6 +21,8 @@ _LOG2_E = math.log2(math.e)
 class SoftmaxOperator(Operator):
     """Softmax attention `A = softmax(scale * Q K^T + bias)` over the keys of a block."""
 
+    batched = "query", "key", "bias", "lse"
+
     def __init__(
         self,
         query: Tensor,

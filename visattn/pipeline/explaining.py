@@ -183,17 +183,9 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         The explanation.
 
     Raises:
-        OptionError: If feature maps of all layers are asked for, which are several explanations.
         VisattnError: The errors of `explain` after preprocessing.
     """
-    if "layer" in question.parameters:
-        layer = layer_of(question.parameters["layer"], model)
-        question = replace(question, parameters={**question.parameters, "layer": layer})
-        check_layer(question)
-        if layer == "all" and "cam layer" in (question.method.needs if question.method else ()):
-            raise OptionError(
-                "feature maps of several layers are several explanations. Use visattn.explain_stages (visattn overlay --layer all)."
-            )
+    question = of_model(question, model)
     prepared, target = with_target(model, prepared, question.target)
     question = replace(question, target=target)
     method = question.method
@@ -210,6 +202,24 @@ def explain_prepared(model: nn.Module, prepared: Prepared, question: Question, *
         explanation = answer(found.recording, prepared, settled, given=given, auto=question.method is None)
     made = with_detection(explanation.map, explanation.geometry, found.detections, question.target.labels)
     return replace(explanation, map=made)
+
+
+def of_model(question: Question, model: nn.Module) -> Question:
+    """Return the question with the layer named as in the model.
+
+    Raises:
+        OptionError: If the model has no such layer, or feature maps of all layers are asked for, which are several explanations.
+    """
+    if "layer" not in question.parameters:
+        return question
+    layer = layer_of(question.parameters["layer"], model)
+    question = replace(question, parameters={**question.parameters, "layer": layer})
+    check_layer(question)
+    if layer == "all" and "cam layer" in (question.method.needs if question.method else ()):
+        raise OptionError(
+            "feature maps of several layers are several explanations. Use visattn.explain_stages (visattn overlay --layer all)."
+        )
+    return question
 
 
 def with_target(model: nn.Module, prepared: Prepared, target: Target) -> tuple[Prepared, Target]:

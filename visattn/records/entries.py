@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from visattn._support.reprs import brief
 from visattn._support.types import Kind, Role
 from visattn.errors import LayoutError, OptionError, ShapeError
 from visattn.operators import Operator, OuterGradient
+from visattn.operators.images import of_image
 from visattn.records.layouts import TokenLayout
 
 
@@ -82,6 +83,12 @@ class AttentionRecord:
         """True if rows are distributions: non-negative with sum 1."""
         return self.operator.probability
 
+    def image(self, number: int) -> AttentionRecord:
+        """Return the record of one image of the batch, on the same memory and without its source."""
+        batch = self.operator.shape[0]
+        value, residual = (of_image(tensor, number, batch) for tensor in (self.value, self.residual))
+        return replace(self, operator=self.operator.image(number), value=value, residual=residual, source=None)
+
     def error(self) -> float:
         """Return the error of the rebuilt weights: the largest difference between `A V` and the model's own output.
 
@@ -133,6 +140,11 @@ class FeatureRecord:
     source: Source | None = None
 
     __repr__ = brief
+
+    def image(self, number: int, batch: int) -> FeatureRecord:
+        """Return the record of one image of a batch, on the same memory and without its source."""
+        value, gradient = (of_image(tensor, number, batch) for tensor in (self.value, self.gradient))
+        return replace(self, value=value, gradient=gradient, source=None)
 
     def __post_init__(self) -> None:
         """Check that the layout fits the shape of the activation.

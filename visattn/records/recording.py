@@ -72,6 +72,41 @@ class Recording(Sequence[AttentionRecord]):
         model = printable(self.provenance.model)[:80]
         return f"<Recording of {model}: {len(self)} attention calls ({named[:150]}){features}, input {size}>"
 
+    def image(self, number: int) -> Recording:
+        """Return the recording of one image of the batch, on the same memory, as if the model had seen this image alone.
+
+        Args:
+            number: Index of the image.
+
+        Returns:
+            The recording, without the autograd graph.
+
+        Raises:
+            OptionError: If the batch has no such image.
+        """
+        batch = self.batch
+        if not 0 <= number < batch:
+            raise OptionError(f"image must lie in [0, {batch - 1}], got {number}.")
+        made = self.provenance
+        told = {
+            name: value[number : number + 1]
+            for name in ("target", "scores", "sinks")
+            if len(value := getattr(made, name)) == batch
+        }
+        return replace(
+            self,
+            records=[record.image(number) for record in self.records],
+            features=[feature.image(number, batch) for feature in self.features],
+            provenance=made.but(**told),
+        )
+
+    @property
+    def batch(self) -> int:
+        """Number of images of the batch; 0 if nothing was recorded."""
+        if self.records:
+            return self.records[0].operator.shape[0]
+        return max((len(feature.value) for feature in self.features), default=0)
+
     def attention(self, layer: int | str = -1, *, call: int = 0) -> Tensor:
         """Return the attention weights of a layer as one tensor, with tokens in the order of the record's layouts.
 

@@ -1,0 +1,142 @@
+"""Explanation of many images, with one forward pass for several of them."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from visattn._support.spellings import spelled
+from visattn._support.typed import typed
+from visattn.errors import OptionError
+from visattn.families.wrappers import unwrapped
+from visattn.loading import load_model
+from visattn.methods.table import MethodName
+from visattn.pipeline.arguments import target_of
+from visattn.pipeline.explaining import answer, explain_prepared, of_model, with_target
+from visattn.pipeline.explanation import DrawOptions, Explanation
+from visattn.pipeline.inputs import Prepared, prepare_with, read
+from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.pipeline.question import Question, ask, parameter_names
+from visattn.pipeline.recordings import recorded
+from visattn.pipeline.targets import Of, Target, TargetOptions
+
+BATCH = 16
+_ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
+
+
+@spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
+@typed(but=("weights", "method"))
+def explain_batch(
+    model: nn.Module | str,
+    images: Iterable[Any],
+    *,
+    method: MethodName | str = "auto",
+    target: Of = None,
+    batch_size: int = BATCH,
+    weights: str | os.PathLike[str] = "auto",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    **options: Any,  # noqa: ANN401 - as in `explain`
+) -> Iterator[Explanation]:
+    """Show where a model looks in many images: the explanations of `explain`, with one forward pass for several images.
+
+    Images are read as they are needed, so they may be a generator, and any number of them fits into memory. Those of a batch whose inputs
+    have one size run through the model together. Methods that run the model many times for one image, such as Score-CAM, and questions
+    whose answer depends on the place in a photo, are computed one by one.
+
+    Args:
+        model: Name of a timm model, or a model.
+        images: Images, see `explain`.
+        method: See `explain`.
+        target: See `explain`; one target for all images, or None: the top class of each.
+        batch_size: Images that are read at once, 1 or more. Image `i` is in batch `i // batch_size`, whatever the others are.
+        weights: See `load_model`; only if `model` is a name.
+        seed: See `explain`.
+        device: Device of a model that is given by name.
+        options: See `explain`.
+
+    Yields:
+        The explanation of each image, in order.
+
+    Raises:
+        OptionError: If `batch_size` is below 1, or any such error of `explain`.
+        VisattnError: Any error of `explain`. Those of an image are raised when its batch is reached.
+    """
+    if batch_size < 1:
+        raise OptionError(f"batch_size must be 1 or more, got {batch_size}.")
+    how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
+    told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
+    if drawing := [name for name in options if name in DrawOptions.__annotations__]:
+        raise OptionError(f"{drawing[0]} is an option of the picture: .overlay({drawing[0]}=...) of each explanation.")
+    question = ask(method, options, Target(target_of(target), **told))
+    if isinstance(model, str):
+        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+    return _each(unwrapped(model), iter(images), question, how, batch_size, seed)
+
+
+def _each(
+    model: nn.Module, images: Iterator[Any], question: Question, how: Preprocessing, size: int, seed: int
+) -> Iterator[Explanation]:
+    while some := list(islice(images, size)):
+        prepared = [prepare_with([read(image, how)], model, how) for image in some]
+        yield from explained(model, prepared, question, seed=seed)
+
+
+def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0) -> list[Explanation]:
+    """Explain preprocessed photos, those of one size together.
+
+    Args:
+        model: The model.
+        prepared: The photos, each prepared alone.
+        question: Method, parameters and target, from `ask`.
+        seed: Seed of methods that draw samples.
+
+    Returns:
+        The explanations, in order.
+
+    Raises:
+        VisattnError: The errors of `explain` after preprocessing.
+    """
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for number, one in enumerate(prepared):
+        groups[number if _alone(question) else tuple(one.pixels.shape)].append(number)
+    found: dict[int, Explanation] = {}
+    for numbers in groups.values():
+        some = [prepared[number] for number in numbers]
+        together = _together(model, some, question) if len(some) > 1 else None
+        if together is None:
+            together = [explain_prepared(model, one, question, seed=seed) for one in some]
+        found |= zip(numbers, together, strict=True)
+    return [found[number] for number in range(len(prepared))]
+
+
+def _alone(question: Question) -> bool:
+    """Check whether the score of an image depends on its photo's geometry, or the method runs the model again for each image."""
+    of, needs = question.target.of, question.method.needs if question.method else ()
+    at_place = isinstance(of, str) and of.partition(":")[0] in ("pixel", "mask", "box")
+    return bool(_ALONE & set(needs)) or at_place or question.target.prompt is not None
+
+
+def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question) -> list[Explanation] | None:
+    """Explain photos of one size with one pass; None if they need more than this pass."""
+    question = of_model(question, model)
+    joint = replace(
+        prepared[0],
+        pixels=torch.cat([one.pixels for one in prepared]),
+        photos=tuple(one.photo for one in prepared),
+        geometries=tuple(one.geometry for one in prepared),
+    )
+    joint, target = with_target(model, joint, question.target)
+    settled, passed = recorded(model, joint, replace(question, target=target))
+    settled = settled.settled(passed.recording)
+    if passed.detections is not None or _ALONE & set(settled.method.needs if settled.method else ()):
+        return None
+    auto = question.method is None
+    return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
