@@ -46,6 +46,7 @@ HARDER: dict[
     tuple[str, str], dict[str, Any]
 ] = {  # here a network must first find the object that decides; it learns 12,000 images by heart
     ("color", "cnn"): {"train_count": 30_000},
+    ("companion", "cnn"): {"train_count": 30_000},
     ("color", "vit"): _MORE,
     ("companion", "vit"): _MORE,
 }
