@@ -41,6 +41,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "known_truth.md"
 SEED = 2  # of the test scenes; networks were trained on odd seeds
 SEEDS = 2  # networks of each kind
 NULLS = "shifted copies", "another network", "center prior"
+SURE = 0.8  # AUROC from which a map is trusted
 WITH, WITHOUT = 0.95, 1 / VALUES + 0.05  # bounds on the accuracy
 OTHERS: dict[str, Any] = {"grad-cam: GradCAM": GradCAM, "grad-cam: LayerCAM": LayerCAM, "grad-cam: EigenCAM": EigenCAM}
 GATED: tuple[Cause, ...] = "mark", "border"  # causes of CNNs with CBAM that can be left out
@@ -108,8 +109,8 @@ def dependence(models: Mapping[tuple[Cause, str, int], nn.Module], count: int) -
 def table(models: Mapping[tuple[Cause, str, int], nn.Module], count: int, slow: int) -> str:
     """Return the table of one kind of network: a row for each method, and a column for each cause."""
     causes = list(dict.fromkeys(cause for cause, _, _ in models))
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    trusted: dict[str, list[str]] = defaultdict(list)
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    above: dict[str, list[str]] = defaultdict(list)
     details: list[Row] = []
     for cause in causes:
         scenes = CausedScenes(cause, count, seed=SEED)
@@ -131,9 +132,8 @@ def table(models: Mapping[tuple[Cause, str, int], nn.Module], count: int, slow: 
             print(f"  {cause}, seed {seed}", file=sys.stderr, flush=True)
         for name, values in scores["own"].items():
             nulls = {null: scores[null].get(name, []) for null in NULLS}
-            above = [beyond(values, null) for null in nulls.values()]
-            found[name][cause] = f"{np.mean(values):.2f}" + ("*" if all(above) else "")
-            trusted[name] += [cause] if all(above) else []
+            found[name][cause] = float(np.mean(values))
+            above[name] += [cause] if all(beyond(values, null) for null in nulls.values()) else []
             details.append(
                 {
                     "method": name,
@@ -142,25 +142,31 @@ def table(models: Mapping[tuple[Cause, str, int], nn.Module], count: int, slow: 
                     **{null: told(numbers) if numbers else None for null, numbers in nulls.items()},
                 }
             )
-    rows: list[Row] = [{"method": name, **{cause: row.get(cause) for cause in causes}} for name, row in found.items()]
-    rows.sort(key=lambda row: -len(trusted[row["method"]]))
-    said = [sentence(row["method"], trusted[row["method"]], [cause for cause in causes if row[cause]]) for row in rows]
-    heading = "A star: above all three controls. What each method may be trusted for:"
+    order = sorted(found, key=lambda name: -len(above[name]))
+    rows = [
+        {"method": name, **{cause: f"{score:.2f}" + "*" * (cause in above[name]) for cause, score in found[name].items()}}
+        for name in order
+    ]
+    said = [sentence(name, found[name], above[name]) for name in order]
+    heading = f"A star: above all three controls. Trusted: also {SURE} or more."
     return "\n".join([to_markdown(rows), heading, "", *said, "", folded("All controls", to_markdown(details))])
 
 
-def sentence(method: str, found: Sequence[str], tried: Sequence[str]) -> str:
-    """Say what a method may be trusted for."""
-    missed = [cause for cause in tried if cause not in found]
-    if not found:
-        return f"- `{method}` finds none of these causes better than the controls."
-    rest = f", not with {listed(missed)}" if missed else ""
-    return f"- `{method}` may be trusted where the evidence is {listed(found)}{rest}."
+def sentence(method: str, scores: Mapping[str, float], above: Sequence[str]) -> str:
+    """Say what a method may be trusted for: evidence that it finds with an AUROC of `SURE` or more, and above all controls."""
+    sure = [cause for cause in above if scores[cause] >= SURE]
+    weak = [cause for cause in above if scores[cause] < SURE]
+    missed = [cause for cause in scores if cause not in above]
+    said = [f"may be trusted for {listed(sure)}" if sure else "may be trusted for none of these causes"]
+    said += [f"finds {listed(weak)} only weakly"] * bool(weak) + [f"is not above the controls for {listed(missed)}"] * bool(
+        missed
+    )
+    return f"- `{method}` {'; it '.join(said)}."
 
 
 def listed(causes: Sequence[str]) -> str:
-    """Name causes: `ground, color or mark`."""
-    return " or ".join(filter(None, (", ".join(causes[:-1]), *causes[-1:])))
+    """Name causes: `ground, color and mark`."""
+    return " and ".join(filter(None, (", ".join(causes[:-1]), *causes[-1:])))
 
 
 def gates_and_depth(
