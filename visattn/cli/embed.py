@@ -15,7 +15,6 @@ from visattn.cli.late import Command
 from visattn.cli.numbers import numbers_of
 from visattn.cli.options import files_read, model_options, output_options, photo_options, preparing, reading, refuse_beside
 from visattn.cli.talk import describe, note, result
-from visattn.data.sources import as_file
 from visattn.errors import OptionError
 
 if TYPE_CHECKING:
@@ -88,13 +87,15 @@ def embed_command(
         refuse_beside("one model", ("compare_weights",))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
     numbers_of(options["heads"])  # raises before any file is read
+    from visattn.batch import items_of
     from visattn.embedding import gather, save_html, save_npz
 
-    paths, labels = _photos(images)
+    paths = [item.path for item in items_of(images)]
+    labels = [path.parent.name for path in paths]
     photos, groups = _cropped(paths, options)
     masks = None
     if options["masks"]:
-        from visattn.cli.folders import masks_of
+        from visattn.cli.masks import masks_of
 
         refuse_beside("--masks", ("crops",))
         masks = masks_of(paths, options["masks"])
@@ -130,16 +131,6 @@ def _named(target: Path) -> Path:
     if target.suffix.lower() not in _SUFFIXES:
         raise OptionError(f"{printable(target.name)}: a page is .html, and points .npz. Choose a name with one of these endings.")
     return target
-
-
-def _photos(images: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return the photos, those of folders included, and the name of the folder of each."""
-    from visattn.cli.folders import photos_in
-
-    paths: list[Path] = []
-    for image in images:
-        paths += photos_in(image)[0] if as_file(image).is_dir() else [image]
-    return paths, [path.parent.name for path in paths]
 
 
 def _cropped(paths: Sequence[Path], options: dict[str, Any]) -> tuple[list[Image.Image], list[int]]:

@@ -153,11 +153,12 @@ def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, qui
         refuse_beside(f"--find {options['find']}", ("masks",))
     if output is not None:
         check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
-    from visattn.cli.folders import masks_of, photos_in
+    from visattn.batch import items_of
+    from visattn.cli.masks import masks_of
     from visattn.data.sources import load_image
     from visattn.evaluation.specialization import find_heads
 
-    paths = photos_in(image)[0] if as_file(image).is_dir() else [image]
+    paths = [item.path for item in items_of([image])]
     photos = [load_image(path, **reading(options)) for path in paths]
     given = {name: options[name] for name in ("weights", "seed", "device")}
     masks = masks_of(paths, options["masks"]) if options["masks"] else None

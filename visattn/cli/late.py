@@ -105,7 +105,8 @@ class LateCommand(Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, and create the late options on the first call that needs them; see `click.Command.get_params`."""
         if self._made is None and self._wanted:
-            self._made = list(self._late())
+            own = {one.name for one in self.params}  # an option of the command stands before one of its name
+            self._made = [one for one in self._late() if one.name not in own]
             at = next((i for i, one in enumerate(self.params) if one.name == self._before), 0)
             self.params[at:at] = self._made
         return super().get_params(ctx)

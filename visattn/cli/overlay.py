@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from visattn._support.checks import printable
 from visattn._support.files import check_outputs, check_png, is_folder, result_names, write_whole
+from visattn.cli.asking import kind_of, parameters, question_of
 from visattn.cli.each import Each
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
@@ -78,17 +78,17 @@ def overlay_command(
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
     if options["map_file"]:
-        refuse_beside("--map", (*_OF_MODELS, *_parameters()))
+        refuse_beside("--map", (*_OF_MODELS, *parameters()))
     if any(map(is_study, images)):
         return _draw_study(images, output, overwrite, as_json, quiet, options)
-    targets = _targets(images, output, "map" if options["map_file"] else _kind(options))
+    targets = _targets(images, output, "map" if options["map_file"] else kind_of(options))
     extra = _map_target(images, options)
     check_outputs([*targets, *extra], overwrite=overwrite, inputs=[*images, *files_read(options)])
     each, draw, done = Each(len(images) > 1, debug), None, 0
     rows: list[tuple[Path, Provenance]] = []
     for i, photo in each.readable(images, options):
         if draw is None:  # load the model only once there is a readable photo
-            draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, _question(options))
+            draw = _drawing_saved(options) if options["map_file"] else _drawing_model(options, question_of(options))
         with each.photo(images[i]):
             rows.append(_written(draw(photo), targets[i], options["save_map"]))
             describe(quiet, rows[-1][1])
@@ -111,11 +111,11 @@ def _draw_study(
     from visattn.drawing.pictures import to_png
 
     name, views = options["method"], views_of(images[0])
-    plain = all(options[parameter] is None for parameter in _parameters())
+    plain = all(options[parameter] is None for parameter in parameters())
     stored = [next(iter(view.maps), "attention") if name == "auto" else name for view in views]
     shown = [plain and of_view in view.maps for of_view, view in zip(stored, views, strict=True)]
-    asked = [None if known else _question(options | {"method": of_view}) for of_view, known in zip(stored, shown, strict=True)]
-    targets = _targets(tuple(Path(view.provenance.image or images[0].stem) for view in views), output, _kind(options))
+    asked = [None if known else question_of(options | {"method": of_view}) for of_view, known in zip(stored, shown, strict=True)]
+    targets = _targets(tuple(Path(view.provenance.image or images[0].stem) for view in views), output, kind_of(options))
     check_outputs(targets, overwrite=overwrite, inputs=images)
     rows: list[tuple[Path, Provenance]] = []
     for view, target, of_view, question in zip(views, targets, stored, asked, strict=True):
@@ -136,38 +136,6 @@ def _written(drawn: _Drawn, target: Path, map_file: Path | None) -> tuple[Path, 
     return write_whole(target, png), provenance
 
 
-def _question(options: dict[str, Any]) -> Question:
-    """Validate the method with its own options and the target, before a model is loaded."""
-    from visattn.pipeline.question import ask
-    from visattn.pipeline.targets import Target, read_labels
-
-    given = {name: options[name] for name in _parameters() if options[name] is not None}
-    if options["method"] == "similarity" and "query" not in given:
-        raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
-    labels = None if options["labels"] is None else read_labels(options["labels"])
-    return ask(
-        options["method"], given, Target(options["target"], options["versus"], options["target_space"], labels, options["prompt"])
-    )
-
-
-def _parameters() -> tuple[str, ...]:
-    """Return the names of the options that are parameters of methods."""
-    command = click.get_current_context().command
-    assert isinstance(command, LateCommand)  # noqa: S101
-    return command.names
-
-
-def _kind(options: dict[str, Any]) -> str:
-    """Return the part of the output's file name that states the method and the choices of what it shows."""
-    parts = ["overlay" if options["method"] == "auto" else options["method"]]
-    for name in ("target", "versus", "layer", "head", "query"):
-        if options.get(name) is not None:
-            value = re.sub(r"[^\w-]+", "_", str(options[name]))[:_LONGEST].strip("_")
-            plain = name in ("target", "query") and not value.isdigit()
-            parts.append(value if plain else f"{name}_{value}")
-    return ".".join(parts)
-
-
 def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]:
     if not options["save_map"]:
         return []
@@ -176,7 +144,6 @@ def _map_target(images: tuple[Path, ...], options: dict[str, Any]) -> list[Path]
     return [options["save_map"]]
 
 
-_LONGEST = 40  # characters of a choice in a file name
 _PICTURES = ".png", ".jpg", ".jpeg", ".webp"
 
 

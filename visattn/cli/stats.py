@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import base_name, check_folder, write_folder_whole
+from visattn._support.files import base_name, check_folder, exists, is_folder, write_folder_whole
 from visattn._support.tables import to_csv, to_json
 from visattn.cli.commands import complain
 from visattn.cli.each import Each
-from visattn.cli.folders import photos_in
 from visattn.cli.late import Command
 from visattn.cli.options import model_options, photo_options, preparing, talk_options
 from visattn.cli.talk import describe, note
-from visattn.errors import MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
+from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
 
 FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
 
@@ -48,7 +48,7 @@ def stats_command(
     visattn stats photos --limit 200 -o stats_dinov2
     """  # noqa: D301 - \b keeps click from wrapping the examples
     check_folder(output, FILES, overwrite=overwrite)
-    paths, failed = photos_in(folder, output)
+    paths, failed = _photos(folder, output)
     if limit is not None and limit < len(paths):
         paths = [paths[i * len(paths) // limit] for i in range(limit)]
     each = Each(True, debug, fatal=(UnsupportedModel, NoAttentionCaptured, OptionError))
@@ -64,6 +64,41 @@ def stats_command(
     describe(quiet, provenance)
     click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
     return VisattnError.exit_code if failed else each.exit_code(len(photos))
+
+
+def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:
+    """Return the sorted image files in a folder and its subfolders, and the number of unreadable folders.
+
+    Images are recognized by their file extension. Hidden files and folders and the output folder are skipped.
+
+    Raises:
+        ImageError: If the folder does not exist or contains no image files.
+    """
+    from PIL import Image
+
+    from visattn.images import FORMATS
+
+    name = printable(str(folder))
+    if not is_folder(folder):
+        cause = "a file, not a folder; pass the folder that contains it" if exists(folder) else "no such folder; check the path"
+        raise ImageError(f"{name}: {cause}")
+    refused: list[OSError] = []
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+    seen, found = {output.resolve()}, []
+    for place, folders, files in os.walk(folder, onerror=refused.append, followlinks=True):
+        if Path(place).resolve() in seen:
+            folders.clear()
+            continue
+        seen.add(Path(place).resolve())
+        folders[:] = sorted(child for child in folders if not child.startswith("."))
+        found += [Path(place, file) for file in files if Path(file).suffix.lower() in endings and not file.startswith(".")]
+    for error in refused:
+        complain(
+            f"{printable(str(error.filename))}: cannot be read ({(error.strerror or str(error)).lower()}); check its permissions"
+        )
+    if not found:
+        raise ImageError(f"{name}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders; pass another folder")
+    return sorted(found), len(refused)
 
 
 def _survey(folder: Path, paths: list[Path], each: Each, quiet: bool, options: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from visattn.evaluation.specialization import DRAWS, HeadScores
 from visattn.families.wrappers import unwrapped
 from visattn.images import image_facts
 from visattn.loading import load_model
+from visattn.loading.weights import state_digest
 from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.run import look
@@ -181,7 +181,13 @@ class _Kept:
 
     def __init__(self, folder: Path, model: nn.Module, layers: str, some: int, seed: int, options: Any) -> None:  # noqa: ANN401
         self.folder = folder
-        told = {"model": _digest(model), "layers": layers, "points": some, "seed": seed, "options": repr(sorted(options.items()))}
+        told = {
+            "model": state_digest(model),
+            "layers": layers,
+            "points": some,
+            "seed": seed,
+            "options": repr(sorted(options.items())),
+        }
         file = folder / _SETTINGS
         if file.exists():
             if json.loads(file.read_text(encoding="utf-8")) != told:
@@ -203,12 +209,3 @@ class _Kept:
 
     def write(self, number: int, found: OneImage) -> None:
         found.save(self.folder / f"{number:06}.safetensors")
-
-
-def _digest(model: nn.Module) -> str:
-    """Return a sha256 of the names and values of all weights."""
-    digest = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

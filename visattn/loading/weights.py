@@ -15,7 +15,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visattn._support.checks import printable
 from visattn._support.files import regular
@@ -110,3 +110,13 @@ def digest(path: Path) -> str:
     """Compute the sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def state_digest(model: nn.Module) -> str:
+    """Return a sha256 of the names and values of all weights of a model."""
+    found = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        found.update(name.encode())
+        if isinstance(value, Tensor):
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

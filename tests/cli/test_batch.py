@@ -1,0 +1,78 @@
+"""`visattn batch`: folders of images, failures, shards, and options that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.test_commands import TINY, Run, run
+
+__all__ = ["run"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Write three photos and a damaged one."""
+    random = np.random.default_rng(0)
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    for name in ("a.png", "b.jpg", "more/c.png"):
+        Image.fromarray(random.integers(0, 256, (60, 90, 3), dtype=np.uint8)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "d.png").write_bytes(b"\x89PNG nothing")
+    return tmp_path / "photos"
+
+
+def test_a_folder_is_drawn_and_failures_are_told(run: Run, photos: Path) -> None:
+    code, out, err = run("batch", photos, *TINY, "--method", "rollout", "--maps", "-o", "out", "--batch-size", "2")
+    assert code == 1
+    assert out.strip() == "out/journal.jsonl"
+    made = sorted(str(path.relative_to(photos.parent / "out")) for path in (photos.parent / "out").rglob("*.*"))
+    assert made == sorted(
+        ["journal.jsonl", *(f"{name}.rollout.{end}" for name in ("a", "b", "more/c") for end in ("png", "npz"))]
+    )
+    lines = [line for line in err.splitlines() if line.startswith("visattn: error")]
+    assert len(lines) == 1
+    assert "d.png" in lines[0]
+    assert "3 images, 1 failed; journal.jsonl names each" in err
+    (photos / "d.png").unlink()
+    code, out, err = run("batch", photos, *TINY, "--method", "rollout", "--maps", "-o", "out", "--batch-size", "2", "--json")
+    assert code == 0, err
+    assert json.loads(out) == {"output": "out", "written": 1, "kept": 2, "failed": 0}
+
+
+def test_parts_of_a_run(run: Run, photos: Path) -> None:
+    (photos / "d.png").unlink()
+    for part in ("0/2", "1/2"):
+        code, out, err = run("batch", photos, *TINY, "-o", "out", "--batch-size", "1", "--shard", part)
+        assert code == 0, err
+        assert out.strip() == f"out/journal.{part.replace('/', '-of-')}.jsonl"
+    assert len(list((photos.parent / "out").rglob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--shard", "2/2"], "--shard must be I/N"),
+        (["--no-pictures"], "leaves nothing to write"),
+        (["--method", "rolout"], "rollout"),
+        (["--method", "rollout", "--query", "cls", "--layer", "3"], "no parameter"),
+    ],
+)
+def test_bad_options_are_refused(given: list[str], message: str, run: Run, photos: Path) -> None:
+    code, _, err = run("batch", photos, *TINY, "-o", "out", *given)
+    assert code != 0
+    assert message in err
+    assert not (photos.parent / "out").exists()
+
+
+def test_other_settings_and_a_file_as_output_are_refused(run: Run, photos: Path) -> None:
+    run("batch", photos / "a.png", *TINY, "-o", "out", "--method", "rollout")
+    code, _, err = run("batch", photos / "a.png", *TINY, "-o", "out", "--method", "attention")
+    assert code != 0
+    assert "is of a run with other settings (method rollout -> attention)" in err
+    code, _, err = run("batch", photos / "a.png", *TINY, "-o", photos / "a.png")
+    assert code != 0
+    assert "is a file, not a folder" in err

@@ -1,0 +1,125 @@
+"""Journal of a run: a line for each image that is done or has failed, written after its files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from visattn._support.checks import printable
+from visattn._support.files import refusal
+from visattn.errors import OutputError
+
+_FIRST = "visattn batch"
+
+
+class Entry(NamedTuple):
+    """Line of a journal.
+
+    Attributes:
+        number: Number of the image in the run.
+        image: Its path, as it was given.
+        sha256: Digest of its file; empty if it could not be read.
+        outputs: Files that were written for it, relative to the output folder.
+        error: Why there are none; empty if there are.
+    """
+
+    number: int
+    image: str
+    sha256: str
+    outputs: tuple[str, ...] = ()
+    error: str = ""
+
+
+class Journal:
+    """File of lines that only grows. One run at a time may write it.
+
+    Attributes:
+        known: Last entry of each image, by its number.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        """Open the journal, and go on from it if it exists.
+
+        Args:
+            path: Its file.
+            settings: What decides the results. A journal of other settings is refused.
+
+        Raises:
+            OutputError: If another run writes it, it is of other settings, or it cannot be written.
+        """
+        self.path = path
+        self.known: dict[int, Entry] = {}
+        name = printable(str(path))
+        try:
+            self._stream = path.open("a+b")
+        except OSError as error:
+            refused = refusal(error, path)
+            raise refused from error
+        try:
+            self._begin(name, settings)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Lock the file, drop a line that was cut off, and read the entries or write the settings."""
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"{name}: another run writes it. Wait for its end, or choose another folder (-o/--output)."
+            ) from error
+        except OSError as error:
+            refused = refusal(error, self.path)
+            raise refused from error
+        self._stream.seek(0)
+        whole, _, torn = self._stream.read().rpartition(b"\n")
+        if torn:  # a line that a kill cut off
+            self._stream.truncate(len(whole) + 1 if whole else 0)
+        lines = whole.decode(errors="replace").splitlines()
+        told = {_FIRST: 1, "settings": json.loads(json.dumps(settings))}
+        if not lines:
+            self._append([json.dumps(told)])
+            return
+        try:
+            first, *others = map(json.loads, lines)
+            entries = [Entry(number, image, sha256, tuple(outputs), error) for number, image, sha256, outputs, error in others]
+        except (ValueError, TypeError) as error:
+            raise OutputError(f"{name}: is damaged. Remove it to compute everything again.") from error
+        if first != told:
+            differs = _differs(first.get("settings", {}), told["settings"])
+            raise OutputError(f"{name}: is of a run with other settings ({differs}). Choose another folder (-o/--output).")
+        self.known = {entry.number: entry for entry in entries}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Append entries, and flush them to the disk."""
+        some = list(entries)
+        self._append([json.dumps(list(entry)) for entry in some])
+        self.known |= {entry.number: entry for entry in some}
+
+    def _append(self, lines: Iterable[str]) -> None:
+        try:
+            self._stream.write("".join(f"{line}\n" for line in lines).encode())
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            refused = refusal(error, self.path)
+            raise refused from error
+
+    def __enter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def _differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} -> {now.get(name)}" for name in names[:3])[:200]

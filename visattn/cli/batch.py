@@ -1,0 +1,163 @@
+"""Command `visattn batch`: folders and lists of images, batch by batch, with a journal."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from visattn._support.checks import printable
+from visattn._support.files import exists, is_folder
+from visattn._support.tables import to_json
+from visattn.cli.asking import kind_of, question_of
+from visattn.cli.commands import complain
+from visattn.cli.late import LateCommand, method_options
+from visattn.cli.options import (
+    model_options,
+    photo_options,
+    preparing,
+    reading,
+    style_of,
+    style_options,
+    talk_options,
+    target_options,
+)
+from visattn.cli.talk import note
+from visattn.drawing.style import Style
+from visattn.errors import OptionError, OutputError, VisattnError
+
+if TYPE_CHECKING:
+    from visattn.batch import Entry
+
+
+@click.command("batch", cls=LateCommand, late=method_options, before="mass", spare=True)
+@click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
+@model_options
+@click.option(
+    "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
+)
+@target_options
+@click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6.")
+@click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture.")
+@click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
+@style_options()
+@click.option("--maps", is_flag=True, help="Also save each raw map as an .npz file.")
+@click.option("--no-pictures", is_flag=True, help="Write no pictures.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Images that run through the model together."
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=2, show_default=True, help="Threads that decode, and threads that draw."
+)
+@click.option("--shard", help="Compute part I of N, such as 0/4: run the command for each part, on one machine or several.")
+@photo_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
+@talk_options
+def batch_command(
+    images: tuple[Path, ...],
+    output: Path,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - click's
+) -> int:
+    """Explain many IMAGES: files, folders, patterns, and lists (.txt, or .csv with a column image). Writes a picture for each.
+
+    The journal in the folder says what is done. A run that is interrupted goes on if the same command is run again, and images that have
+    changed are computed again.
+
+    \b
+    visattn batch photos -o maps
+    visattn batch photos --method rollout --maps -o maps
+    visattn batch list.txt --shard 0/4 -o maps
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    Style(**style_of(options))  # raises for values out of range before any file is read
+    shard = _shard(options["shard"])
+    question = question_of(options)
+    _check(output, options)
+    from tqdm import tqdm
+
+    from visattn.batch import Asked, Batches, Journal, Wanted, items_of, run
+    from visattn.families.wrappers import unwrapped
+    from visattn.loading import load_model
+    from visattn.loading.weights import state_digest
+    from visattn.pipeline.preprocessing import Preprocessing
+
+    items = items_of(images, but=output)
+    model = unwrapped(load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")}))
+    drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
+    wanted = Wanted(output, kind_of(options), not options["no_pictures"], options["maps"], drawing)
+    settings = {
+        "weights": state_digest(model),
+        "method": question.name,
+        "parameters": {name: str(value) for name, value in question.parameters.items()},
+        "target": repr(question.target),
+        "preprocessing": {name: str(value) for name, value in {**preparing(options), **reading(options)}.items()},
+        "drawing": {name: str(value) for name, value in drawing.items()},
+        "pictures": wanted.picture,
+        "maps": wanted.raw,
+        "batch_size": options["batch_size"],
+        "seed": options["seed"],
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
+    batches = Batches(options["batch_size"], *shard)
+    mine = sum(len(items[first : first + batches.size]) for first in batches.first(len(items)))
+    codes: list[str] = []
+    with (
+        Journal(output / name, settings) as journal,
+        tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
+    ):
+
+        def told(entry: Entry) -> None:
+            if entry.error:
+                codes.append(entry.error)
+                bar.set_postfix(failed=len(codes))
+                with tqdm.external_write_mode():
+                    text = entry.error
+                    complain(text if text.startswith(printable(entry.image)) else f"{printable(entry.image)}: {text}")
+            bar.update()
+
+        outcome = run(
+            model,
+            items,
+            Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"]),
+            wanted,
+            journal,
+            batches=batches,
+            workers=options["workers"],
+            told=told,
+        )
+    earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
+    note(quiet, f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed; {name} names each")
+    click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
+    return VisattnError.exit_code if outcome.failed else 0
+
+
+def _check(output: Path, options: dict[str, Any]) -> None:
+    """Check that something is written, into a folder.
+
+    Raises:
+        OptionError: If nothing is written.
+        OutputError: If the output is a file.
+    """
+    if options["no_pictures"] and not options["maps"]:
+        raise OptionError("--no-pictures leaves nothing to write. Pass --maps too.")
+    if exists(output) and not is_folder(output):
+        raise OutputError(f"{printable(str(output))}: is a file, not a folder. Choose another name (-o/--output).")
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    """Return number and count of parts.
+
+    Raises:
+        OptionError: If the text is not `I/N` with I below N.
+    """
+    if text is None:
+        return 0, 1
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    if not found or int(found[1]) >= int(found[2]):
+        raise OptionError(f"--shard must be I/N with I from 0 to N - 1, such as 0/4, got '{printable(text)}'.")
+    return int(found[1]), int(found[2])
