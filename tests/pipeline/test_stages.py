@@ -103,3 +103,6 @@ def test_the_command_draws_one_figure(run: Run) -> None:
     code, _, err = run(*asked, "--mass", "0.5", "-o", "other.png")
     assert code == 2
     assert "--mass has no effect with --layer all" in err
+    code, _, err = run("overlay", "scene:7", "--model", "scenes_cnn", "--layer", "all")
+    assert code != 0
+    assert "--method gradcam --layer all" in err

@@ -30,14 +30,21 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
         return _wanted(model, prepared, question, question.method)
     if question.of_a_class or (set(question.among) != {"attention"} and prepared.spec_of(model).classifier):
         layer = question.parameters.get("layer")
-        known = layer if isinstance(layer, str) else _last_map(model, prepared, search=False)  # attention is likely to do
+        named = isinstance(layer, str) and layer != "all"
+        known = str(layer) if named else _last_map(model, prepared, search=False)  # attention is likely to do
         try:
             found = one_pass(model, prepared, target=question.target, features="none" if known is None else [known])
         except NoClasses:
             if question.of_a_class:
                 raise
         else:
-            return question.settled(found.recording), found
+            settled = question.settled(found.recording)
+            if layer == "all" and settled.method is not None and "cam layer" in settled.method.needs:
+                raise OptionError(
+                    f"all layers of this model are drawn by a method that is named: --method {settled.name} --layer all, or "
+                    "visattn.explain_stages."
+                )
+            return settled, found
     last = question.among[-1]  # no class can be explained
     return Question(last, METHODS[last], question.parameters, question.target), one_pass(model, prepared)
 
