@@ -25,6 +25,7 @@ from visattn.data.captions.pictures import CaptionSceneDataset
 from visattn.data.scenes import Scene, SceneObject
 from visattn.evaluation.cells import cells_of
 from visattn.evaluation.intervals import mean_interval
+from visattn.training.report.card import wilson
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "captions.md"
@@ -70,13 +71,16 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
             f"{name} attention, context zeroed (beta = 0)": texts(blind(captioner), photos)
             for name, captioner in captioners.items()
         }
+        order = np.random.RandomState(0).permutation(count)
+        told |= {
+            f"{name} attention, given the image of another scene": [told[f"{name} attention"][i] for i in order]
+            for name in captioners
+        }
         if "hard" in captioners:
             told["hard attention, expected context"] = texts(captioners["hard"], photos, how="expected")
         if "soft" in captioners:
             if data == "scenes":
                 told["soft attention, greedy"] = texts(captioners["soft"], photos, beam=1)
-            order = np.random.RandomState(0).permutation(count)
-            told["soft attention, captions shuffled among scenes"] = [told["soft attention"][i] for i in order]
             gray = Image.new("RGB", photos[0].size, tuple(round(255 * level) for level in captioners["soft"].blueprint.mean))
             told["soft attention, blank image"] = texts(captioners["soft"], [gray]) * count
         print(f"  {data}: {count} scenes", file=sys.stderr)
@@ -113,8 +117,10 @@ def texts(captioner: Captioner, photos: Sequence[Image.Image], beam: int = BEAM,
 def measured(candidates: list[str], truth: list[str]) -> Row:
     """Compute the columns of one row."""
     slots, scores = slot_accuracy(candidates, truth), caption_scores(candidates, truth)
+    low, high = wilson(exact_set(candidates, truth), len(truth))
     return {
-        "exact set": f"{exact_set(candidates, truth):.1%}",
+        "exact set": f"{exact_set(candidates, truth):.1%} ({low:.1%} to {high:.1%})",
+        "different captions": f"{len(set(candidates)):,}",
         **{name: f"{slots[name]:.1%}" for name in ("color", "shape", "place", "count")},
         **{name: f"{scores[name]:.3f}" for name in ("BLEU-4", "CIDEr-D", "ROUGE-L")},
     }

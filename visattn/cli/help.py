@@ -8,7 +8,7 @@ COMMANDS = {
     "overlay": "Draw a model's attention over photos.",
     "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
     "view": "Write a page that shows every head for the patch under the pointer.",
-    "batch": "Draw maps of many images: folders, lists, shards; an interrupted run goes on.",
+    "batch": "Draw maps of many images; a run that is interrupted goes on.",
     "embed": "Write a page that shows queries and keys of every head in one space.",
     "train": "Train a classifier, with or without attention, or a captioner.",
     "caption": "Caption images, and draw where the decoder attends for each word.",

@@ -41,8 +41,8 @@ def recorded(model: nn.Module, prepared: Prepared, question: Question) -> tuple[
             settled = question.settled(found.recording)
             if layer == "all" and settled.method is not None and "cam layer" in settled.method.needs:
                 raise OptionError(
-                    f"all layers of this model are drawn by a method that is named: --method {settled.name} --layer all, or "
-                    "visattn.explain_stages."
+                    "feature maps of all layers are drawn by a method that is named: visattn.explain_stages(..., "
+                    f"method='{settled.name}') (--method {settled.name} --layer all)."
                 )
             return settled, found
     last = question.among[-1]  # no class can be explained
