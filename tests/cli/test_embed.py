@@ -76,6 +76,15 @@ def test_an_interrupted_run_goes_on(run: Run, photos: Path, monkeypatch: pytest.
     assert not kept.exists()
 
 
+def test_files_of_somebody_else_stay(run: Run, photos: Path) -> None:
+    folder = photos.parent / "space.html.states"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    code, _, err = run("embed", photos / "cats", *SMALL, "--layers", "blocks.1.*")
+    assert code == 0, err
+    assert [path.name for path in folder.rglob("*")] == ["notes.txt"]
+
+
 def test_two_checkpoints_are_compared(run: Run, photos: Path) -> None:
     code, _, err = run(
         "embed", photos / "cats", *SMALL, "--compare", TINY[1], "--compare-weights", "none", "--layers", "blocks.1.*"

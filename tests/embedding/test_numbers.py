@@ -169,6 +169,11 @@ def test_images_are_laid_out_by_their_class_tokens(space: embedding.Space) -> No
     assert torch.allclose(torch.pdist(points), torch.pdist(space.codes), atol=1e-4)  # three images lie in a plane
 
 
+def test_equal_images_are_laid_out_at_one_point() -> None:
+    space = embedding.gather(tiny.vit(), [PHOTOS[0]] * 6, points=6)
+    assert not embedding.lay_out_images(space, "tsne").any()
+
+
 def test_principal_components_of_the_drawn_tokens_are_those_of_all(space: embedding.Space) -> None:
     every = space.project(3)
     for one, whole, states in zip(embedding.lay_out(space, dimensions=3, heads=[0]), every, space.layers, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -89,6 +88,7 @@ def embed_command(
     numbers_of(options["heads"])  # raises before any file is read
     from visattn.batch import items_of
     from visattn.embedding import gather, save_html, save_npz
+    from visattn.embedding.gathering import forget
 
     paths = [item.path for item in items_of(images)]
     labels = [path.parent.name for path in paths]
@@ -119,7 +119,8 @@ def embed_command(
         save_npz(space, target, overwrite=True, **made)
     else:
         save_html(space, target, compare=other, overwrite=True, max_mb=options["max_mb"], **made)
-    shutil.rmtree(states)
+    for kept in (states / "first", states / "second", states):
+        forget(kept)
     shown = space.provenance.but(parameters={**how, "points": options["points"]})
     describe(quiet, shown)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -174,6 +175,14 @@ def _tokens(layout: TokenLayout, sinks: Sequence[tuple[tuple[int, int], ...]], c
     return Tokens(
         image, row.repeat(count), column.repeat(count), marked.flatten(), color, covered, layout.prefix, (layout.grid[0], across)
     )
+
+
+def forget(keep: Path) -> None:
+    """Delete what `gather` kept in a folder, and the folder if nothing else is in it."""
+    for file in (keep / _SETTINGS, *keep.glob("[0-9]*.safetensors")):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # files of somebody else, or a link
+        keep.rmdir()
 
 
 class _Kept:

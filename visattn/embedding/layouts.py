@@ -156,11 +156,15 @@ def _neighborhood(
 
 
 def _fitted(cloud: Any, method: Layout, dimensions: int, seed: int) -> Any:  # noqa: ANN401 - arrays of libraries without types
+    if not np.ptp(cloud, axis=0).any():  # t-SNE divides by the spread, and its library then crashes
+        return np.zeros((len(cloud), dimensions))
     if method == "tsne":
         from sklearn.manifold import TSNE
 
         perplexity = min(_PERPLEXITY, (len(cloud) - 1) / 3)
-        return TSNE(dimensions, perplexity=perplexity, init="pca", random_state=seed).fit_transform(cloud)
+        return TSNE(
+            dimensions, perplexity=perplexity, init="pca" if cloud.shape[1] >= dimensions else "random", random_state=seed
+        ).fit_transform(cloud)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)  # it tells that TensorFlow, which we do not use, is missing
         import umap

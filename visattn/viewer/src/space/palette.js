@@ -129,7 +129,7 @@ export class Painted {
 
   of(layer, head, side, mode) {
     const table = layer.table(side);
-    const key = mode === "norm" ? `${layer.name} ${head} ${side}` : `${this.space.tables.indexOf(table)} ${mode === "kind" ? side : ""}`;
+    const key = mode === "norm" ? `${layer.block} ${layer.name} ${head} ${side}` : `${this.space.tables.indexOf(table)} ${mode === "kind" ? side : ""}`;
     const full = `${mode} ${key}`;
     if (!this.known.has(full)) {
       const pixels = new Uint32Array(table.count);
