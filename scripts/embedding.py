@@ -187,7 +187,7 @@ class Plane:
 def plane_of(space: Space, layer: int, head: int, side: str) -> Plane:
     """Fit scale, translation and axes of a head to the first half of the photos, and project all photos."""
     states: LayerStates = space.layer(layer)
-    of = states.of_queries
+    of = states.tokens
     plain = of.plain
     group = torch.tensor(space.groups)[of.image]
     first = plain & (group % 2 == 0)

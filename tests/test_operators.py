@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.conftest import Figures
 from tests.oracles import maps as oracles
+from tests.tiny import operands
 from visattn.errors import OptionError, ShapeError
 from visattn.operators import MatrixOperator, Operator, SampledOperator, SoftmaxOperator, SumOperator
 from visattn.operators.operator import ROWS
@@ -535,3 +536,12 @@ def test_operators_refuse(name: str) -> None:
     act, kind, message = REFUSED[name]
     with pytest.raises(kind, match=message):
         act()
+
+
+def test_a_coefficient_of_each_head_stays_whole_for_one_image() -> None:
+    heads = 3
+    parts = [SoftmaxOperator(*operands(5, batch=heads, heads=heads, seed=seed)) for seed in range(2)]
+    for coefficient in (torch.rand(heads, 1, 1), torch.rand(heads, heads, 1, 1)):
+        whole = SumOperator([(1.0, parts[0]), (-coefficient, parts[1])])
+        for number in range(heads):
+            assert torch.allclose(whole.image(number).dense()[0], whole.dense()[number], atol=1e-6)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 from bench.measuring import load
 from visattn.data.scenes import Scenes
-from visattn.embedding import Space, crops_of, gather, lay_out, save_html
+from visattn.embedding import crops_of, gather, lay_out, save_html
 
 SIDE, CROPS, SHARE = 224, 9, 0.25  # share of generated scenes among the images
 POINTS = 1_000  # as queries and as keys
@@ -47,16 +48,14 @@ def main(count: int) -> dict[str, Any]:
         page = save_html(space, Path(folder) / "space.html")
         found: dict[str, Any] = {
             "images": len(images),
-            "tokens": space.layers[0].of_queries.per_image,
+            "tokens": space.layers[0].tokens.per_image,
             "heads": sum(len(states.queries) for states in space.layers),
             "minutes": (time.perf_counter() - start) / 60,
             "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
             "megabytes": page.stat().st_size / 1e6,
         }
         found |= _frames(page)
-    last = Space(
-        space.layers[-1:], space.images, space.pictures, space.codes, space.labels, space.groups, space.scores, space.provenance
-    )
+    last = replace(space, layers=space.layers[-1:])
     for method in ("tsne", "umap"):
         start = time.perf_counter()
         (one,) = lay_out(last, method, heads=[HEAD])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.cli.test_commands import TINY, Run, run
+from tests.pipeline.test_prompts import saved
 
 __all__ = ["run"]
 SMALL = (*TINY[:-2], "--points", "8")  # without --resize fit
@@ -36,8 +38,8 @@ def test_a_page_of_a_folder_with_classes_and_crops(run: Run, photos: Path) -> No
     assert [image["name"] for image in facts["images"]] == names
     assert [image["label"] for image in facts["images"]] == ["cats"] * 4 + ["dogs"] * 4
     assert len(facts["layers"]) == 12
-    assert "8 images: embedding (method pca, dimensions 2, criterion norms, points 8)" in err
-    assert "of each image 1 patches" in facts["about"]
+    assert "8 images: embedding (method pca, dimensions 2, criterion norms, seed 0, layers *, points 8)" in err
+    assert "of each image 1 patch at random, and cls" in facts["about"]
     assert sorted(path.name for path in photos.parent.iterdir()) == ["photos", "space.html"]  # what was kept is gone
 
 
@@ -83,6 +85,78 @@ def test_files_of_somebody_else_stay(run: Run, photos: Path) -> None:
     code, _, err = run("embed", photos / "cats", *SMALL, "--layers", "blocks.1.*")
     assert code == 0, err
     assert [path.name for path in folder.rglob("*")] == ["notes.txt"]
+
+
+def test_a_run_with_other_options_begins_anew(run: Run, photos: Path) -> None:
+    assert run("embed", photos, *SMALL, "--max-mb", "0.1")[0] != 0
+    assert (photos.parent / "space.html.states").exists()
+    code, _, err = run("embed", photos, *SMALL, "--layers", "blocks.1.*", "--points", "12")
+    assert code == 0, err
+    assert not (photos.parent / "space.html.states").exists()
+
+
+def test_a_file_where_the_states_are_kept_is_refused(run: Run, photos: Path) -> None:
+    (photos.parent / "space.html.states").write_text("mine")
+    code, _, err = run("embed", photos, *SMALL, "-q")
+    assert code != 0
+    assert "space.html.states" in err
+    assert "Traceback" not in err
+
+
+def test_masks_of_photos_with_one_name_lie_in_subfolders(run: Run, photos: Path) -> None:
+    (photos / "dogs" / "c.jpg").rename(photos / "dogs" / "a.jpg")
+    random = np.random.default_rng(1)
+    masks = photos / "masks"
+    for name in ("cats/a", "cats/b", "dogs/a", "dogs/d"):
+        file = masks / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((random.random((70, 90)) < (0.9 if name == "dogs/a" else 0.1)).astype(np.uint8) * 255).save(file)
+    code, _, err = run("embed", photos, *SMALL, "--masks", masks, "-o", "space.npz", "--layers", "blocks.1.*")
+    assert code == 0, err  # the masks are no photos, although they lie in their folder
+    with np.load(photos.parent / "space.npz") as held:
+        share = [float(np.nanmean(held["0/object"][held["0/image"] == image])) for image in range(4)]
+    assert share[2] > 0.8
+    assert max(share[0], share[1], share[3]) < 0.2
+    (masks / "cats" / "a.png").rename(masks / "a.png")
+    code, _, err = run("embed", photos, *SMALL, "--masks", masks, "--overwrite", "-q")
+    assert code != 0
+    assert "must hold one mask named cats/a.png, got none" in err
+
+
+def test_texts_beside_the_photos_are_words_of_the_space(run: Run, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("models") / "clip"
+    saved(folder)
+    for file, text in zip(sorted(photos.rglob("*.jpg")), ("a dog", "a cat", "a photo of a dog", "dog"), strict=True):
+        file.with_suffix(".txt").write_text(text)
+    given = (photos, "--model", f"hf:{folder}", "--points", "8", "--texts", photos)
+    code, _, err = run("embed", *given, "-o", "space.npz", "--heads", "1")
+    assert code == 0, err
+    with np.load(photos.parent / "space.npz") as held:
+        facts = json.loads(str(held["facts"]))
+    assert [layer["name"].partition("_")[0] for layer in facts["layers"]] == ["vision"] * 3 + ["text"] * 3
+    assert facts["layers"][5]["words"][3] == ["<s>", "dog", "</s>"]
+    (photos / "dogs" / "d.txt").write_text("")
+    code, _, err = run("embed", *given, "-q", "--overwrite")
+    assert code != 0
+    assert "d.txt: is empty" in err
+    (photos / "dogs" / "d.txt").unlink()
+    assert "must hold one text named d.txt, got none" in run("embed", *given, "-q", "--overwrite")[2]
+
+
+def test_a_photo_is_read_once_for_all_its_crops(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visattn.data import sources
+
+    read: list[Path] = []
+    original = sources.load_image
+
+    def counted(path: Path, **options: Any) -> Image.Image:
+        read.append(path)
+        return original(path, **options)
+
+    monkeypatch.setattr(sources, "load_image", counted)
+    code, _, err = run("embed", photos, *SMALL, "--crops", "3", "--layers", "blocks.1.*")
+    assert code == 0, err
+    assert [path.stem for path in read] == ["a", "b", "c", "d"]
 
 
 def test_two_checkpoints_are_compared(run: Run, photos: Path) -> None:

@@ -35,7 +35,7 @@ def test_states_are_those_of_the_model_with_their_places() -> None:
     space = embedding.gather(model, PHOTOS)
     assert [one.layer for one in space.layers] == [name for name, _ in model.named_modules() if name.endswith("attn")]
     states = space.layer("blocks.1.attn")
-    count = len(states.of_queries.image) // 3
+    count = len(states.tokens.image) // 3
     for index, photo in enumerate(PHOTOS):
         queries, keys = by_hand(model, visattn.prepare(photo, model).pixels, 1)
         some = slice(index * count, (index + 1) * count)
@@ -44,9 +44,9 @@ def test_states_are_those_of_the_model_with_their_places() -> None:
         )  # the model's own, if it applies one
         assert torch.allclose(states.queries[:, some].float(), queries * scale, rtol=2e-3, atol=2e-3)
         assert torch.allclose(states.keys[:, some].float(), keys, rtol=2e-3, atol=2e-3)
-        assert set(states.of_keys.image[some].tolist()) == {index}
-    rows, columns = states.of_queries.row[:count].tolist(), states.of_queries.column[:count].tolist()
-    assert states.of_queries.names == ("cls", "register0", "register1")
+        assert set(states.tokens.image[some].tolist()) == {index}
+    rows, columns = states.tokens.row[:count].tolist(), states.tokens.column[:count].tolist()
+    assert states.tokens.names == ("cls", "register0", "register1")
     assert rows[:3] == columns[:3] == [-1, -1, -1]
     grid = [(row, column) for row, column in zip(rows, columns, strict=True) if row >= 0]
     assert grid == sorted(grid)
@@ -58,10 +58,10 @@ def test_axes_are_fitted_to_patches_and_all_tokens_are_projected() -> None:
     space = embedding.gather(tiny.vit(), PHOTOS, layers="blocks.0.*")
     (found,) = space.project(2)
     states = space.layer(0)
-    assert len(found.queries[0]) == len(states.of_queries.image)
+    assert len(found.queries[0]) == len(states.tokens.image)
     for head in range(len(states.queries)):
         both = space.joint(0, head)
-        plain = torch.cat([both.queries[states.of_queries.plain], both.keys[states.of_keys.plain]])
+        plain = torch.cat([both.queries[states.tokens.plain], both.keys[states.tokens.plain]])
         known = PCA(2, svd_solver="full").fit(plain.numpy())
         for points, each in ((found.queries[head], both.queries), (found.keys[head], both.keys)):
             expected = known.transform(each.numpy())
@@ -80,8 +80,8 @@ def test_windows_and_biases_are_said() -> None:
     model = zoo.FAMILIES["swin"].build((64, 96))
     photos = [photo.resize((96, 64)) for photo in PHOTOS]
     notes = {note for one in embedding.gather(model, photos, img_size=(64, 96)).layers for note in one.notes}
-    assert any("the products are not all" in note for note in notes)
-    assert any("within its window" in note for note in notes)
+    assert any("a bias or a mask is added" in note for note in notes)
+    assert any("only to its own window" in note for note in notes)
 
 
 def test_attention_that_a_model_writes_out_is_told_by_its_products_or_not() -> None:

@@ -16,7 +16,8 @@ from scipy.stats import pearsonr, spearmanr
 import visattn
 from tests import tiny, zoo
 from visattn import embedding
-from visattn.embedding import one_image
+from visattn.embedding.correlations import row_correlation
+from visattn.embedding.numbers import _spread
 from visattn.errors import OptionError, OutputError
 from visattn.evaluation import find_heads
 
@@ -30,9 +31,9 @@ def space() -> embedding.Space:
 
 def rows_of(states: embedding.LayerStates, head: int, image: int, both: Any) -> list[tuple[list[float], list[float]]]:
     """Return products and distances of each query of an image, by loops over its patches."""
-    count = states.of_queries.per_image
-    prefix = len(states.of_queries.names)
-    plain = [i for i in range(image * count + prefix, (image + 1) * count) if not bool(states.of_queries.sink[i])]
+    count = states.tokens.per_image
+    prefix = len(states.tokens.names)
+    plain = [i for i in range(image * count + prefix, (image + 1) * count) if not bool(states.tokens.sink[i])]
     found = []
     for i in plain:
         q = both.queries[i].tolist()
@@ -58,7 +59,7 @@ def test_correlations_within_images_equal_loops_and_intervals_are_over_photos(sp
         assert row["row_spearman"] == pytest.approx(np.mean(spearman), abs=1e-9)
         ends = sorted([np.mean(pearson[:2]), pearson[2]])
         assert (row["low"], row["high"]) == pytest.approx(ends)  # the means of samples of two photos
-        norms = [states.head(1)[side].double()[states.of_queries.plain].norm(dim=1).median() for side in (0, 1)]
+        norms = [states.head(1)[side].double()[states.tokens.plain].norm(dim=1).median() for side in (0, 1)]
         assert row["norm_ratio"] == pytest.approx(float(norms[1] / norms[0]))
 
 
@@ -66,7 +67,7 @@ def test_attention_of_drawn_queries_is_kept_and_counted(space: embedding.Space) 
     rows = embedding.head_numbers(space)
     number = 0
     for states in space.layers:
-        per, prefix = states.of_queries.per_image, len(states.of_queries.names)
+        per, prefix = states.tokens.per_image, len(states.tokens.names)
         assert prefix == 3
         for head in range(len(states.queries)):
             queries, keys = (each.double() for each in states.head(head))
@@ -76,9 +77,9 @@ def test_attention_of_drawn_queries_is_kept_and_counted(space: embedding.Space) 
                 own = slice(image * per, (image + 1) * per)
                 weights = (queries[at] @ keys[own].T / math.sqrt(queries.shape[1])).softmax(0)
                 assert torch.allclose(states.rows[head, place].double(), weights, atol=2e-3)
-                if at % per < prefix or bool(states.of_queries.sink[at]):
+                if at % per < prefix or bool(states.tokens.sink[at]):
                     continue
-                plain = states.of_keys.plain[own]
+                plain = states.tokens.plain[own]
                 lost.append(float(weights[~plain].sum()))
                 both = space.joint(states.layer, head)
                 apart = (both.queries[at] - both.keys[own][plain]).norm(dim=1)
@@ -91,7 +92,7 @@ def test_attention_of_drawn_queries_is_kept_and_counted(space: embedding.Space) 
 def test_drawn_tokens_are_the_same_in_all_layers_and_hold_the_named_ones(space: embedding.Space) -> None:
     first = space.layers[0].some
     assert all(torch.equal(first, states.some) for states in space.layers)
-    of = space.layers[0].of_queries
+    of = space.layers[0].tokens
     assert len(first) == 3 * (3 + 3)  # three patches of each image, and its three named tokens
     assert (of.row[first] < 0).sum() == 9
 
@@ -104,44 +105,50 @@ def test_scores_of_a_space_are_those_of_each_image(space: embedding.Space) -> No
     assert found["brightness"].rows()[0]["layer"] == other.rows()[0]["layer"]
 
 
-def test_interrupted_runs_go_on_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny.vit()
-    whole = embedding.gather(model, PHOTOS, points=6)
-    calls = []
-    original = one_image.image_states
-
-    def stopping(*args: Any, **options: Any) -> Any:
-        calls.append(0)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(*args, **options)
-
-    monkeypatch.setattr("visattn.embedding.gathering.image_states", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        embedding.gather(model, PHOTOS, points=6, keep=tmp_path / "kept")
-    again = embedding.gather(model, PHOTOS, points=6, keep=tmp_path / "kept")
-    assert len(calls) == 3 + 2  # the first image tells about the model, the third was not kept
-    for one, other in zip(whole.layers, again.layers, strict=True):
-        assert torch.equal(one.queries, other.queries)
-        assert torch.equal(one.rows, other.rows)
-        assert torch.equal(one.of_keys.color.nan_to_num(-1), other.of_keys.color.nan_to_num(-1))
-    assert whole.pictures == again.pictures
-    for score, second in zip(whole.scores, again.scores, strict=True):
-        assert torch.equal(score.values, second.values)
-        assert torch.equal(score.nulls, second.nulls)
-        assert score.heads == second.heads
-    with pytest.raises(OutputError, match="another model or other settings"):
-        embedding.gather(tiny.vit(seed=1), PHOTOS, points=6, keep=tmp_path / "kept")
-    with pytest.raises(OutputError, match="another model or other settings"):
-        embedding.gather(model, PHOTOS, points=9, keep=tmp_path / "kept")
+def test_a_head_without_norms_has_no_numbers_and_the_others_have(tmp_path: Path) -> None:
+    model: Any = tiny.vit()
+    heads, width = tiny.HEADS, 32 // tiny.HEADS
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight.view(3, heads, width, -1)[0, 1] = 0
+        model.blocks[1].attn.qkv.bias.view(3, heads, width)[0, 1] = 0
+    space = embedding.gather(model, PHOTOS, points=6)
+    rows = {(row["layer"], row["head"]): row for row in embedding.head_numbers(space)}
+    dead = rows["blocks.1.attn", 1]
+    assert dead["factor"] == 1
+    assert math.isnan(dead["row_pearson"])
+    assert dead["low"] is None
+    assert all(math.isfinite(row["row_pearson"]) for key, row in rows.items() if key != ("blocks.1.attn", 1))
+    for criterion in ("norms", "weighted", "shared"):
+        embedding.save_html(space, tmp_path / "space.html", criterion=criterion)
 
 
-def test_a_kept_image_that_has_changed_is_computed_again(tmp_path: Path) -> None:
-    model = tiny.vit()
-    embedding.gather(model, PHOTOS, points=6, keep=tmp_path)
-    again = embedding.gather(model, [PHOTOS[0], PHOTOS[2], PHOTOS[1]], points=6, keep=tmp_path)
-    fresh = embedding.gather(model, [PHOTOS[0], PHOTOS[2], PHOTOS[1]], points=6)
-    assert torch.equal(again.layers[0].queries, fresh.layers[0].queries)
+def test_layers_of_one_patch_are_left_out_and_named() -> None:
+    photos = [photo.resize((16, 16)) for photo in PHOTOS]
+    space = embedding.gather(zoo.FAMILIES["swin"].build((16, 16)), photos, img_size=16, points=6)
+    assert min(states.tokens.grid[0] * states.tokens.grid[1] for states in space.layers) > 1
+    (note,) = (note for note in space.provenance.notes if "left out" in note)
+    assert "layers.2.blocks.0.attn" in note
+    assert all(math.isfinite(row["row_pearson"]) for row in embedding.head_numbers(space))
+
+
+def test_a_transform_takes_the_place_of_the_resize() -> None:
+    def transform(photo: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(photo.resize((48, 32)), np.float32).copy()).permute(2, 0, 1) / 255
+
+    space = embedding.gather(tiny.vit(), PHOTOS, points=6, transform=transform)
+    assert len(space.images) == 3
+
+
+def test_correlated_images_are_spread_over_the_photos() -> None:
+    assert _spread(range(100), 5) == [0, 25, 50, 74, 99]
+    assert _spread([0, 0, 0, 1, 1, 1, 2, 2, 2], 3) == [0, 3, 6]
+    assert _spread([0, 0, 0, 1, 1, 1, 2, 2, 2], 5) == [0, 1, 3, 6, 7]
+    assert _spread([0, 0], 9) == [0, 1]
+
+
+def test_rows_that_do_not_vary_have_no_correlation() -> None:
+    flat = 0.1 + 1e-16 * torch.randn(2, 50, dtype=torch.float64)
+    assert row_correlation(flat, torch.randn(2, 50, dtype=torch.float64)).isnan().all()
 
 
 @pytest.mark.parametrize("method", ["tsne", pytest.param("umap", marks=pytest.mark.full)])  # UMAP compiles itself for 20 s
@@ -152,7 +159,7 @@ def test_layouts_keep_neighbors_and_leave_named_tokens_out(method: Any, space: e
         assert one.heads == (1,)
         assert one.queries.shape == (1, len(states.some), 2)
         assert torch.equal(one.queries.nan_to_num(0), other.queries.nan_to_num(0))
-        assert torch.equal(one.queries[0, :, 0].isfinite(), states.of_queries.plain[states.some])
+        assert torch.equal(one.queries[0, :, 0].isfinite(), states.tokens.plain[states.some])
         assert one.shares.isnan().all()
 
 
@@ -187,8 +194,11 @@ def test_points_are_written_with_their_tokens(space: embedding.Space, tmp_path: 
     with np.load(file) as held:
         facts = json.loads(str(held["facts"]))
         assert np.array_equal(held["1/queries"], points[1].queries.numpy())
-        assert np.array_equal(held["1/key_row"], space.layers[1].of_keys.row[space.layers[1].some].numpy())
-        assert held["0/query_color"].shape == (18, 3)
+        assert np.array_equal(held["1/row"], space.layers[1].tokens.row[space.layers[1].some].numpy())
+        assert held["0/color"].shape == (18, 3)
+        assert {name for name in held.files if "/" not in name} == {"facts"}
+    assert facts["scores"]["row"][0]["layer"] == next(one for one in space.scores if one.name == "row").rows()[0]["layer"]
+    assert facts["provenance"]["parameters"]["criterion"] == "norms"
     assert [layer["name"] for layer in facts["layers"]] == [states.layer for states in space.layers]
     assert facts["numbers"] == [pytest.approx(row) for row in numbers]
     with pytest.raises(OutputError, match="exists already"):
@@ -200,7 +210,7 @@ def test_windows_are_gathered_too() -> None:
     space = embedding.gather(zoo.FAMILIES["swin"].build((64, 96)), photos, img_size=(64, 96), points=8)
     rows = embedding.head_numbers(space)
     assert all(math.isfinite(row["attention_spearman"]) for row in rows)
-    assert len({len(states.of_queries.image) for states in space.layers}) > 1
+    assert len({len(states.tokens.image) for states in space.layers}) > 1
 
 
 def test_crops_are_parts_of_the_photo() -> None:
@@ -235,14 +245,28 @@ def test_bad_arguments_of_gathering_are_refused(options: dict[str, Any], message
         embedding.gather(tiny.vit(), PHOTOS, **options)
 
 
+def test_iterables_and_arrays_are_lists_of_images() -> None:
+    lists = embedding.gather(tiny.vit(), PHOTOS, points=6, labels=["a", "b", "a"], groups=[0, 0, 1])
+    arrays = np.stack([np.asarray(photo) for photo in PHOTOS])
+    for images in ((photo for photo in PHOTOS), arrays):
+        given = {"labels": np.array(["a", "b", "a"]), "groups": np.array([0, 0, 1])}
+        found = embedding.gather(tiny.vit(), images, points=6, **given)  # type: ignore[arg-type]
+        assert torch.equal(found.layers[0].queries, lists.layers[0].queries)
+        assert (found.labels, found.groups) == (lists.labels, lists.groups)
+
+
 def test_bad_layouts_are_refused(space: embedding.Space) -> None:
     for options, message in (
         ({"method": "mds"}, "pca"),
         ({"dimensions": 4}, "dimensions must be 2 or 3"),
+        ({"dimensions": 2.0}, "dimensions must be a whole number, got 2.0"),
+        ({"heads": 1}, "heads must be a list or None"),
         ({"heads": [7]}, "has heads 0 to"),
     ):
         with pytest.raises(OptionError, match=message):
             embedding.lay_out(space, **options)
+    with pytest.raises(OptionError, match="save_html has no option perplexity"):
+        embedding.save_html(space, "space.html", perplexity=3)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="images must be 1 or more"):
         embedding.head_numbers(space, images=0)
     with pytest.raises(OptionError, match="0 or more"):

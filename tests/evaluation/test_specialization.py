@@ -232,3 +232,10 @@ def test_a_mask_of_another_size_and_a_model_without_attention_are_refused() -> N
         find_heads(tiny.vit(), [photo], "object", masks=[np.zeros((48, 32), bool)])
     with pytest.raises(OptionError, match="no images"):
         find_heads(tiny.vit(), [], "row")
+
+
+def test_a_mask_that_covers_all_gives_no_score() -> None:
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8))
+    found = find_heads(tiny.vit(), [photo], "object", masks=[np.ones((32, 48), bool)])
+    assert found.values.isnan().all()
+    assert all(math.isnan(row["p"]) for row in found.rows())

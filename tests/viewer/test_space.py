@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from playwright.sync_api import Page
 
-from tests import tiny
+from tests import tiny, zoo
+from tests.pipeline.test_prompts import saved as clip
 from tests.viewer.conftest import Opened
 from tests.viewer.driving import settled
 from tests.viewer.test_bundle import AXE, npm, run
@@ -75,11 +76,11 @@ def test_rows_numbers_and_properties_are_those_of_python(
             assert torch.allclose(shown, states.rows[1, token].float(), atol=0.002)
         mean = torch.tensor(page.evaluate(f"Array.from(app.space.layers[{row}].meanRow(0, [1, 4, 6]))"))
         assert torch.allclose(mean, states.rows[0, [1, 4, 6]].float().mean(0), atol=0.002)
-    states, table = space.layers[0], "app.space.tables[app.space.layers[0].queryTable ? 0 : 0]"
-    of = states.of_queries
+    states, table = space.layers[0], "app.space.layers[0].table"
+    of = states.tokens
     assert page.evaluate(f"Array.from({table}.row)") == of.row[states.some].tolist()
     assert page.evaluate(f"Array.from({table}.image)") == of.image[states.some].tolist()
-    plain = states.of_queries.plain[states.some]
+    plain = states.tokens.plain[states.some]
     shown = torch.tensor(page.evaluate(f"Array.from({table}.object)"))
     assert torch.allclose(shown[plain], of.object[states.some][plain], atol=1e-3)
     luma = of.color[states.some] @ torch.tensor([0.299, 0.587, 0.114])
@@ -88,6 +89,10 @@ def test_rows_numbers_and_properties_are_those_of_python(
     assert page.evaluate("app.panels.numbers.rows.length") == sum(len(one.queries) for one in space.layers)
     first = embedding.head_numbers(space)[0]["row_pearson"]
     assert page.evaluate("app.panels.numbers.rows[0].row_pearson") == pytest.approx(first)
+    page.locator("#tab-numbers").click()
+    settled(page)
+    low, high = (embedding.head_numbers(space)[0][side] for side in ("low", "high"))
+    assert f"{first:.2f} ({low:.2f} to {high:.2f})" in page.locator(".numbers tbody tr").first.inner_text()
 
 
 def pixels(page: Page) -> Any:
@@ -136,7 +141,7 @@ def test_a_lasso_selects_what_lies_in_it_in_every_head(saved: Callable[[int], Pa
         page.mouse.move(box["x"] + x * side, box["y"] + y * side, steps=4)
     page.mouse.up()
     settled(page)
-    told = page.evaluate("[Array.from(app.selected.query), Array.from(app.selected.key)]")
+    told = page.evaluate("['query', 'key'].map((side) => Array.from(app.members(1, side)))")
 
     def inside(x: float, y: float) -> bool:
         crossings = 0
@@ -172,10 +177,10 @@ def test_a_click_chooses_the_token_and_shows_its_attention(
     x, y = (0.03 + 0.94 * points_shown(page, 0, 0, "query")[token]).tolist()
     page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["width"])
     settled(page)
-    chosen = page.evaluate("app.state.token")
+    chosen = page.evaluate("app.token")
     near = points_shown(page, 0, 0, "query")
     assert chosen == token or float((near[chosen] - near[token]).norm()) < 0.03
-    of = space.layers[0].of_queries
+    of = space.layers[0].tokens
     at = int(space.layers[0].some[chosen])
     assert f"query {int(of.row[at])},{int(of.column[at])}" in page.locator(".left .reading").inner_text()
     weights = space.layers[0].rows[0, chosen]
@@ -287,14 +292,14 @@ def test_two_models_stand_beside_each_other_and_share_the_chosen_token(
     assert same == top
     page.evaluate("app.choose(9)")
     settled(page)
-    assert page.evaluate(f"app.hasToken({layers})")
+    assert page.evaluate(f"app.tokenIn({layers})") == 9
     canvas = page.locator(".spacematrix canvas").first
     canvas.focus()
     for _ in range(tiny.HEADS):
         page.keyboard.press("ArrowRight")
     settled(page)
     assert page.evaluate("[app.state.row, app.state.head]") == [layers, 0]
-    assert page.evaluate("app.state.token") == 9
+    assert page.evaluate("app.token") == 9
     rows = page.evaluate("app.panels.numbers.rows.length")
     assert rows == 2 * sum(len(one.queries) for one in space.layers)
     page.locator("#tab-numbers").click()
@@ -321,3 +326,202 @@ def test_spaces_of_other_images_are_not_compared(space: embedding.Space, tmp_pat
     other = embedding.gather(tiny.vit(reg_tokens=1), ["photo:chelsea"], points=4)
     with pytest.raises(OptionError, match="must have the same images"):
         embedding.save_html(space, tmp_path / "a.html", compare=other)
+
+
+@pytest.fixture(scope="session")
+def swin(tmp_path_factory: pytest.TempPathFactory) -> tuple[embedding.Space, Path]:
+    """Write the page of a model whose layers have different grids."""
+    photos = [photo.resize((96, 64)) for photo in PHOTOS]
+    found = embedding.gather(zoo.FAMILIES["swin"].build((64, 96)), photos, img_size=(64, 96), points=24)
+    return found, embedding.save_html(found, tmp_path_factory.mktemp("swin") / "swin.html")
+
+
+@pytest.fixture(scope="session")
+def another(space: embedding.Space, tmp_path_factory: pytest.TempPathFactory) -> tuple[embedding.Space, Path]:
+    """Write the page of two models with other tokens without a place, of which the second has a sink."""
+    other = embedding.gather(tiny.vit(seed=5), PHOTOS, points=400)
+    for states in other.layers:
+        states.tokens.sink[3] = True
+    return other, embedding.save_html(space, tmp_path_factory.mktemp("another") / "two.html", compare=other)
+
+
+def test_layers_with_other_patches_say_that_they_do_not_have_the_token(
+    swin: tuple[embedding.Space, Path], opened: Opened
+) -> None:
+    space, file = swin
+    page = opened(file, link="row=0&head=0&image=2")
+    page.evaluate("app.choose(Array.from(app.layer.table.image).indexOf(2))")
+    settled(page)
+    last = len(space.layers) - 1
+    for tab in ("image", "patches", "images", "numbers"):
+        page.evaluate(f"app.set({{row: {last}, head: 0, tab: '{tab}'}})")
+        settled(page)
+    assert page.evaluate("app.token") is None
+    assert page.evaluate("app.image") == 2
+    page.evaluate("app.set({tab: 'image'})")
+    settled(page)
+    assert "This layer does not have query" in page.locator("figure.image").inner_text()
+    assert space.images[2] in page.locator(".left .reading").inner_text()
+    page.evaluate("app.set({row: 1})")  # of the same grid as the first
+    settled(page)
+    assert page.evaluate("app.token") == page.evaluate("app.picked.token")
+
+
+def test_a_selection_is_saved_as_it_was_drawn_whatever_layer_is_open(swin: tuple[embedding.Space, Path], opened: Opened) -> None:
+    space, file = swin
+    page = opened(file, link="row=0&head=0")
+    page.evaluate("app.plot.lasso([[0, 0], [1000, 0], [1000, 1000], [0, 1000]])")
+    settled(page)
+    every = len(space.layers[0].some)
+    page.evaluate(f"app.set({{row: {len(space.layers) - 1}, head: 0}})")
+    settled(page)
+    saved_numbers = page.evaluate("app.selection()")
+    assert saved_numbers["layer"] == space.layers[0].layer
+    assert len(saved_numbers["queries"]) == len(saved_numbers["keys"]) == every
+    assert saved_numbers["queries"][0] == {"image": space.images[0], "number": 0, "token": saved_numbers["keys"][0]["token"]}
+    assert "has no patch of the selection" in page.locator("#panel-patches").inner_text()
+    page.evaluate("app.chooseImage(1)")
+    settled(page)
+    assert "of 1 image, selected by image" in page.locator("#panel-patches").inner_text()
+
+
+def test_a_second_model_has_its_own_sinks_and_shares_patches_by_their_place(
+    another: tuple[embedding.Space, Path], space: embedding.Space, opened: Opened
+) -> None:
+    other, file = another
+    page = opened(file, link="row=0&head=0")
+    layers = len(space.layers)
+    assert (
+        page.evaluate(f"Array.from(app.space.layers[{layers}].table.sink)")
+        == other.layers[0].tokens.sink[other.layers[0].some].to(torch.uint8).tolist()
+    )
+    assert sum(page.evaluate("Array.from(app.space.layers[0].table.sink)")) == int(space.layers[0].tokens.sink.sum())
+    for name in ("cls", "0,1", "register0"):
+        token = page.evaluate(f"Array.from({{length: 30}}, (_, i) => app.layer.table.nameOf(i)).indexOf('{name}')")
+        page.evaluate(f"app.choose({token})")
+        settled(page)
+        there = page.evaluate(f"app.tokenIn({layers})")
+        if name == "register0":
+            assert there is None
+        else:
+            assert there == token - (name == "0,1")  # one token without a place less
+            assert page.evaluate(f"app.space.layers[{layers}].table.nameOf({there})") == name
+    page.evaluate(f"app.set({{row: {layers}, tab: 'image'}})")
+    settled(page)
+    assert "does not have query register0" in page.locator("figure.image").inner_text()
+
+
+def test_the_table_names_the_model_and_whole_layers(another: tuple[embedding.Space, Path], opened: Opened) -> None:
+    _, file = another
+    page = opened(file, link="tab=numbers")
+    names = page.evaluate("app.space.blocks.map((block) => block.model)")
+    first = page.locator(".numbers tbody tr").first.locator("td").all_inner_texts()
+    assert first[:3] == [names[0], "0", "0"]
+    page.locator("[data-name=model]").click()
+    page.locator("[data-name=model]").click()
+    settled(page)
+    assert page.locator(".numbers tbody tr td").first.inner_text() == sorted(names)[-1]
+    page.locator(".numbers tbody tr").first.locator("td").last.click()
+    settled(page)
+    assert page.evaluate("app.space.blocks[app.layer.block].model") == sorted(names)[-1]
+
+
+def test_all_tiles_of_a_deep_model_with_one_head_lie_in_the_picture(tmp_path: Path, opened: Opened) -> None:
+    deep = embedding.gather(tiny.vit(depth=24, num_heads=1), PHOTOS[:2], points=4)
+    page = opened(embedding.save_html(deep, tmp_path / "deep.html"))
+    height, tiles = page.evaluate("[app.matrix.size.height, app.space.layers.map((_, row) => app.matrix.tile(row, 0))]")
+    assert height <= 1000
+    assert all(top + side <= height for _, top, side in tiles)
+    page.locator(".spacematrix canvas").first.focus()
+    for key in "++++":
+        page.keyboard.press(key)
+    for _ in range(12):
+        page.keyboard.press("ArrowUp")
+    settled(page)
+    _, top, side = page.evaluate("app.matrix.tile(app.state.row, 0)")
+    assert top >= 0
+    assert top + side <= height
+
+
+def test_keys_go_through_patches_and_images_and_the_focus_stays(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="row=0&head=0")
+    page.locator("figure.image canvas").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+        settled(page)
+    assert page.evaluate("app.layer.table.nameOf(app.token)") == "0,2"
+    select = page.locator("figure.image select").first
+    select.focus()
+    select.select_option("2")
+    settled(page)
+    assert page.evaluate("document.activeElement.tagName") == "SELECT"
+    assert page.evaluate("app.image") == 2
+    page.locator("#tab-images").click()
+    page.locator("#panel-images canvas").focus()
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert page.evaluate("app.image") == 3
+    page.locator("#tab-patches").click()
+    settled(page)
+    page.locator("#panel-patches canvas").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert page.evaluate("app.panels.patches.tokens.indexOf(app.token)") == 1
+
+
+def test_neighbors_of_a_token_are_the_nearest_points(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="row=1&head=0")
+    button = page.get_by_role("button", name="Select neighbors")
+    assert button.is_disabled()
+    page.evaluate("app.choose(7)")
+    settled(page)
+    button.click()
+    settled(page)
+    queries, keys = (points_shown(page, 1, 0, side) for side in ("query", "key"))
+    apart = (torch.cat([queries, keys]) - queries[7]).norm(dim=1)
+    found = page.evaluate("['query', 'key'].flatMap((side) => Array.from(app.members(1, side)))")
+    assert sum(found) == 30
+    assert float(apart[torch.tensor(found).bool()].max()) <= float(apart[~torch.tensor(found).bool()].min()) + 1e-6
+    assert "Selected by nearness to query" in page.locator(".left .reading").inner_text()
+
+
+def test_the_query_itself_gets_no_arrow_and_is_called_so(
+    space: embedding.Space, saved: Callable[[int], Path], opened: Opened
+) -> None:
+    page = opened(saved(2), link="row=0&head=0")
+    rows = space.layers[0].rows[0]
+    count = space.layers[0].tokens.per_image
+    own = next(i for i in range(len(rows)) if int(rows[i].argmax()) == int(space.layers[0].some[i]) % count)
+    page.evaluate(f"app.choose({own})")
+    settled(page)
+    assert "Strongest keys: itself" in page.locator("figure.image .reading").inner_text()
+
+
+def test_many_classes_say_that_their_colors_repeat(tmp_path: Path, opened: Opened) -> None:
+    many = embedding.gather(tiny.vit(), PHOTOS * 5, points=20, labels=[f"class {i}" for i in range(20)])
+    page = opened(embedding.save_html(many, tmp_path / "many.html"), link="mode=label")
+    assert "20 classes, whose colors repeat" in page.locator(".legend").inner_text()
+    assert page.locator(".legend .entry").count() == 16
+
+
+def test_words_are_shown_with_their_attention(tmp_path: Path, opened: Opened) -> None:
+    texts = ["a dog", "a photo of a cat", "dog", "a cat"]
+    words = embedding.gather(clip(tmp_path / "clip"), PHOTOS, texts=texts, points=40)
+    page = opened(embedding.save_html(words, tmp_path / "words.html"), link="row=5&head=1&image=1")
+    states = words.layers[5]
+    token = page.evaluate("Array.from({length: app.layer.table.count}, (_, i) => app.layer.table.nameOf(i)).indexOf('photo')")
+    page.evaluate(f"app.choose({token})")
+    settled(page)
+    shown = page.locator("figure.image .reading").inner_text()
+    weights = states.rows[1, token].float()
+    assert "query photo of" in page.locator(".left .reading").inner_text()
+    most = int(weights.argmax())
+    name = "itself" if most == 2 else states.tokens.words[1][most]
+    assert f"Strongest keys: {name} {100 * float(weights[most]):.1f} %" in shown
+    for tab in ("patches", "images", "numbers"):
+        page.evaluate(f"app.set({{tab: '{tab}', patches: 'exemplars'}})")
+        settled(page)
+    page.evaluate("app.set({row: 0, tab: 'image'})")
+    settled(page)
+    assert "This layer does not have query photo" in page.locator("figure.image").inner_text()

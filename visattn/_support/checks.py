@@ -7,8 +7,11 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from visattn.errors import OptionError
+
+T = TypeVar("T")
 
 
 def suggest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -29,6 +32,22 @@ def one_of(value: str, known: Sequence[str], what: str) -> str:
     near = suggest(str(value), known, 1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     raise OptionError(f"unknown {what} '{value}'{hint} Known: {', '.join(known)}.")
+
+
+def as_list(values: Iterable[T]) -> Sequence[T]:
+    """Return a sequence as it is, as it may make its elements only when they are asked for; anything else as a list."""
+    return values if isinstance(values, Sequence) else list(values)
+
+
+def one_each(count: int, **given: Sequence[Any] | None) -> None:
+    """Check that every list that is given has an entry for each image.
+
+    Raises:
+        OptionError: If one has not; the message names it.
+    """
+    for what, values in given.items():
+        if values is not None and len(values) != count:
+            raise OptionError(f"{what} must have an entry for each of the {count} images, got {len(values)}.")
 
 
 def between(value: float, low: float, high: float, what: str) -> float:

@@ -15,14 +15,13 @@ from visattn.cli.asking import kind_of, question_of
 from visattn.cli.commands import complain
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
+    explaining_options,
     model_options,
     photo_options,
     preparing,
     reading,
     style_of,
-    style_options,
     talk_options,
-    target_options,
 )
 from visattn.cli.talk import note
 from visattn.drawing.style import Style
@@ -35,14 +34,7 @@ if TYPE_CHECKING:
 @click.command("batch", cls=LateCommand, late=method_options, before="mass", spare=True)
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
-@click.option(
-    "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
-)
-@target_options
-@click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6.")
-@click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture.")
-@click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
-@style_options()
+@explaining_options
 @click.option("--maps", is_flag=True, help="Also save each raw map as an .npz file.")
 @click.option("--no-pictures", is_flag=True, help="Write no pictures.")
 @click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from visattn.batch import Item
+    from visattn.embedding import Space
+
 _SUFFIXES = ".html", ".htm", ".npz"
 _STATES = ".states"  # ending of the folder from which an interrupted run goes on
 MAX_MB = 60.0  # repeated from `visattn.viewer.page`, which imports torch
 _DIMENSIONS = "2", "3"
+_OF_IMAGES = "groups", "labels", "masks", "texts"  # options of `gather` that have an entry for each image
 
 
 @click.command("embed", cls=Command)
@@ -46,7 +51,7 @@ _DIMENSIONS = "2", "3"
     type=click.IntRange(1),
     default=700,
     show_default=True,
-    help="Patches that each head draws, over all images.",
+    help="Patches shown for each head, over all images.",
 )
 @click.option(
     "--crops", type=click.IntRange(0), default=0, show_default=True, help="Random crops of each image besides the image itself."
@@ -56,6 +61,11 @@ _DIMENSIONS = "2", "3"
     "--compare-weights", default="auto", show_default=True, help="Weights of the second model, such as another checkpoint."
 )
 @click.option("--masks", type=click.Path(path_type=Path), help="Mask of an object for each image: a folder with the same names.")
+@click.option(
+    "--texts",
+    type=click.Path(path_type=Path),
+    help="Text of each image, for a model such as CLIP: a folder with NAME.txt for each. Words are then shown beside patches.",
+)
 @click.option("--max-mb", type=click.FloatRange(0.1), default=MAX_MB, show_default=True, help="Largest size of the page in MB.")
 @photo_options
 @output_options
@@ -82,46 +92,48 @@ def embed_command(
     target = _named(output or Path("space.html"))
     if target.suffix.lower() == ".npz":
         refuse_beside("-o NAME.npz", ("compare", "max_mb"))
+    if options["masks"]:
+        refuse_beside("--masks", ("crops",))
     if not options["compare"]:
         refuse_beside("one model", ("compare_weights",))
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
-    numbers_of(options["heads"])  # raises before any file is read
+    heads = numbers_of(options["heads"])
     from visattn.batch import items_of
-    from visattn.embedding import gather, save_html, save_npz
-    from visattn.embedding.gathering import forget
+    from visattn.cli.beside import masks_of, texts_of
+    from visattn.embedding import save_html, save_npz
+    from visattn.embedding.keeping import forget
+    from visattn.embedding.saving import laid_out
 
-    paths = [item.path for item in items_of(images)]
-    labels = [path.parent.name for path in paths]
-    photos, groups = _cropped(paths, options)
-    masks = None
+    items = items_of(images, but=_apart(images, options["masks"]))
+    photos = _cropped(items, options)
+    told = {**preparing(options), **{name: options[name] for name in ("layers", "points", "seed")}}
+    told["groups"] = [number for number in range(len(items)) for _ in range(1 + options["crops"])]
+    labels = [item.path.parent.name for item in items]
+    if len(set(labels)) > 1:
+        told["labels"] = [labels[number] for number in told["groups"]]
+    if options["texts"]:
+        texts = texts_of(items, options["texts"])
+        told["texts"] = [texts[number] for number in told["groups"]]
     if options["masks"]:
-        from visattn.cli.masks import masks_of
-
-        refuse_beside("--masks", ("crops",))
-        masks = masks_of(paths, options["masks"])
+        told["masks"] = masks_of(items, options["masks"])
     states = target.with_name(target.name + _STATES)
-    told = {
-        "layers": options["layers"],
-        "points": options["points"],
-        "masks": masks,
-        "labels": [labels[group] for group in groups] if len(set(labels)) > 1 else None,
-        "groups": groups,
-        **{name: options[name] for name in ("seed", "device")},
-        **preparing(options),
-    }
-    space = gather(options["model"], photos, weights=options["weights"], keep=states / "first", **told)
-    other = None
-    if options["compare"]:
-        other = gather(options["compare"], photos, weights=options["compare_weights"], keep=states / "second", **told)
-    how = {"method": options["layout"], "dimensions": int(options["dimensions"]), "criterion": options["criterion"]}
-    made: dict[str, Any] = {**how, "heads": numbers_of(options["heads"]), "seed": options["seed"]}
+    space, *others = [
+        _gathered(name, weights, options, photos, heads, {**told, "keep": states / place})
+        for name, weights, place in (
+            (options["model"], options["weights"], "first"),
+            (options["compare"], options["compare_weights"], "second"),
+        )
+        if name
+    ]
+    how: Any = {"method": options["layout"], "dimensions": int(options["dimensions"]), "criterion": options["criterion"]}
+    how |= {"heads": heads, "seed": options["seed"]}
     if target.suffix.lower() == ".npz":
-        save_npz(space, target, overwrite=True, **made)
+        save_npz(space, target, overwrite=True, **how)
     else:
-        save_html(space, target, compare=other, overwrite=True, max_mb=options["max_mb"], **made)
+        save_html(space, target, compare=next(iter(others), None), overwrite=True, max_mb=options["max_mb"], **how)
     for kept in (states / "first", states / "second", states):
         forget(kept)
-    shown = space.provenance.but(parameters={**how, "points": options["points"]})
+    shown = laid_out(space, how)
     describe(quiet, shown)
     note(quiet, f"{target}: {target.stat().st_size / 1e6:.1f} MB")
     result(as_json, [(target, shown)])
@@ -134,16 +146,43 @@ def _named(target: Path) -> Path:
     return target
 
 
-def _cropped(paths: Sequence[Path], options: dict[str, Any]) -> tuple[list[Image.Image], list[int]]:
-    """Load the photos, each followed by its random crops, and return the photo of each image."""
+def _apart(images: Sequence[Path], masks: Path | None) -> Path | None:
+    """Return the folder of masks, unless it holds the images too."""
+    return None if masks is None or masks.resolve() in {path.resolve() for path in images} else masks
+
+
+def _cropped(items: Sequence[Item], options: dict[str, Any]) -> Sequence[Image.Image]:
+    """Return the photos, each followed by its random crops. One photo is in memory at a time."""
+    from visattn._support.lazily import Lazily
     from visattn.data.sources import load_image
     from visattn.embedding.crops import crops_of
 
-    photos: list[Image.Image] = []
-    groups: list[int] = []
-    for number, path in enumerate(paths):
-        photo = load_image(path, **reading(options))
-        own = [photo, *crops_of(photo, options["crops"], seed=options["seed"] + number)]
-        photos += own
-        groups += [number] * len(own)
-    return photos, groups
+    each = 1 + options["crops"]
+
+    @lru_cache(1)
+    def own(number: int) -> list[Image.Image]:
+        photo = load_image(items[number].path, **reading(options))
+        return [photo, *crops_of(photo, options["crops"], seed=options["seed"] + number)]
+
+    return Lazily(each * len(items), lambda at: own(at // each)[at % each])
+
+
+def _gathered(
+    name: str,
+    weights: str,
+    options: dict[str, Any],
+    photos: Sequence[Image.Image],
+    heads: Sequence[int] | None,
+    told: dict[str, Any],
+) -> Space:
+    """Gather the photos with one model; a wrong head is told after the first one."""
+    from visattn.embedding import gather
+    from visattn.loading import load_model
+
+    model = load_model(name, weights=weights, **{key: options[key] for key in ("seed", "img_size", "device")})
+    if heads is not None:
+        one = {key: value[:1] if key in _OF_IMAGES else value for key, value in told.items() if key != "keep"}
+        for states in gather(model, photos[:1], **one).layers:
+            for head in heads:
+                states.head(head)
+    return gather(model, photos, **told)

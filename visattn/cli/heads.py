@@ -153,15 +153,16 @@ def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, qui
         refuse_beside(f"--find {options['find']}", ("masks",))
     if output is not None:
         check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
+    from visattn._support.lazily import Lazily
     from visattn.batch import items_of
-    from visattn.cli.masks import masks_of
+    from visattn.cli.beside import masks_of
     from visattn.data.sources import load_image
     from visattn.evaluation.specialization import find_heads
 
-    paths = [item.path for item in items_of([image])]
-    photos = [load_image(path, **reading(options)) for path in paths]
+    items = items_of([image], but=options["masks"])
+    photos = Lazily(len(items), lambda number: load_image(items[number].path, **reading(options)))
     given = {name: options[name] for name in ("weights", "seed", "device")}
-    masks = masks_of(paths, options["masks"]) if options["masks"] else None
+    masks = masks_of(items, options["masks"]) if options["masks"] else None
     found = find_heads(options["model"], photos, options["find"], masks=masks, **given, **preparing(options))
     describe(quiet, found.provenance)
     _print_stats(found.rows(), output, as_json)

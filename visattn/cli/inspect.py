@@ -87,7 +87,7 @@ def inspect_command(model: str, img_size: int | tuple[int, int] | None, as_json:
     click.echo(f"{printable(model)}: input {size}, {head}, {how}; Grad-CAM layer: {known or 'unknown, name it with --layer'}\n")
     rows = [
         {
-            "layer": record.layer + (f" #{record.call}" if record.call else ""),
+            "layer": record.name,
             "kind": record.kind,
             "heads": layer["heads"],
             "queries": _size(record.queries),

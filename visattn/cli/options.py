@@ -133,6 +133,21 @@ def target_options(command: F) -> F:
     )
 
 
+def explaining_options(command: F) -> F:
+    """Add options for the method, its target and the picture."""
+    return _all(
+        command,
+        click.option(
+            "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
+        ),
+        target_options,
+        click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6."),
+        click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture."),
+        click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture."),
+        style_options(),
+    )
+
+
 def style_options(defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
     """Add an option for each field of `Style`; `defaults` replaces its default values."""
     return lambda command: _all(command, *_options(Style, [field.name for field in fields(Style)], defaults))

@@ -15,6 +15,7 @@ from visattn.cli.asking import kind_of, parameters, question_of
 from visattn.cli.each import Each
 from visattn.cli.late import LateCommand, method_options
 from visattn.cli.options import (
+    explaining_options,
     files_read,
     model_options,
     output_options,
@@ -22,8 +23,6 @@ from visattn.cli.options import (
     preparing,
     refuse_beside,
     style_of,
-    style_options,
-    target_options,
 )
 from visattn.cli.studies import is_study, views_of
 from visattn.cli.talk import describe, result
@@ -46,14 +45,7 @@ _OF_MODELS = ("model", "weights", "img_size", "resize", "mean", "std", "device",
 @click.command("overlay", cls=LateCommand, late=method_options, before="mass", spare=True)
 @click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
 @model_options
-@click.option(
-    "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
-)
-@target_options
-@click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6.")
-@click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture.")
-@click.option("--caption", is_flag=True, help="Write class, probability and layer on a band below the picture.")
-@style_options()
+@explaining_options
 @photo_options
 @click.option("--map", "map_file", type=click.Path(path_type=Path), help="Draw this saved map instead of running a model.")
 @click.option("--save-map", type=click.Path(path_type=Path), help="Also save the raw map to this .npz file.")

@@ -12,6 +12,7 @@ from visattn.errors import ShapeError
 
 CLOSE = 0.005  # share of the pairs that count as close, as the authors choose it
 _ROWS = 256  # queries at a time
+_ROUNDED = 1e-12  # of the largest value: what a sum in double precision may be off
 _PAIRS = 2_000  # queries and keys whose pairs are compared
 
 
@@ -139,11 +140,13 @@ def _groups(queries: Tensor, keys: Tensor, of_images: tuple[Tensor, Tensor] | No
 
 
 def row_correlation(one: Tensor, other: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the Pearson correlation of each row; NaN where a row does not vary."""
+    """Return the Pearson correlation of each row; NaN where a row does not vary by more than double precision rounds."""
     weights = torch.full_like(one, 1 / one.shape[1]) if weights is None else weights
+    most = [each.abs().amax(1) for each in (one, other)]
     one, other = (each - (weights * each).sum(1, keepdim=True) for each in (one, other))
-    spread = ((weights * one.square()).sum(1) * (weights * other.square()).sum(1)).sqrt()
-    found: Tensor = (weights * one * other).sum(1) / torch.where(spread > 0, spread, torch.nan)
+    spreads = [(weights * each.square()).sum(1).sqrt() for each in (one, other)]
+    varies = (spreads[0] > _ROUNDED * most[0]) & (spreads[1] > _ROUNDED * most[1])
+    found: Tensor = (weights * one * other).sum(1) / torch.where(varies, spreads[0] * spreads[1], torch.nan)
     return found
 
 

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from visattn._support.checks import printable
-from visattn._support.files import write_whole
+from visattn._support.checks import as_list, one_each
 from visattn._support.progress import progress
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
+from visattn.embedding.keeping import Kept, alike
 from visattn.embedding.one_image import OneImage, image_states
 from visattn.embedding.space import LayerStates, Space, Tokens
-from visattn.errors import OptionError, OutputError
+from visattn.errors import OptionError
 from visattn.evaluation.given import MaskLike, as_mask
 from visattn.evaluation.specialization import DRAWS, HeadScores
 from visattn.families.wrappers import unwrapped
 from visattn.images import image_facts
 from visattn.loading import load_model
 from visattn.loading.weights import state_digest
-from visattn.pipeline.inputs import Prepared, prepare_with, read
+from visattn.pipeline.inputs import prepare_with, read
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.pipeline.prompts import tokenized
 from visattn.pipeline.run import look
-from visattn.provenance import Provenance
+from visattn.provenance import Provenance, versions
 from visattn.records import TokenLayout
+from visattn.records.layouts import WORDS
 
 POINTS = 1_000
-_SETTINGS = "settings.json"
+_NAMED = 3  # layers that a note names
 
 
 @spelled(PreprocessingOptions)
@@ -45,6 +46,7 @@ def gather(
     *,
     layers: str = "*",
     points: int = POINTS,
+    texts: Sequence[str] | None = None,
     masks: Sequence[MaskLike] | None = None,
     labels: Sequence[str] | None = None,
     groups: Sequence[int] | None = None,
@@ -64,69 +66,103 @@ def gather(
         images: Images, see `visattn.explain`. All need the same size for the model, so `resize="auto"` is `"model"` here.
         layers: Glob of the names of layers.
         points: Number of patches, over all images, whose attention is kept; they are drawn evenly from the images.
+        texts: A text for each image, such as its caption, for a model with a text tower: layers over words are then gathered too.
         masks: A mask of an object for each image, of the photo's size.
         labels: A class of each image, for colors.
         groups: Photo of each image, if several are crops of one. Intervals are over photos.
-        keep: Folder for what each image gives, from which a run that was interrupted goes on.
+        keep: Folder for what each image gives, from which a run that was interrupted goes on. What comes from another image, mask, model
+            or setting is computed anew.
         weights: See `visattn.load_model`; only if `model` is a name.
         seed: Seed of random weights, of the choice of patches, and of the nulls.
         device: Device of a model that is given by name.
         options: See `visattn.Preprocessing`.
 
     Returns:
-        The states of every layer with self-attention over patches.
+        The states of every layer with self-attention over two or more patches. A note of the provenance names other layers with attention.
 
     Raises:
         OptionError: If there are no images, no layer fits, masks, labels or groups do not fit, or an image gives other layers or tokens
             than the first one.
-        OutputError: If `keep` is of a run with other settings, or cannot be written.
+        OutputError: If `keep` cannot be written.
         VisattnError: Any error of `visattn.explain`.
     """
+    images = as_list(images)
     if not images:
         raise OptionError("no images were given. Pass a list of them.")
-    for what, given in (("masks", masks), ("labels", labels), ("groups", groups)):
-        if given is not None and len(given) != len(images):
-            raise OptionError(f"{what} must have an entry for each of the {len(images)} images, got {len(given)}.")
+    one_each(len(images), texts=texts, masks=masks, labels=labels, groups=groups)
     if points < 1:
         raise OptionError(f"points must be 1 or more, got {points}.")
-    if options.get("resize", "auto") == "auto":
+    if options.get("transform") is None and options.get("resize", "auto") == "auto":
         options["resize"] = "model"
     how = Preprocessing(**options)
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
     model, some = unwrapped(model), math.ceil(points / len(images))
-    kept = None if keep is None else _Kept(Path(keep), model, layers, some, seed, options)
+    read_texts = None if texts is None else tokenized(model, texts)
+    kept = None
+    if keep is not None:
+        settings = {"version": versions()["visattn"], "model": state_digest(model), "draws": DRAWS, "seed": seed}
+        kept = Kept(Path(keep), **settings, layers=layers, points=some)
     every: list[OneImage] = []
     made = Provenance()
+    trusted: bool | None = None  # whether what was kept comes from this model, once an image has shown it
     with progress("images", "image") as bar:
         for number, image in enumerate(images):
             prepared = prepare_with([read(image, how)], model, how)
             mask = None if masks is None else as_mask(masks[number])
-            found = kept.read(number, prepared, mask is not None) if kept else None
-            if found is None or not every:
+            words: tuple[str, ...] = ()
+            if read_texts is not None:
+                device_ = prepared.pixels.device
+                given = {name: value.to(device_) for name, value in read_texts.inputs_of(number).items()}
+                prepared, words = replace(prepared, inputs={**prepared.inputs, **given}), read_texts.words[number]
+            key = kept.key(prepared, mask) if kept else ""
+            before = kept.read(number, key) if kept and trusted is not False else None
+            if before is not None and trusted:
+                found = replace(before, name=image_facts(prepared.photo).name)
+            else:
                 recording = look(model, prepared, values=True)
-                found = image_states(recording, prepared, layers, some, mask, DRAWS, seed + number)
-                made = made if every else prepared.noted(recording.provenance)
+                found = image_states(recording, prepared, layers, some, DRAWS, seed + number, mask=mask, words=words)
+                if before is not None:
+                    trusted = alike(before, found)
                 if kept:
-                    kept.write(number, found)
-            if every and _places(found) != _places(every[0]):
-                raise OptionError(
-                    f"{found.name}: has other layers or tokens than {every[0].name}. Pass img_size, so that all are alike."
-                )
+                    kept.write(number, key, found)
+                if not every:
+                    made = prepared.noted(recording.provenance)
             every.append(found)
+            _check(every, layers)
             bar.update()
-    if not every[0].layers:
-        raise OptionError(f"no layer that fits '{layers}' has self-attention over patches.")
-    of = tuple(range(len(every)) if groups is None else groups)
+    of = tuple(range(len(every)) if groups is None else map(int, groups))
     states = tuple(_stacked(name, every) for name in tuple(every[0].layers))
     pictures, codes = tuple(one.picture for one in every), torch.stack([one.code for one in every])
-    names = tuple(one.name for one in every)
-    made = made.but(image=names[0] if len(names) == 1 else f"{len(names)} images", method="embedding")
-    return Space(states, names, pictures, codes, tuple(labels or ()), of, _scores(every, of, made), made)
+    windows = torch.tensor([one.window for one in every], dtype=torch.float64)
+    names, digests = tuple(one.name for one in every), tuple(one.sha256 for one in every)
+    made = made.but(
+        image=names[0] if len(names) == 1 else f"{len(names)} images",
+        method="embedding",
+        parameters={"layers": layers, "points": points, "seed": seed},
+        notes=_note(every[0].left_out),
+    )
+    scores = _scores(every, of, made)
+    return Space(
+        states, names, digests, pictures, windows, codes, () if labels is None else tuple(map(str, labels)), of, scores, made
+    )
 
 
-def _places(one: OneImage) -> dict[str, tuple[TokenLayout, TokenLayout]]:
-    return {name: (layer.of_queries, layer.of_keys) for name, layer in one.layers.items()}
+def _check(every: Sequence[OneImage], layers: str) -> None:
+    """Check that the last image has layers, and those of the first one."""
+    first, last = every[0], every[-1]
+    if not last.layers:
+        raise OptionError(f"no layer that fits '{layers}' has self-attention over patches.")
+    if {name: one.layout for name, one in last.layers.items()} != {name: one.layout for name, one in first.layers.items()}:
+        raise OptionError(f"{last.name}: has other layers or tokens than {first.name}. Pass img_size, so that all are alike.")
+
+
+def _note(left_out: tuple[str, ...]) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+    names = ", ".join(left_out[:_NAMED]) + more
+    return (f"layers left out, without self-attention over several patches, or without known queries and keys: {names}",)
 
 
 def _stacked(name: str, every: Sequence[OneImage]) -> LayerStates:
@@ -134,15 +170,15 @@ def _stacked(name: str, every: Sequence[OneImage]) -> LayerStates:
     parts = [one.layers.pop(name) for one in every]
     first = parts[0]
     queries, keys = (torch.cat([getattr(part, side) for part in parts], 1) for side in ("queries", "keys"))
-    count, sinks = len(first.of_queries), [one.sinks for one in every]
-    some = torch.cat([part.some + number * count for number, part in enumerate(parts)])
+    some = torch.cat([part.some + number * len(first.layout) for number, part in enumerate(parts)])
     rows = torch.cat([part.rows for part in parts], 1)
-    properties = [torch.cat([getattr(part, side) for part in parts]) for side in ("color", "object")]
-    of_queries = _tokens(first.of_queries, sinks, *properties)
-    empty = torch.full((len(first.of_keys) * len(parts), 4), torch.nan)
-    same = first.of_keys == first.of_queries
-    of_keys = of_queries if same else _tokens(first.of_keys, sinks, empty[:, :3], empty[:, 3])
-    return LayerStates(name, queries, keys, of_queries, of_keys, some, rows, first.notes)
+    color, covered = (torch.cat([getattr(part, side) for part in parts]) for side in ("color", "object"))
+    boxes = torch.tensor([part.box for part in parts], dtype=torch.float64)
+    if first.layout.space == WORDS:
+        tokens = _words(len(first.layout), boxes, [one.words for one in every], color, covered)
+    else:
+        tokens = _tokens(first.layout, boxes, [one.sinks for one in every], color, covered)
+    return LayerStates(name, first.number, queries, keys, tokens, some, rows, first.notes)
 
 
 def _scores(every: Sequence[OneImage], of: tuple[int, ...], made: Provenance) -> tuple[HeadScores, ...]:
@@ -161,7 +197,9 @@ def _scores(every: Sequence[OneImage], of: tuple[int, ...], made: Provenance) ->
     )
 
 
-def _tokens(layout: TokenLayout, sinks: Sequence[tuple[tuple[int, int], ...]], color: Tensor, covered: Tensor) -> Tokens:
+def _tokens(
+    layout: TokenLayout, boxes: Tensor, sinks: Sequence[tuple[tuple[int, int], ...]], color: Tensor, covered: Tensor
+) -> Tokens:
     """Describe the tokens of all images, whose layout is the same."""
     prefix, across = len(layout.prefix), layout.grid[-1]
     cells = torch.tensor(layout.present)
@@ -170,51 +208,18 @@ def _tokens(layout: TokenLayout, sinks: Sequence[tuple[tuple[int, int], ...]], c
     marked = torch.zeros(len(sinks), len(layout), dtype=torch.bool)
     for number, at in enumerate(sinks):
         marked[number] = torch.tensor([(int(r), int(c)) in at for r, c in zip(row, column, strict=True)])
-    count = len(sinks)
+    count, grid = len(sinks), (layout.grid[0], across)
     image = torch.arange(count).repeat_interleave(len(layout))
-    return Tokens(
-        image, row.repeat(count), column.repeat(count), marked.flatten(), color, covered, layout.prefix, (layout.grid[0], across)
-    )
+    return Tokens(image, row.repeat(count), column.repeat(count), marked.flatten(), color, covered, layout.prefix, grid, boxes)
 
 
-def forget(keep: Path) -> None:
-    """Delete what `gather` kept in a folder, and the folder if nothing else is in it."""
-    for file in (keep / _SETTINGS, *keep.glob("[0-9]*.safetensors")):
-        file.unlink(missing_ok=True)
-    with suppress(OSError):  # files of somebody else, or a link
-        keep.rmdir()
-
-
-class _Kept:
-    """Folder with what each image gave."""
-
-    def __init__(self, folder: Path, model: nn.Module, layers: str, some: int, seed: int, options: Any) -> None:  # noqa: ANN401
-        self.folder = folder
-        told = {
-            "model": state_digest(model),
-            "layers": layers,
-            "points": some,
-            "seed": seed,
-            "options": repr(sorted(options.items())),
-        }
-        file = folder / _SETTINGS
-        if file.exists():
-            if json.loads(file.read_text(encoding="utf-8")) != told:
-                raise OutputError(
-                    f"{printable(str(folder))}: was begun with another model or other settings. Remove this folder, or choose another."
-                )
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(told).encode())
-
-    def read(self, number: int, prepared: Prepared, masked: bool) -> OneImage | None:
-        """Return what an image gave, if it was kept, is whole, and is of this image."""
-        file = self.folder / f"{number:06}.safetensors"
-        if not file.exists():
-            return None
-        found = OneImage.load(file)
-        same = found.sha256 == image_facts(prepared.photo).sha256 and ("object" in found.scores) == masked
-        return found if same else None
-
-    def write(self, number: int, found: OneImage) -> None:
-        found.save(self.folder / f"{number:06}.safetensors")
+def _words(length: int, boxes: Tensor, words: Sequence[tuple[str, ...]], color: Tensor, covered: Tensor) -> Tokens:
+    """Describe the words of all texts as cells of one row. Padding, and a first token with which all texts begin, have no place."""
+    count, names = len(words), tuple(f"word{number}" for number in range(length))
+    place = torch.arange(length).expand(count, -1)
+    first = int(count > 1 and len({text[0] for text in words}) == 1)
+    real = (place >= first) & (place < torch.tensor([len(text) for text in words])[:, None])
+    row, column = torch.where(real, 0, -1), torch.where(real, place, -1)
+    image = torch.arange(count).repeat_interleave(length)
+    none = torch.zeros(count * length, dtype=torch.bool)
+    return Tokens(image, row.flatten(), column.flatten(), none, color, covered, names, (1, length), boxes, tuple(words))

@@ -19,6 +19,10 @@ _DEGENERATE = (
 )
 
 
+class NoFactor(OptionError):
+    """The criterion finds no scale for a head."""
+
+
 class Joint(NamedTuple):
     """Queries and keys in one space.
 
@@ -51,7 +55,8 @@ def joined(queries: Tensor, keys: Tensor, factor: float | None = None) -> Joint:
 
     Raises:
         ShapeError: If the shapes differ.
-        OptionError: If the factor is not a finite number above 0, or not given and all queries or keys are zero.
+        NoFactor: If the factor is not given, and most queries or keys are zero.
+        OptionError: If the factor is not a finite number above 0.
 
     Reference:
         Yeh et al., "AttentionViz", 2023, arXiv:2305.03210. The order is that of the paper: scale, then translate.
@@ -79,7 +84,8 @@ def factor_of(queries: Tensor, keys: Tensor, criterion: Criterion = "norms") -> 
         The factor.
 
     Raises:
-        OptionError: If the criterion is unknown, or all queries or keys are zero. The correlation within rows is refused as a
+        NoFactor: If most queries or keys are zero, or the criterion finds no close pairs whose products and distances vary.
+        OptionError: If the criterion is unknown. The correlation within rows is refused as a
             criterion: for centered queries it tends to -1 as the factor grows, whatever the data.
         ShapeError: If the shapes differ.
     """
@@ -90,8 +96,8 @@ def factor_of(queries: Tensor, keys: Tensor, criterion: Criterion = "norms") -> 
     if criterion == "norms":
         sizes = [float(each.norm(dim=1).median()) for each in (queries, keys)]
         if not all(sizes):
-            raise OptionError(
-                "the median norm of the queries or of the keys is zero, so they have no common scale. Pass a factor."
+            raise NoFactor(
+                "the median norm of the queries or of the keys is zero, so they have no common scale. Pass joined a factor."
             )
         return math.sqrt(sizes[1] / sizes[0])
     limit = pairs_of(*joined(queries, keys, 1.0)[:2]).limit() if criterion == "shared" else None
@@ -104,5 +110,5 @@ def factor_of(queries: Tensor, keys: Tensor, criterion: Criterion = "norms") -> 
         if not math.isnan(value):
             known[factor] = value
     if not known:
-        raise OptionError("no factor leaves close pairs of queries and keys to compare. Choose norms, or pass more tokens.")
+        raise NoFactor("no factor leaves close pairs of queries and keys to compare. Choose norms, or pass more tokens.")
     return min(known, key=lambda factor: abs(known[factor] + 1))

@@ -13,6 +13,7 @@ from torch import Tensor
 from visattn._support.checks import one_of
 from visattn._support.extras import need
 from visattn._support.progress import progress
+from visattn._support.typed import typed
 from visattn._support.types import Criterion, Layout
 from visattn.embedding.space import LayerStates, Projection, Space
 from visattn.errors import OptionError
@@ -33,6 +34,7 @@ _FEWEST = 5
 _LIBRARIES = {"tsne": ("sklearn", "embed", "t-SNE"), "umap": ("umap", "umap", "UMAP")}  # module, extra, name
 
 
+@typed()
 def lay_out(
     space: Space,
     method: Layout = "pca",
@@ -54,7 +56,7 @@ def lay_out(
         seed: Seed of t-SNE and UMAP.
 
     Returns:
-        For each layer the points of `LayerStates.some` as queries, and of `LayerStates.some_keys` as keys; NaN without a place.
+        For each layer the points of `LayerStates.some`, as queries and as keys; NaN without a place.
 
     Raises:
         OptionError: If the method is unknown, dimensions are not 2 or 3, a layer has no such heads, or there are fewer than five patches.
@@ -87,6 +89,7 @@ def lay_out(
     return found
 
 
+@typed()
 def lay_out_images(space: Space, method: Layout = "pca", *, seed: int = 0) -> Tensor:
     """Lay out the images by their codes.
 
@@ -130,7 +133,7 @@ def _drawn(states: LayerStates, one: Projection, heads: Sequence[int] | None) ->
         one.layer,
         tuple(some),
         one.queries[some][:, states.some],
-        one.keys[some][:, states.some_keys],
+        one.keys[some][:, states.some],
         one.shares[some],
         one.factors[some],
     )
@@ -140,18 +143,14 @@ def _neighborhood(
     states: LayerStates, queries: Tensor, keys: Tensor, method: Layout, dimensions: int, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Lay out the drawn patches of one head."""
-    drawn = states.some, states.some_keys
-    plain = [tokens.plain[at] for tokens, at in zip((states.of_queries, states.of_keys), drawn, strict=True)]
-    parts = [each[at][some] for each, at, some in zip((queries, keys), drawn, plain, strict=True)]
+    plain = states.tokens.plain[states.some]
+    parts = [each[states.some][plain] for each in (queries, keys)]
     cloud = torch.cat(parts).numpy()
     if len(cloud) < _FEWEST:
         raise OptionError(f"a layout needs {_FEWEST} patches or more, got {len(cloud)}. Pass more points.")
     laid = _fitted(cloud, method, dimensions, seed)
-    points = []
-    for some, part in zip(plain, np.split(laid, [len(parts[0])]), strict=True):
-        whole = torch.full((len(some), dimensions), torch.nan)
-        whole[some] = torch.from_numpy(np.ascontiguousarray(part, np.float32))
-        points.append(whole)
+    points = torch.full((2, len(plain), dimensions), torch.nan)
+    points[:, plain] = torch.from_numpy(np.ascontiguousarray(laid, np.float32)).view(2, -1, dimensions)
     return points[0], points[1]
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from visattn._support.tables import Row
+from visattn._support.typed import typed
 from visattn._support.types import Criterion
 from visattn.embedding.correlations import distances, ranks, row_correlation, row_pearson, row_spearman, weighted_correlation
 from visattn.embedding.space import LayerStates, Space
 from visattn.errors import OptionError
 from visattn.evaluation.intervals import mean_interval
 
-if TYPE_CHECKING:
-    from visattn._support.tables import Row
-
 IMAGES = 20
 _POOLED = 2_000  # queries and keys of all images that are compared
 
 
+@typed()
 def head_numbers(
     space: Space, criterion: Criterion = "norms", *, heads: Sequence[int] | None = None, images: int = IMAGES, seed: int = 0
 ) -> list[Row]:
@@ -39,7 +40,7 @@ def head_numbers(
         patches), `row_pearson` with the bounds `low` and `high` of its 95 % bootstrap interval over photos (None for one photo),
         `row_spearman`, `pooled_pearson` (queries against keys of all images, as AttentionViz reports it), `weighted` (see
         `weighted_correlation`), `attention_spearman` (ranks of distances against ranks of the attention itself, so with biases and within
-        windows), and `null_attention`: mean attention of patches on class tokens, registers and sinks.
+        windows), and `null_attention`: mean attention of patches on class tokens, registers and sinks. NaN where nothing varies.
 
     Raises:
         OptionError: If `images` is below 1.
@@ -59,29 +60,28 @@ def _of_head(
     space: Space, states: LayerStates, head: int, criterion: Criterion, chosen: Sequence[int], seed: int
 ) -> dict[str, Any]:
     both = space.joint(states.layer, head, criterion)
-    plain = states.of_queries.plain, states.of_keys.plain
-    norms = [float(each.double()[some].norm(dim=1).median()) for each, some in zip(states.head(head), plain, strict=True)]
+    plain = states.tokens.plain
+    norms = [float(each[plain].double().norm(dim=1).median()) for each in states.head(head)]
     pearson, spearman = {}, {}
     for image in chosen:
-        some, seen = (at & (tokens.image == image) for at, tokens in zip(plain, (states.of_queries, states.of_keys), strict=True))
-        pair = both.queries[some], both.keys[seen]
-        pearson[image], spearman[image] = row_pearson(*pair), row_spearman(*pair)
+        some = plain & (states.tokens.image == image)
+        if int(some.sum()) > 1:
+            pair = both.queries[some], both.keys[some]
+            pearson[image], spearman[image] = row_pearson(*pair), row_spearman(*pair)
     low, high = _interval(pearson, space.groups)
     generator = torch.Generator().manual_seed(seed)
-    pooled = [
-        each[at][torch.randperm(int(at.sum()), generator=generator)[:_POOLED]] for each, at in zip(both[:2], plain, strict=True)
-    ]
+    pooled = [each[plain][torch.randperm(int(plain.sum()), generator=generator)[:_POOLED]] for each in both[:2]]
     return {
         "layer": states.layer,
         "head": head,
         "factor": both.factor,
-        "norm_ratio": norms[1] / norms[0] if norms[0] else float("nan"),
-        "row_pearson": float(np.nanmean(list(pearson.values()))),
+        "norm_ratio": norms[1] / norms[0] if norms[0] else math.nan,
+        "row_pearson": _mean(pearson.values()),
         "low": low,
         "high": high,
-        "row_spearman": float(np.nanmean(list(spearman.values()))),
+        "row_spearman": _mean(spearman.values()),
         "pooled_pearson": row_pearson(pooled[0], pooled[1]),
-        "weighted": weighted_correlation(both.queries[plain[0]], both.keys[plain[1]], seed=seed),
+        "weighted": weighted_correlation(both.queries[plain], both.keys[plain], seed=seed),
         "attention_spearman": _with_attention(states, head, both.queries, both.keys),
         "null_attention": _on_nothing(states, head),
     }
@@ -90,12 +90,13 @@ def _of_head(
 def _with_attention(states: LayerStates, head: int, queries: Tensor, keys: Tensor) -> float:
     """Correlate ranks of distances and of attention over the patches that a query attends to, and average over queries."""
     found = []
-    each = states.of_keys.per_image
+    tokens, plain = states.tokens, states.tokens.plain
+    each = tokens.per_image
     for row, at in zip(states.rows[head].double(), states.some.tolist(), strict=True):
-        image = int(states.of_queries.image[at])
+        image = int(tokens.image[at])
         some = slice(image * each, (image + 1) * each)
-        seen = states.of_keys.plain[some] & (row > 0)
-        if not bool(states.of_queries.plain[at]) or int(seen.sum()) < 2:
+        seen = plain[some] & (row > 0)
+        if not bool(plain[at]) or int(seen.sum()) < 2:
             continue
         apart = distances(queries[at][None], keys[some][seen])
         found.append(row_correlation(ranks(row[seen][None]), ranks(apart)))
@@ -103,20 +104,33 @@ def _with_attention(states: LayerStates, head: int, queries: Tensor, keys: Tenso
 
 
 def _on_nothing(states: LayerStates, head: int) -> float:
-    each = states.of_keys.per_image
-    of = states.of_queries.image[states.some]
-    plain = states.of_keys.plain.view(-1, each)[of]  # (S, keys)
-    rows = states.rows[head].double()[states.of_queries.plain[states.some]]
-    return float((rows * ~plain[states.of_queries.plain[states.some]]).sum(1).mean())
+    tokens = states.tokens
+    some = states.some[tokens.plain[states.some]]  # the queries of patches
+    rows = states.rows[head][tokens.plain[states.some]].double()
+    plain = tokens.plain.view(-1, tokens.per_image)[tokens.image[some]]  # (queries, keys)
+    return float((rows * ~plain).sum(1).mean())
 
 
 def _spread(groups: Sequence[int], most: int) -> list[int]:
-    """Choose images from as many photos as there are: first one of each photo, then the next."""
-    order, seen = [], dict.fromkeys(groups, 0)
+    """Choose images from as many photos as there are: first one of each photo, then the next; of a round that is too many, evenly."""
+    rounds: list[list[int]] = []
+    seen = dict.fromkeys(groups, 0)
     for image, group in enumerate(groups):
-        order.append((seen[group], image))
+        if seen[group] == len(rounds):
+            rounds.append([])
+        rounds[seen[group]].append(image)
         seen[group] += 1
-    return sorted(image for _, image in sorted(order)[:most])
+    chosen: list[int] = []
+    for some in rounds:
+        left = min(most - len(chosen), len(some))
+        chosen += [some[round(at)] for at in np.linspace(0, len(some) - 1, left)]
+    return sorted(chosen)
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean of those that are numbers; NaN if none is."""
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _interval(values: dict[int, float], groups: Sequence[int]) -> tuple[float | None, float | None]:
@@ -124,7 +138,7 @@ def _interval(values: dict[int, float], groups: Sequence[int]) -> tuple[float | 
     photos: dict[int, list[float]] = {}
     for image, value in values.items():
         photos.setdefault(groups[image], []).append(value)
-    means = np.array([np.nanmean(each) for each in photos.values()])
+    means = np.array([mean for each in photos.values() if math.isfinite(mean := _mean(each))])
     if len(means) < 2:
         return None, None
     low, high = mean_interval(means)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,7 +21,8 @@ from torch import Tensor
 from visattn._support.files import write_whole
 from visattn._support.reprs import brief
 from visattn._support.types import Property
-from visattn.evaluation.patches import patches_of
+from visattn.errors import OptionError
+from visattn.evaluation.patches import Patches, patches_by_layout
 from visattn.evaluation.specialization import Scores, over_patches, scores_of
 from visattn.geometry import Box, Geometry
 from visattn.images import image_facts
@@ -30,6 +31,7 @@ from visattn.methods.sinks import find_sinks
 from visattn.operators import MatrixOperator, Operator, SoftmaxOperator
 from visattn.pipeline.inputs import Prepared
 from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.records.layouts import WORDS
 
 _LARGEST = 65504.0  # float16
 _ROWS, _VISIBLE, _ROUNDED = 16, 1e-5, 0.02  # rows that are checked; weights that count; error of a logarithm of half precision
@@ -41,21 +43,23 @@ class OneLayer:
     """States of one attention layer for one image.
 
     Attributes:
+        number: Number of the layer among those with attention.
+        layout: Layout of the tokens, which are queries and keys.
+        box: Rectangle of the photo that the grid of the layout covers.
         queries: `(heads, N, D)` in float16, or float32 where they are too large for it.
-        keys: `(heads, M, D)`, likewise.
-        of_queries: Layout of the queries.
-        of_keys: Layout of the keys.
-        some: `(S,)` queries, of which attention is kept.
-        rows: `(heads, S, M)` their attention.
-        color: `(N, 3)` mean color of the patch of each query; NaN for a token without a place.
+        keys: `(heads, N, D)`, likewise.
+        some: `(S,)` tokens that are drawn, and whose attention as queries is kept.
+        rows: `(heads, S, N)` their attention.
+        color: `(N, 3)` mean color of the patch of each token; NaN for a token without a place.
         object: `(N,)` share of the patch that an object covers; NaN for a token without a place, or without a mask.
         notes: What the dot product of a query and a key leaves out of the attention.
     """
 
+    number: int
+    layout: TokenLayout
+    box: Box
     queries: Tensor
     keys: Tensor
-    of_queries: TokenLayout
-    of_keys: TokenLayout
     some: Tensor
     rows: Tensor
     color: Tensor
@@ -73,9 +77,12 @@ class OneImage:
         name: Name of the image.
         sha256: Digest of its file or pixels.
         picture: JPEG of what the model received of it.
+        window: Rectangle of the photo that the picture shows.
+        words: Words of its text, without padding; they are the first tokens of layers over words.
         code: `(D,)` class token after the last layer, or the mean of its patches; empty if its tokens are not known.
         sinks: `(row, column)` of its attention sinks.
         layers: States by layer.
+        left_out: Names of the other layers with attention.
         scores: Scores of `heads` by property, with draws of their nulls; see `find_heads`.
         heads: Layer and number of each head that was scored.
     """
@@ -83,48 +90,67 @@ class OneImage:
     name: str
     sha256: str
     picture: bytes
+    window: Box
+    words: tuple[str, ...]
     code: Tensor
     sinks: tuple[tuple[int, int], ...]
     layers: dict[str, OneLayer]
+    left_out: tuple[str, ...]
     scores: Scores
     heads: tuple[tuple[str, int], ...]
 
     __repr__ = brief
 
-    def save(self, path: Path) -> None:
-        """Write a file that is complete or absent."""
+    def save(self, path: Path, key: str) -> None:
+        """Write a file that is complete or absent, and carries a key."""
         tensors, layers = {"picture": torch.from_numpy(np.frombuffer(self.picture, np.uint8).copy()), "code": self.code}, []
         for number, (name, one) in enumerate(self.layers.items()):
             kept = {key: value for key, value in vars(one).items() if isinstance(value, Tensor)}
             tensors |= {f"{number}.{key}": value.contiguous() for key, value in kept.items()}
-            places = [asdict(place) for place in (one.of_queries, one.of_keys)]
-            layers.append({"name": name, "places": places, "notes": one.notes})
+            told = {"number": one.number, "layout": asdict(one.layout), "box": one.box, "notes": one.notes}
+            layers.append({"name": name, **told})
         for title, (value, null) in self.scores.items():
             tensors |= {f"score.{title}": value.contiguous(), f"null.{title}": null.contiguous()}
-        facts = {"name": self.name, "sha256": self.sha256, "sinks": self.sinks, "layers": layers, "scores": list(self.scores)}
-        facts["heads"] = self.heads
+        facts = {name: getattr(self, name) for name in ("name", "sha256", "window", "words", "sinks", "left_out", "heads")}
+        facts |= {"layers": layers, "scores": list(self.scores), "key": key}
         write_whole(path, save(tensors, {"visattn": json.dumps(facts)}))
 
     @classmethod
-    def load(cls, path: Path) -> OneImage:
-        """Read a file that `save` wrote."""
+    def load(cls, path: Path, key: str) -> OneImage | None:
+        """Read a file that `save` wrote; return None if it carries another key.
+
+        Raises:
+            Exception: If it is no such file.
+        """
         with safetensors.safe_open(path, "pt") as file:
             facts = json.loads(file.metadata()["visattn"])
+            if facts["key"] != key:
+                return None
             tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         layers = {}
         for number, told in enumerate(facts["layers"]):
-            kept = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
-            places = [_layout(place) for place in told["places"]]
-            layers[told["name"]] = OneLayer(**kept, of_queries=places[0], of_keys=places[1], notes=tuple(told["notes"]))
+            kept: Any = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{number}.")}
+            place: Any = {"number": told["number"], "layout": _layout(told["layout"]), "box": Box(*told["box"])}
+            layers[told["name"]] = OneLayer(**place, **kept, notes=tuple(told["notes"]))
         scores: Scores = {title: (tensors[f"score.{title}"], tensors[f"null.{title}"]) for title in facts["scores"]}
         picture = tensors["picture"].numpy().tobytes()
         sinks = tuple((row, column) for row, column in facts["sinks"])
         heads = tuple((layer, head) for layer, head in facts["heads"])
-        return cls(facts["name"], facts["sha256"], picture, tensors["code"], sinks, layers, scores, heads)
+        words, left_out = tuple(facts["words"]), tuple(facts["left_out"])
+        known = facts["name"], facts["sha256"], picture, Box(*facts["window"]), words, tensors["code"]
+        return cls(*known, sinks, layers, left_out, scores, heads)
 
 
 def image_states(
-    recording: Recording, prepared: Prepared, layers: str, some: int, mask: NDArray[np.bool_] | None, draws: int, seed: int
+    recording: Recording,
+    prepared: Prepared,
+    layers: str,
+    some: int,
+    draws: int,
+    seed: int,
+    *,
+    mask: NDArray[np.bool_] | None = None,
+    words: tuple[str, ...] = (),
 ) -> OneImage:
     """Gather what one image gives.
 
@@ -133,27 +159,48 @@ def image_states(
         prepared: The image.
         layers: Glob of the names of layers.
         some: Number of patches whose attention is kept, besides that of the tokens without a place.
-        mask: Mask of an object on the photo.
         draws: Number of draws of each null.
         seed: Seed of the draws, and of the choice of patches.
+        mask: Mask of an object on the photo.
+        words: Words of the text that the model received beside the photo.
 
     Returns:
         The states, and scores of those heads that attend among patches.
     """
-    facts = image_facts(prepared.photo)
-    found, scored = {}, list(over_patches(recording))
+    facts, geometry = image_facts(prepared.photo), prepared.geometry
+    found: dict[str, OneLayer] = {}
+    left_out: list[str] = []
+    scored = list(over_patches(recording))
     every: list[Scores] = []
     heads: list[tuple[str, int]] = []
-    for record in _records(recording, layers):
-        patches = patches_of(prepared.photo, prepared.geometry, record.queries, mask)
-        found[_name(record)] = _one_layer(record, patches.color, patches.object, some, seed)
-        if any(record is one for one in scored):
+    patches_on = patches_by_layout(prepared.photo, geometry, mask)
+    unknown: OptionError | None = None
+    for number, record in enumerate(recording):
+        if not fnmatchcase(record.layer, layers):
+            continue
+        over_words = bool(words) and record.queries.space == WORDS
+        if record.kind != "self" or not (over_words or _over_patches(record.queries)):
+            left_out.append(record.name)
+            continue
+        patches = None if over_words else patches_on(record.queries)
+        try:
+            box = geometry.box_to_photo(record.queries.box)
+            found[record.name] = _one_layer(number, record, box, patches, some if patches else len(words), seed)
+        except OptionError as error:  # its queries and keys were not recorded
+            unknown = error
+            left_out.append(record.name)
+            continue
+        if patches and any(record is one for one in scored):
             every.append(scores_of(record, patches, draws=draws, seed=seed))
-            heads += [(_name(record), head) for head in range(record.operator.shape[1])]
+            heads += [(record.name, head) for head in range(record.operator.shape[1])]
+    if unknown is not None and not found:
+        raise unknown
     sinks = find_sinks(recording)[0] if chain_refusal(recording) is None else ()
     picture = _picture(prepared.photo, prepared.geometry)
     places = tuple((sink.row, sink.column) for sink in sinks)
-    return OneImage(facts.name, facts.sha256, picture, _code(recording), places, found, _joined(every), tuple(heads))
+    code, scores = _code(recording), _joined(every)
+    known = facts.name, facts.sha256, picture, geometry.window, words, code
+    return OneImage(*known, places, found, tuple(left_out), scores, tuple(heads))
 
 
 def _code(recording: Recording) -> Tensor:
@@ -173,33 +220,27 @@ def _joined(every: list[Scores]) -> Scores:
     }
 
 
-def _one_layer(
-    record: AttentionRecord, color: NDArray[np.float64], covered: NDArray[np.float64] | None, some: int, seed: int
-) -> OneLayer:
+def _over_patches(layout: TokenLayout) -> bool:
+    return len(layout.grid) == 2 and layout.cells > 1
+
+
+def _one_layer(number: int, record: AttentionRecord, box: Box, patches: Patches | None, some: int, seed: int) -> OneLayer:
+    """Gather a layer over patches, of which some are drawn; or over words, of which the first ones are no padding and are all drawn."""
     place, prefix = record.queries, len(record.queries.prefix)
-    at = np.array(place.present)
-    random = np.random.default_rng([seed, *place.grid])  # the same patches in all layers with this grid
-    chosen = np.sort(random.permutation(len(at))[:some]) + prefix
-    kept = torch.from_numpy(np.concatenate([np.arange(prefix), chosen]))
     colors, shares = torch.full((len(place), 3), torch.nan), torch.full((len(place),), torch.nan)
-    colors[prefix:] = torch.from_numpy(color.reshape(-1, 3)[at]).float()
-    if covered is not None:
-        shares[prefix:] = torch.from_numpy(covered.reshape(-1)[at]).float()
+    if patches is None:
+        kept = torch.arange(some)
+    else:
+        at = np.array(place.present)
+        random = np.random.default_rng([seed, *place.grid])  # the same patches in all layers with this grid
+        kept = torch.from_numpy(np.concatenate([np.arange(prefix), np.sort(random.permutation(len(at))[:some]) + prefix]))
+        colors[prefix:] = torch.from_numpy(patches.color.reshape(-1, 3)[at]).float()
+        if patches.object is not None:
+            shares[prefix:] = torch.from_numpy(patches.object.reshape(-1)[at]).float()
     operator = record.operator
+    states = _small(operator.queries()[0]), _small(operator.keys()[0])
     rows = operator.rows(kept.to(operator.device))[0].float().cpu()
-    states = (_small(operator.queries()[0]), _small(operator.keys()[0]))
-    return OneLayer(*states, place, record.keys, kept, rows, colors, shares, _left_out(record))
-
-
-def _records(recording: Recording, layers: str) -> Iterator[AttentionRecord]:
-    for record in recording:
-        on_grid = len(record.queries.grid) == 2 and len(record.keys.grid) == 2
-        if record.kind == "self" and on_grid and fnmatchcase(record.layer, layers):
-            yield record
-
-
-def _name(record: AttentionRecord) -> str:
-    return record.layer + (f" #{record.call}" if record.call else "")
+    return OneLayer(number, place, box, *states, kept, rows, colors, shares, _besides(record))
 
 
 def _small(states: Tensor) -> Tensor:
@@ -226,15 +267,13 @@ def _layout(told: Mapping[str, Any]) -> TokenLayout:
     return TokenLayout(told["space"], tuple(told["prefix"]), tuple(told["grid"]), Box(*told["box"]), tuple(told["holes"]))
 
 
-def _left_out(record: AttentionRecord) -> tuple[str, ...]:
+def _besides(record: AttentionRecord) -> tuple[str, ...]:
     """Return what the attention of a layer has besides the products of its queries and keys."""
     operator = record.operator
     blocks = operator.key_index is not None and operator.key_index.shape[0] > 1
     told = {
-        "the products are not all: a bias or a mask, such as that of relative positions, is added to them": not _by_products(
-            operator
-        ),
-        "a query attends within its window only": blocks,
+        "a bias or a mask is added to the products, such as that of relative positions": not _by_products(operator),
+        "a query attends only to its own window": blocks,
     }
     return tuple(text for text, holds in told.items() if holds)
 

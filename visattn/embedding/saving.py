@@ -6,24 +6,26 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from visattn._support.files import check_output, write_whole
+from visattn._support.spellings import spelled
 from visattn._support.tables import Row
+from visattn._support.typed import typed
 from visattn.embedding.layouts import Laid, lay_out, lay_out_images
 from visattn.embedding.numbers import head_numbers
 from visattn.embedding.space import Space
 from visattn.errors import OptionError
+from visattn.provenance import Provenance
 from visattn.viewer.page import MAX_MB
 from visattn.viewer.space_page import space_html
 from visattn.viewer.space_payload import Part
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-
+@spelled(Laid)
+@typed()
 def save_html(
     space: Space,
     path: str | os.PathLike[str],
@@ -54,19 +56,23 @@ def save_html(
     """
     target = check_output(Path(path), overwrite=overwrite)
     spaces = [space] if compare is None else [space, compare]
-    if compare is not None and compare.images != space.images:
+    if compare is not None and compare.digests != space.digests:
         raise OptionError("spaces that are compared must have the same images in the same order. Gather both from one list.")
     method, seed = how.get("method", "pca"), how.get("seed", 0)
     parts = [Part(one, lay_out(one, **how), _numbers(one, how), lay_out_images(one, method, seed=seed)) for one in spaces]
-    return write_whole(target, space_html(parts, method=method, max_mb=max_mb).encode())
+    criterion = how.get("criterion", "norms")
+    return write_whole(target, space_html(parts, method=method, criterion=criterion, max_mb=max_mb).encode())
 
 
+@spelled(Laid)
+@typed()
 def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = True, **how: Unpack[Laid]) -> Path:
     """Write the points of a space as an NPZ file, which numpy.load reads without pickles.
 
-    For layer `L` (its number): `L/queries` and `L/keys` `(heads, S, dimensions)`; `L/query_*` and `L/key_*` `(S,)` for `image`, `row`,
-    `column` (-1 without a place), `sink`; `L/query_color` `(S, 3)` and `L/query_object`; `L/factors` and `L/shares`. `facts` is JSON with
-    the names of layers and images, the numbers of the heads, and the provenance.
+    For the layer at place `L` of the file: `L/queries` and `L/keys` `(heads, S, dimensions)`; of the tokens `L/image`, `L/row`, `L/column`
+    (-1 without a place), `L/sink` and `L/object` `(S,)`, and `L/color` `(S, 3)`; `L/factors` `(heads,)` and `L/shares`
+    `(heads, dimensions)`. `facts` is JSON with the layers, the names of the images, the numbers of the heads, their scores by property,
+    and the provenance. A layer has its name, and if its tokens are words, those of each image's text.
 
     Args:
         space: Queries and keys, from `gather`.
@@ -83,24 +89,33 @@ def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = Tr
         MissingExtra: If the layout needs a library that is not installed.
     """
     target = check_output(Path(path), overwrite=overwrite)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Any] = {}
     for number, (states, one) in enumerate(zip(space.layers, lay_out(space, **how), strict=True)):
         arrays |= {f"{number}/{key}": getattr(one, key).numpy() for key in ("queries", "keys", "shares", "factors")}
-        for side, tokens, some in (("query", states.of_queries, states.some), ("key", states.of_keys, states.some_keys)):
-            arrays |= {f"{number}/{side}_{key}": getattr(tokens, key)[some].numpy() for key in ("image", "row", "column", "sink")}
-        arrays |= {f"{number}/query_{key}": getattr(states.of_queries, key)[states.some].numpy() for key in ("color", "object")}
+        for key in ("image", "row", "column", "sink", "color", "object"):
+            arrays[f"{number}/{key}"] = getattr(states.tokens, key)[states.some].numpy()
     facts = {
-        "layers": [{"name": states.layer, "notes": states.notes} for states in space.layers],
+        "layers": [
+            {"name": states.layer, "number": states.number, "notes": states.notes, "words": states.tokens.words}
+            for states in space.layers
+        ],
         "images": space.images,
         "labels": space.labels,
         "groups": space.groups,
         "numbers": [dict(row) for row in _numbers(space, how)],
-        "provenance": space.provenance.to_dict(),
+        "scores": {scores.name: [dict(row) for row in scores.rows()] for scores in space.scores},
+        "provenance": laid_out(space, how).to_dict(),
     }
     stream = io.BytesIO()
-    np.savez_compressed(stream, facts=np.array(json.dumps(facts)), allow_pickle=False, **arrays)
+    np.savez_compressed(stream, facts=np.array(json.dumps(facts)), **arrays)
     return write_whole(target, stream.getvalue())
 
 
+def laid_out(space: Space, how: Laid) -> Provenance:
+    """Return the provenance of a space whose points were laid out with these options of `lay_out`."""
+    told = {"method": "pca", "dimensions": 2, "criterion": "norms", **how} | space.provenance.parameters
+    return space.provenance.but(parameters={key: value for key, value in told.items() if value is not None})
+
+
 def _numbers(space: Space, how: Laid) -> list[Row]:
-    return head_numbers(space, how.get("criterion", "norms"), heads=how.get("heads"))
+    return head_numbers(space, how.get("criterion", "norms"), heads=how.get("heads"), seed=how.get("seed", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from visattn._support.reprs import brief
 from visattn._support.types import Criterion
 from visattn.embedding.components import Moments, joint_axes
-from visattn.embedding.joint import Joint, factor_of, joined
+from visattn.embedding.joint import Joint, NoFactor, factor_of, joined
 from visattn.errors import OptionError
 from visattn.evaluation.specialization import HeadScores
 from visattn.provenance import Provenance
@@ -30,6 +30,8 @@ class Tokens:
         object: `(N,)` share of the patch that an object covers; NaN without a place, or without a mask.
         names: Names of the tokens without a place in one image, such as `cls`; they come first.
         grid: Rows and columns of the patches of one image.
+        boxes: `(images, 4)` rectangle of each photo that the grid covers: top, left, bottom, right, in pixels.
+        words: For a layer over words: the words of each image's text. The grid is then one row of words, and padding has no place.
     """
 
     image: Tensor
@@ -40,13 +42,15 @@ class Tokens:
     object: Tensor
     names: tuple[str, ...]
     grid: tuple[int, int]
+    boxes: Tensor
+    words: tuple[tuple[str, ...], ...] = ()
 
     __repr__ = brief
 
     @property
     def per_image(self) -> int:
         """Number of tokens of one image."""
-        return len(self.image) // (int(self.image[-1]) + 1)
+        return len(self.image) // len(self.boxes)
 
     @property
     def plain(self) -> Tensor:
@@ -60,35 +64,40 @@ class LayerStates:
 
     Attributes:
         layer: Dotted name of the layer.
+        number: Number of the layer among those of the model that have attention.
         queries: `(heads, N, D)`.
-        keys: `(heads, M, D)`.
-        of_queries: The tokens of the queries.
-        of_keys: The tokens of the keys.
-        some: `(S,)` queries whose attention is kept.
+        keys: `(heads, N, D)`.
+        tokens: The tokens, which are queries and keys.
+        some: `(S,)` tokens that are drawn, and whose attention as queries is kept.
         rows: `(heads, S, keys of one image)` their attention.
         notes: What the dot product of a query and a key leaves out of the attention.
     """
 
     layer: str
+    number: int
     queries: Tensor
     keys: Tensor
-    of_queries: Tokens
-    of_keys: Tokens
+    tokens: Tokens
     some: Tensor
     rows: Tensor
     notes: tuple[str, ...] = ()
+    _factors: dict[tuple[int, Criterion], float] = field(default_factory=dict, init=False)
 
     __repr__ = brief
 
-    @property
-    def some_keys(self) -> Tensor:
-        """Keys that are drawn: the same tokens as the queries, or if keys have another grid, as many that are spread evenly."""
-        if self.of_keys is self.of_queries:
-            return self.some
-        return torch.linspace(0, len(self.of_keys.image) - 1, min(len(self.some), len(self.of_keys.image))).long()
+    def factor(self, head: int, criterion: Criterion = "norms") -> float:
+        """Return the scale of a head's queries, see `factor_of`; 1 for a head that has none, such as one whose keys are zero."""
+        if (head, criterion) not in self._factors:
+            queries, keys = self.head(head)
+            try:
+                found = factor_of(queries[self.tokens.plain], keys[self.tokens.plain], criterion)
+            except NoFactor:
+                found = 1.0
+            self._factors[head, criterion] = found
+        return self._factors[head, criterion]
 
     def head(self, head: int) -> tuple[Tensor, Tensor]:
-        """Return queries `(N, D)` and keys `(M, D)` of one head.
+        """Return queries and keys of one head, each `(N, D)`.
 
         Raises:
             OptionError: If there is no such head.
@@ -105,7 +114,7 @@ class Projection(NamedTuple):
         layer: Dotted name of the layer.
         heads: Numbers of the heads.
         queries: `(heads, N, dimensions)` points.
-        keys: `(heads, M, dimensions)` points.
+        keys: `(heads, N, dimensions)` points.
         shares: `(heads, dimensions)` share of the variance along each axis.
         factors: `(heads,)` scale of the queries in the joint space.
     """
@@ -125,7 +134,9 @@ class Space:
     Attributes:
         layers: States of each attention layer.
         images: Names of the images.
+        digests: SHA-256 of the file or the pixels of each image.
         pictures: What the model received of each image, as a small JPEG.
+        windows: `(images, 4)` rectangle of each photo that the model received: top, left, bottom, right, in pixels.
         codes: `(images, D)` class token of each image after the last layer, or the mean of its patches; `(images, 0)` if not known.
         labels: Class of each image, or nothing.
         groups: Photo of each image; crops of one photo share a number.
@@ -135,7 +146,9 @@ class Space:
 
     layers: tuple[LayerStates, ...]
     images: tuple[str, ...]
+    digests: tuple[str, ...]
     pictures: tuple[bytes, ...]
+    windows: Tensor
     codes: Tensor
     labels: tuple[str, ...]
     groups: tuple[int, ...]
@@ -158,10 +171,14 @@ class Space:
         raise OptionError(f"there is no layer {layer!r} in the space. Its layers: {', '.join(names)}.")
 
     def joint(self, layer: int | str, head: int, criterion: Criterion = "norms") -> Joint:
-        """Return all queries and keys of a head in their joint space, which is fitted to the patches that are no sinks."""
+        """Return all queries and keys of a head in their joint space, which is fitted to the patches that are no sinks.
+
+        The factor of a head that has none, because its queries or keys are zero, is 1.
+        """
         states = self.layer(layer)
         queries, keys = states.head(head)
-        fitted = joined(*_patches(states, queries, keys), factor_of(*_patches(states, queries, keys), criterion))
+        plain = states.tokens.plain
+        fitted = joined(queries[plain], keys[plain], states.factor(head, criterion))
         return Joint(queries.double() * fitted.factor, keys.double() / fitted.factor + fitted.shift, fitted.factor, fitted.shift)
 
     def project(self, dimensions: int = 2, criterion: Criterion = "norms") -> list[Projection]:
@@ -180,17 +197,12 @@ class Space:
         return [_projected(states, dimensions, criterion) for states in self.layers]
 
 
-def _patches(states: LayerStates, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    return queries[..., states.of_queries.plain, :], keys[..., states.of_keys.plain, :]
-
-
 def _projected(states: LayerStates, dimensions: int, criterion: Criterion) -> Projection:
     heads, _, width = states.queries.shape
-    patches = _patches(states, states.queries, states.keys)
     moments = Moments.empty(heads, width), Moments.empty(heads, width)
-    for gathered, tokens in zip(moments, patches, strict=True):
-        gathered.add(tokens)
-    factors = torch.tensor([factor_of(*both, criterion) for both in zip(*patches, strict=True)], dtype=torch.float64)
+    for gathered, every in zip(moments, (states.queries, states.keys), strict=True):
+        gathered.add(every[:, states.tokens.plain])
+    factors = torch.tensor([states.factor(head, criterion) for head in range(heads)], dtype=torch.float64)
     axes, shares = joint_axes(*moments, factors, dimensions)
     by = factors[:, None, None]
     own = [each.mean[:, None] for each in moments]  # each cloud is centered at its own mean: the translation of the keys

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -83,6 +85,13 @@ def patches_of(photo: Image.Image, geometry: Geometry, layout: TokenLayout, mask
 
     color = mean(np.asarray(photo.convert("RGB"), np.float64) / 255)
     return Patches(color, None if mask is None else mean(mask.astype(np.float64)))
+
+
+def patches_by_layout(
+    photo: Image.Image, geometry: Geometry, mask: NDArray[np.bool_] | None = None
+) -> Callable[[TokenLayout], Patches]:
+    """Return a function from a layout to `patches_of` it, which averages the photo once for layers with the same layout."""
+    return cache(lambda layout: patches_of(photo, geometry, layout, mask))
 
 
 def _shares(start: float, end: float, cells: int, pixels: int) -> NDArray[np.float64]:

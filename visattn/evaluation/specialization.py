@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visattn._support.checks import one_of
+from visattn._support.checks import as_list, one_each, one_of
 from visattn._support.progress import progress
 from visattn._support.reprs import brief
 from visattn._support.spellings import spelled
@@ -24,7 +24,7 @@ from visattn._support.types import Property
 from visattn.errors import OptionError
 from visattn.evaluation.given import MaskLike, as_mask
 from visattn.evaluation.intervals import mean_interval
-from visattn.evaluation.patches import CONTENTS, Patches, patches_of
+from visattn.evaluation.patches import CONTENTS, Patches, patches_by_layout
 from visattn.families.wrappers import unwrapped
 from visattn.images import image_facts
 from visattn.loading import load_model
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 PROPERTIES: tuple[Property, ...] = get_args(Property)
 DRAWS = 99  # of each null
+_ROUNDED = 4e-6  # of the largest value: what a sum in single precision may be off
 
 Scores = dict[Property, tuple[Tensor, Tensor]]  # of every head of a layer: `(heads,)`, and `(draws, heads)` of the null
 
@@ -143,13 +144,12 @@ def find_heads(
         VisattnError: Any error of `visattn.explain`.
     """
     one_of(name, PROPERTIES, "name")
+    images = as_list(images)
     if not images:
         raise OptionError("no images were given. Pass a list of them.")
     if name == "object" and masks is None:
         raise OptionError("heads for objects need a mask for each image. Pass masks.")
-    for what, given in (("masks", masks), ("groups", groups)):
-        if given is not None and len(given) != len(images):
-            raise OptionError(f"{what} must have an entry for each of the {len(images)} images, got {len(given)}.")
+    one_each(len(images), masks=masks, groups=groups)
     if draws < 1:
         raise OptionError(f"draws must be 1 or more, got {draws}.")
     how = Preprocessing(**options)
@@ -164,12 +164,11 @@ def find_heads(
             recording = look(model, prepared, features="none")
             names.append(image_facts(prepared.photo).name)
             mask = None if masks is None else as_mask(masks[number])
+            patches_on = patches_by_layout(prepared.photo, prepared.geometry, mask)
             found: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
             for record in over_patches(recording):
-                patches = patches_of(prepared.photo, prepared.geometry, record.queries, mask)
-                scores = scores_of(record, patches, (name,), draws=draws, seed=seed + number)[name]
-                layer = record.layer + (f" #{record.call}" if record.call else "")
-                found |= {(layer, head): (scores[0][head], scores[1][:, head]) for head in range(len(scores[0]))}
+                scores = scores_of(record, patches_on(record.queries), (name,), draws=draws, seed=seed + number)[name]
+                found |= {(record.name, head): (scores[0][head], scores[1][:, head]) for head in range(len(scores[0]))}
             if every and found.keys() != every[0].keys():
                 raise OptionError(
                     f"{names[-1]}: has other layers or heads than {names[0]}. Pass img_size, so that all are alike."
@@ -181,7 +180,7 @@ def find_heads(
         raise OptionError("the model has no self-attention over patches whose rows are distributions.")
     values = torch.stack([torch.stack([found[head][0] for head in heads]) for found in every])
     nulls = torch.stack([torch.stack([found[head][1] for head in heads], 1) for found in every], 1)
-    of = tuple(groups or range(len(images)))
+    of = tuple(range(len(images)) if groups is None else map(int, groups))
     made = prepared.noted(recording.provenance).but(
         image=names[0] if len(names) == 1 else f"{len(names)} images",
         method="heads by a property of patches",
@@ -263,12 +262,18 @@ def _of_neighbors(weights: Tensor, rows: int, columns: int, others: Tensor) -> t
 
 def _r2(seen: Tensor, own: Tensor) -> Tensor:
     """Return the squared correlation over the last axis; NaN where the property does not vary, 0 where what is seen does not."""
-    seen, own = (each - each.mean(-1, keepdim=True) for each in (seen, own))
+    (seen, seen_varies), (own, own_varies) = (_centered(each) for each in (seen, own))
     both = (seen * own.conj()).sum(-1).abs().square()
-    spread, width = seen.abs().square().sum(-1), own.abs().square().sum(-1)
-    product = spread * width
-    found = both / torch.where(product > 0, product, 1)
-    return torch.where(width > 0, found, torch.nan)
+    product = seen.abs().square().sum(-1) * own.abs().square().sum(-1)
+    found = torch.where(seen_varies & own_varies, both / product.clamp_min(torch.finfo(product.dtype).tiny), 0.0)
+    return torch.where(own_varies, found, torch.nan)
+
+
+def _centered(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Subtract the mean over the last axis; return also whether the values vary there by more than single precision rounds."""
+    apart = values - values.mean(-1, keepdim=True)
+    most = values.abs().amax(-1)
+    return apart, apart.abs().amax(-1) > _ROUNDED * most
 
 
 def _adjacent(rows: int, columns: int) -> NDArray[np.bool_]:

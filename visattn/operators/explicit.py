@@ -121,8 +121,13 @@ class SumOperator(Operator):
 
     def image(self, number: int) -> SumOperator:
         """Return the operator of one image; see `Operator.image`."""
-        batch = self.shape[0]
-        one = SumOperator([(of_image(c, number, batch), operator.image(number)) for c, operator in self.terms])
+        axes, batch = len(self.shape), self.shape[0]
+        one = SumOperator(
+            [
+                (of_image(c, number, batch) if isinstance(c, Tensor) and c.ndim == axes else c, operator.image(number))
+                for c, operator in self.terms  # with fewer axes, the first one of a coefficient is not the batch
+            ]
+        )
         one.gradient = None if self.gradient is None else self.gradient.image(number)
         return one
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +36,35 @@ def with_prompt(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
         OptionError: If the model has no text tower, or its tokenizer is not there.
     """
     texts = [text for text in (target.prompt, target.versus) if isinstance(text, str)]
-    tokens = _of_open_clip(model, texts) if hasattr(model, "encode_text") else _of_transformers(model, texts)
-    device = prepared.pixels.device
-    words = {name: value.to(device) for name, value in tokens.items()}
+    words = {name: value.to(prepared.pixels.device) for name, value in tokenized(model, texts).inputs.items()}
     return replace(prepared, inputs={**prepared.inputs, **words}), replace(
         target, of=Similarity(tuple(texts)), prompt=None, versus=None
     )
+
+
+class Tokenized(NamedTuple):
+    """Tokens of several texts, padded to one length.
+
+    Attributes:
+        inputs: Inputs of the model by name, each `(texts, L)`.
+        words: Each text's tokens as the tokenizer spells them, without padding.
+    """
+
+    inputs: dict[str, Tensor]
+    words: tuple[tuple[str, ...], ...]
+
+    def inputs_of(self, number: int) -> dict[str, Tensor]:
+        """Return the inputs of one text."""
+        return {name: value[number : number + 1] for name, value in self.inputs.items()}
+
+
+def tokenized(model: nn.Module, texts: Sequence[str]) -> Tokenized:
+    """Return the tokens of texts, for a model with a text tower.
+
+    Raises:
+        OptionError: If the model has no text tower, or its tokenizer is not there.
+    """
+    return _of_open_clip(model, texts) if hasattr(model, "encode_text") else _of_transformers(model, texts)
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,7 @@ def _logits(output: Any) -> Tensor:  # noqa: ANN401
     )
 
 
-def _of_transformers(model: Any, texts: Sequence[str]) -> dict[str, Tensor]:  # noqa: ANN401
+def _of_transformers(model: Any, texts: Sequence[str]) -> Tokenized:  # noqa: ANN401
     if not hasattr(model, "get_text_features"):
         raise OptionError(
             f"{type(model).__name__} has no text tower, so a prompt cannot be its target. Pass a class, or a model such as CLIP."
@@ -89,10 +112,17 @@ def _of_transformers(model: Any, texts: Sequence[str]) -> dict[str, Tensor]:  # 
     tokenizer = tokenizer_of(model, "Pass inputs=tokenizer(...) and a function of the output as target.")
     padding = "max_length" if str(model.config.model_type).startswith("siglip") else True  # as in training
     made = tokenizer(list(texts), padding=padding, truncation=True, return_tensors="pt")
-    return {name: value for name, value in made.items() if name in ("input_ids", "attention_mask")}
+    inputs = {name: value for name, value in made.items() if name in ("input_ids", "attention_mask")}
+    ids = made["input_ids"]
+    real = made["attention_mask"].bool() if "attention_mask" in made else ids != tokenizer.pad_token_id
+    return Tokenized(inputs, tuple(_spelled(tokenizer.decode, row[seen]) for row, seen in zip(ids, real, strict=True)))
 
 
-def _of_open_clip(model: Any, texts: Sequence[str]) -> dict[str, Tensor]:  # noqa: ANN401
+def _spelled(decode: Callable[[list[int]], str], ids: Tensor) -> tuple[str, ...]:
+    return tuple(decode([number]).strip() for number in ids.tolist())
+
+
+def _of_open_clip(model: Any, texts: Sequence[str]) -> Tokenized:  # noqa: ANN401
     library = import_module("open_clip")
     name = provenance_of(model).model
     architecture = name.removeprefix(_CLIP).replace("/", ".").partition(".")[0] if name.startswith(_CLIP) else ""
@@ -108,5 +138,8 @@ def _of_open_clip(model: Any, texts: Sequence[str]) -> dict[str, Tensor]:  # noq
             f"{type(model).__name__}: its tokenizer is not known ({first_line(error)}). Pass inputs={{'text': tokens}} and a "
             "function of the output as target."
         ) from error
-    tokens: Tensor = tokenizer(list(texts))
-    return {"text": tokens if isinstance(tokens, Tensor) else torch.as_tensor(tokens)}
+    ids = torch.as_tensor(tokenizer(list(texts)))
+    own = getattr(tokenizer, "tokenizer", None)  # one of transformers
+    ends = ids.argmax(1) + 1 if own is None else (ids != own.pad_token_id).sum(1)  # the last token of CLIP has the highest number
+    decode = (own or tokenizer).decode
+    return Tokenized({"text": ids}, tuple(_spelled(decode, row[:end]) for row, end in zip(ids, ends.tolist(), strict=True)))

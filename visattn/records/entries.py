@@ -65,6 +65,11 @@ class AttentionRecord:
 
     __repr__ = brief
 
+    @property
+    def name(self) -> str:
+        """Name of the layer, with the index of the call unless it is the first."""
+        return self.layer + (f" #{self.call}" if self.call else "")
+
     def __post_init__(self) -> None:
         """Check that the layouts and the operator have the same number of tokens.
 

@@ -13,6 +13,8 @@ from visattn._support.reprs import brief
 from visattn.errors import OptionError
 from visattn.geometry import Box
 
+WORDS = "words"  # name of a token set: the tokens of a text
+
 
 @dataclass(frozen=True)
 class TokenLayout:

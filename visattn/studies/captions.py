@@ -7,6 +7,7 @@ from visattn.captioning import Caption
 from visattn.errors import OptionError
 from visattn.operators import MatrixOperator
 from visattn.records import AttentionRecord, Recording, TokenLayout
+from visattn.records.layouts import WORDS
 from visattn.studies.views import Study, View
 
 _LAYER = "decoder"
@@ -29,7 +30,7 @@ def caption_study(caption: Caption) -> Study:
         raise OptionError("the caption has no words, so there is nothing to show. Choose another photo or captioner.")
     shown = caption.map
     names = tuple(f"word{number}" for number in range(len(caption.words)))
-    words = TokenLayout("words", names, (), shown.layout.box)
+    words = TokenLayout(WORDS, names, (), shown.layout.box)
     weights = shown.values.flatten(1)[None, None]
     record = AttentionRecord(_LAYER, 0, 0, "cross", MatrixOperator(weights), words, shown.layout)
     provenance = shown.provenance.but(geometry=caption.geometry)

@@ -109,7 +109,7 @@ class Payload:
         found, heads = encoded(record.operator), _chosen(record, self._heads)
         kept = found.only(heads)
         facts = {
-            "layer": record.layer + (f" #{record.call}" if record.call else ""),
+            "layer": record.name,
             "kind": record.kind,
             "heads": len(heads),
             "numbers": heads,

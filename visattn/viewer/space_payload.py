@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from visattn._support.tables import Row
     from visattn.embedding import LayerStates, Projection, Space, Tokens
 
-VERSION = 1
 NOWHERE = 65535  # code of a point without a place
 _LAST = NOWHERE - 1
+_DECIMALS = 2  # of pixels, to which grids on a photo are compared
 _COLORMAPS = "viridis", "inferno"
 
 
@@ -65,17 +65,18 @@ class SpacePayload:
         self._arrays, self._most = Packed(), max_mb
         self._tables: list[dict[str, Any]] = []
         self._known: dict[tuple[Any, ...], int] = {}
+        self._places: dict[
+            tuple[Any, ...], int
+        ] = {}  # grids on the photos: in those with one number, a place means the same pixels
         first = parts[0].space
         layers = [
-            self._layer(states, one) | {"block": block}
+            self._layer(block, states, part.space.windows, one)
             for block, part in enumerate(parts)
             for states, one in zip(part.space.layers, part.points, strict=True)
         ]
         blocks = [_block(part) | {"model": name} for part, name in zip(parts, _names(parts), strict=True)]
         self.data = self._arrays.text()
         self.facts: dict[str, Any] = {
-            "version": VERSION,
-            "kind": "space",
             "title": f"{' | '.join(block['model'] for block in blocks)}: {len(first.images)} images",
             "about": about,
             "dimensions": parts[0].points[0].queries.shape[2],
@@ -89,29 +90,25 @@ class SpacePayload:
             "chunks": self._arrays.chunks,
         }
 
-    def _layer(self, states: LayerStates, one: Projection) -> dict[str, Any]:
+    def _layer(self, block: int, states: LayerStates, windows: Tensor, one: Projection) -> dict[str, Any]:
         heads = one.heads
         clouds = torch.cat([one.queries, one.keys], 1)  # (heads, 2 S, dimensions)
         middle, half = _frames(clouds)
         rows = states.rows[list(heads)].float()
         most = rows.amax(-1).clamp_min(torch.finfo(torch.float32).tiny)
         codes = (rows / most[..., None] * 255).round().to(torch.uint8)
-        norms = {}
-        for side, every, some in (("query", states.queries, states.some), ("key", states.keys, states.some_keys)):
-            norms[side] = every[list(heads)][:, some].float().norm(dim=2)
+        norms = [each[list(heads)][:, states.some].float().norm(dim=2).numpy() for each in (states.queries, states.keys)]
         facts = {
             "name": states.layer,
+            "number": states.number,
             "heads": list(heads),
             "notes": list(states.notes),
-            "queryTable": self._table(states.of_queries, states.some),
-            "keyTable": self._table(states.of_keys, states.some_keys),
-            "same": states.of_keys is states.of_queries,
-            "keyGrid": list(states.of_keys.grid),
-            "keyNames": list(states.of_keys.names),
+            "block": block,
+            "table": self._table(block, states.tokens, states.some, windows),
             "queries": self._arrays.add(_codes(one.queries, middle, half)),
             "keys": self._arrays.add(_codes(one.keys, middle, half)),
-            "queryNorms": self._arrays.add(norms["query"].half().numpy()),
-            "keyNorms": self._arrays.add(norms["key"].half().numpy()),
+            "queryNorms": self._arrays.add(norms[0]),
+            "keyNorms": self._arrays.add(norms[1]),
             "rows": self._arrays.add(codes.numpy()),
             "rowScale": self._arrays.add((most / 255).numpy()),
             "shares": [[_finite(value) for value in row] for row in one.shares.tolist()],
@@ -119,9 +116,10 @@ class SpacePayload:
         check_size(self._arrays.characters, self._most, f"layer {states.layer}")
         return facts
 
-    def _table(self, tokens: Tokens, some: Tensor) -> int:
-        """Return the number of the table of the drawn tokens; layers with the same tokens share one."""
-        key = tokens.grid, tokens.names, some.numpy().tobytes()
+    def _table(self, block: int, tokens: Tokens, some: Tensor, windows: Tensor) -> int:
+        """Return the number of the table of the drawn tokens; layers of a model with the same tokens share one."""
+        places = tokens.grid, tokens.words, tokens.boxes.round(decimals=_DECIMALS).numpy().tobytes()
+        key = block, places, tokens.names, some.numpy().tobytes()
         if key in self._known:
             return self._known[key]
         color, covered = tokens.color[some], tokens.object[some]
@@ -130,8 +128,12 @@ class SpacePayload:
             {
                 "grid": list(tokens.grid),
                 "names": list(tokens.names),
-                "perImage": tokens.per_image,
+                "frame": _frame(tokens.boxes[0], windows[0]),
+                "words": [list(text) for text in tokens.words],
+                "places": self._places.setdefault(places, len(self._places)),
                 "token": self._arrays.add((some % tokens.per_image).numpy().astype(np.uint16)),
+                "cellRow": self._arrays.add(tokens.row[: tokens.per_image].numpy().astype(np.int32)),
+                "cellColumn": self._arrays.add(tokens.column[: tokens.per_image].numpy().astype(np.int32)),
                 "image": self._arrays.add(place[0].numpy().astype(np.uint16)),
                 "row": self._arrays.add(place[1].numpy().astype(np.int32)),
                 "column": self._arrays.add(place[2].numpy().astype(np.int32)),
@@ -166,6 +168,13 @@ def _block(part: Part) -> dict[str, Any]:
         "numbers": [_plain(row) for row in part.numbers],
         "scores": {scores.name: [_plain(row) for row in scores.rows()] for scores in part.space.scores},
     }
+
+
+def _frame(box: Tensor, window: Tensor) -> list[float]:
+    """Return a rectangle as shares of the height and width of another."""
+    corner, size = window[:2].repeat(2), (window[2:] - window[:2]).repeat(2)
+    found: list[float] = ((box - corner) / size).tolist()
+    return found
 
 
 def _frames(clouds: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from visattn._support.types import Kind
 from visattn.capturing.tokens.planes import Planes
 from visattn.geometry import Box
 from visattn.records import TokenLayout
+from visattn.records.layouts import WORDS
 
 
 class Unplaced(Exception):
@@ -270,7 +271,7 @@ def _canonical(planes: Planes, codes: Tensor, space: str) -> tuple[TokenLayout, 
     names = token_names(planes, tokens, "token" if grids else "query")
     if plane is None:
         words = bool(names) and all(name.startswith(_GIVEN) for name in names)
-        return TokenLayout("words" if words else POOL, names, (), planes.input), index
+        return TokenLayout(WORDS if words else POOL, names, (), planes.input), index
     here = ~loose & (codes >= 0)
     cell = (codes[here] - plane.base).long()
     present = torch.unique(cell)

@@ -58,7 +58,7 @@ export function redrawn(root, draw) {
   draw();
   if (!held || held.isConnected) return;
   const name = (control) => control.getAttribute("aria-label") || control.parentElement.textContent;
-  const controls = [...root.querySelectorAll("button, input")];
+  const controls = [...root.querySelectorAll("button, input, select")];
   const again = controls.find((control) => name(control) === name(held)) || controls[0];
   if (again) again.focus({ preventScroll: true });
 }

@@ -1,4 +1,4 @@
-// Tokens, layers and heads of a space. A token has the same number in every head whose layer shares its table.
+// Tokens, layers and heads of a space. A token has the same number in every head whose layer shares its table; other tables may hold it too.
 
 import { Colors } from "../colors.js";
 
@@ -8,18 +8,46 @@ const LAST = NOWHERE - 1;
 class Table {
   constructor(facts, arrays) {
     Object.assign(this, facts);
-    for (const name of ["token", "image", "row", "column", "sink", "color"]) this[name] = arrays[facts[name]];
+    for (const name of ["token", "image", "row", "column", "sink", "color", "cellRow", "cellColumn"]) this[name] = arrays[facts[name]];
     this.object = facts.object === null ? null : arrays[facts.object];
     this.count = this.image.length;
-    this.at = new Map(Array.from(this.image, (image, i) => [`${image}.${this.token[i]}`, i]));
+    this.ofWords = facts.words.length > 0;
   }
 
+  // Whether a token has no place, such as a class token.
   named(i) {
     return this.row[i] < 0;
   }
 
   nameOf(i) {
-    return this.named(i) ? this.names[this.token[i]] : `${this.row[i]},${this.column[i]}`;
+    return this.nameAt(this.image[i], this.token[i]);
+  }
+
+  // Name of the token of an image.
+  nameAt(image, token) {
+    if (this.ofWords) return this.words[image][token] ?? "";
+    return this.cellRow[token] < 0 ? this.names[token] : `${this.cellRow[token]},${this.cellColumn[token]}`;
+  }
+
+  // Values of all tokens of an image as a grid; NaN where a cell has no token.
+  onGrid(values) {
+    const found = new Float32Array(this.grid[0] * this.grid[1]).fill(NaN);
+    values.forEach((value, token) => {
+      if (this.cellRow[token] >= 0) found[this.cellRow[token] * this.grid[1] + this.cellColumn[token]] = value;
+    });
+    return found;
+  }
+
+  // Number in another table of a token of this one; null if it is not there. Patches are the same if both grids cover the same pixels.
+  into(other, i) {
+    if (other === this) return i;
+    if (!this.named(i) && other.places !== this.places) return null;
+    other.index ||= new Map(Array.from({ length: other.count }, (_, j) => [other.#key(j), j]));
+    return other.index.get(this.#key(i)) ?? null;
+  }
+
+  #key(i) {
+    return `${this.image[i]} ${this.named(i) ? this.names[this.token[i]] : `${this.row[i]},${this.column[i]}`}`;
   }
 
   // Brightness from 0 to 1; hue from 0 to 1, and chroma.
@@ -43,14 +71,9 @@ class Layer {
     this.numbers = facts.heads;
     this.heads = facts.heads.length;
     this.dimensions = dimensions;
-    this.queryTable = tables[facts.queryTable];
-    this.keyTable = tables[facts.keyTable];
+    this.table = tables[facts.table];
     for (const name of ["queries", "keys", "queryNorms", "keyNorms", "rows", "rowScale"]) this[name] = arrays[facts[name]];
-    this.columns = this.rows.length / (this.heads * this.queryTable.count);
-  }
-
-  table(side) {
-    return side === "query" ? this.queryTable : this.keyTable;
+    this.columns = this.rows.length / (this.heads * this.table.count);
   }
 
   codes(side) {
@@ -63,8 +86,8 @@ class Layer {
 
   // Attention of a drawn query, over all keys of its image.
   row(head, i) {
-    const start = (head * this.queryTable.count + i) * this.columns;
-    const scale = this.rowScale[head * this.queryTable.count + i];
+    const start = (head * this.table.count + i) * this.columns;
+    const scale = this.rowScale[head * this.table.count + i];
     return Float32Array.from(this.rows.subarray(start, start + this.columns), (code) => code * scale);
   }
 
@@ -82,7 +105,7 @@ class Layer {
 // Places of all points of a head in a square from 0 to 1, after a turn about both axes if there are three dimensions; NaN without a place.
 export function placesOf(layer, head, side, [turn, tilt]) {
   const codes = layer.codes(side);
-  const { count } = layer.table(side);
+  const { count } = layer.table;
   const d = layer.dimensions;
   const found = new Float32Array(2 * count);
   const [ct, st, cp, sp] = [Math.cos(turn), Math.sin(turn), Math.cos(tilt), Math.sin(tilt)];
@@ -128,10 +151,10 @@ export class Space {
 
   // Name of a layer by its number, and of its model if there are two.
   nameOf(layer) {
-    return this.blocks.length > 1 ? `${this.blocks[layer.block].model}, layer ${layer.depth}` : `layer ${layer.depth}`;
+    return this.blocks.length > 1 ? `${this.blocks[layer.block].model}, layer ${layer.number}` : `layer ${layer.number}`;
   }
 
   get points() {
-    return this.layers.reduce((sum, layer) => sum + layer.heads * (layer.queryTable.count + layer.keyTable.count), 0);
+    return this.layers.reduce((sum, layer) => sum + 2 * layer.heads * layer.table.count, 0);
   }
 }

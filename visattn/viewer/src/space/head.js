@@ -7,6 +7,7 @@ import { Raster, inside } from "./plot.js";
 const NEAR = 12; // pixels around a point that count as the point
 const CLICK = 4;
 const MOST = 560;
+const NEIGHBORS = 30;
 
 export class HeadPlot {
   constructor(app) {
@@ -18,10 +19,11 @@ export class HeadPlot {
     this.canvas = element("canvas", {
       tabindex: 0,
       role: "application",
-      "aria-label": "Queries and keys of one head. Arrow keys choose the next token, Escape lets go.",
+      "aria-label": "Queries and keys of one head. Arrow keys choose the next token, n selects its neighbors, Escape lets go.",
       onpointerdown: (event) => this.#down(event),
       onpointermove: (event) => this.#move(event),
       onpointerup: (event) => this.#up(event),
+      onpointercancel: () => this.#letGo(),
       onpointerleave: () => !this.held && (this.reading.textContent = ""),
       onkeydown: (event) => this.#key(event),
     });
@@ -29,7 +31,8 @@ export class HeadPlot {
     this.over = element("canvas", { class: "over", "aria-hidden": "true" });
     this.lassoing = app.space.dimensions === 2;
     const turned = app.space.dimensions === 3 ? [check("dragging draws a lasso (else turns)", false, (on) => (this.lassoing = on))] : [];
-    this.root = element("section", { class: "spacehead", "aria-label": "Head" }, this.title, ...turned, element("div", { class: "stack" }, this.canvas, this.over), this.legend, this.reading, this.notes);
+    this.neighbors = element("button", { onclick: () => this.selectNeighbors() }, "Select neighbors");
+    this.root = element("section", { class: "spacehead", "aria-label": "Head" }, this.title, ...turned, element("div", { class: "stack" }, this.canvas, this.over), element("div", { class: "controls" }, this.neighbors), this.legend, this.reading, this.notes);
     this.held = null;
   }
 
@@ -54,16 +57,18 @@ export class HeadPlot {
     this.title.textContent = plain(`${app.space.nameOf(layer)}, head ${layer.numbers[state.head]} (${layer.name})`, 120);
     const shares = (layer.shares[state.head] || []).filter((share) => share !== null);
     const along = shares.length ? `The axes hold ${shares.map((share) => `${(100 * share).toFixed(0)}`).join(" + ")} % of the variance. ` : "";
-    this.notes.textContent = plain(`${along}${layer.notes.length ? `Not in these points: ${layer.notes.join("; ")}.` : ""}`, 600);
+    this.notes.textContent = plain(`${along}${layer.notes.length ? `The attention here is not by products alone: ${layer.notes.join("; ")}.` : ""}`, 600);
+    this.neighbors.disabled = app.token === null;
     this.#legend();
     this.#overlay();
   }
 
   #legend() {
     const { app } = this;
-    const told = legendOf(app.space, app.state.mode);
+    const told = legendOf(app.space, app.layer.table, app.state.mode);
     if (told.entries) {
       this.legend.replaceChildren(
+        ...(told.text ? [plain(told.text)] : []),
         ...told.entries.map(([color, text]) => {
           const dot = element("span", { class: "dot" });
           dot.style.background = color;
@@ -86,7 +91,7 @@ export class HeadPlot {
   // The lasso, the chosen token as query and as key, and the line between both.
   #overlay() {
     const { app, over, side } = this;
-    const { state } = app;
+    const { token } = app;
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
     over.width = over.height = Math.round(side * ratio);
     over.style.width = over.style.height = `${side}px`;
@@ -100,9 +105,9 @@ export class HeadPlot {
       context.closePath();
       context.stroke();
     }
-    if (state.token === null || !app.hasToken(state.row)) return;
+    if (token === null) return;
     for (const which of app.sides) {
-      const at = this.#place(which, state.token);
+      const at = this.#place(which, token);
       if (!at) continue;
       context.strokeStyle = ink("--text");
       context.beginPath();
@@ -130,8 +135,7 @@ export class HeadPlot {
     let found = null;
     let least = NEAR;
     for (const which of this.app.sides) {
-      const { count } = this.app.layer.table(which);
-      for (let token = 0; token < count; token++) {
+      for (let token = 0; token < this.app.layer.table.count; token++) {
         const at = this.#place(which, token);
         const apart = at ? Math.hypot(at[0] - x, at[1] - y) : Infinity;
         if (apart < least) [least, found] = [apart, { which, token }];
@@ -151,7 +155,7 @@ export class HeadPlot {
     const { app, held } = this;
     if (!held) {
       const found = this.nearest(at);
-      this.reading.textContent = found ? plain(app.told(found.which, found.token), 160) : "";
+      this.reading.textContent = found ? plain(app.nameOf(found.which, app.layer.table, found.token), 160) : "";
       return;
     }
     const [dx, dy] = [at[0] - held.start[0], at[1] - held.start[1]];
@@ -171,8 +175,26 @@ export class HeadPlot {
     if (held.path && held.path.length > 2) this.lasso(held.path);
     else if (!held.moved) {
       const found = this.nearest(this.#at(event));
-      app.choose(found ? found.token : null, found ? found.which : "query");
+      app.choose(found ? found.token : null);
     }
+  }
+
+  #letGo() {
+    this.held = null;
+    this.#overlay();
+  }
+
+  // Selects the points nearest to the query of the chosen token.
+  selectNeighbors() {
+    const { app } = this;
+    const own = app.token === null ? null : this.#place("query", app.token);
+    if (!own) return;
+    const { count } = app.layer.table;
+    const points = app.sides.flatMap((which) => Array.from({ length: count }, (_, token) => [which, token, this.#place(which, token)]));
+    const near = points.filter(([, , at]) => at).map(([which, token, at]) => [Math.hypot(at[0] - own[0], at[1] - own[1]), which, token]);
+    const masks = { query: new Uint8Array(count), key: new Uint8Array(count) };
+    for (const [, which, token] of near.sort((a, b) => a[0] - b[0]).slice(0, NEIGHBORS)) masks[which][token] = 1;
+    app.selectPoints(masks, `nearness to ${app.nameOf("query", app.layer.table, app.token)}`);
   }
 
   // Chooses the points inside a polygon, in pixels of the plot.
@@ -180,7 +202,7 @@ export class HeadPlot {
     const { app } = this;
     const found = {};
     for (const which of ["query", "key"]) {
-      const { count } = app.layer.table(which);
+      const { count } = app.layer.table;
       found[which] = new Uint8Array(count);
       if (!app.sides.includes(which)) continue;
       for (let token = 0; token < count; token++) {
@@ -188,19 +210,20 @@ export class HeadPlot {
         if (at && inside(at, path)) found[which][token] = 1;
       }
     }
-    app.select(found, "lasso");
+    app.selectPoints(found, "lasso");
   }
 
   #key(event) {
     const { app } = this;
-    const { state } = app;
+    const { token } = app;
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (event.key === "Escape") {
       app.choose(null);
-      app.select(null, "");
-    } else if (step) {
-      const { count } = app.layer.queryTable;
-      app.choose(state.token === null ? 0 : (state.token + step + count) % count);
+      app.select(null);
+    } else if (event.key === "n") this.selectNeighbors();
+    else if (step) {
+      const { count } = app.layer.table;
+      app.choose(token === null ? 0 : (token + step + count) % count);
     } else return;
     event.preventDefault();
   }

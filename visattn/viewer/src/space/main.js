@@ -17,14 +17,13 @@ class App {
   constructor(space) {
     this.space = space;
     this.painted = new Painted(space);
-    this.state = { row: space.layers.length - 1, head: 0, mode: "kind", token: null, image: 0, tab: "image", attention: "one", patches: "selected", ...this.#linked() };
+    this.state = { row: space.layers.length - 1, head: 0, mode: "kind", image: 0, tab: "image", attention: "one", patches: "selected", ...this.#linked() };
     this.sides = ["query", "key"];
     this.turn = [0.6, 0.4];
+    this.picked = null; // the chosen token and its table
     this.selected = null;
-    this.what = "";
     this.known = new Map();
     this.waiting = new Set();
-    this.tokenTable = null;
     this.matrix = new HeadMatrix(this);
     this.plot = new HeadPlot(this);
     this.panels = { image: new SpaceImage(this), patches: new Sheet(this), images: new Thumbs(this), numbers: new Numbers(this) };
@@ -54,7 +53,7 @@ class App {
       ...Object.entries(TABS).map(([name, text]) => element("button", { role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => this.set({ tab: name }), onkeydown: (event) => this.#tabKey(event) }, text)),
     );
     const panels = Object.entries(this.panels).map(([name, panel]) => element("div", { role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, class: "panel" }, panel.root));
-    this.chosen = element("p", { class: "reading", "aria-live": "polite" });
+    this.told = element("p", { class: "reading", "aria-live": "polite" });
     const controls = element(
       "div",
       { class: "controls", role: "group", "aria-label": "Display" },
@@ -62,12 +61,12 @@ class App {
       check("queries", true, (on) => this.#side("query", on)),
       check("keys", true, (on) => this.#side("key", on)),
       element("button", { onclick: () => this.matrix.zoomAt(0, 0, 0) }, "Show all heads"),
-      element("button", { onclick: () => this.select(null, "") }, "Clear selection"),
+      element("button", { onclick: () => this.select(null) }, "Clear selection"),
     );
     this.main = element(
       "main",
       { class: "space" },
-      element("section", { class: "left", "aria-label": "All heads" }, controls, this.matrix.root, this.chosen, element("ul", { class: "warnings", "aria-label": "Warnings" }, ...space.warnings.map((text) => element("li", {}, plain(text, 400))))),
+      element("section", { class: "left", "aria-label": "All heads" }, controls, this.matrix.root, this.told, element("ul", { class: "warnings", "aria-label": "Warnings" }, ...space.warnings.map((text) => element("li", {}, plain(text, 400))))),
       this.plot.root,
       element("section", { "aria-label": "Panels" }, this.tabs, ...panels),
     );
@@ -91,48 +90,74 @@ class App {
     this.later("all");
   }
 
-  // Selected tokens of a layer as a mask; null: all. A selection holds in all layers with the same tokens.
-  members(row, side) {
-    const table = this.space.layers[row].table(side);
-    return this.selected && this.selected.table[side] === table ? this.selected[side] : null;
+  // The chosen token in a layer's table; null if none is chosen, or the layer does not have it.
+  tokenIn(row) {
+    return this.picked ? this.picked.table.into(this.space.layers[row].table, this.picked.token) : null;
   }
 
-  // Whether the chosen token is one of this layer.
-  hasToken(row) {
-    return this.space.layers[row].queryTable === this.tokenTable;
+  get token() {
+    return this.tokenIn(this.state.row);
+  }
+
+  // The image that is shown: that of the chosen token.
+  get image() {
+    return this.picked ? this.picked.table.image[this.picked.token] : this.state.image;
+  }
+
+  // Selected tokens of a layer as a mask; null: all.
+  members(row, side) {
+    if (!this.selected) return null;
+    const { known, of } = this.selected;
+    const { table } = this.space.layers[row];
+    const key = `${this.space.tables.indexOf(table)} ${side}`;
+    if (!known.has(key)) known.set(key, of(table, side));
+    return known.get(key);
   }
 
   set(changes) {
     Object.assign(this.state, changes);
-    const layer = this.layer;
-    this.state.head = Math.min(this.state.head, layer.heads - 1);
+    this.state.head = Math.min(this.state.head, this.layer.heads - 1);
     this.later("all");
   }
 
-  choose(token, side = "query") {
-    const table = this.layer.queryTable;
-    if (token !== null && side === "key" && !this.layer.same) token = null; // keys of another grid have no attention of their own
-    this.tokenTable = table;
-    this.set({ token, ...(token === null ? {} : { image: table.image[token], attention: "one" }) });
+  // Chooses a token of the open layer, or lets go.
+  choose(token) {
+    const { table } = this.layer;
+    const image = this.image;
+    this.picked = token === null ? null : { table, token };
+    this.set({ image: token === null ? image : table.image[token], ...(token === null ? {} : { attention: "one" }) });
   }
 
   chooseImage(image) {
-    const found = {};
-    for (const side of ["query", "key"]) found[side] = Uint8Array.from(this.layer.table(side).image, (one) => (one === image ? 1 : 0));
-    this.state.token = null;
+    this.picked = null;
     this.state.image = image;
-    this.select(found, `image ${this.space.images[image].name}`);
+    this.select((table) => Uint8Array.from(table.image, (one) => (one === image ? 1 : 0)), `image ${this.space.images[image].name}`);
   }
 
-  select(found, what) {
-    const empty = found && !found.query.includes(1) && !found.key.includes(1);
-    this.selected = found && !empty ? { ...found, table: { query: this.layer.queryTable, key: this.layer.keyTable } } : null;
-    this.what = what;
-    this.set(what === "lasso" && this.selected ? { tab: "patches", patches: "selected" } : {});
+  // Selects points of the open head, given as a mask for queries and one for keys.
+  selectPoints(masks, what) {
+    const own = this.layer.table;
+    const of = (table, side) => {
+      const found = new Uint8Array(table.count);
+      masks[side].forEach((one, i) => {
+        const there = one ? own.into(table, i) : null;
+        if (there !== null) found[there] = 1;
+      });
+      return found.includes(1) || table === own ? found : null;
+    };
+    const empty = !masks.query.includes(1) && !masks.key.includes(1);
+    this.select(empty ? null : of, what);
+    if (!empty) this.set({ tab: "patches", patches: "selected" });
   }
 
-  told(side, token) {
-    const table = this.layer.table(side);
+  // Selects tokens, given as a function from a table and a side to a mask.
+  select(of, what = "") {
+    const { layer } = this;
+    this.selected = of && { of, what, known: new Map(), table: layer.table, layer, head: layer.numbers[this.state.head] };
+    this.set({});
+  }
+
+  nameOf(side, table, token) {
     return `${side} ${table.nameOf(token)} of ${this.space.images[table.image[token]].name}${table.sink[token] ? ", a sink" : ""}`;
   }
 
@@ -163,9 +188,11 @@ class App {
       document.getElementById(`panel-${name}`).hidden = !chosen;
     }
     this.panels[state.tab].draw();
-    const count = this.selected ? ["query", "key"].map((side) => this.selected[side].reduce((sum, one) => sum + one, 0)) : null;
-    const selection = count ? ` Selected by ${this.what}: ${count[0]} queries, ${count[1]} keys.` : "";
-    this.chosen.textContent = plain(`${state.token === null ? "No token is chosen." : `Chosen: ${this.told("query", state.token)}, ringed in every head.`}${selection}`, 300);
+    const { picked, selected } = this;
+    const chosen = picked ? `Chosen: ${this.nameOf("query", picked.table, picked.token)}, ringed in every head that has it.` : "No token is chosen.";
+    const counts = selected ? ["query", "key"].map((side) => selected.of(selected.table, side).reduce((sum, one) => sum + one, 0)) : [];
+    const selection = selected ? ` Selected by ${selected.what}: ${counts[0]} queries, ${counts[1]} keys.` : "";
+    this.told.textContent = plain(chosen + selection, 300);
     this.#remember();
   }
 
@@ -198,7 +225,8 @@ class App {
   }
 
   #remember() {
-    const { row, head, mode, tab, image } = this.state;
+    const { row, head, mode, tab } = this.state;
+    const { image } = this;
     try {
       history.replaceState(null, "", `#${new URLSearchParams({ row, head, mode, tab, image })}`);
     } catch {
@@ -206,14 +234,17 @@ class App {
     }
   }
 
-  // The selection as JSON: image, row and column of each token.
+  // The selection as JSON: image and name of each token.
   selection() {
+    const { selected, space } = this;
+    if (!selected) return { layer: this.layer.name, head: this.layer.numbers[this.state.head], by: "", queries: [], keys: [] };
+    const { table, layer, head, what, of } = selected;
     const list = (side) => {
-      const table = this.layer.table(side);
-      const mask = this.members(this.state.row, side);
-      return mask ? Array.from(mask.keys()).filter((i) => mask[i]).map((i) => ({ image: this.space.images[table.image[i]].name, token: table.nameOf(i) })) : [];
+      const mask = of(table, side);
+      const tokens = Array.from(mask.keys()).filter((i) => mask[i]);
+      return tokens.map((i) => ({ image: space.images[table.image[i]].name, number: table.image[i], token: table.nameOf(i) }));
     };
-    return { layer: this.layer.name, head: this.layer.numbers[this.state.head], by: this.what, queries: list("query"), keys: list("key") };
+    return { model: space.blocks[layer.block].model, layer: layer.name, head, by: what, queries: list("query"), keys: list("key") };
   }
 
   #save() {

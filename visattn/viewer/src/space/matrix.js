@@ -7,6 +7,7 @@ import { Raster } from "./plot.js";
 const GAP = 0.12; // between tiles, as a share of a tile
 const MOST_ZOOM = 24;
 const CLICK = 4; // pixels that a click may move
+const MOST_HIGH = 1000;
 
 export class HeadMatrix {
   constructor(app) {
@@ -19,6 +20,7 @@ export class HeadMatrix {
       onpointerdown: (event) => this.#down(event),
       onpointermove: (event) => this.#move(event),
       onpointerup: (event) => this.#up(event),
+      onpointercancel: () => (this.held = null),
       onkeydown: (event) => this.#key(event),
     });
     this.raster = new Raster(this.canvas);
@@ -31,8 +33,8 @@ export class HeadMatrix {
     const { space } = this.app;
     const width = Math.max(this.root.clientWidth, 200);
     const across = space.mostHeads + 0.6; // of a model
-    const unit = width / (across * space.blocks.length);
-    return { width, height: Math.min(Math.max(unit * space.deepest + 8, 160), 1000), unit, across };
+    const unit = Math.min(width / (across * space.blocks.length), (MOST_HIGH - 8) / space.deepest);
+    return { width, height: Math.max(unit * space.deepest + 8, 160), unit, across };
   }
 
   // Rectangle of a tile: left, top, side.
@@ -92,16 +94,16 @@ export class HeadMatrix {
     context.fillStyle = ink("--text");
     context.textBaseline = "middle";
     for (const [row, head, [left, top, side]] of shown) {
-      if (head === 0) context.fillText(String(space.layers[row].depth), Math.max(2, left - unit * 0.45 * this.view.zoom), top + side / 2);
+      if (head === 0) context.fillText(String(space.layers[row].number), Math.max(2, left - unit * 0.45 * this.view.zoom), top + side / 2);
       if (state.row === row && state.head === head) {
         context.strokeStyle = ink("--focus");
         context.lineWidth = 3;
         context.strokeRect(left - 3, top - 3, side + 6, side + 6);
       }
-      if (state.token === null || !app.hasToken(row)) continue;
-      for (const which of app.sides) {
+      const token = app.tokenIn(row);
+      for (const which of token === null ? [] : app.sides) {
         const places = app.places(row, head, which);
-        const [x, y] = [left + places[2 * state.token] * side, top + places[2 * state.token + 1] * side];
+        const [x, y] = [left + places[2 * token] * side, top + places[2 * token + 1] * side];
         if (!(x === x)) continue;
         context.strokeStyle = ink("--text");
         context.lineWidth = 2;
@@ -109,7 +111,7 @@ export class HeadMatrix {
         context.arc(x, y, 4, 0, 2 * Math.PI);
         context.stroke();
       }
-      if (this.view.zoom > 2.5) context.fillText(`layer ${space.layers[row].depth}, head ${space.layers[row].numbers[head]}`, left + 4, top + 9);
+      if (this.view.zoom > 2.5) context.fillText(`layer ${space.layers[row].number}, head ${space.layers[row].numbers[head]}`, left + 4, top + 9);
     }
   }
 
@@ -122,6 +124,16 @@ export class HeadMatrix {
     view.zoom = zoom;
     if (zoom === 1) view.x = view.y = 0;
     this.app.later("matrix");
+  }
+
+  // Moves the view so that a tile lies in it.
+  #reveal(row, head) {
+    const { view } = this;
+    const { width, height } = this.size;
+    const [left, top, side] = this.tile(row, head);
+    if (left >= 0 && top >= 0 && left + side <= width && top + side <= height) return;
+    view.x = Math.max(0, view.x + (left + side / 2 - width / 2) / view.zoom);
+    view.y = Math.max(0, view.y + (top + side / 2 - height / 2) / view.zoom);
   }
 
   #at(event) {
@@ -176,7 +188,10 @@ export class HeadMatrix {
       const beyond = head + right < 0 || head + right >= now.heads; // to the other model
       const block = now.block + (beyond ? right : 0);
       const next = layers.findIndex((layer) => layer.block === block && layer.depth === now.depth + down);
-      if (next >= 0) app.set({ row: next, head: beyond ? (right > 0 ? 0 : layers[next].heads - 1) : Math.min(layers[next].heads - 1, head + right) });
+      if (next >= 0) {
+        app.set({ row: next, head: beyond ? (right > 0 ? 0 : layers[next].heads - 1) : Math.min(layers[next].heads - 1, head + right) });
+        this.#reveal(app.state.row, app.state.head);
+      }
     } else if (event.key === "+" || event.key === "=") this.zoomAt(width / 2, height / 2, 1.5);
     else if (event.key === "-") this.zoomAt(width / 2, height / 2, 1 / 1.5);
     else if (event.key === "0") this.zoomAt(0, 0, 0);

@@ -1,11 +1,13 @@
 // Numbers of all heads as a table. A header sorts, a row opens its head.
 
-import { element, plain } from "../dom.js";
+import { element, plain, redrawn } from "../dom.js";
 
 const NAMES = {
+  factor: ["scale", "factor of the queries"],
   row_pearson: ["distance, Pearson", "correlation of dot product and distance within the rows of an image"],
   row_spearman: ["distance, Spearman", "the same for ranks"],
   attention_spearman: ["attention, Spearman", "ranks of distance against ranks of the attention itself"],
+  pooled_pearson: ["all images, Pearson", "queries against the keys of all images"],
   weighted: ["close pairs", "correlation over the closest pairs of all images"],
   null_attention: ["to no patch", "attention on class tokens, registers and sinks"],
   norm_ratio: ["key / query norm", "ratio of the median norms"],
@@ -13,6 +15,11 @@ const NAMES = {
 
 function told(value) {
   return value === null || value === undefined ? "" : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+// Place in an order: missing values come last, either way.
+function rank(value, sign) {
+  return value === null || value === undefined ? Number.MAX_VALUE : sign * value;
 }
 
 export class Numbers {
@@ -23,7 +30,7 @@ export class Numbers {
     this.body = element("div", { class: "numbers", tabindex: 0, role: "region", "aria-label": "Numbers of all heads" });
     this.root = element("div", {}, this.note, this.body);
     this.rows = this.#joined();
-    this.columns = Object.keys(this.rows[0] || {}).filter((name) => name !== "place");
+    this.columns = Object.keys(this.rows[0] || {}).filter((name) => !["place", "interval"].includes(name));
   }
 
   #joined() {
@@ -39,8 +46,9 @@ export class Numbers {
         return {
           place: [row, index],
           ...(space.blocks.length > 1 ? { model: space.blocks[layer.block].model } : {}),
-          layer: layer.depth,
+          layer: layer.number,
           head,
+          interval: own.low === null || own.low === undefined ? null : [own.low, own.high],
           ...Object.fromEntries(Object.keys(NAMES).filter((name) => name in own).map((name) => [name, own[name]])),
           ...Object.fromEntries(scores.map(([name, of]) => [name, of.get(key) || null])),
         };
@@ -58,8 +66,9 @@ export class Numbers {
     const { state } = app;
     const [by, sign] = this.sorted;
     const ordered = [...this.rows].sort((a, b) => {
-      const [one, other] = [this.#value(a, by), this.#value(b, by)].map((value) => (value === null || value === undefined ? Infinity : typeof value === "string" ? 0 : sign * value));
-      return one - other || a.place[0] - b.place[0] || a.place[1] - b.place[1];
+      const [one, other] = [this.#value(a, by), this.#value(b, by)];
+      const apart = typeof one === "string" ? sign * one.localeCompare(other) : rank(one, sign) - rank(other, sign);
+      return apart || a.place[0] - b.place[0] || a.place[1] - b.place[1];
     });
     const sort = (name) => {
       this.sorted = [name, this.sorted[0] === name ? -this.sorted[1] : ["model", "layer", "head"].includes(name) || name in NAMES ? 1 : -1];
@@ -69,18 +78,19 @@ export class Numbers {
     const head = this.columns.map((name) =>
       element("th", { scope: "col", "aria-sort": by === name ? (sign > 0 ? "ascending" : "descending") : "none" }, element("button", { class: "small", "data-name": name, title: NAMES[name] ? NAMES[name][1] : "", onclick: () => sort(name) }, NAMES[name] ? NAMES[name][0] : name)),
     );
-    const body = ordered.map((row) =>
-      element(
-        "tr",
-        row.place[0] === state.row && row.place[1] === state.head ? { class: "chosen" } : {},
-        ...this.columns.map((name, i) => element("td", {}, i ? this.#cell(row[name], name) : element("button", { class: "small", "aria-label": `open layer ${row.layer}, head ${row.head}`, onclick: () => app.set({ row: row.place[0], head: row.place[1] }) }, String(row.layer)))),
-      ),
-    );
-    this.body.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
+    const body = ordered.map((row) => {
+      const open = () => app.set({ row: row.place[0], head: row.place[1] });
+      const chosen = row.place[0] === state.row && row.place[1] === state.head ? { class: "chosen" } : {};
+      return element("tr", { ...chosen, onclick: open }, ...this.columns.map((name) => element("td", {}, this.#cell(row, name))));
+    });
+    redrawn(this.body, () => this.body.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body))));
   }
 
-  #cell(value, name) {
-    if (name === "head" || name === "model") return String(value);
+  #cell(row, name) {
+    const value = row[name];
+    if (name === "layer") return element("button", { class: "small", "aria-label": `open layer ${row.layer}, head ${row.head}${row.model ? ` of ${row.model}` : ""}` }, String(value));
+    if (name === "head" || name === "model") return plain(value);
+    if (name === "row_pearson" && row.interval) return `${told(value)} (${row.interval.map(told).join(" to ")})`;
     if (value && typeof value === "object") return plain(`${told(value.score)} (${told(value.null)}; ${value.p === null ? "" : value.p.toFixed(3)})`);
     return told(value);
   }

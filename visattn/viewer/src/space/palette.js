@@ -3,6 +3,7 @@
 const OKABE_ITO = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 const QUERY = "#d55e00";
 const KEY = "#0072b2";
+const MOST_LABELS = 16;
 const NONE = "#8c959e"; // tokens without the property
 
 export const MODES = [
@@ -55,6 +56,7 @@ function painter(space, table, side, mode) {
   const [rows, columns] = table.grid;
   const category = (number) => parsed(OKABE_ITO[number % OKABE_ITO.length]);
   const placed = (paint) => (i) => (table.named(i) ? parsed(NONE) : paint(i));
+  const seen = (paint) => (table.ofWords ? () => parsed(NONE) : placed(paint)); // words have no colors
   switch (mode) {
     case "row":
       return placed((i) => along(viridis, table.row[i] / Math.max(rows - 1, 1)));
@@ -65,16 +67,16 @@ function painter(space, table, side, mode) {
     case "checks":
       return placed((i) => category((Math.floor((3 * table.row[i]) / rows) * 3 + Math.floor((3 * table.column[i]) / columns)) % 8));
     case "color":
-      return placed((i) => pixel(...table.color.subarray(3 * i, 3 * i + 3)));
+      return seen((i) => pixel(...table.color.subarray(3 * i, 3 * i + 3)));
     case "hue":
-      return placed((i) => {
+      return seen((i) => {
         const [hue, chroma] = table.hue(i);
         return chroma < 0.06 ? parsed(NONE) : wheel(hue);
       });
     case "brightness":
-      return placed((i) => along(viridis, table.brightness(i)));
+      return seen((i) => along(viridis, table.brightness(i)));
     case "object":
-      return placed((i) => along(viridis, table.object ? table.object[i] : 0));
+      return seen((i) => along(viridis, table.object ? table.object[i] : 0));
     case "label":
       return (i) => category(space.labels.indexOf(space.images[table.image[i]].label));
     case "image":
@@ -86,8 +88,7 @@ function painter(space, table, side, mode) {
   }
 }
 
-export function legendOf(space, mode) {
-  const table = space.tables[0];
+export function legendOf(space, table, mode) {
   const [rows, columns] = table.grid;
   const scale = (low, high) => ({ scale: "viridis", low, high });
   switch (mode) {
@@ -110,7 +111,10 @@ export function legendOf(space, mode) {
     case "object":
       return scale("background", "object");
     case "label":
-      return { entries: space.labels.slice(0, 8).map((label, i) => [OKABE_ITO[i], label]) };
+      return {
+        text: space.labels.length > OKABE_ITO.length ? `${space.labels.length} classes, whose colors repeat` : "",
+        entries: space.labels.slice(0, MOST_LABELS).map((label, i) => [OKABE_ITO[i % OKABE_ITO.length], label]),
+      };
     case "image":
       return { text: "each image its own color" };
     case "outlier":
@@ -128,7 +132,7 @@ export class Painted {
   }
 
   of(layer, head, side, mode) {
-    const table = layer.table(side);
+    const { table } = layer;
     const key = mode === "norm" ? `${layer.block} ${layer.name} ${head} ${side}` : `${this.space.tables.indexOf(table)} ${mode === "kind" ? side : ""}`;
     const full = `${mode} ${key}`;
     if (!this.known.has(full)) {

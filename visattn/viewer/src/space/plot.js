@@ -51,19 +51,6 @@ export class Raster {
     }
   }
 
-  // A ring around one point.
-  ring(x, y, radius, color) {
-    const { context, ratio } = this;
-    context.save();
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.strokeStyle = color;
-    context.lineWidth = 2;
-    context.beginPath();
-    context.arc(x, y, radius, 0, 2 * Math.PI);
-    context.stroke();
-    context.restore();
-  }
-
   end() {
     this.context.setTransform(1, 0, 0, 1, 0, 0);
     this.context.putImageData(this.image, 0, 0);

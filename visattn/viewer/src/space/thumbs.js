@@ -8,7 +8,14 @@ export class Thumbs {
   constructor(app) {
     this.app = app;
     this.title = element("p", { class: "shown" });
-    this.canvas = element("canvas", { role: "img", "aria-label": "Images by their codes. A click chooses one.", onclick: (event) => this.#click(event), onpointermove: (event) => this.#move(event) });
+    this.canvas = element("canvas", {
+      tabindex: 0,
+      role: "application",
+      "aria-label": "Images by their codes. A click chooses one, arrow keys the next one.",
+      onclick: (event) => this.#click(event),
+      onpointermove: (event) => this.#move(event),
+      onkeydown: (event) => this.#key(event),
+    });
     this.reading = element("p", { class: "reading" });
     this.root = element("div", { class: "thumbs" }, this.title, this.canvas, this.reading);
   }
@@ -20,11 +27,11 @@ export class Thumbs {
 
   draw() {
     const { app, codes } = this;
-    const { space, layer, state } = app;
+    const { space, layer } = app;
     this.side = Math.max(200, Math.min(this.root.clientWidth, MOST));
     this.thumb = Math.max(18, Math.min(64, (this.side * 0.9) / Math.sqrt(codes.length || 1)));
     const context = sized(this.canvas, this.side, codes.length ? this.side : 1);
-    this.title.textContent = codes.length ? plain(`${codes.length} images of ${space.blocks[layer.block].model}, by their class token or the mean of their patches`) : "The tokens after the last layer are not known, so images have no codes.";
+    this.title.textContent = codes.length ? plain(`${codes.length} ${codes.length === 1 ? "image" : "images"} of ${space.blocks[layer.block].model}, by their class token or the mean of their patches`) : "The tokens after the last layer are not known, so images have no codes.";
     codes.forEach((code, i) => {
       const picture = space.pictures[layer.block][i];
       if (!picture.complete) picture.onload = () => app.later("panel");
@@ -32,7 +39,7 @@ export class Thumbs {
       const [x, y] = this.#place(code);
       const [wide, high] = this.#size(picture);
       context.drawImage(picture, x - wide / 2, y - high / 2, wide, high);
-      if (i !== state.image) return;
+      if (i !== app.image) return;
       context.strokeStyle = ink("--focus");
       context.lineWidth = 3;
       context.strokeRect(x - wide / 2, y - high / 2, wide, high);
@@ -65,5 +72,13 @@ export class Thumbs {
   #click(event) {
     const found = this.#at(event);
     if (found >= 0) this.app.chooseImage(found);
+  }
+
+  #key(event) {
+    const { app } = this;
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (!step || !this.codes.length) return;
+    event.preventDefault();
+    app.chooseImage((app.image + step + this.codes.length) % this.codes.length);
   }
 }

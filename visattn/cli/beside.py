@@ -1,0 +1,86 @@
+"""Files that belong to photos and are named as they are: masks of objects, and texts."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from visattn._support.checks import printable
+from visattn._support.files import is_folder
+from visattn.errors import ImageError, OptionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from visattn.batch import Item
+
+
+def masks_of(items: Sequence[Item], masks: Path) -> Sequence[NDArray[np.bool_]]:
+    """Find the mask of each photo, in any image format.
+
+    Returns:
+        The masks, each read when it is asked for.
+
+    Raises:
+        ImageError: If a photo has no mask or several, or when it is read, a mask cannot be read.
+    """
+    import numpy as np
+
+    from visattn._support.lazily import Lazily
+    from visattn.images import load_file
+
+    files = _beside(items, masks, "mask", ".*")
+    return Lazily(len(files), lambda number: np.asarray(load_file(files[number]).convert("L")) > 0)
+
+
+def texts_of(items: Sequence[Item], texts: Path) -> list[str]:
+    """Read the text of each photo, in files NAME.txt.
+
+    Raises:
+        ImageError: If a photo has no text.
+        OptionError: If a text is empty or not UTF-8.
+    """
+    found = []
+    for file in _beside(items, texts, "text", ".txt"):
+        try:
+            text = file.read_text(encoding="utf-8-sig").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"{printable(str(file))}: cannot be read as text ({error}). Save it as UTF-8.") from error
+        if not text:
+            raise OptionError(f"{printable(str(file))}: is empty. Write a text about the photo.")
+        found.append(text)
+    return found
+
+
+def _beside(items: Sequence[Item], place: Path, what: str, ending: str) -> list[Path]:
+    """Find the file of each photo: `place` itself for one photo, else the file of the same name in the folder `place`.
+
+    If photos lie in subfolders, so may their files; one in the folder itself is taken if only one photo has its name.
+
+    Raises:
+        ImageError: If one is missing or there are several.
+    """
+    if is_folder(place):
+        shared = Counter(item.path.stem for item in items)
+        return [_named(item, place, what, ending, alone=shared[item.path.stem] == 1) for item in items]
+    if len(items) > 1:
+        raise ImageError(f"{printable(str(place))}: is one {what} for {len(items)} photos. Pass a folder with a {what} for each.")
+    return [place]
+
+
+def _named(item: Item, folder: Path, what: str, ending: str, *, alone: bool) -> Path:
+    found: list[Path] = []
+    for name in (item.name, item.path.stem) if alone else (item.name,):
+        if not found:
+            found = [file for file in sorted(folder.glob(glob.escape(name) + ending)) if not file.samefile(item.path)]
+    if len(found) != 1:
+        wanted = printable(name) + (".png" if ending == ".*" else ending)
+        raise ImageError(
+            f"{printable(str(folder))}: must hold one {what} named {wanted}, got {len(found) or 'none'}. "
+            "Add it, or remove the others."
+        )
+    return found[0]
