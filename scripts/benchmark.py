@@ -46,6 +46,7 @@ PARTS = {
     "commands": "CPU time of whole commands",
     "viewer": "The viewer's page",
     "spaces": "All heads in one space",
+    "batches": "Many images in one run",
 }
 HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
     ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"224 \| \d+ \| rollout"),
@@ -138,6 +139,7 @@ VIEWER_GROWTH = 20.0  # bound in MB, over 3,000 hovers
 SPACE_IMAGES = 200
 SPACE = {"minutes": ("min", 10.0), "gigabytes": ("GB", 6.0), "megabytes": ("MB", 60.0)}
 SPACE_FRAME = 33.0  # milliseconds
+BATCH_IMAGES, BATCH_SHARE = 64, 0.9  # bound, as a share of what the stages allow
 VIEWER_HOVERS = 1000
 SAME_MAP = 1e-4  # bound on the difference of the two maps, relative to the largest value
 
@@ -184,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "commands": command_rows,
         "viewer": viewer_rows,
         "spaces": space_rows,
+        "batches": batch_rows,
     }
     measured: dict[str, list[Row]] = {}
     missing = False
@@ -276,6 +279,9 @@ def protocol() -> list[str]:
         f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.\n"
         "- All heads in one space: photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; "
         "gigabytes are the peak of the process, model and PyTorch included. Layouts are those of one head of the last layer.",
+        "Many images: photos of up to 640 px as JPEG files, 16 in a batch, PNG pictures and a journal, on a local disk; medians of three "
+        "rounds. Each stage is also timed alone. The bound is the time without any waiting: decoding, drawing and writing spread over "
+        f"{THREADS} CPUs, and the model on all of them.",
     ]
 
 
@@ -592,6 +598,17 @@ def space_rows(quick: bool) -> Iterator[Row]:
         yield unbounded(
             {"run": f"{method} of one head, {found['laid out']:,} points", "what": "layout"}, f"{found[method]:.1f} s"
         )
+
+
+def batch_rows(quick: bool) -> Iterator[Row]:
+    """Measure a run over a folder of photos against its stages."""
+    progress("a folder of photos")
+    found = run_json(sys.executable, "bench.batches", "16" if quick else str(BATCH_IMAGES))
+    about = f"{found['images']} photos, rollout, DINOv2 ViT-S/14 at 224 px"
+    for stage, what in (("decode", "1 thread"), ("model", f"{THREADS} threads"), ("draw", "1 thread"), ("write", "1 thread")):
+        yield unbounded({"run": about, "what": f"{stage}, {what}"}, f"{found['images'] / found[stage]:.1f} images/s")
+    told = f"{found['share']:.2f} x {found['images'] / found['bound']:.1f} images/s"
+    yield row({"run": about, "what": "whole run / bound"}, told, found["share"], BATCH_SHARE, f">= {BATCH_SHARE:g} x")
 
 
 def spread(ratio: Sequence[float]) -> str:

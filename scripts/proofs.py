@@ -34,6 +34,8 @@ PROOFS = {  # the longest of those that run beside others come first
     "hostile without a network": Proof("-m tests.hostile --no-net"),
     "kills while saving": Proof("-m tests.training.kills saves 200"),
     "kills of trainings": Proof("-m tests.training.kills runs 20"),
+    "kills of runs over images": Proof("-m tests.batch.kills 300"),
+    "many images": Proof("scripts/many_images.py"),
     "captions of scenes": Proof("scripts/captions.py"),
     "gradients of hard attention": Proof("scripts/estimator.py"),
     "wheel": Proof("scripts/wheel.py"),

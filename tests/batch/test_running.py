@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from tests import tiny
+from tests.batch import kills
+from tests.batch.kills import COUNT, files_of, go
 from visattn import explain, load_map
-from visattn.batch import Asked, Batches, Entry, Item, Journal, Outcome, Wanted, items_of, run
+from visattn.batch import Asked, Batches, Entry, Journal, Outcome, Wanted, items_of, run
 from visattn.errors import OutputError
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
-
-COUNT = 11
-Files = dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
@@ -33,35 +26,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write photos of different sizes, and one that is none."""
-    folder = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
-    for number in range(COUNT):
-        size = (40 + 7 * (number % 3), 60)
-        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / f"{number:02}.png")
-    (folder / "05.png").write_bytes(b"nothing")
-    return folder
-
-
-def go(
-    model: Any,
-    items: list[Item],
-    folder: Path,
-    *,
-    method: str = "rollout",
-    shard: tuple[int, int] = (0, 1),
-    settings: dict[str, Any] | None = None,
-    told: Callable[[Entry], None] = lambda entry: None,
-    size: int = 3,
-) -> Outcome:
-    folder.mkdir(exist_ok=True)
-    wanted = Wanted(folder, method, raw=True)
-    with Journal(folder / f"journal.{shard[0]}.jsonl", settings or {"method": method}) as journal:
-        return run(model, items, Asked(ask(method), Preprocessing()), wanted, journal, batches=Batches(size, *shard), told=told)
-
-
-def files_of(folder: Path) -> Files:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".jsonl"}  # hidden ones too
+    return kills.photos(tmp_path_factory.mktemp("photos"))
 
 
 def test_every_image_gets_what_explain_gives(model: Any, photos: Path, tmp_path: Path) -> None:
@@ -155,44 +120,6 @@ def test_one_image_at_fault_leaves_the_others(model: Any, tmp_path: Path) -> Non
     assert sorted(path.name for path in out.glob("*.png")) == ["a.attention.png", "c.attention.png"]
 
 
-def killed(work: Callable[[], object], delay: float) -> bool:
-    """Run work in a fork of this process, and kill it after a delay; return whether it had ended before."""
-    child = os.fork()
-    if child == 0:
-        torch.set_num_threads(1)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    end = time.monotonic() + delay
-    while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return True
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
-
-
 @pytest.mark.full
-def test_kills_at_any_moment_leave_the_same_files(model: Any, photos: Path, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    items = items_of([photos])
-    start = time.monotonic()
-    go(model, items, tmp_path / "whole")
-    usual = time.monotonic() - start
-    random = np.random.default_rng(0)
-    kills = 0
-    for turn in range(20):
-        out = tmp_path / f"killed{turn}"
-        for _ in range(12):
-            kills += not killed(lambda out=out: go(model, items, out), float(random.uniform(0.05, 1.0)) * usual)  # type: ignore[misc]
-            for path in out.glob("[0-9]*"):
-                assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes(), path.name
-        go(model, items, out)
-        assert files_of(out) == files_of(tmp_path / "whole")
-        entries = [json.loads(line) for line in (out / "journal.0.jsonl").read_text().splitlines()[1:]]
-        assert {entry[0] for entry in entries} == set(range(COUNT))
-        if kills >= 20:
-            break
-    assert kills >= 20
+def test_kills_at_any_moment_leave_the_same_files(tmp_path: Path) -> None:
+    assert kills.many(tmp_path, 20) >= 20

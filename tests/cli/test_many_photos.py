@@ -125,3 +125,12 @@ def test_memory_does_not_grow_with_the_number_of_photos() -> None:
     done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^6 photos: 6 pictures; peak \d+ MB", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.full
+def test_memory_does_not_grow_with_the_number_of_images() -> None:
+    """Run a short version of `scripts/many_images.py`, whose full run has 10,000 images."""
+    script = Path(__file__).parents[2] / "scripts" / "many_images.py"
+    done = subprocess.run([sys.executable, script, "--smoke"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("200 images, 3 of them damaged: 197 pictures, 3 lines, exit status 1")
