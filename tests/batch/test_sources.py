@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from PIL import Image
 
 from visattn.batch import items_of
 from visattn.errors import ImageError, OptionError
+from visattn.images import image_facts
 
 
 @pytest.fixture
@@ -73,3 +77,74 @@ def test_nothing_is_refused(tmp_path: Path) -> None:
         items_of([str(tmp_path / "*.png")])
     with pytest.raises(ImageError, match="no photos"):
         items_of([tmp_path])
+
+
+def shard(folder: Path, *, mode: str = "w") -> Path:
+    """Write a tar file as WebDataset has it: images and their labels, one image damaged."""
+    file = folder / "shard-0.tar"
+    with tarfile.open(file, mode) as packed:  # type: ignore[call-overload]
+        for number in range(4):
+            stream = io.BytesIO()
+            Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(stream, "PNG")
+            content = stream.getvalue()[: 40 if number == 2 else None]
+            for name, data in ((f"{number:03}.png", content), (f"{number:03}.cls", b"1")):
+                facts = tarfile.TarInfo(f"part/{name}")
+                facts.size = len(data)
+                packed.addfile(facts, io.BytesIO(data))
+    return file
+
+
+def test_images_in_tar_files_are_read_where_they_lie(tmp_path: Path) -> None:
+    items = items_of([shard(tmp_path)])
+    assert [item.name for item in items] == [f"shard-0/part/{number:03}" for number in range(4)]
+    assert [item.photo().getpixel((0, 0)) for item in items[:2]] == [(0, 0, 0), (60, 0, 0)]
+    with tarfile.open(tmp_path / "shard-0.tar") as packed:
+        content = packed.extractfile("part/003.png").read()  # type: ignore[union-attr]
+    assert items[3].digest() == hashlib.sha256(content).hexdigest() == image_facts(items[3].photo()).sha256
+    with pytest.raises(ImageError, match=r"shard-0.tar/part/002.png: "):
+        items[2].photo()
+    (tmp_path / "b").mkdir()
+    shard(tmp_path / "b").rename(tmp_path / "shard-1.tar")
+    assert len(items_of([str(tmp_path / "*.tar")])) == 8
+
+
+def test_tar_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"shard-0.tgz: is compressed"):
+        items_of([shard(tmp_path, mode="w:gz").rename(tmp_path / "shard-0.tgz")])
+    file = shard(tmp_path)
+    file.write_bytes(file.read_bytes()[:700])
+    with pytest.raises(ImageError, match="is no tar file, or damaged"):
+        items_of([file])
+    file.write_bytes(b"nothing")
+    with pytest.raises(ImageError, match="is no tar file, or damaged"):
+        items_of([file])
+
+
+def test_datasets_of_a_function(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from PIL import Image\n"
+        "class Own:\n"
+        "    def __len__(self):\n"
+        "        return 4\n"
+        "    def __getitem__(self, index):\n"
+        "        image = Image.new('RGB', (8, 8), (60 * index, 0, 0))\n"
+        "        if index == 2:\n"
+        "            raise KeyError('gone')\n"
+        "        return [image, (image, 1), None, {'image': image}][index]\n"
+        "def images():\n"
+        "    return Own()\n"
+        "def none():\n"
+        "    return 3\n"
+    )
+    items = items_of([f"{file}:images"])
+    assert [item.name for item in items] == [f"own_{number:06}" for number in range(4)]
+    assert [items[number].photo().getpixel((0, 0)) for number in (0, 1, 3)] == [(0, 0, 0), (60, 0, 0), (180, 0, 0)]
+    assert items[1].digest() == image_facts(items[1].photo()).sha256
+    assert items[2].digest() == ""
+    with pytest.raises(ImageError, match=r"own.py:images 2: cannot be read \(KeyError: 'gone'\)"):
+        items[2].photo()
+    with pytest.raises(OptionError, match="returns a int; return a dataset"):
+        items_of([f"{file}:none"])
+    with pytest.raises(OptionError, match="has no function 'image'"):
+        items_of([f"{file}:image"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections import deque
@@ -21,11 +20,12 @@ from visattn.batch.journal import Entry, Journal
 from visattn.batch.sources import Item
 from visattn.drawing.pictures import to_png
 from visattn.errors import ResourceError, VisattnError
+from visattn.images import image_facts
 from visattn.maps import save_map
 from visattn.pipeline.batches import explained
 from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
-from visattn.pipeline.inputs import Prepared, prepare_with, read
+from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import Question
 
@@ -205,22 +205,16 @@ def _is_done(journal: Journal, folder: Path, some: Sequence[Item], first: int) -
         entry = journal.known.get(index)
         if entry is None or entry.error or entry.image != str(item.path):
             return False
-        if not all((folder / output).is_file() for output in entry.outputs) or _digest(item.path) != entry.sha256:
+        if not all((folder / output).is_file() for output in entry.outputs) or item.digest() != entry.sha256:
             return False
     return True
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
     """Decode and preprocess one image."""
     try:
-        return _Read(item, _digest(item.path), prepare_with([read(item.path, how)], model, how), None)
+        photo = item.photo(max_pixels=how.max_pixels, color_profile=how.color_profile)
+        return _Read(item, image_facts(photo).sha256, prepare_with([photo], model, how), None)
     except VisattnError as error:
         return _Read(item, "", None, error)
     except MemoryError:

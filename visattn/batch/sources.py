@@ -1,35 +1,84 @@
-"""Images of a run: files, folders, patterns, and lists of files."""
+"""Images of a run: files, folders, patterns, lists of files, shards in tar files, and datasets of the user."""
 
 from __future__ import annotations
 
 import csv
 import glob
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 from PIL import Image
 
-from visattn._support.checks import printable
+from visattn._support.checks import first_line, printable
+from visattn._support.files import is_file
+from visattn._support.own_code import is_function, made
+from visattn._support.types import MAX_PIXELS, ColorProfile
+from visattn.data.sources import as_image, load_image
 from visattn.errors import ImageError, OptionError
-from visattn.images import FORMATS
+from visattn.images import FORMATS, decode, image_facts, stating
 
 COLUMNS = "image", "path", "file", "filename"
 _LISTS = ".txt", ".csv"
 _WILD = "*?["
+_PACKED = ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"
+
+Content = Callable[[], bytes | Image.Image]
 
 
 class Item(NamedTuple):
     """An image of a run.
 
     Attributes:
-        path: Its file.
+        path: Its file; for an image that is no file of its own, what names it: `SHARD.tar/MEMBER`, or `file.py:function/INDEX`.
         name: Path of what is written for it, without an ending, relative to the output folder.
+        content: Function that returns the content of its file, or the image itself; None if `path` is its file.
     """
 
     path: Path
     name: str
+    content: Content | None = None
+
+    def photo(self, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert") -> Image.Image:
+        """Load the image; see `visattn.load_image`.
+
+        Raises:
+            ImageError: If it cannot be read.
+        """
+        if self.content is None:
+            return load_image(self.path, max_pixels=max_pixels, color_profile=color_profile)
+        found = self.content()
+        if isinstance(found, bytes):
+            return decode(found, str(self.path), max_pixels=max_pixels, color_profile=color_profile)
+        photo = as_image(found)
+        return stating(photo, replace(image_facts(photo), name=self.name))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of its file or its pixels; empty if it cannot be read."""
+        try:
+            found = self._whole()
+        except (OSError, ImageError):
+            return ""
+        return hashlib.sha256(found).hexdigest() if isinstance(found, bytes) else image_facts(as_image(found)).sha256
+
+    def _whole(self) -> bytes | Image.Image:
+        if self.content is not None:
+            return self.content()
+        return self.path.read_bytes() if is_file(self.path) else load_image(self.path)
+
+
+class _Found(NamedTuple):
+    """An image, and the name that it would like."""
+
+    path: Path
+    name: Path
+    content: Content | None = None
 
 
 def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) -> list[Item]:
@@ -37,38 +86,57 @@ def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) 
 
     Args:
         inputs: Image files; folders, with all their subfolders; patterns such as `photos/**/*.jpg`; text files with a path on each line;
-            CSV files with a column `image`, `path`, `file` or `filename`. Paths in a list are relative to the list.
+            CSV files with a column `image`, `path`, `file` or `filename`, whose paths are relative to the file; tar files with images,
+            as WebDataset has them; or `file.py:function`, which returns a dataset: items are images, tuples that begin with one, or
+            dictionaries with the key `image`.
         but: Folder that is left out, such as that of the results.
 
     Returns:
         The images. Those of a folder keep their subfolders in the name. Names are unique.
 
     Raises:
-        ImageError: If an input does not exist, or gives no images.
-        OptionError: If a CSV file has no such column.
+        ImageError: If an input does not exist, cannot be read, or gives no images.
+        OptionError: If a CSV file has no such column, or the function fails.
     """
-    found: list[tuple[Path, Path]] = []  # file, and the name that it would like
-    for given in inputs:
-        path = Path(given)
-        if path.is_dir():
-            found += _in_folder(path, but)
-        elif path.suffix.lower() in _LISTS and path.is_file():
-            found += _in_list(path)
-        elif any(letter in str(given) for letter in _WILD) and "://" not in str(given) and not path.exists():
-            files = sorted(Path(file) for file in glob.glob(str(given), recursive=True))  # noqa: PTH207 - patterns may be absolute
-            found += [(file, Path(file.name)) for file in files if file.is_file()]
-            if not files:
-                raise ImageError(f"{printable(str(given))}: no file fits this pattern. Check the path, and quote the pattern.")
-        else:
-            found.append((path, Path(path.name)))
+    found = [image for given in inputs for image in _of(str(given), but)]
     if not found:
         raise ImageError("no images were given. Pass files, folders, patterns or lists.")
-    names = _unique([name for _, name in found])
-    return [Item(file, name) for (file, _), name in zip(found, names, strict=True)]
+    names = _unique([image.name for image in found])
+    return [Item(image.path, name, image.content) for image, name in zip(found, names, strict=True)]
 
 
-def _in_folder(folder: Path, but: Path | None) -> list[tuple[Path, Path]]:
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+def _of(given: str, but: Path | None) -> list[_Found]:
+    path = Path(given)
+    if is_function(given):
+        return _of_function(given)
+    if path.is_dir():
+        return _in_folder(path, but)
+    if any(letter in given for letter in _WILD) and "://" not in given and not path.exists():
+        files = sorted(Path(file) for file in glob.glob(given, recursive=True))  # noqa: PTH207 - patterns may be absolute
+        if not files:
+            raise ImageError(f"{printable(given)}: no file fits this pattern. Check the path, and quote the pattern.")
+        return [image for file in files if file.is_file() for image in _of_file(file)]
+    return _of_file(path)
+
+
+def _of_file(path: Path) -> list[_Found]:
+    if path.suffix.lower() in _LISTS and path.is_file():
+        return _in_list(path)
+    if path.suffix.lower() == ".tar" and path.is_file():
+        return list(_in_shard(path))
+    if path.name.lower().endswith(_PACKED):
+        raise ImageError(
+            f"{printable(str(path))}: is compressed, so its images cannot be read one by one. Unpack it to a .tar file."
+        )
+    return [_Found(path, Path(path.name))]
+
+
+def _endings() -> set[str]:
+    return {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
+
+
+def _in_folder(folder: Path, but: Path | None) -> list[_Found]:
+    endings = _endings()
     left_out = None if but is None else but.resolve()
     refused: list[OSError] = []
 
@@ -90,10 +158,10 @@ def _in_folder(folder: Path, but: Path | None) -> list[tuple[Path, Path]]:
         raise ImageError(
             f"{printable(str(folder))}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another."
         )
-    return [(file, file.relative_to(folder)) for file in found]
+    return [_Found(file, file.relative_to(folder)) for file in found]
 
 
-def _in_list(file: Path) -> list[tuple[Path, Path]]:
+def _in_list(file: Path) -> list[_Found]:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -111,7 +179,54 @@ def _in_list(file: Path) -> list[tuple[Path, Path]]:
     named = [line.strip() for line in lines if line.strip()]
     if not named:
         raise ImageError(f"{printable(str(file))}: lists no images. Write a path on each line.")
-    return [(file.parent / line, Path(Path(line).name)) for line in named]
+    return [_Found(file.parent / line, Path(Path(line).name)) for line in named]
+
+
+def _in_shard(file: Path) -> Iterator[_Found]:
+    """Yield the images of a tar file, in its order. Their places are noted, so that any thread can read any of them."""
+    endings, count = _endings(), 0
+    try:
+        with tarfile.open(file, "r:") as shard:
+            for member in shard:
+                if member.isreg() and Path(member.name).suffix.lower() in endings:
+                    count += 1
+                    name = Path(file.stem, *(part for part in Path(member.name).parts if part not in ("/", "..", ".")))
+                    yield _Found(file / member.name, name, partial(_part, file, member.offset_data, member.size))
+    except (OSError, tarfile.TarError) as error:
+        raise ImageError(f"{printable(str(file))}: is no tar file, or damaged ({first_line(error)}). Make it again.") from error
+    if not count:
+        raise ImageError(f"{printable(str(file))}: no photos ({', '.join(FORMATS)}) in this tar file. Pass another.")
+
+
+def _part(file: Path, start: int, size: int) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(size)
+
+
+def _of_function(name: str) -> list[_Found]:
+    dataset: Any = made(name, OptionError)
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise OptionError(
+            f"{printable(name)}: the function returns a {type(dataset).__name__}; return a dataset with __len__ and __getitem__."
+        )
+    one_by_one = Lock()  # few datasets may be read by several threads
+
+    def content(index: int) -> Image.Image:
+        try:
+            with one_by_one:
+                item = dataset[index]
+            image = item["image"] if isinstance(item, dict) else item[0] if isinstance(item, (tuple, list)) else item
+            return as_image(image)
+        except Exception as error:  # the user's code may raise anything
+            raise ImageError(
+                f"{printable(name)} {index}: cannot be read ({type(error).__name__}: {first_line(error)})"
+            ) from error
+
+    title = Path(name.rpartition(":")[0]).stem
+    return [
+        _Found(Path(f"{name}/{index}"), Path(f"{title}_{index:06}"), partial(content, index)) for index in range(len(dataset))
+    ]
 
 
 def _unique(names: Sequence[Path]) -> list[str]:

@@ -55,7 +55,10 @@ def batch_command(
     debug: bool,
     **options: Any,  # noqa: ANN401 - click's
 ) -> int:
-    """Explain many IMAGES: files, folders, patterns, and lists (.txt, or .csv with a column image). Writes a picture for each.
+    """Explain many IMAGES, and write a picture for each.
+
+    IMAGES are files, folders, patterns, lists (.txt, or .csv with a column image), tar files (WebDataset), or file.py:function, which
+    returns a dataset.
 
     The journal in the folder says what is done. A run that is interrupted goes on if the same command is run again, and images that have
     changed are computed again.
@@ -64,6 +67,7 @@ def batch_command(
     visattn batch photos -o maps
     visattn batch photos --method rollout --maps -o maps
     visattn batch list.txt --shard 0/4 -o maps
+    visattn batch 'shards/*.tar' --no-pictures --maps -o maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
     shard = _shard(options["shard"])

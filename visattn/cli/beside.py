@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from visattn.batch import Item
 
 
+def apart(images: Sequence[Path], masks: Path | None) -> Path | None:
+    """Return the folder of masks, whose files are no photos, unless it holds the images too."""
+    return None if masks is None or masks.resolve() in {path.resolve() for path in images} else masks
+
+
 def masks_of(items: Sequence[Item], masks: Path) -> Sequence[NDArray[np.bool_]]:
     """Find the mask of each photo, in any image format.
 

@@ -99,12 +99,12 @@ def embed_command(
     check_output(target, overwrite=overwrite, inputs=[*images, *files_read(options)])
     heads = numbers_of(options["heads"])
     from visattn.batch import items_of
-    from visattn.cli.beside import masks_of, texts_of
+    from visattn.cli.beside import apart, masks_of, texts_of
     from visattn.embedding import save_html, save_npz
     from visattn.embedding.keeping import forget
     from visattn.embedding.saving import laid_out
 
-    items = items_of(images, but=_apart(images, options["masks"]))
+    items = items_of(images, but=apart(images, options["masks"]))
     photos = _cropped(items, options)
     told = {**preparing(options), **{name: options[name] for name in ("layers", "points", "seed")}}
     told["groups"] = [number for number in range(len(items)) for _ in range(1 + options["crops"])]
@@ -146,22 +146,16 @@ def _named(target: Path) -> Path:
     return target
 
 
-def _apart(images: Sequence[Path], masks: Path | None) -> Path | None:
-    """Return the folder of masks, unless it holds the images too."""
-    return None if masks is None or masks.resolve() in {path.resolve() for path in images} else masks
-
-
 def _cropped(items: Sequence[Item], options: dict[str, Any]) -> Sequence[Image.Image]:
     """Return the photos, each followed by its random crops. One photo is in memory at a time."""
     from visattn._support.lazily import Lazily
-    from visattn.data.sources import load_image
     from visattn.embedding.crops import crops_of
 
     each = 1 + options["crops"]
 
     @lru_cache(1)
     def own(number: int) -> list[Image.Image]:
-        photo = load_image(items[number].path, **reading(options))
+        photo = items[number].photo(**reading(options))
         return [photo, *crops_of(photo, options["crops"], seed=options["seed"] + number)]
 
     return Lazily(each * len(items), lambda at: own(at // each)[at % each])

@@ -155,12 +155,11 @@ def _found(image: Path, output: Path | None, overwrite: bool, as_json: bool, qui
         check_output(output, overwrite=overwrite, inputs=[image, *files_read(options)])
     from visattn._support.lazily import Lazily
     from visattn.batch import items_of
-    from visattn.cli.beside import masks_of
-    from visattn.data.sources import load_image
+    from visattn.cli.beside import apart, masks_of
     from visattn.evaluation.specialization import find_heads
 
-    items = items_of([image], but=options["masks"])
-    photos = Lazily(len(items), lambda number: load_image(items[number].path, **reading(options)))
+    items = items_of([image], but=apart([image], options["masks"]))
+    photos = Lazily(len(items), lambda number: items[number].photo(**reading(options)))
     given = {name: options[name] for name in ("weights", "seed", "device")}
     masks = masks_of(items, options["masks"]) if options["masks"] else None
     found = find_heads(options["model"], photos, options["find"], masks=masks, **given, **preparing(options))
