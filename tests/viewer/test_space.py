@@ -380,6 +380,11 @@ def test_a_selection_is_saved_as_it_was_drawn_whatever_layer_is_open(swin: tuple
     assert len(saved_numbers["queries"]) == len(saved_numbers["keys"]) == every
     assert saved_numbers["queries"][0] == {"image": space.images[0], "number": 0, "token": saved_numbers["keys"][0]["token"]}
     assert "has no patch of the selection" in page.locator("#panel-patches").inner_text()
+    assert sum(page.evaluate("Array.from(app.members(app.state.row, 'query'))")) == 0
+    page.evaluate("app.set({tab: 'image', attention: 'mean'})")
+    settled(page)
+    assert "No queries of patches are selected in this layer" in page.locator("figure.image").inner_text()
+    page.evaluate("app.set({tab: 'patches'})")
     page.evaluate("app.chooseImage(1)")
     settled(page)
     assert "of 1 image, selected by image" in page.locator("#panel-patches").inner_text()
@@ -409,6 +414,41 @@ def test_a_second_model_has_its_own_sinks_and_shares_patches_by_their_place(
     page.evaluate(f"app.set({{row: {layers}, tab: 'image'}})")
     settled(page)
     assert "does not have query register0" in page.locator("figure.image").inner_text()
+
+
+def test_a_second_model_shows_the_same_patches_of_a_selection(
+    another: tuple[embedding.Space, Path], space: embedding.Space, opened: Opened
+) -> None:
+    _, file = another
+    page = opened(file, link="row=0&head=1")
+    names = "Array.from({length: app.layer.table.count}, (_, i) => app.layer.table.nameOf(i))"
+    only = f"{{query: Uint8Array.from({names}, (name) => ['0,1', 'register0'].includes(name)), key: new Uint8Array(99)}}"
+    page.evaluate(f"app.selectPoints({only}, 'lasso')")
+    page.evaluate(f"app.set({{row: {len(space.layers)}, head: 0}})")
+    settled(page)
+    own = f"Array.from(app.members(app.state.row, 'query')).flatMap((one, i) => one ? {names}[i] : [])"
+    assert page.evaluate(own) == ["0,1"] * len(PHOTOS)
+    assert sum(page.evaluate("Array.from(app.members(app.state.row, 'key'))")) == 0
+    saved_numbers = page.evaluate("app.selection()")
+    assert (saved_numbers["layer"], saved_numbers["head"]) == (space.layers[0].layer, 1)
+    assert {one["token"] for one in saved_numbers["queries"]} == {"0,1", "register0"}
+
+
+def test_missing_numbers_are_empty_cells_and_come_last(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="tab=numbers")
+    page.evaluate("""() => {
+      const [first, second] = app.panels.numbers.rows;
+      first.brightness = {score: null, null: null, p: null};
+      second.brightness = {score: 0.5, null: 0.25, p: null};
+      first.row_spearman = null;
+    }""")
+    page.locator("[data-name=brightness]").click()
+    settled(page)
+    column = page.evaluate("app.panels.numbers.columns.indexOf('brightness')")
+    shown = [row.locator("td").all_inner_texts() for row in page.locator(".numbers tbody tr").all()]
+    assert shown[-1][column] == ""
+    assert shown[-1][page.evaluate("app.panels.numbers.columns.indexOf('row_spearman')")] == ""
+    assert "0.50 (0.25)" in [row[column] for row in shown]
 
 
 def test_the_table_names_the_model_and_whole_layers(another: tuple[embedding.Space, Path], opened: Opened) -> None:
@@ -457,6 +497,7 @@ def test_keys_go_through_patches_and_images_and_the_focus_stays(saved: Callable[
     assert page.evaluate("document.activeElement.tagName") == "SELECT"
     assert page.evaluate("app.image") == 2
     page.locator("#tab-images").click()
+    settled(page)
     page.locator("#panel-images canvas").focus()
     page.keyboard.press("ArrowRight")
     settled(page)
@@ -486,15 +527,61 @@ def test_neighbors_of_a_token_are_the_nearest_points(saved: Callable[[int], Path
     assert "Selected by nearness to query" in page.locator(".left .reading").inner_text()
 
 
+def test_neighbors_in_three_dimensions_do_not_depend_on_the_turn(
+    space: embedding.Space, saved: Callable[[int], Path], opened: Opened
+) -> None:
+    page = opened(saved(3), link="row=1&head=0")
+    points = embedding.lay_out(space, dimensions=3)[1]
+    apart = (torch.cat([points.queries[0], points.keys[0]]) - points.queries[0, 7]).norm(dim=1)
+    page.evaluate("app.choose(7)")
+    settled(page)
+    page.locator(".stack canvas").first.press("n")
+    settled(page)
+    found = torch.tensor(page.evaluate("['query', 'key'].flatMap((side) => Array.from(app.members(1, side)))")).bool()
+    assert int(found.sum()) == 30
+    assert float(apart[found].max()) <= float(apart[~found].min()) * 1.001
+
+
+def test_a_drag_that_is_broken_off_has_no_effect(saved: Callable[[int], Path], opened: Opened) -> None:
+    page = opened(saved(2), link="row=0&head=0")
+    for name in (".spacematrix canvas", ".stack canvas"):
+        canvas = page.locator(name).first
+        box = canvas.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 4, box["y"] + 4)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] - 4, box["y"] + 4, steps=3)
+        canvas.dispatch_event("pointercancel")
+        view = page.evaluate("({...app.matrix.view})")
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 4, steps=3)
+        page.mouse.up()
+        settled(page)
+        assert page.evaluate("({...app.matrix.view})") == view
+    assert page.evaluate("[app.selected, app.picked, app.state.row, app.state.head]") == [None, None, 0, 0]
+
+
 def test_the_query_itself_gets_no_arrow_and_is_called_so(
     space: embedding.Space, saved: Callable[[int], Path], opened: Opened
 ) -> None:
-    page = opened(saved(2), link="row=0&head=0")
-    rows = space.layers[0].rows[0]
-    count = space.layers[0].tokens.per_image
-    own = next(i for i in range(len(rows)) if int(rows[i].argmax()) == int(space.layers[0].some[i]) % count)
-    page.evaluate(f"app.choose({own})")
+    of, some = space.layers[0].tokens, space.layers[0].some
+    head, own = next(
+        (head, i)
+        for head, rows in enumerate(space.layers[0].rows)
+        for i, row in enumerate(rows)
+        if int(of.row[some[i]]) >= 0 and int(row.argmax()) == int(some[i]) % of.per_image
+    )
+    page = opened(saved(2), link=f"row=0&head={head}")
+    page.evaluate(f"""() => {{
+      const draw = CanvasRenderingContext2D.prototype.moveTo;
+      window.begun = 0;
+      CanvasRenderingContext2D.prototype.moveTo = function (...at) {{
+        window.begun += this.canvas === app.panels.image.canvas ? 1 : 0;
+        draw.apply(this, at);
+      }};
+      app.choose({own});
+    }}""")
     settled(page)
+    assert page.evaluate("begun") == 3 * 2 * 2  # three arrows to other patches, of two colors, each with a line and a tip
     assert "Strongest keys: itself" in page.locator("figure.image .reading").inner_text()
 
 

@@ -36,10 +36,8 @@ def with_prompt(model: nn.Module, prepared: Prepared, target: Target) -> tuple[P
         OptionError: If the model has no text tower, or its tokenizer is not there.
     """
     texts = [text for text in (target.prompt, target.versus) if isinstance(text, str)]
-    words = {name: value.to(prepared.pixels.device) for name, value in tokenized(model, texts).inputs.items()}
-    return replace(prepared, inputs={**prepared.inputs, **words}), replace(
-        target, of=Similarity(tuple(texts)), prompt=None, versus=None
-    )
+    target = replace(target, of=Similarity(tuple(texts)), prompt=None, versus=None)
+    return tokenized(model, texts).beside(prepared), target
 
 
 class Tokenized(NamedTuple):
@@ -53,9 +51,11 @@ class Tokenized(NamedTuple):
     inputs: dict[str, Tensor]
     words: tuple[tuple[str, ...], ...]
 
-    def inputs_of(self, number: int) -> dict[str, Tensor]:
-        """Return the inputs of one text."""
-        return {name: value[number : number + 1] for name, value in self.inputs.items()}
+    def beside(self, prepared: Prepared, number: int | None = None) -> Prepared:
+        """Return a photo with a text beside it as inputs of the model; None: with all texts."""
+        some = slice(None) if number is None else slice(number, number + 1)
+        given = {name: value[some].to(prepared.pixels.device) for name, value in self.inputs.items()}
+        return replace(prepared, inputs={**prepared.inputs, **given})
 
 
 def tokenized(model: nn.Module, texts: Sequence[str]) -> Tokenized:

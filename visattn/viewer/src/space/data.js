@@ -84,6 +84,13 @@ class Layer {
     return side === "query" ? this.queryNorms : this.keyNorms;
   }
 
+  // Place of a point on one scale for all dimensions and both sides of its head; null if it has none.
+  at(head, side, i) {
+    const start = (head * this.table.count + i) * this.dimensions;
+    const codes = this.codes(side).subarray(start, start + this.dimensions);
+    return codes[0] === NOWHERE ? null : codes;
+  }
+
   // Attention of a drawn query, over all keys of its image.
   row(head, i) {
     const start = (head * this.table.count + i) * this.columns;

@@ -187,14 +187,15 @@ export class HeadPlot {
   // Selects the points nearest to the query of the chosen token.
   selectNeighbors() {
     const { app } = this;
-    const own = app.token === null ? null : this.#place("query", app.token);
+    const { layer, state } = app;
+    const own = app.token === null ? null : layer.at(state.head, "query", app.token);
     if (!own) return;
-    const { count } = app.layer.table;
-    const points = app.sides.flatMap((which) => Array.from({ length: count }, (_, token) => [which, token, this.#place(which, token)]));
-    const near = points.filter(([, , at]) => at).map(([which, token, at]) => [Math.hypot(at[0] - own[0], at[1] - own[1]), which, token]);
+    const { count } = layer.table;
+    const points = app.sides.flatMap((which) => Array.from({ length: count }, (_, token) => [which, token, layer.at(state.head, which, token)]));
+    const near = points.filter(([, , at]) => at).map(([which, token, at]) => [Math.hypot(...Array.from(own, (code, axis) => code - at[axis])), which, token]);
     const masks = { query: new Uint8Array(count), key: new Uint8Array(count) };
     for (const [, which, token] of near.sort((a, b) => a[0] - b[0]).slice(0, NEIGHBORS)) masks[which][token] = 1;
-    app.selectPoints(masks, `nearness to ${app.nameOf("query", app.layer.table, app.token)}`);
+    app.selectPoints(masks, `nearness to ${app.nameOf("query", layer.table, app.token)}`);
   }
 
   // Chooses the points inside a polygon, in pixels of the plot.

@@ -106,9 +106,12 @@ class App {
 
   // Selected tokens of a layer as a mask; null: all.
   members(row, side) {
-    if (!this.selected) return null;
+    return this.selected ? this.#mask(this.space.layers[row].table, side) : null;
+  }
+
+  // Selected tokens of a table.
+  #mask(table, side) {
     const { known, of } = this.selected;
-    const { table } = this.space.layers[row];
     const key = `${this.space.tables.indexOf(table)} ${side}`;
     if (!known.has(key)) known.set(key, of(table, side));
     return known.get(key);
@@ -143,7 +146,7 @@ class App {
         const there = one ? own.into(table, i) : null;
         if (there !== null) found[there] = 1;
       });
-      return found.includes(1) || table === own ? found : null;
+      return found;
     };
     const empty = !masks.query.includes(1) && !masks.key.includes(1);
     this.select(empty ? null : of, what);
@@ -190,7 +193,7 @@ class App {
     this.panels[state.tab].draw();
     const { picked, selected } = this;
     const chosen = picked ? `Chosen: ${this.nameOf("query", picked.table, picked.token)}, ringed in every head that has it.` : "No token is chosen.";
-    const counts = selected ? ["query", "key"].map((side) => selected.of(selected.table, side).reduce((sum, one) => sum + one, 0)) : [];
+    const counts = selected ? ["query", "key"].map((side) => this.#mask(selected.table, side).reduce((sum, one) => sum + one, 0)) : [];
     const selection = selected ? ` Selected by ${selected.what}: ${counts[0]} queries, ${counts[1]} keys.` : "";
     this.told.textContent = plain(chosen + selection, 300);
     this.#remember();
@@ -238,9 +241,9 @@ class App {
   selection() {
     const { selected, space } = this;
     if (!selected) return { layer: this.layer.name, head: this.layer.numbers[this.state.head], by: "", queries: [], keys: [] };
-    const { table, layer, head, what, of } = selected;
+    const { table, layer, head, what } = selected;
     const list = (side) => {
-      const mask = of(table, side);
+      const mask = this.#mask(table, side);
       const tokens = Array.from(mask.keys()).filter((i) => mask[i]);
       return tokens.map((i) => ({ image: space.images[table.image[i]].name, number: table.image[i], token: table.nameOf(i) }));
     };

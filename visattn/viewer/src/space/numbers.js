@@ -58,7 +58,8 @@ export class Numbers {
 
   #value(row, name) {
     const value = row[name];
-    return value && typeof value === "object" ? value.score - value.null : value;
+    if (!value || typeof value !== "object") return value;
+    return value.score === null || value.null === null ? value.score : value.score - value.null;
   }
 
   draw() {
@@ -91,7 +92,10 @@ export class Numbers {
     if (name === "layer") return element("button", { class: "small", "aria-label": `open layer ${row.layer}, head ${row.head}${row.model ? ` of ${row.model}` : ""}` }, String(value));
     if (name === "head" || name === "model") return plain(value);
     if (name === "row_pearson" && row.interval) return `${told(value)} (${row.interval.map(told).join(" to ")})`;
-    if (value && typeof value === "object") return plain(`${told(value.score)} (${told(value.null)}; ${value.p === null ? "" : value.p.toFixed(3)})`);
+    if (value && typeof value === "object") {
+      const beside = [told(value.null), value.p === null ? "" : value.p.toFixed(3)].filter(Boolean);
+      return `${told(value.score)}${value.score !== null && beside.length ? ` (${beside.join("; ")})` : ""}`;
+    }
     return told(value);
   }
 }
