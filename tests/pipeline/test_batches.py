@@ -15,8 +15,9 @@ import visattn
 from tests import tiny, zoo
 from tests.conftest import Figures
 from visattn import Explanation, explain, explain_batch
-from visattn.errors import ImageError, OptionError, VisattnError
+from visattn.errors import ImageError, OptionError, ResourceError, VisattnError, VisattnNote
 from visattn.methods import METHODS
+from visattn.pipeline import batches
 from visattn.pipeline.run import look
 from visattn.pipeline.targets import Target
 
@@ -183,3 +184,23 @@ def test_bad_arguments_are_refused_at_once() -> None:
     recording = look(tiny.vit(), visattn.prepare(PHOTOS[0], tiny.vit()))
     with pytest.raises(OptionError, match=r"image must lie in \[0, 0\]"):
         recording.image(1)
+
+
+def test_a_batch_that_does_not_fit_into_memory_runs_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = tiny.vit(), list[int]()
+    photos = [Image.effect_noise((48, 32), 30 + number).convert("RGB") for number in range(7)]
+    together = batches._together
+
+    def crowded(model: Any, prepared: Any, question: Any) -> Any:
+        sizes.append(len(prepared))
+        if len(prepared) > 2:
+            raise ResourceError("out of memory")
+        return together(model, prepared, question)
+
+    monkeypatch.setattr(batches, "_together", crowded)
+    with pytest.warns(VisattnNote) as told:
+        found = list(visattn.explain_batch(model, photos, method="rollout", batch_size=7))
+    assert str(told[0].message) == "out of memory for 7 images together; they run in halves"
+    assert sizes == [7, 3, 2, 4, 2, 2]
+    for one, photo in zip(found, photos, strict=True):
+        assert torch.allclose(one.map.values, visattn.explain(model, photo, method="rollout").map.values, atol=1e-6)

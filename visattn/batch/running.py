@@ -22,12 +22,11 @@ from visattn.drawing.pictures import to_png
 from visattn.errors import ResourceError, VisattnError
 from visattn.images import image_facts
 from visattn.maps import save_map
-from visattn.pipeline.batches import explained
+from visattn.pipeline.batches import Asked, explained
 from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.preprocessing import Preprocessing
-from visattn.pipeline.question import Question
 
 _AHEAD = 2  # batches that are decoded before the model needs them, and batches that may wait to be written
 
@@ -49,20 +48,6 @@ class Wanted:
     picture: bool = True
     raw: bool = False
     drawing: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Asked(NamedTuple):
-    """Question that is asked of each image.
-
-    Attributes:
-        question: Method, parameters and target.
-        how: Preprocessing.
-        seed: Seed of methods that draw samples.
-    """
-
-    question: Question
-    how: Preprocessing
-    seed: int = 0
 
 
 class Batches(NamedTuple):

@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from visattn._support.notes import note
 from visattn._support.spellings import spelled
 from visattn._support.typed import typed
-from visattn.errors import OptionError
+from visattn.errors import OptionError, ResourceError
 from visattn.families.wrappers import unwrapped
 from visattn.loading import load_model
 from visattn.methods.table import MethodName
@@ -29,6 +30,20 @@ from visattn.pipeline.targets import Of, Target, TargetOptions
 
 BATCH = 16
 _ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
+
+
+class Asked(NamedTuple):
+    """Question that is asked of each image.
+
+    Attributes:
+        question: Method, parameters and target.
+        how: Preprocessing.
+        seed: Seed of methods that draw samples.
+    """
+
+    question: Question
+    how: Preprocessing
+    seed: int = 0
 
 
 @spelled(PreprocessingOptions, TargetOptions, DrawOptions, more=parameter_names)
@@ -48,8 +63,8 @@ def explain_batch(
     """Show where a model looks in many images: the explanations of `explain`, with one forward pass for several images.
 
     Images are read as they are needed, so they may be a generator, and any number of them fits into memory. Those of a batch whose inputs
-    have one size run through the model together. Methods that run the model many times for one image, such as Score-CAM, and questions
-    whose answer depends on the place in a photo, are computed one by one.
+    have one size run through the model together, or in halves if memory does not suffice. Methods that run the model many times for one
+    image, such as Score-CAM, and questions whose answer depends on the place in a photo, are computed one by one.
 
     Args:
         model: Name of a timm model, or a model.
@@ -78,15 +93,15 @@ def explain_batch(
     question = ask(method, options, Target(target_of(target), **told))
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    return _each(unwrapped(model), iter(images), question, how, batch_size, seed)
+    return explain_each(unwrapped(model), images, Asked(question, how, seed), batch_size)
 
 
-def _each(
-    model: nn.Module, images: Iterator[Any], question: Question, how: Preprocessing, size: int, seed: int
-) -> Iterator[Explanation]:
-    while some := list(islice(images, size)):
-        prepared = [prepare_with([read(image, how)], model, how) for image in some]
-        yield from explained(model, prepared, question, seed=seed)
+def explain_each(model: nn.Module, images: Iterable[Any], asked: Asked, size: int = BATCH) -> Iterator[Explanation]:
+    """Yield the explanations of `explain_batch`, for a question that was asked."""
+    left = iter(images)
+    while some := list(islice(left, size)):
+        prepared = [prepare_with([read(image, asked.how)], model, asked.how) for image in some]
+        yield from explained(model, prepared, asked.question, seed=asked.seed)
 
 
 def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question, *, seed: int = 0) -> list[Explanation]:
@@ -109,12 +124,23 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
         groups[number if _alone(question) else tuple(one.pixels.shape)].append(number)
     found: dict[int, Explanation] = {}
     for numbers in groups.values():
-        some = [prepared[number] for number in numbers]
-        together = _together(model, some, question) if len(some) > 1 else None
-        if together is None:
-            together = [explain_prepared(model, one, question, seed=seed) for one in some]
-        found |= zip(numbers, together, strict=True)
+        found |= zip(numbers, _of_one_size(model, [prepared[number] for number in numbers], question, seed), strict=True)
     return [found[number] for number in range(len(prepared))]
+
+
+def _of_one_size(model: nn.Module, prepared: Sequence[Prepared], question: Question, seed: int) -> list[Explanation]:
+    """Explain photos of one size together; in halves if memory does not suffice."""
+    together, count = None, len(prepared)
+    try:
+        together = _together(model, prepared, question) if count > 1 else None
+        crowded = False
+    except ResourceError:
+        crowded = True
+    if crowded:
+        note(f"out of memory for {count} images together; they run in halves")
+        halves = prepared[: count // 2], prepared[count // 2 :]
+        return [one for half in halves for one in _of_one_size(model, half, question, seed)]
+    return together or [explain_prepared(model, one, question, seed=seed) for one in prepared]
 
 
 def _alone(question: Question) -> bool:
