@@ -62,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bad = write(folder / "images", count)
-        out, memory = folder / "out", []
+        out, memory = folder / "out", list[tuple[int, float]]()
         command = [sys.executable, "-m", "visattn", "batch", str(folder / "images"), "--model", "scenes_vit"]
         command += ["--method", "rollout", "-q", "-o", str(out)]
         start = time.perf_counter()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         studies as studies,
         training as training,
     )
+    from visattn.batch.films import explain_video as explain_video
     from visattn.capturing import AttentionCall as AttentionCall, permuted as permuted
     from visattn.data.sources import load_image as load_image
     from visattn.drawing.filmstrips import animation as animation, filmstrip as filmstrip
@@ -93,6 +94,7 @@ _NAMES = {
     "explain": "pipeline.explaining",
     "explain_batch": "pipeline.batches",
     "explain_stages": "pipeline.stages",
+    "explain_video": "batch.films",
     "filmstrip": "drawing.filmstrips",
     "gate_page": "drawing.gate_pages",
     "intervene": "pipeline.captures",

@@ -68,13 +68,13 @@ def _write(folder: Path, count: int) -> None:
 def _stages(model: Any, paths: list[Path], how: Preprocessing, question: Any, folder: Path) -> dict[str, float]:  # noqa: ANN401
     """Time each stage alone for all photos: those of one thread on one, the model on all."""
     folder.mkdir()
-    prepared = []
+    prepared: list[Any] = []
     torch.set_num_threads(1)
     found = {"decode": _timed(lambda: prepared.extend(prepare_with([read(path, how)], model, how) for path in paths))}
     torch.set_num_threads(THREADS)
     answers: list[Any] = []
     parts = [prepared[first : first + SIZE] for first in range(0, len(prepared), SIZE)]
-    found["model"] = _timed(lambda: [answers.extend(explained(model, part, question)) for part in parts])
+    found["model"] = _timed(lambda: answers.extend(one for part in parts for one in explained(model, part, question)))
     torch.set_num_threads(1)
     drawn: list[bytes] = []
     found["draw"] = _timed(lambda: drawn.extend(to_png(*one.draw()) for one in answers))

@@ -28,6 +28,7 @@ import transformers
 from PIL import Image
 
 import visattn
+from tests.batch import films
 from tests.pages.blocks import PAGES, ROOT, Block, blocks_of, commands_of
 from visattn import data
 from visattn.cli.commands import _run
@@ -94,6 +95,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     model = runpy.run_path(str(tmp_path / "my_model.py"))["build"]()
     safetensors.torch.save_file(model.state_dict(), tmp_path / "my_weights.safetensors")
+    frames = [films.scene(number) for number in range(6)]
+    films.write(tmp_path / "film.mp4", frames)
+    pictures = [Image.fromarray(frame) for frame in frames]
+    pictures[0].save(tmp_path / "film.gif", save_all=True, append_images=pictures[1:], duration=100)
     _flickr(tmp_path)
     _fashion_mnist(tmp_path / "idx")
     monkeypatch.setattr(published, "PACKAGE", tmp_path / "idx")

@@ -361,6 +361,41 @@ def building_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def building_file(path: Path) -> Iterator[Path]:
+    """Create a temporary file that is renamed to `path` if the `with` block succeeds, and removed if it fails.
+
+    Args:
+        path: File to write; its folder must exist.
+
+    Yields:
+        The temporary file, empty and with the same ending.
+
+    Raises:
+        OutputError: If it cannot be written.
+        ResourceError: If the disk is full.
+    """
+    temporary = None
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".visattn-", suffix=path.suffix)
+        os.close(descriptor)
+        temporary = Path(name)
+        yield temporary
+        _flush(temporary)
+        _publish(temporary, 0o666)
+        temporary.replace(path)
+        temporary = None
+        _flush(path.parent)
+    except (OutputError, ResourceError):
+        raise
+    except OSError as error:
+        refused = refusal(error, path)
+        raise refused from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
 def _publish(path: Path, mode: int) -> None:
     """Set the permissions of a result by the user's umask; temporary files and folders are private."""
     mask = os.umask(0)

@@ -25,3 +25,4 @@ Split = Literal["train", "test"]
 Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  # of patches, by which heads are ranked
 Criterion = Literal["norms", "weighted", "shared"]
 Layout = Literal["pca", "tsne", "umap"]
+View = Literal["overlay", "beside", "heads"]

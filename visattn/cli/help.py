@@ -9,6 +9,7 @@ COMMANDS = {
     "heads": "Draw all heads, all layers, or the query x key matrix of one head.",
     "view": "Write a page that shows every head for the patch under the pointer.",
     "batch": "Draw maps of many images; a run that is interrupted goes on.",
+    "video": "Draw maps over the frames of a film.",
     "embed": "Write a page that shows queries and keys of every head in one space.",
     "train": "Train a classifier, with or without attention, or a captioner.",
     "caption": "Caption images, and draw where the decoder attends for each word.",

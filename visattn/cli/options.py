@@ -133,13 +133,18 @@ def target_options(command: F) -> F:
     )
 
 
+def method_option(command: F) -> F:
+    """Add the option for the method."""
+    return click.option(
+        "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
+    )(command)
+
+
 def explaining_options(command: F) -> F:
     """Add options for the method, its target and the picture."""
     return _all(
         command,
-        click.option(
-            "--method", default="auto", show_default=True, help="Explanation method; `visattn list --methods` prints the names."
-        ),
+        method_option,
         target_options,
         click.option("--mass", type=float, help="Outline the smallest region that holds this share of the map, for example 0.6."),
         click.option("--legend", is_flag=True, help="Draw the color bar with its values on a band below the picture."),

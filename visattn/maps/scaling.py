@@ -139,3 +139,23 @@ def normalize(heat: Heatmap, mode: Normalization = "auto", shared_axes: Sequence
     )
     signed = heat.signed or mode == "symmetric"
     return replace(heat, values=values, grid=grid, provenance=provenance, signed=signed, normalized=True)
+
+
+def within(heat: Heatmap, low: float, high: float) -> Heatmap:
+    """Scale values so that `low` becomes 0 and `high` 1, and clip the rest; so maps of several photos can share one scale.
+
+    Args:
+        heat: Raw heatmap.
+        low: Raw value of 0.
+        high: Raw value of 1; if it is not above `low`, all values become 0.
+
+    Returns:
+        A heatmap with values in [0, 1].
+    """
+
+    def scaled(raw: NDArray[np.float32]) -> NDArray[np.float32]:
+        found = (raw.astype(np.float64) - low) / (high - low) if high > low else np.where(np.isnan(raw), np.nan, 0.0)
+        return found.clip(0, 1).astype(np.float32)
+
+    provenance = heat.provenance.but(normalization="one scale for all", value_range=(low, high))
+    return replace(heat, values=scaled(heat.values), grid=scaled(heat.grid), provenance=provenance, normalized=True)

@@ -1,0 +1,263 @@
+"""Films: frames, sizes, times and colors against OpenCV; one scale; damaged, turned and odd films; views."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.decomposition import PCA
+
+import visattn
+from tests import tiny
+from tests.batch import films
+from visattn.batch.films import Film, Looks, explain_video
+from visattn.batch.films.mapping import maps_of
+from visattn.errors import ImageError, OptionError, OutputError
+from visattn.maps import value_range
+from visattn.pipeline.batches import Asked
+from visattn.pipeline.preprocessing import Preprocessing
+from visattn.pipeline.question import ask
+
+COUNT = 12
+FRAMES = [films.scene(number) for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.vit()
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return films.write(tmp_path_factory.mktemp("films") / "film.mp4", FRAMES)
+
+
+@pytest.mark.parametrize(("ending", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9")])
+def test_frames_are_read_upright_in_their_colors_at_their_times(ending: str, codec: str, tmp_path: Path) -> None:
+    found = list(Film(films.write(tmp_path / f"a.{ending}", FRAMES, codec=codec)).frames())
+    assert [frame.at for frame in found] == [Fraction(number, 10) for number in range(COUNT)]
+    for frame, known in zip(found, FRAMES, strict=True):
+        assert np.abs(np.asarray(frame.image).astype(int) - known).mean() < 4
+        for place in ((40, 20), (40, 70)):  # flat areas
+            assert np.abs(np.asarray(frame.image)[place].astype(int) - known[place]).max() <= 3
+
+
+@pytest.mark.parametrize("ending", ["mp4", "webm"])
+def test_an_independent_reader_sees_what_was_written(ending: str, model: Any, film: Path, tmp_path: Path) -> None:
+    made = explain_video(model, film, tmp_path / f"out.{ending}", method="rollout", opacity=0.0)
+    seen, rate = films.read(made.path)
+    assert len(seen) == COUNT
+    assert rate == pytest.approx(10, rel=0.01)
+    assert made.frames == COUNT
+    for frame, known in zip(seen, FRAMES, strict=True):
+        assert frame.shape == known.shape
+        for place in ((40, 20), (40, 70), (28, 20)):
+            assert np.abs(frame[place].astype(int) - known[place]).max() <= 6
+    again = [np.asarray(frame.image) for frame in Film(made.path).frames()]
+    assert all(np.abs(one.astype(int) - other).mean() < 2 for one, other in zip(again, seen, strict=True))
+
+
+def test_all_frames_share_one_scale(model: Any, film: Path, tmp_path: Path) -> None:
+    made = explain_video(model, film, tmp_path / "out.gif", method="rollout", normalize="minmax")
+    every = [visattn.explain(model, frame.image, method="rollout") for frame in Film(film).frames()]
+    values = np.concatenate([one.map.values.numpy().ravel() for one in every])
+    assert made.provenance.value_range == pytest.approx(value_range(values, "minmax"))
+    own = [value_range(one.map.values.numpy(), "minmax") for one in every]
+    assert len({round(high, 6) for _, high in own}) > 1  # with its own scale each frame would look as strong as the others
+    strongest = int(np.argmax([high for _, high in own]))
+    weakest = int(np.argmin([high for _, high in own]))
+    picture = [np.asarray(frame.image).astype(int) for frame in Film(made.path).frames()]
+    colored = [np.abs(picture[number] - FRAMES[number]).max() for number in (strongest, weakest)]
+    assert colored[0] > colored[1]
+
+
+def test_maps_are_smoothed_by_a_running_mean(model: Any, film: Path, tmp_path: Path) -> None:
+    every = [visattn.explain(model, frame.image, method="rollout").map.values.numpy() for frame in Film(film).frames()]
+    mean, expected = every[0], [every[0]]
+    for one in every[1:]:
+        mean = 0.7 * mean + 0.3 * one
+        expected.append(mean)
+    made = explain_video(model, film, tmp_path / "out.gif", method="rollout", normalize="minmax", smooth=0.7)
+    assert made.provenance.value_range == pytest.approx((np.min(expected), np.max(expected)), rel=1e-4)
+
+
+def test_times_that_vary_are_kept_and_a_rate_takes_fewer_frames(model: Any, tmp_path: Path) -> None:
+    times = [Fraction(one, 1000) for one in (0, 40, 80, 400, 440, 1000)]
+    source = films.write(tmp_path / "a.mp4", FRAMES[:6], times=times)
+    made = explain_video(model, source, tmp_path / "out.mp4", method="rollout")
+    assert [float(frame.at) for frame in Film(made.path).frames()] == pytest.approx([float(one) for one in times], abs=2e-3)
+    fewer = explain_video(model, source, tmp_path / "few.mp4", method="rollout", rate=5)
+    assert [float(frame.at) for frame in Film(fewer.path).frames()] == pytest.approx([0, 0.4, 1.0], abs=2e-3)
+
+
+def test_a_turned_film_is_read_upright(tmp_path: Path, film: Path) -> None:
+    turned = films.rotated(tmp_path / "turned.mp4", film)
+    seen, _ = films.read(turned)  # OpenCV turns it too
+    found = [np.asarray(frame.image) for frame in Film(turned).frames()]
+    assert found[0].shape == (96, 64, 3)
+    assert all(np.abs(one.astype(int) - other).mean() < 3 for one, other in zip(found, seen, strict=True))
+
+
+def test_odd_sizes_get_another_row_and_column(model: Any, tmp_path: Path) -> None:
+    Image.fromarray(films.scene(0, 65, 81)).save(
+        tmp_path / "a.gif", save_all=True, append_images=[Image.fromarray(films.scene(1, 65, 81))], duration=100
+    )
+    made = explain_video(model, tmp_path / "a.gif", tmp_path / "out.mp4", method="rollout")
+    seen, _ = films.read(made.path)
+    assert [frame.shape for frame in seen] == [(66, 82, 3)] * 2
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "png"])
+def test_animations_are_read_with_their_times(ending: str, tmp_path: Path) -> None:
+    pictures = [Image.fromarray(frame) for frame in FRAMES[:4]]
+    options: dict[str, Any] = {"lossless": True} if ending == "webp" else {}
+    pictures[0].save(tmp_path / f"a.{ending}", save_all=True, append_images=pictures[1:], duration=[100, 200, 100, 50], **options)
+    found = list(Film(tmp_path / f"a.{ending}").frames())
+    assert [float(frame.at) for frame in found] == pytest.approx([0, 0.1, 0.3, 0.4])
+    assert all(np.abs(np.asarray(one.image).astype(int) - known).mean() < 8 for one, known in zip(found, FRAMES, strict=False))
+
+
+def test_frames_after_a_damaged_part_are_used_and_the_damage_is_told(model: Any, tmp_path: Path) -> None:
+    whole = films.write(tmp_path / "whole.mp4", [films.scene(number) for number in range(60)])
+    data = bytearray(whole.read_bytes())
+    start = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 3
+    data[start : start + 300] = bytes(300)
+    (tmp_path / "damaged.mp4").write_bytes(data)
+    made = explain_video(model, tmp_path / "damaged.mp4", tmp_path / "out.mp4", method="rollout")
+    assert 40 <= made.frames < 60
+    assert made.lost
+    assert any("could not be decoded" in text for text in made.provenance.warnings)
+    last = list(Film(made.path).frames())[-1]
+    assert float(last.at) == pytest.approx(5.9, abs=0.01)
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing at all", b"\x00\x00\x00\x18ftypmp42"])
+def test_files_that_are_no_films_are_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(content)
+    (tmp_path / "a.gif").write_bytes(content)
+    for name in ("a.mp4", "a.gif", "missing.mp4"):
+        with pytest.raises(ImageError, match=rf"{name}: .*") as caught:
+            list(Film(tmp_path / name).frames())
+        assert "\n" not in str(caught.value)
+
+
+def test_a_film_that_is_cut_off_is_refused(film: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.mp4").write_bytes(film.read_bytes()[: film.stat().st_size // 2])
+    with pytest.raises(ImageError, match="damaged or cut off"):
+        Film(tmp_path / "cut.mp4")
+
+
+def test_views_lie_beside_each_other(model: Any, film: Path, tmp_path: Path) -> None:
+    beside = explain_video(model, film, tmp_path / "a.gif", method="rollout", view="beside")
+    first = next(iter(Film(beside.path).frames())).image
+    assert first.size == (96 + 4 + 96, 64)
+    assert np.abs(np.asarray(first)[:, :96].astype(int) - FRAMES[0]).mean() < 8
+    heads = explain_video(model, film, tmp_path / "b.gif", method="attention", view="heads")
+    assert next(iter(Film(heads.path).frames())).image.size == (240 * tiny.HEADS + 4, 160)
+
+
+def features(model: Any, film: Path) -> torch.Tensor:
+    """Return the features of the patches of all frames `(frames, patches, D)`, with a hook."""
+    kept: list[torch.Tensor] = []
+    handle = model.norm.register_forward_hook(lambda _m, _a, output: kept.append(output[0, 1:]))
+    with torch.no_grad():
+        for frame in Film(film).frames():
+            model(visattn.prepare(frame.image, model).pixels)
+    handle.remove()
+    return torch.stack(kept)
+
+
+def test_components_of_a_film_have_one_basis(model: Any, film: Path, tmp_path: Path) -> None:
+    asked = Asked(ask("pca"), Preprocessing())
+    maps = maps_of(model, Film(film), asked, Looks(batch_size=5))
+    found = torch.stack([one.map.values.flatten(1).T for one in maps])  # (frames, patches, 3)
+    every = features(model, film).flatten(0, 1).double()
+    known = PCA(3, svd_solver="full").fit_transform(every.numpy())
+    shown = found.flatten(0, 1).double().numpy()
+    signs = np.sign((shown * known).sum(0))
+    assert np.allclose(shown * signs, known, atol=5e-3 * np.abs(known).max())  # features are kept in half precision
+    made = explain_video(model, film, tmp_path / "out.gif", method="pca")
+    assert made.frames == COUNT
+
+
+def test_similarity_is_that_to_a_patch_of_the_first_frame(model: Any, film: Path) -> None:
+    asked = Asked(ask("similarity", {"query": "patch:1,2"}), Preprocessing())
+    maps = maps_of(model, Film(film), asked, Looks(batch_size=5))
+    every = torch.nn.functional.normalize(features(model, film).double(), dim=-1)
+    rows, columns = maps[0].map.layout.grid
+    known = every @ every[0, columns + 2]
+    for one, row in zip(maps, known, strict=True):
+        assert torch.allclose(one.map.values.double(), row.view(rows, columns), atol=2e-3)
+
+
+def test_bad_options_are_refused_and_nothing_is_written(model: Any, film: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ({"view": "heads", "method": "rollout"}, "view heads needs a map with heads"),
+        ({"view": "both"}, "overlay, beside, heads"),
+        ({"rate": 0}, "rate must be above 0"),
+        ({"smooth": 1.0}, "smooth must be a number from 0 to 0.99"),
+        ({"method": "pca", "view": "heads"}, "view heads needs a map with heads"),
+        ({"method": "similarity", "query": "cls", "of": "keys"}, "only tokens are compared"),
+        ({"metod": "rollout"}, "has no option metod"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            explain_video(model, film, tmp_path / "out.mp4", **options)
+    with pytest.raises(OptionError, match=r"films are written as .mp4"):
+        explain_video(model, film, tmp_path / "out.avi")
+    with pytest.raises(OutputError, match="the output is the input itself"):
+        explain_video(model, film, film)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_film_leaves_nothing(model: Any, film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visattn.batch.films import drawing as module
+
+    drawn: list[int] = []
+
+    def stopping(*_args: object) -> Any:
+        drawn.append(0)
+        if len(drawn) == 5:
+            raise KeyboardInterrupt
+        return Image.fromarray(FRAMES[0])
+
+    monkeypatch.setattr(module, "_drawn", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        explain_video(model, film, tmp_path / "out.mp4", method="rollout")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_film(film: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "visattn",
+            "video",
+            film,
+            "--model",
+            "scenes_vit",
+            "--method",
+            "rollout",
+            "-o",
+            tmp_path / "out.mp4",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 frames" in done.stderr
+    assert len(films.read(tmp_path / "out.mp4")[0]) == COUNT
+
+
+def test_on_a_device_and_with_weights_by_name_the_arguments_are_those_of_explain(film: Path, tmp_path: Path) -> None:
+    made = explain_video("scenes_vit", film, tmp_path / "out.gif", method="rollout", rate=5, device=torch.device("cpu"))
+    assert made.frames == COUNT // 2

@@ -1,0 +1,172 @@
+"""Maps over the frames of a film, on one scale."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import nn
+
+from visattn._support.checks import printable
+from visattn._support.files import check_output
+from visattn._support.progress import progress
+from visattn._support.spellings import spelled
+from visattn._support.typed import typed
+from visattn._support.types import View
+from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact, maps_of, smoothed
+from visattn.batch.films.reading import Film
+from visattn.batch.films.writing import check_name, writing
+from visattn.drawing.overlays import painted, rgb_components
+from visattn.drawing.style import Style, StyleOptions
+from visattn.families.wrappers import unwrapped
+from visattn.loading import load_model
+from visattn.maps import AttentionMap, value_range
+from visattn.maps.scaling import resolved, within
+from visattn.methods.table import MethodName
+from visattn.pipeline.arguments import target_of
+from visattn.pipeline.batches import Asked
+from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
+from visattn.pipeline.question import ask, parameter_names
+from visattn.pipeline.targets import Of, Target, TargetOptions
+from visattn.provenance import Provenance
+
+_PANEL = 240  # width of a panel of a head
+_GAP = 4
+
+
+class Made(NamedTuple):
+    """A film that was written.
+
+    Attributes:
+        path: The file.
+        frames: Number of its frames.
+        lost: Damaged parts of the source that could not be decoded.
+        provenance: Origin of its maps, with the value range of the color scale.
+    """
+
+    path: Path
+    frames: int
+    lost: int
+    provenance: Provenance
+
+
+@spelled(PreprocessingOptions, TargetOptions, StyleOptions, FilmOptions, more=parameter_names)
+@typed(but=("weights", "method"))
+def explain_video(
+    model: nn.Module | str,
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    method: MethodName | str = "auto",
+    target: Of = None,
+    overwrite: bool = True,
+    weights: str | os.PathLike[str] = "auto",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    **options: Any,  # noqa: ANN401 - as in `explain`
+) -> Made:
+    """Draw where a model looks in each frame of a film, on one color scale for all frames.
+
+    The film is read twice: for the maps, from all of which the scale is computed, and for the pictures. So its length does not matter for
+    memory, except that WebP and GIF files are kept in memory while they are made.
+
+    Args:
+        model: Name of a timm model, or a model.
+        source: A film (needs the extra `video`), or an animated GIF, WebP or APNG.
+        output: File to write: `.mp4` (H.264), `.webm` (VP9), `.webp` or `.gif`.
+        method: See `explain`. Each frame is explained alone, except for `pca`, whose components are those of all frames, and `similarity`,
+            whose query lies in the first frame.
+        target: See `explain`. The top class of each frame, unless one is given.
+        overwrite: Whether a file may be replaced.
+        weights: See `load_model`; only if `model` is a name.
+        seed: See `explain`.
+        device: Device of a model that is given by name.
+        options: `view`, `rate`, `smooth` and `batch_size`, see `visattn.batch.films.Looks`; options of preprocessing, target and method,
+            see `explain`; and of the colors, see `visattn.drawing.Style`.
+
+    Returns:
+        The file and the number of frames.
+
+    Raises:
+        ImageError: If the source is no film, or no frame can be decoded.
+        OptionError: If an option is out of range, or the view does not fit the map.
+        OutputError: If the file exists and `overwrite` is false, or it cannot be written.
+        VisattnError: Any error of `explain`.
+    """
+    file = check_output(Path(output), overwrite=overwrite, inputs=[Path(source)])
+    check_name(file)
+    looks = Looks(**{name: options.pop(name) for name in FilmOptions.__annotations__ if name in options})
+    style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options})
+    how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
+    told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
+    asked = Asked(ask(method, options, Target(target_of(target), **told)), how, seed)
+    film = Film(source)
+    if isinstance(model, str):
+        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+    return write_film(unwrapped(model), film, file, asked, looks, style)
+
+
+def write_film(model: nn.Module, film: Film, file: Path, asked: Asked, looks: Looks, style: Style) -> Made:
+    """Write the film of `explain_video`, for a question that was asked."""
+    maps = smoothed(maps_of(model, film, asked, looks), looks.smooth)
+    scales = _scales([one.map for one in maps], style)
+    rate = film.rate if looks.rate is None else exact(looks.rate)
+    with progress("film", "frame") as bar, writing(file, rate) as add:
+        for frame, one in zip(chosen(film, looks.rate), maps, strict=True):
+            add(frame.at, _drawn(frame.image, one, looks.view, scales, style))
+            bar.update()
+    first, lost = maps[0].map, f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded"
+    made = first.provenance.but(
+        image=printable(film.path.name),
+        normalization="one scale for the film",
+        value_range=scales[0] if len(scales) == 1 else None,
+        drawing=style.facts(first.signed) | asdict(looks),
+        warnings=(lost,) * bool(film.lost),
+    )
+    return Made(file, len(maps), film.lost, made)
+
+
+def _scales(maps: Sequence[AttentionMap], style: Style) -> list[tuple[float, float]]:
+    """Return the raw values that are mapped to 0 and 1 in all frames; of components, those of each."""
+    every = torch.stack([one.values.detach().float().cpu() for one in maps]).numpy()  # (frames, *axes, rows, columns)
+    if "component" in maps[0].axes:
+        return [value_range(every[:, number], "percentile", holes=True) for number in range(every.shape[1])]
+    signed = any(one.signed for one in maps)
+    pixelwise = any(one.facts.pixelwise for one in maps)
+    mode = "percentile" if style.normalize == "auto" and pixelwise else resolved(style.normalize, every, signed)
+    return [value_range(every, mode, signed, holes=True)]
+
+
+def _drawn(image: Image.Image, one: Shown, view: View, scales: list[tuple[float, float]], style: Style) -> Image.Image:
+    if view != "heads":
+        picture = _colored(image, one, scales, style)
+        return picture if view == "overlay" else _tiled([image, picture], 2 if image.width <= 2 * image.height else 1)
+    height = max(1, round(image.height * _PANEL / image.width))
+    small, place = image.resize((_PANEL, height), Image.Resampling.BICUBIC), one.geometry.resized((height, _PANEL))
+    panels = [_colored(small, Shown(one.map.at(head=head), place), scales, style) for head in range(one.map.values.shape[0])]
+    return _tiled(panels, math.ceil(math.sqrt(len(panels) * height / _PANEL)))
+
+
+def _colored(image: Image.Image, one: Shown, scales: list[tuple[float, float]], style: Style) -> Image.Image:
+    if "component" in one.map.axes:
+        return rgb_components(image, one.map.to_heatmap(one.geometry, "nearest"), scales)
+    low, high = scales[0]
+    heat = within(one.map.to_heatmap(one.geometry, style.interpolation), low, high)
+    shown = style if high > low else replace(style, opacity=0.0)  # all maps are constant
+    return painted(image, heat, replace(shown, normalize="none"))
+
+
+def _tiled(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Put pictures of one size in rows, with a gap."""
+    width, height = pictures[0].size
+    rows = math.ceil(len(pictures) / columns)
+    whole = Image.new("RGB", (columns * width + (columns - 1) * _GAP, rows * height + (rows - 1) * _GAP), "white")
+    for number, picture in enumerate(pictures):
+        whole.paste(picture, (number % columns * (width + _GAP), number // columns * (height + _GAP)))
+    return whole

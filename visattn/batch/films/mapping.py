@@ -1,0 +1,164 @@
+"""Maps of the frames of a film: each frame alone, or for features all frames together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice
+from typing import NamedTuple, TypedDict, get_args
+
+import torch
+from torch import Tensor, nn
+
+from visattn._support.checks import between, one_of
+from visattn._support.progress import progress
+from visattn._support.typed import check_types
+from visattn._support.types import View
+from visattn.batch.films.reading import Film, Frame
+from visattn.errors import OptionError, ResourceError
+from visattn.geometry import Geometry
+from visattn.maps import AttentionMap
+from visattn.methods.selection import tokens_of
+from visattn.pipeline.batches import BATCH, Asked, explain_each
+from visattn.pipeline.explaining import pixel_to_input
+from visattn.pipeline.inputs import Prepared, prepare_with
+from visattn.pipeline.recordings import recorded
+from visattn.records import FeatureRecord, Recording
+
+TOGETHER = "pca", "similarity"  # methods that compare features of all frames
+_MOST_SMOOTH = 0.99
+_MOST_FEATURES = 500_000_000  # numbers; principal components need 16 bytes for each
+
+
+class FilmOptions(TypedDict, total=False):
+    """Options of `Looks`."""
+
+    view: View
+    rate: float | None
+    smooth: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Look of a film, and how it is made.
+
+    Attributes:
+        view: `overlay`; `beside`: the frame and its overlay; `heads`: a panel for each head.
+        rate: Most frames a second; None: all.
+        smooth: Weight, from 0 to 0.99, of the last map in the mean with which each map is replaced; 0 leaves maps as they are.
+        batch_size: Frames that run through the model together.
+
+    Raises:
+        OptionError: If one is out of range.
+    """
+
+    view: View = "overlay"
+    rate: float | None = None
+    smooth: float = 0.0
+    batch_size: int = BATCH
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            OptionError: If one is out of range.
+        """
+        check_types(type(self), vars(self))
+        one_of(self.view, get_args(View), "view")
+        between(self.smooth, 0, _MOST_SMOOTH, "smooth")
+        if self.rate is not None and not self.rate > 0:
+            raise OptionError(f"rate must be above 0 frames a second, got {self.rate}.")
+        if self.batch_size < 1:
+            raise OptionError(f"batch_size must be 1 or more, got {self.batch_size}.")
+
+
+class Shown(NamedTuple):
+    """Map of a frame, and its position."""
+
+    map: AttentionMap
+    geometry: Geometry
+
+
+def exact(rate: float) -> Fraction:
+    """Return a rate as a fraction."""
+    return Fraction(rate).limit_denominator(1000)
+
+
+def chosen(film: Film, rate: float | None) -> Iterator[Frame]:
+    """Yield the frames of a film, at most so many a second."""
+    due = Fraction(0)
+    for frame in film.frames():
+        if rate is None:
+            yield frame
+        elif frame.at >= due:
+            due = (frame.at * exact(rate) // 1 + 1) / exact(rate)  # the next tick of a clock of this rate
+            yield frame
+
+
+def maps_of(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[Shown]:
+    """Return what is drawn of the map of each frame.
+
+    Raises:
+        OptionError: If the view does not fit the method.
+        ResourceError: If the features of all frames are too many.
+        VisattnError: Any error of `explain`.
+    """
+    question = asked.question
+    if looks.view == "heads" and question.name in TOGETHER:
+        raise OptionError(f"view heads needs a map with heads, not {question.name}. Choose method attention.")
+    if question.name in TOGETHER:
+        return _together(model, film, asked, looks)
+    found: list[Shown] = []
+    with progress("maps", "frame") as bar:
+        for one in explain_each(model, (frame.image for frame in chosen(film, looks.rate)), asked, looks.batch_size):
+            if looks.view == "heads" and one.map.axes != ("head",):
+                raise OptionError(f"view heads needs a map with heads, not one of {one.map.meaning}. Choose method attention.")
+            found.append(Shown(one.map if looks.view == "heads" else one.panel, one.geometry))
+            bar.update()
+    return found
+
+
+def _together(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[Shown]:
+    """Compute one map of all frames from their features: components have one basis, and the query lies in the first frame."""
+    parameters = dict(asked.question.parameters)
+    if parameters.get("of", "tokens") != "tokens":
+        raise OptionError(f"of a film, only tokens are compared, not {parameters['of']}. Leave of out.")
+    values: list[Tensor] = []
+    geometries: list[Geometry] = []
+    first: tuple[Recording, FeatureRecord, Prepared] | None = None
+    frames = chosen(film, looks.rate)
+    with progress("maps", "frame") as bar:
+        while some := list(islice(frames, looks.batch_size)):
+            prepared = prepare_with([frame.image for frame in some], model, asked.how)
+            _, passed = recorded(model, prepared, asked.question)
+            feature = tokens_of(passed.recording, parameters.get("layer", -1))
+            values.append(feature.value.detach().half().cpu())
+            geometries += prepared.geometries
+            first = first or (passed.recording, feature, prepared)
+            if sum(value.numel() for value in values) > _MOST_FEATURES:
+                raise ResourceError(f"the features of more than {len(geometries)} frames do not fit. Pass a lower rate (--rate).")
+            bar.update(len(some))
+    assert first is not None  # noqa: S101 - a film has a frame
+    recording, feature, prepared = first
+    query = parameters.get("query")
+    if isinstance(query, str) and query.startswith("pixel:"):
+        parameters["query"] = pixel_to_input(query, recording, geometries[0])
+    whole = replace(recording, features=[replace(feature, value=torch.cat(values).float())])
+    assert asked.question.method is not None  # noqa: S101 - it is named
+    found = asked.question.method.function(whole, **parameters)
+    found = replace(found, provenance=prepared.noted(found.provenance))
+    return [Shown(found.at(batch=number), geometry) for number, geometry in enumerate(geometries)]
+
+
+def smoothed(maps: list[Shown], weight: float) -> list[Shown]:
+    """Replace each map by a mean of it and those before it, whose weights fall by the factor `weight`."""
+    found = maps[:1]
+    for one in maps[1:]:
+        before = found[-1].map
+        if weight and before.layout == one.map.layout:
+            mean = replace(one.map, values=weight * before.values + (1 - weight) * one.map.values)
+            one = one._replace(map=mean)
+        found.append(one)
+    return found

@@ -1,0 +1,176 @@
+"""Frames of a film, one after another, upright and in RGB."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageSequence
+
+from visattn._support.checks import first_line, printable
+from visattn._support.extras import need
+from visattn._support.files import regular
+from visattn.errors import ImageError
+from visattn.images import MAX_PIXELS
+
+ANIMATIONS = ".gif", ".webp", ".png", ".apng"
+_USUAL = Fraction(25)  # frames a second of a film that does not state them
+_HIGH = 720  # rows from which colors are those of BT.709 if a film does not state them
+_MILLISECONDS = 1000
+
+
+class Frame(NamedTuple):
+    """A frame of a film.
+
+    Attributes:
+        at: When it is shown, in seconds from the first frame.
+        image: Its picture.
+    """
+
+    at: Fraction
+    image: Image.Image
+
+
+class Film:
+    """Film that can be read several times.
+
+    Attributes:
+        path: Its file.
+        rate: Frames a second, the mean if they vary.
+        lost: Damaged parts that could not be decoded in the last reading.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a film and read its rate.
+
+        Args:
+            path: A film in any format of FFmpeg, such as MP4 or WebM (needs the extra `video`), or an animation: GIF, WebP or APNG. It is
+                always a file; no address of a network is opened.
+
+        Raises:
+            ImageError: If it is no film, has no pictures, or cannot be read.
+            MissingExtra: If PyAV is not installed and the film is no animation.
+        """
+        self.path, self.lost = Path(path), 0
+        self._name = printable(str(self.path))
+        try:
+            regular(self.path)
+        except OSError as error:
+            raise ImageError(
+                f"{self._name}: cannot be read ({(error.strerror or str(error)).lower()}). Check the path."
+            ) from error
+        self._animated = self.path.suffix.lower() in ANIMATIONS
+        if not self._animated:
+            need("av", "video", "a film")
+        self.rate = self._animation_rate() if self._animated else self._stream_rate()
+
+    def frames(self) -> Iterator[Frame]:
+        """Read the frames in the order in which they are shown; those that follow a damaged part are read too.
+
+        Yields:
+            The frames. All have the size of the first; others are scaled to it.
+
+        Raises:
+            ImageError: If no frame can be read, or frames are too large.
+        """
+        self.lost, size, start = 0, None, Fraction(0)
+        for at, image in self._animation() if self._animated else self._stream():
+            if size is None:
+                size, start = image.size, at
+                if image.width * image.height > MAX_PIXELS:
+                    raise ImageError(f"{self._name}: its frames of {image.width} x {image.height} pixels are too large.")
+            yield Frame(at - start, image if image.size == size else image.resize(size, Image.Resampling.BICUBIC))
+        if size is None:
+            raise ImageError(f"{self._name}: no frame can be decoded. The film is empty or damaged.")
+
+    def _animation_rate(self) -> Fraction:
+        times = [at for at, _ in self._animation()]
+        shown = times[-1] - times[0] if times else Fraction(0)
+        return (len(times) - 1) / shown if shown else _USUAL
+
+    def _animation(self) -> Iterator[tuple[Fraction, Image.Image]]:
+        try:
+            with Image.open(self.path) as animation:
+                at = Fraction(0)
+                for frame in ImageSequence.Iterator(animation):
+                    shown = frame.convert("RGBA")
+                    ground = Image.new("RGB", shown.size, "white")
+                    ground.paste(shown, mask=shown.getchannel("A"))
+                    yield at, ground
+                    at += Fraction(str(frame.info.get("duration") or _MILLISECONDS / _USUAL)) / _MILLISECONDS
+        except (OSError, ValueError, SyntaxError) as error:
+            raise ImageError(f"{self._name}: is no animation, or damaged ({first_line(error)}).") from error
+
+    def _stream_rate(self) -> Fraction:
+        with self._opened() as (_, stream):
+            rate = stream.average_rate or stream.guessed_rate
+        return Fraction(rate) if rate and rate > 0 else _USUAL
+
+    def _opened(self) -> _Opened:
+        return _Opened(self.path)
+
+    def _stream(self) -> Iterator[tuple[Fraction, Image.Image]]:
+        import av
+
+        with self._opened() as (container, stream):
+            stream.thread_type = "AUTO"
+            at = -1 / self.rate
+            packets = iter(container.demux(stream))
+            while True:
+                try:
+                    packet = next(packets, None)
+                    decoded = [] if packet is None else packet.decode()
+                except av.error.FFmpegError:
+                    self.lost += 1
+                    continue
+                for frame in decoded:
+                    stated = None if frame.pts is None else Fraction(frame.pts) * Fraction(frame.time_base)
+                    at = stated if stated is not None and stated > at else at + 1 / self.rate
+                    yield at, _upright(frame)
+                if packet is None:
+                    return
+
+
+class _Opened:
+    """Container of a film and its first stream of pictures, as a context."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> tuple[Any, Any]:
+        import av
+
+        name = printable(str(self._path))
+        self._file = self._path.open("rb")  # not a name, which FFmpeg may take for an address or a pattern
+        try:
+            self._container = av.open(self._file, "r")
+            if not self._container.streams.video:
+                raise ImageError(f"{name}: has no pictures. Pass a film.")
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            self._file.close()
+            raise ImageError(f"{name}: is no film, or damaged or cut off ({first_line(error)}). Check the download.") from error
+        except ImageError:
+            self._container.close()
+            self._file.close()
+            raise
+        return self._container, self._container.streams.video[0]
+
+    def __exit__(self, *_error: object) -> None:
+        self._container.close()
+        self._file.close()
+
+
+def _upright(frame: Any) -> Image.Image:  # noqa: ANN401 - of PyAV
+    """Convert a frame to RGB, by the colors that it states, and turn it upright."""
+    from av.video.reformatter import Colorspace
+
+    stated = int(frame.colorspace)
+    known = {1: Colorspace.ITU709, 5: Colorspace.ITU601, 6: Colorspace.ITU601, 7: Colorspace.SMPTE240M}
+    colors = known.get(stated, Colorspace.ITU709 if frame.height >= _HIGH else Colorspace.ITU601)
+    rgb = frame.reformat(format="rgb24", src_colorspace=colors).to_ndarray()
+    quarters = round(frame.rotation / 90) % 4
+    return Image.fromarray(np.ascontiguousarray(np.rot90(rgb, quarters)))

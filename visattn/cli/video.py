@@ -1,0 +1,93 @@
+"""Command `visattn video`: maps over the frames of a film."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from visattn._support.files import check_output
+from visattn._support.types import View
+from visattn.cli.asking import kind_of, question_of
+from visattn.cli.late import LateCommand, method_options
+from visattn.cli.options import (
+    files_read,
+    method_option,
+    model_options,
+    output_options,
+    photo_options,
+    preparing,
+    reading,
+    style_of,
+    style_options,
+    target_options,
+)
+from visattn.cli.talk import describe, note, result
+from visattn.drawing.style import Style
+
+
+@click.command("video", cls=LateCommand, late=method_options, before="view", spare=True)
+@click.argument("film", type=click.Path(path_type=Path))
+@model_options
+@method_option
+@target_options
+@click.option(
+    "--view",
+    type=click.Choice(get_args(View)),
+    default="overlay",
+    show_default=True,
+    help="Draw over the frames, beside them, or a panel for each head (--method attention).",
+)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most frames a second.  [default: all]")
+@click.option(
+    "--smooth",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Weight of the last map in a running mean of the maps.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Frames that run through the model together."
+)
+@style_options()
+@photo_options
+@output_options
+def video_command(
+    film: Path,
+    output: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    debug: bool,
+    **options: Any,  # noqa: ANN401 - click's
+) -> None:
+    """Draw where a model looks in each frame of FILM, on one color scale for all frames.
+
+    FILM is a film in any format of FFmpeg, or an animated GIF, WebP or APNG. The output is .mp4 (H.264), .webm (VP9), .webp or .gif.
+
+    \b
+    visattn video film.mp4 -o maps.mp4
+    visattn video film.mp4 --method rollout --view beside --rate 10 -o maps.webm
+    visattn video film.mp4 --method attention --view heads -o heads.mp4
+    """  # noqa: D301 - \b keeps click from wrapping the examples
+    style = Style(**style_of(options))  # raises for values out of range before any file is read
+    target = output or Path(f"{film.stem}.{kind_of(options)}.mp4")
+    check_output(target, overwrite=overwrite, inputs=[film, *files_read(options)])
+    question = question_of(options)
+    from visattn.batch.films import Film, Looks, write_film
+    from visattn.batch.films.writing import check_name
+    from visattn.families.wrappers import unwrapped
+    from visattn.loading import load_model
+    from visattn.pipeline.batches import Asked
+    from visattn.pipeline.preprocessing import Preprocessing
+
+    check_name(target)
+    looks = Looks(options["view"], options["rate"], options["smooth"], options["batch_size"])
+    source = Film(film)
+    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
+    asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
+    made = write_film(unwrapped(model), source, target, asked, looks, style)
+    describe(quiet, made.provenance)
+    note(quiet, f"{target}: {made.frames} frames, {target.stat().st_size / 1e6:.1f} MB")
+    result(as_json, [(made.path, made.provenance)])
