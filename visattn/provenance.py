@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -110,6 +111,10 @@ class Provenance:
         facts["notes"] = tuple(dict.fromkeys(self.notes + notes))
         facts["warnings"] = tuple(dict.fromkeys(self.warnings + warnings))
         return dataclasses.replace(self, **facts)
+
+    def with_parameters(self, parameters: Mapping[str, Any]) -> Provenance:
+        """Return a copy with more parameters, before those that it has."""
+        return self.but(parameters={**parameters, **self.parameters})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values for JSON."""

@@ -144,7 +144,7 @@ def test_texts_beside_the_photos_are_words_of_the_space(run: Run, photos: Path, 
 
 
 def test_a_photo_is_read_once_for_all_its_crops(run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from visattn.data import sources
+    from visattn.batch import sources
 
     read: list[Path] = []
     original = sources.load_image

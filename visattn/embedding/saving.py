@@ -113,8 +113,8 @@ def save_npz(space: Space, path: str | os.PathLike[str], *, overwrite: bool = Tr
 
 def laid_out(space: Space, how: Laid) -> Provenance:
     """Return the provenance of a space whose points were laid out with these options of `lay_out`."""
-    told = {"method": "pca", "dimensions": 2, "criterion": "norms", **how} | space.provenance.parameters
-    return space.provenance.but(parameters={key: value for key, value in told.items() if value is not None})
+    told = {"method": "pca", "dimensions": 2, "criterion": "norms", **how}
+    return space.provenance.with_parameters({key: value for key, value in told.items() if value is not None})
 
 
 def _numbers(space: Space, how: Laid) -> list[Row]:
