@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests import tiny
 from tests.batch import films
 from visattn.batch.films import Film, Looks, explain_video
 from visattn.batch.films.mapping import maps_of
-from visattn.errors import ImageError, OptionError, OutputError
+from visattn.errors import ImageError, OptionError, OutputError, ResourceError
 from visattn.maps import value_range
 from visattn.pipeline.batches import Asked
 from visattn.pipeline.preprocessing import Preprocessing
@@ -152,6 +153,27 @@ def test_a_film_that_is_cut_off_is_refused(film: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.mp4").write_bytes(film.read_bytes()[: film.stat().st_size // 2])
     with pytest.raises(ImageError, match="damaged or cut off"):
         Film(tmp_path / "cut.mp4")
+
+
+def test_sound_without_pictures_is_refused(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "sound.mp4"), "w") as container:
+        stream: Any = container.add_stream("aac", rate=44_100)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 44_100
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    with pytest.raises(ImageError, match=r"sound.mp4: has no pictures. Pass a film.$"):
+        Film(tmp_path / "sound.mp4")
+
+
+def test_films_that_are_too_large_are_refused(model: Any, film: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visattn.batch.films.mapping._MOST_FEATURES", 10)
+    with pytest.raises(ResourceError, match=r"the features of more than 12 frames do not fit. Pass a lower rate"):
+        explain_video(model, film, tmp_path / "out.gif", method="pca")
+    monkeypatch.setattr("visattn.batch.films.reading.MAX_PIXELS", 100)
+    with pytest.raises(ImageError, match=r"film.mp4: its frames of 96 x 64 pixels are too large"):
+        explain_video(model, film, tmp_path / "out.gif")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_views_lie_beside_each_other(model: Any, film: Path, tmp_path: Path) -> None:

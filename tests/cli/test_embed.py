@@ -139,6 +139,8 @@ def test_texts_beside_the_photos_are_words_of_the_space(run: Run, photos: Path, 
     code, _, err = run("embed", *given, "-q", "--overwrite")
     assert code != 0
     assert "d.txt: is empty" in err
+    (photos / "dogs" / "d.txt").write_bytes(b"\xff\xfe")
+    assert "d.txt: cannot be read as text" in run("embed", *given, "-q", "--overwrite")[2]
     (photos / "dogs" / "d.txt").unlink()
     assert "must hold one text named d.txt, got none" in run("embed", *given, "-q", "--overwrite")[2]
 

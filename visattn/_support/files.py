@@ -233,23 +233,8 @@ def write_whole(path: Path, data: bytes) -> Path:
         OutputError: If the folder cannot be written.
         ResourceError: If the disk is full.
     """
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".visattn-", delete=False) as stream:
-            temporary = stream.name
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        _publish(Path(temporary), 0o666)
-        os.replace(temporary, path)
-        temporary = None
-        _flush(path.parent)
-    except OSError as error:
-        refused = refusal(error, path)
-        raise refused from error
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+    with building_file(path) as temporary:
+        temporary.write_bytes(data)
     return path
 
 
@@ -369,7 +354,7 @@ def building_file(path: Path) -> Iterator[Path]:
         path: File to write; its folder must exist.
 
     Yields:
-        The temporary file, empty and with the same ending.
+        The temporary file, which is empty.
 
     Raises:
         OutputError: If it cannot be written.
@@ -377,7 +362,7 @@ def building_file(path: Path) -> Iterator[Path]:
     """
     temporary = None
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".visattn-", suffix=path.suffix)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".visattn-")
         os.close(descriptor)
         temporary = Path(name)
         yield temporary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -86,14 +86,26 @@ def explain_batch(
     """
     if batch_size < 1:
         raise OptionError(f"batch_size must be 1 or more, got {batch_size}.")
-    how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
-    told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
     if drawing := [name for name in options if name in DrawOptions.__annotations__]:
         raise OptionError(f"{drawing[0]} is an option of the picture: .overlay({drawing[0]}=...) of each explanation.")
-    question = ask(method, options, Target(target_of(target), **told))
+    asked = asked_of(method, target, options, seed)
     if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
-    return explain_each(unwrapped(model), images, Asked(question, how, seed), batch_size)
+        model = load_model(model, weights=weights, seed=seed, img_size=asked.how.img_size, device=device)
+    return explain_each(unwrapped(model), images, asked, batch_size)
+
+
+def asked_of(method: MethodName | str, target: Of, options: Mapping[str, Any], seed: int) -> Asked:
+    """Return the question that options of preprocessing, target and method ask, see `explain`.
+
+    Raises:
+        OptionError: If one is unknown or out of range.
+    """
+    of_photos, of_target = (
+        {name: options[name] for name in kind.__annotations__ if name in options}
+        for kind in (PreprocessingOptions, TargetOptions)
+    )
+    rest = {name: value for name, value in options.items() if name not in {**of_photos, **of_target}}
+    return Asked(ask(method, rest, Target(target_of(target), **of_target)), Preprocessing(**of_photos), seed)
 
 
 def explain_each(model: nn.Module, images: Iterable[Any], asked: Asked, size: int = BATCH) -> Iterator[Explanation]:

@@ -29,11 +29,10 @@ from visattn.loading import load_model
 from visattn.maps import AttentionMap, value_range
 from visattn.maps.scaling import resolved, within
 from visattn.methods.table import MethodName
-from visattn.pipeline.arguments import target_of
-from visattn.pipeline.batches import Asked
-from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
-from visattn.pipeline.question import ask, parameter_names
-from visattn.pipeline.targets import Of, Target, TargetOptions
+from visattn.pipeline.batches import Asked, asked_of
+from visattn.pipeline.preprocessing import PreprocessingOptions
+from visattn.pipeline.question import parameter_names
+from visattn.pipeline.targets import Of, TargetOptions
 from visattn.provenance import Provenance
 
 _PANEL = 240  # width of a panel of a head
@@ -103,12 +102,10 @@ def explain_video(
     check_name(file)
     looks = Looks(**{name: options.pop(name) for name in FilmOptions.__annotations__ if name in options})
     style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options})
-    how = Preprocessing(**{name: options.pop(name) for name in PreprocessingOptions.__annotations__ if name in options})
-    told = {name: options.pop(name) for name in TargetOptions.__annotations__ if name in options}
-    asked = Asked(ask(method, options, Target(target_of(target), **told)), how, seed)
+    asked = asked_of(method, target, options, seed)
     film = Film(source)
     if isinstance(model, str):
-        model = load_model(model, weights=weights, seed=seed, img_size=how.img_size, device=device)
+        model = load_model(model, weights=weights, seed=seed, img_size=asked.how.img_size, device=device)
     return write_film(unwrapped(model), film, file, asked, looks, style)
 
 

@@ -102,21 +102,18 @@ class Film:
                     ground.paste(shown, mask=shown.getchannel("A"))
                     yield at, ground
                     at += Fraction(str(frame.info.get("duration") or _MILLISECONDS / _USUAL)) / _MILLISECONDS
-        except (OSError, ValueError, SyntaxError) as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ImageError(f"{self._name}: is no animation, or damaged ({first_line(error)}).") from error
 
     def _stream_rate(self) -> Fraction:
-        with self._opened() as (_, stream):
+        with _Opened(self.path) as (_, stream):
             rate = stream.average_rate or stream.guessed_rate
         return Fraction(rate) if rate and rate > 0 else _USUAL
-
-    def _opened(self) -> _Opened:
-        return _Opened(self.path)
 
     def _stream(self) -> Iterator[tuple[Fraction, Image.Image]]:
         import av
 
-        with self._opened() as (container, stream):
+        with _Opened(self.path) as (container, stream):
             stream.thread_type = "AUTO"
             at = -1 / self.rate
             packets = iter(container.demux(stream))
@@ -148,15 +145,12 @@ class _Opened:
         self._file = self._path.open("rb")  # not a name, which FFmpeg may take for an address or a pattern
         try:
             self._container = av.open(self._file, "r")
-            if not self._container.streams.video:
-                raise ImageError(f"{name}: has no pictures. Pass a film.")
         except (av.error.FFmpegError, OSError, ValueError) as error:
             self._file.close()
             raise ImageError(f"{name}: is no film, or damaged or cut off ({first_line(error)}). Check the download.") from error
-        except ImageError:
-            self._container.close()
-            self._file.close()
-            raise
+        if not self._container.streams.video:
+            self.__exit__()
+            raise ImageError(f"{name}: has no pictures. Pass a film.")
         return self._container, self._container.streams.video[0]
 
     def __exit__(self, *_error: object) -> None:

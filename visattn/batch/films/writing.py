@@ -17,7 +17,10 @@ from visattn._support.files import building_file
 from visattn.errors import OptionError, OutputError
 
 CODECS = {".mp4": "libx264", ".webm": "libvpx-vp9"}
-ANIMATIONS: dict[str, dict[str, Any]] = {".webp": {"quality": 85, "method": 4}, ".gif": {"optimize": True}}
+ANIMATIONS: dict[str, dict[str, Any]] = {
+    ".webp": {"format": "WEBP", "quality": 85, "method": 4},
+    ".gif": {"format": "GIF", "optimize": True},
+}
 _OPTIONS = {"libx264": {"crf": "18", "preset": "medium"}, "libvpx-vp9": {"crf": "24", "b": "0", "cpu-used": "4", "row-mt": "1"}}
 _TICKS = 90_000  # a second
 _BT709, _LIMITED = 1, 1  # colors as FFmpeg numbers them: BT.709, from 16 to 235
@@ -57,10 +60,11 @@ def writing(path: Path, rate: Fraction) -> Iterator[Add]:
         OutputError: If it cannot be written.
         ResourceError: If the disk is full.
     """
-    kind = _encoded if path.suffix.lower() in CODECS else _animated
+    ending = path.suffix.lower()
+    kind = _encoded if ending in CODECS else _animated
     with building_file(path) as temporary:
         try:
-            with kind(temporary, rate) as add:
+            with kind(temporary, ending, rate) as add:
                 yield add
         except ValueError as error:  # of the libraries: this size or mode cannot be encoded
             raise OutputError(
@@ -69,11 +73,11 @@ def writing(path: Path, rate: Fraction) -> Iterator[Add]:
 
 
 @contextmanager
-def _encoded(path: Path, rate: Fraction) -> Iterator[Add]:
+def _encoded(path: Path, ending: str, rate: Fraction) -> Iterator[Add]:
     import av
 
-    codec = CODECS[path.suffix.lower()]
-    with av.open(path, "w") as container:
+    codec = CODECS[ending]
+    with av.open(path, "w", format=ending[1:]) as container:
         stream: Any = container.add_stream(codec, rate=rate.limit_denominator(_TICKS), options=_OPTIONS[codec])
 
         def add(at: Fraction, image: Image.Image) -> None:
@@ -99,11 +103,11 @@ def _describe(stream: Any, width: int, height: int) -> None:  # noqa: ANN401 - o
 
 
 @contextmanager
-def _animated(path: Path, rate: Fraction) -> Iterator[Add]:
+def _animated(path: Path, ending: str, rate: Fraction) -> Iterator[Add]:
     shown: list[tuple[Fraction, Image.Image]] = []
     yield lambda at, image: shown.append((at, image.convert("RGB")))
     times = [at for at, _ in shown]
     ends = [*times[1:], times[-1] + 1 / rate]
     milliseconds = [max(1, round((end - at) * 1000)) for at, end in zip(times, ends, strict=True)]
     first, *others = [image for _, image in shown]
-    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, **ANIMATIONS[path.suffix.lower()])
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, **ANIMATIONS[ending])
