@@ -50,7 +50,9 @@ def _drawn(parts: Sequence[Part], method: Layout) -> str:
     named = list(dict.fromkeys(name for states in layers for name in states.tokens.names))
     counts = {len(states.some) // len(states.tokens.boxes) - len(states.tokens.names) for states in layers}
     count = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    also = f", and {', '.join(named)}" if named and method == "pca" else ""
+    differ = len({states.tokens.names for states in layers}) > 1
+    where = " where there are any" if differ else ""
+    also = f", and {', '.join(named)}{where}" if named and method == "pca" else ""
     return (
         f"Each head shows of each image {count} patch{'' if counts == {1} else 'es'} at random{also}, as query and as key.{texts}"
     )
