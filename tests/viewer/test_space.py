@@ -396,6 +396,7 @@ def test_a_second_model_has_its_own_sinks_and_shares_patches_by_their_place(
     other, file = another
     page = opened(file, link="row=0&head=0")
     layers = len(space.layers)
+    assert "and cls, register0 where there are any, as query and as key" in page.locator("footer").inner_text()
     assert (
         page.evaluate(f"Array.from(app.space.layers[{layers}].table.sink)")
         == other.layers[0].tokens.sink[other.layers[0].some].to(torch.uint8).tolist()
