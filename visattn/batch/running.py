@@ -16,6 +16,7 @@ from torch import nn
 
 from visattn._support.checks import first_line, printable
 from visattn._support.files import refusal, write_whole
+from visattn._support.threads import pool
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.sources import Item
 from visattn.drawing.pictures import to_png
@@ -127,7 +128,7 @@ def run(
     shutil.rmtree(spare, ignore_errors=True)  # of a run that was killed; the journal is locked, so no other run uses it
     spare.mkdir()
     try:
-        with ThreadPoolExecutor(workers) as readers, ThreadPoolExecutor(workers) as writers:
+        with pool(workers) as readers, pool(workers) as writers:
             return _run(
                 model, items, asked, wanted, journal, batches.first(len(items)), batches.size, (readers, writers, spare), told
             )

@@ -35,8 +35,8 @@ class Picture(Image.Image):
     def info(self) -> dict[Any, Any]:
         """Pillow's dictionary of facts; `visattn` holds the provenance as JSON."""
         facts: dict[Any, Any] = self.__dict__["info"]
-        if known := self.__dict__.get("provenance"):  # pickling loses it
-            facts.setdefault(_KEY, to_json(known.to_dict()))
+        if _KEY not in facts and (known := self.__dict__.get("provenance")):  # pickling loses it
+            facts[_KEY] = to_json(known.to_dict())
         return facts
 
     @info.setter
@@ -63,7 +63,7 @@ def carrying(picture: Image.Image, provenance: Provenance) -> Picture:
     """Return a picture with the same pixels and the given provenance."""
     made = Picture()
     vars(made).update(vars(picture))
-    made.info = {key: value for key, value in picture.info.items() if key != _KEY}
+    made.info = {key: value for key, value in vars(made)["info"].items() if key != _KEY}
     made.provenance = provenance
     return made
 

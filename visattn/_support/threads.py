@@ -1,0 +1,39 @@
+"""Pools of threads that work beside a model without slowing it down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
+
+import torch
+from threadpoolctl import threadpool_limits
+
+
+@contextmanager
+def pool(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Give a pool whose threads compute on one CPU each.
+
+    Otherwise each would bring as many threads of PyTorch and of NumPy as there are CPUs, and those wait for work by spinning, on the
+    CPUs that the model needs.
+
+    Args:
+        count: Threads, 1 or more.
+
+    Yields:
+        The pool.
+    """
+    threads, begun = torch.get_num_threads(), Barrier(count + 1)
+
+    def begin() -> None:
+        torch.get_num_threads()  # PyTorch sets a thread's number at its first question, so the next line must not be the first
+        torch.set_num_threads(1)
+        begun.wait()
+
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(count, initializer=begin) as found:
+        for _ in range(count):
+            found.submit(lambda: None)
+        begun.wait()
+        torch.set_num_threads(threads)  # of this thread, and of MKL for all
+        yield found
