@@ -27,6 +27,7 @@ from visattn.evaluation.cells import cells_of
 from visattn.evaluation.intervals import mean_interval
 from visattn.training.report.card import wilson
 
+ORDERS = 400  # of shuffled images
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "captions.md"
 CHECKPOINTS = ROOT / "assets" / "checkpoints"
@@ -71,11 +72,6 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
             f"{name} attention, context zeroed (beta = 0)": texts(blind(captioner), photos)
             for name, captioner in captioners.items()
         }
-        order = np.random.RandomState(0).permutation(count)
-        told |= {
-            f"{name} attention, given the image of another scene": [told[f"{name} attention"][i] for i in order]
-            for name in captioners
-        }
         if "hard" in captioners:
             told["hard attention, expected context"] = texts(captioners["hard"], photos, how="expected")
         if "soft" in captioners:
@@ -85,6 +81,14 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
             told["soft attention, blank image"] = texts(captioners["soft"], [gray]) * count
         print(f"  {data}: {count} scenes", file=sys.stderr)
         rows += [{"scenes": title, "captioner": name, **measured(candidates, truth)} for name, candidates in told.items()]
+        rows += [
+            {
+                "scenes": title,
+                "captioner": f"{name} attention, given shuffled images",
+                **shuffled(told[f"{name} attention"], truth),
+            }
+            for name in captioners
+        ]
         kinds[data] = told, truth
     (known, first), (new, second) = kinds["scenes"], kinds["scenes-new"]
     right = {}
@@ -124,6 +128,15 @@ def measured(candidates: list[str], truth: list[str]) -> Row:
         **{name: f"{slots[name]:.1%}" for name in ("color", "shape", "place", "count")},
         **{name: f"{scores[name]:.3f}" for name in ("BLEU-4", "CIDEr-D", "ROUGE-L")},
     }
+
+
+def shuffled(candidates: list[str], truth: list[str]) -> Row:
+    """Compute the columns of one row for captions of shuffled images: exact sets as the mean and the middle 95 % of many orders."""
+    orders = [np.random.RandomState(seed).permutation(len(truth)) for seed in range(ORDERS)]
+    shares = [exact_set([candidates[i] for i in order], truth) for order in orders]
+    low, high = np.percentile(shares, [2.5, 97.5])
+    first = measured([candidates[i] for i in orders[0]], truth)
+    return {**first, "exact set": f"{np.mean(shares):.1%} ({low:.1%} to {high:.1%})"}
 
 
 def looked(captioners: dict[str, Captioner], count: int) -> str:
