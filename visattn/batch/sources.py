@@ -204,28 +204,40 @@ def _part(file: Path, start: int, size: int) -> bytes:
         return stream.read(size)
 
 
-def _of_function(name: str) -> list[_Found]:
-    dataset: Any = made(name, OptionError)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise OptionError(
-            f"{printable(name)}: the function returns a {type(dataset).__name__}; return a dataset with __len__ and __getitem__."
-        )
-    one_by_one = Lock()  # few datasets may be read by several threads
+class _Dataset:
+    """Dataset that the user's function returns. A process that receives it calls the function itself."""
 
-    def content(index: int) -> Image.Image:
+    def __init__(self, name: str) -> None:
+        self.name, self._dataset = name, made(name, OptionError)
+        self._one_by_one = Lock()  # few datasets may be read by several threads
+        if not (hasattr(self._dataset, "__len__") and hasattr(self._dataset, "__getitem__")):
+            raise OptionError(
+                f"{printable(name)}: the function returns a {type(self._dataset).__name__}; "
+                "return a dataset with __len__ and __getitem__."
+            )
+
+    def __reduce__(self) -> tuple[type[_Dataset], tuple[str]]:
+        return _Dataset, (self.name,)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def image(self, index: int) -> Image.Image:
         try:
-            with one_by_one:
-                item = dataset[index]
+            with self._one_by_one:
+                item = self._dataset[index]
             image = item["image"] if isinstance(item, dict) else item[0] if isinstance(item, (tuple, list)) else item
             return as_image(image)
         except Exception as error:  # the user's code may raise anything
             raise ImageError(
-                f"{printable(name)} {index}: cannot be read ({type(error).__name__}: {first_line(error)})"
+                f"{printable(self.name)} {index}: cannot be read ({type(error).__name__}: {first_line(error)})"
             ) from error
 
-    title = Path(name.rpartition(":")[0]).stem
+
+def _of_function(name: str) -> list[_Found]:
+    dataset, title = _Dataset(name), Path(name.rpartition(":")[0]).stem
     return [
-        _Found(Path(f"{name}/{index}"), Path(f"{title}_{index:06}"), partial(content, index)) for index in range(len(dataset))
+        _Found(Path(f"{name}/{index}"), Path(f"{title}_{index:06}"), partial(dataset.image, index)) for index in range(len(dataset))
     ]
 
 
