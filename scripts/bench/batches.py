@@ -43,7 +43,7 @@ def main(count: int) -> dict[str, Any]:
         items = items_of([folder / "photos"])
         rounds = []
         for number in range(ROUNDS):
-            found = _stages(model, [item.path for item in items], how, question, folder / f"stages{number}")
+            found = _stages(model, [item.source for item in items], how, question, folder / f"stages{number}")
             out = folder / f"run{number}"
             out.mkdir()
             start = time.perf_counter()
@@ -65,7 +65,7 @@ def _write(folder: Path, count: int) -> None:
         part.save(folder / f"{number:03}.jpg", quality=92)
 
 
-def _stages(model: Any, paths: list[Path], how: Preprocessing, question: Any, folder: Path) -> dict[str, float]:  # noqa: ANN401
+def _stages(model: Any, paths: list[str], how: Preprocessing, question: Any, folder: Path) -> dict[str, float]:  # noqa: ANN401
     """Time each stage alone for all photos: those of one thread on one, the model on all."""
     folder.mkdir()
     prepared: list[Any] = []

@@ -27,7 +27,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def told(inputs: list[Path | str], **options: Path) -> dict[str, str]:
-    return {item.name: item.path.name for item in items_of(inputs, **options)}
+    return {item.name: Path(item.source).name for item in items_of(inputs, **options)}
 
 
 def test_folders_keep_their_subfolders(photos: Path) -> None:

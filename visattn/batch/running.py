@@ -100,7 +100,7 @@ class Ledger:
     def _is_done(self, some: Sequence[Item], first: int) -> bool:
         for number, item in enumerate(some, start=first):
             entry = self._journal.known.get(number)
-            if entry is None or entry.error or entry.image != str(item.path):
+            if entry is None or entry.error or entry.image != item.source:
                 return False
             if not all((self._folder / output).is_file() for output in entry.outputs) or item.digest() != entry.sha256:
                 return False

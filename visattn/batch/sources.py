@@ -1,4 +1,4 @@
-"""Images of a run: files, folders, patterns, lists of files, shards in tar files, and datasets of the user."""
+"""Images of a run: files, folders, patterns, lists of files, remote files, shards in tar files, and datasets of the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -20,7 +20,8 @@ from visattn._support.checks import first_line, printable
 from visattn._support.files import is_file
 from visattn._support.own_code import is_function, made
 from visattn._support.types import MAX_PIXELS, ColorProfile
-from visattn.data.sources import as_image, load_image
+from visattn.batch.remote import is_remote, remote_file, remote_files
+from visattn.data.sources import as_file, as_image, load_image
 from visattn.errors import ImageError, OptionError
 from visattn.images import FORMATS, decode, image_facts, stating
 
@@ -36,14 +37,19 @@ class Item(NamedTuple):
     """An image of a run.
 
     Attributes:
-        path: Its file; for an image that is no file of its own, what names it: `SHARD.tar/MEMBER`, or `file.py:function/INDEX`.
+        source: Its file, its address, or what else names it: `SHARD.tar/MEMBER`, or `file.py:function/INDEX`.
         name: Path of what is written for it, without an ending, relative to the output folder.
-        content: Function that returns the content of its file, or the image itself; None if `path` is its file.
+        content: Function that returns the content of its file, or the image itself; None if `load_image` reads `source`.
     """
 
-    path: Path
+    source: str
     name: str
     content: Content | None = None
+
+    @property
+    def path(self) -> Path:
+        """Source as a path, for its name and its folder."""
+        return Path(self.source)
 
     def photo(self, *, max_pixels: int = MAX_PIXELS, color_profile: ColorProfile = "convert") -> Image.Image:
         """Load the image; see `visattn.load_image`.
@@ -52,10 +58,10 @@ class Item(NamedTuple):
             ImageError: If it cannot be read.
         """
         if self.content is None:
-            return load_image(self.path, max_pixels=max_pixels, color_profile=color_profile)
+            return load_image(self.source, max_pixels=max_pixels, color_profile=color_profile)
         found = self.content()
         if isinstance(found, bytes):
-            return decode(found, str(self.path), max_pixels=max_pixels, color_profile=color_profile)
+            return decode(found, self.source, max_pixels=max_pixels, color_profile=color_profile)
         photo = as_image(found)
         return stating(photo, replace(image_facts(photo), name=self.name))
 
@@ -70,13 +76,13 @@ class Item(NamedTuple):
     def _whole(self) -> bytes | Image.Image:
         if self.content is not None:
             return self.content()
-        return self.path.read_bytes() if is_file(self.path) else load_image(self.path)
+        return self.path.read_bytes() if is_file(self.path) else load_image(self.source)
 
 
 class _Found(NamedTuple):
     """An image, and the name that it would like."""
 
-    path: Path
+    source: str
     name: Path
     content: Content | None = None
 
@@ -87,8 +93,8 @@ def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) 
     Args:
         inputs: Image files; folders, with all their subfolders; patterns such as `photos/**/*.jpg`; text files with a path on each line;
             CSV files with a column `image`, `path`, `file` or `filename`, whose paths are relative to the file; tar files with images,
-            as WebDataset has them; or `file.py:function`, which returns a dataset: items are images, tuples that begin with one, or
-            dictionaries with the key `image`.
+            as WebDataset has them; files, folders and patterns of fsspec, such as `s3://bucket/photos`; or `file.py:function`, which
+            returns a dataset: items are images, tuples that begin with one, or dictionaries with the key `image`.
         but: Folder that is left out, such as that of the results.
 
     Returns:
@@ -102,16 +108,20 @@ def items_of(inputs: Sequence[str | os.PathLike[str]], but: Path | None = None) 
     if not found:
         raise ImageError("no images were given. Pass files, folders, patterns or lists.")
     names = _unique([image.name for image in found])
-    return [Item(image.path, name, image.content) for image, name in zip(found, names, strict=True)]
+    return [Item(image.source, name, image.content) for image, name in zip(found, names, strict=True)]
 
 
 def _of(given: str, but: Path | None) -> list[_Found]:
     path = Path(given)
     if is_function(given):
         return _of_function(given)
+    if is_remote(given):
+        return [_Found(*one) for one in remote_files(given, _endings())]
     if path.is_dir():
         return _in_folder(path, but)
-    if any(letter in given for letter in _WILD) and "://" not in given and not path.exists():
+    if "://" in given:
+        return [_Found(given, Path(as_file(given).name))]
+    if any(letter in given for letter in _WILD) and not path.exists():
         files = sorted(Path(file) for file in glob.glob(given, recursive=True))  # noqa: PTH207 - patterns may be absolute
         if not files:
             raise ImageError(f"{printable(given)}: no file fits this pattern. Check the path, and quote the pattern.")
@@ -128,7 +138,7 @@ def _of_file(path: Path) -> list[_Found]:
         raise ImageError(
             f"{printable(str(path))}: is compressed, so its images cannot be read one by one. Unpack it to a .tar file."
         )
-    return [_Found(path, Path(path.name))]
+    return [_Found(str(path), Path(as_file(path).name))]
 
 
 def _endings() -> set[str]:
@@ -158,7 +168,7 @@ def _in_folder(folder: Path, but: Path | None) -> list[_Found]:
         raise ImageError(
             f"{printable(str(folder))}: no photos ({', '.join(FORMATS)}) in this folder or its subfolders. Pass another."
         )
-    return [_Found(file, file.relative_to(folder)) for file in found]
+    return [_Found(str(file), file.relative_to(folder)) for file in found]
 
 
 def _in_list(file: Path) -> list[_Found]:
@@ -179,7 +189,15 @@ def _in_list(file: Path) -> list[_Found]:
     named = [line.strip() for line in lines if line.strip()]
     if not named:
         raise ImageError(f"{printable(str(file))}: lists no images. Write a path on each line.")
-    return [_Found(file.parent / line, Path(Path(line).name)) for line in named]
+    return [_named_by(file, line) for line in named]
+
+
+def _named_by(file: Path, line: str) -> _Found:
+    """Return the image that a line of a list names."""
+    if is_remote(line):
+        return _Found(*remote_file(line))
+    source = line if "://" in line else str(file.parent / line)
+    return _Found(source, Path(as_file(source).name))
 
 
 def _in_shard(file: Path) -> Iterator[_Found]:
@@ -191,7 +209,7 @@ def _in_shard(file: Path) -> Iterator[_Found]:
                 if member.isreg() and Path(member.name).suffix.lower() in endings:
                     count += 1
                     name = Path(file.stem, *(part for part in Path(member.name).parts if part not in ("/", "..", ".")))
-                    yield _Found(file / member.name, name, partial(_part, file, member.offset_data, member.size))
+                    yield _Found(str(file / member.name), name, partial(_part, file, member.offset_data, member.size))
     except (OSError, tarfile.TarError) as error:
         raise ImageError(f"{printable(str(file))}: is no tar file, or damaged ({first_line(error)}). Make it again.") from error
     if not count:
@@ -237,7 +255,7 @@ class _Dataset:
 def _of_function(name: str) -> list[_Found]:
     dataset, title = _Dataset(name), Path(name.rpartition(":")[0]).stem
     return [
-        _Found(Path(f"{name}/{index}"), Path(f"{title}_{index:06}"), partial(dataset.image, index)) for index in range(len(dataset))
+        _Found(f"{name}/{index}", Path(f"{title}_{index:06}"), partial(dataset.image, index)) for index in range(len(dataset))
     ]
 
 

@@ -28,6 +28,7 @@ from visattn.pipeline.batches import Asked, explained
 from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
+from visattn.pipeline.preprocessing import Preprocessing
 
 _AHEAD = 2  # batches that are decoded before the model needs them, and batches that may wait to be written
 
@@ -74,7 +75,7 @@ class _Read(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What is done with each image.
+    """Question, files and folders of a run, which are the same for each image.
 
     Attributes:
         asked: Question that is asked.
@@ -90,7 +91,10 @@ class Work:
 
 
 def done(model: nn.Module, batches: Iterable[Batch], work: Work) -> Iterator[list[Entry]]:
-    """Explain batches of images, write their files, and yield the entries of each batch once its files are there.
+    """Explain batches of images, and write their files.
+
+    Yields:
+        The entries of each batch, once its files are there.
 
     Raises:
         VisattnError: An error that concerns all images, such as a full disk.
@@ -135,7 +139,7 @@ def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
     except VisattnError as error:
         return _Read(item, "", None, error)
     except MemoryError:
-        return _Read(item, "", None, ResourceError(f"{printable(str(item.path))}: out of memory. Choose a smaller image."))
+        return _Read(item, "", None, ResourceError(f"{printable(item.source)}: out of memory. Choose a smaller image."))
 
 
 def _explained(
@@ -166,7 +170,7 @@ def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation | 
 def _write(index: int, one: _Read, answer: Explanation | VisattnError, work: Work) -> Entry:
     """Draw an explanation and write its files."""
     wanted, spare = work.wanted, work.spare
-    name = str(one.item.path)
+    name = one.item.source
     if isinstance(answer, VisattnError):
         return Entry(index, name, one.sha256, (), first_line(answer))
     outputs: list[str] = []

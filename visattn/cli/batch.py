@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command("batch", cls=LateCommand, late=method_options, before="mass", spare=True)
-@click.argument("images", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("images", nargs=-1, required=True)
 @model_options
 @explaining_options
 @click.option("--maps", is_flag=True, help="Also save each raw map as an .npz file.")
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 @talk_options
 def batch_command(
-    images: tuple[Path, ...],
+    images: tuple[str, ...],
     output: Path,
     as_json: bool,
     quiet: bool,
@@ -57,8 +57,8 @@ def batch_command(
 ) -> int:
     """Explain many IMAGES, and write a picture for each.
 
-    IMAGES are files, folders, patterns, lists (.txt, or .csv with a column image), tar files (WebDataset), or file.py:function, which
-    returns a dataset.
+    IMAGES are files, folders, patterns, lists (.txt, or .csv with a column image), tar files (WebDataset), addresses such as
+    s3://bucket/photos (of fsspec), or file.py:function, which returns a dataset.
 
     The journal in the folder says what is done. A run that is interrupted goes on if the same command is run again, and images that have
     changed are computed again.

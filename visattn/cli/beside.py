@@ -81,7 +81,11 @@ def _named(item: Item, folder: Path, what: str, ending: str, *, alone: bool) -> 
     found: list[Path] = []
     for name in (item.name, item.path.stem) if alone else (item.name,):
         if not found:
-            found = [file for file in sorted(folder.glob(glob.escape(name) + ending)) if not file.samefile(item.path)]
+            found = [
+                file
+                for file in sorted(folder.glob(glob.escape(name) + ending))
+                if not (item.path.exists() and file.samefile(item.path))
+            ]
     if len(found) != 1:
         wanted = printable(name) + (".png" if ending == ".*" else ending)
         raise ImageError(
