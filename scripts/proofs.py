@@ -35,6 +35,7 @@ PROOFS = {  # the longest of those that run beside others come first
     "kills while saving": Proof("-m tests.training.kills saves 200"),
     "kills of trainings": Proof("-m tests.training.kills runs 20"),
     "kills of runs over images": Proof("-m tests.batch.kills 300"),
+    "a run on a cluster": Proof("-m tests.batch.cluster 500", alone=True),
     "many images": Proof("scripts/many_images.py"),
     "captions of scenes": Proof("scripts/captions.py"),
     "gradients of hard attention": Proof("scripts/estimator.py"),

@@ -19,7 +19,7 @@ from embedding import photos
 
 from bench.measuring import THREADS, load
 from visattn._support.files import write_whole
-from visattn.batch import Asked, Batches, Journal, Wanted, items_of, run
+from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
 from visattn.drawing.pictures import to_png
 from visattn.embedding import crops_of
 from visattn.pipeline.batches import explained
@@ -48,7 +48,7 @@ def main(count: int) -> dict[str, Any]:
             out.mkdir()
             start = time.perf_counter()
             with Journal(out / "journal.jsonl", {}) as journal:
-                run(model, items, Asked(question, how), Wanted(out, METHOD), journal, batches=Batches(SIZE), workers=THREADS)
+                run(model, Ledger(items, journal, Batches(SIZE)), Work(Asked(question, how), Wanted(out, METHOD), THREADS))
             found["run"] = time.perf_counter() - start
             rounds.append(found)
     seconds = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}

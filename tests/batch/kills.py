@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from tests import tiny
-from visattn.batch import Asked, Batches, Entry, Item, Journal, Outcome, Wanted, items_of, run
+from visattn.batch import Asked, Batches, Entry, Item, Journal, Ledger, Outcome, Wanted, Work, items_of, run
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
 
@@ -57,7 +57,7 @@ def go(
     folder.mkdir(exist_ok=True)
     wanted = Wanted(folder, method, raw=True)
     with Journal(folder / f"journal.{shard[0]}.jsonl", settings or {"method": method}) as journal:
-        return run(model, items, Asked(ask(method), Preprocessing()), wanted, journal, batches=Batches(size, *shard), told=told)
+        return run(model, Ledger(items, journal, Batches(size, *shard), told), Work(Asked(ask(method), Preprocessing()), wanted))
 
 
 def files_of(folder: Path) -> Files:

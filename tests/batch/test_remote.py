@@ -66,7 +66,6 @@ def test_lists_of_addresses(bucket: str, tmp_path: Path) -> None:
 )
 def test_what_is_refused(bucket: str, address: str, message: str) -> None:
     with pytest.raises(ImageError, match=message) as told:
-        for item in items_of([address]):
-            item.photo()
+        items_of([address])[0].photo()
     assert "\n" not in str(told.value)
-    assert str(told.value).startswith(address.partition("/none")[0][:6])
+    assert str(told.value).startswith(address.partition(":")[0])

@@ -13,7 +13,7 @@ from tests import tiny
 from tests.batch import kills
 from tests.batch.kills import COUNT, files_of, go
 from visattn import explain, load_map
-from visattn.batch import Asked, Batches, Entry, Journal, Outcome, Wanted, items_of, run
+from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Outcome, Wanted, Work, items_of, run
 from visattn.errors import OutputError
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
@@ -106,15 +106,8 @@ def test_one_image_at_fault_leaves_the_others(model: Any, tmp_path: Path) -> Non
     out.mkdir()
     entries: list[Entry] = []
     with Journal(out / "journal.jsonl", {}) as journal:
-        outcome = run(
-            model,
-            items,
-            Asked(ask("attention", {"query": "pixel:30,5"}), Preprocessing(resize="model")),
-            Wanted(out, "attention"),
-            journal,
-            batches=Batches(3),
-            told=entries.append,
-        )
+        asked = Asked(ask("attention", {"query": "pixel:30,5"}), Preprocessing(resize="model"))
+        outcome = run(model, Ledger(items, journal, Batches(3), entries.append), Work(asked, Wanted(out, "attention")))
     assert outcome == Outcome(2, 0, 1)
     assert "pixel 30,5" in entries[1].error
     assert sorted(path.name for path in out.glob("*.png")) == ["a.attention.png", "c.attention.png"]

@@ -26,3 +26,5 @@ Property = Literal["hue", "brightness", "object", "row", "column", "neighbor"]  
 Criterion = Literal["norms", "weighted", "shared"]
 Layout = Literal["pca", "tsne", "umap"]
 View = Literal["overlay", "beside", "heads"]
+
+Engine = Literal["local", "ray"]

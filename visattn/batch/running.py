@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import nn
 
 from visattn.batch.journal import Entry, Journal
 from visattn.batch.sources import Item
-from visattn.batch.work import Batch, Wanted, Work, done
-from visattn.pipeline.batches import Asked
+from visattn.batch.work import Batch, Work, done
 
 
 class Batches(NamedTuple):
@@ -51,12 +49,12 @@ class Ledger:
 
     Attributes:
         outcome: Numbers of images so far.
+        spare: Folder for files that are not whole yet. The journal is locked, so no other run uses it.
     """
 
     def __init__(
         self,
         items: Sequence[Item],
-        folder: Path,
         journal: Journal,
         batches: Batches,
         told: Callable[[Entry], None] = lambda entry: None,
@@ -65,13 +63,13 @@ class Ledger:
 
         Args:
             items: The images.
-            folder: Output folder.
-            journal: Journal of the run.
-            batches: Batches that are computed.
+            journal: Journal of the run, in the output folder.
+            batches: Batches that are computed. Which images share a batch does not depend on what was done before.
             told: Function that is called with each entry once it is in the journal.
         """
         self.outcome = Outcome(0, 0, 0)
-        self._items, self._folder, self._journal, self._batches, self._told = items, folder, journal, batches, told
+        self.spare = journal.path.with_name(f".{journal.path.name}.files")
+        self._items, self._journal, self._batches, self._told = items, journal, batches, told
 
     def left(self) -> Iterator[Batch]:
         """Yield the batches that must be computed.
@@ -102,38 +100,21 @@ class Ledger:
             entry = self._journal.known.get(number)
             if entry is None or entry.error or entry.image != item.source:
                 return False
-            if not all((self._folder / output).is_file() for output in entry.outputs) or item.digest() != entry.sha256:
+            if (
+                not all((self._journal.path.parent / output).is_file() for output in entry.outputs)
+                or item.digest() != entry.sha256
+            ):
                 return False
         return True
 
 
-def spare_folder(journal: Journal) -> Path:
-    """Return the folder for files of a run that are not whole yet. The journal is locked, so no other run uses it."""
-    return journal.path.with_name(f".{journal.path.name}.files")
-
-
-def run(
-    model: nn.Module,
-    items: Sequence[Item],
-    asked: Asked,
-    wanted: Wanted,
-    journal: Journal,
-    *,
-    batches: Batches,
-    workers: int = 2,
-    told: Callable[[Entry], None] = lambda entry: None,
-) -> Outcome:
-    """Explain images batch by batch. Which images share a batch does not depend on what was done before.
+def run(model: nn.Module, ledger: Ledger, work: Work) -> Outcome:
+    """Explain images batch by batch.
 
     Args:
         model: The model.
-        items: The images.
-        asked: What is asked of each.
-        wanted: What to write.
-        journal: Journal of the run.
-        batches: Batches that are computed.
-        workers: Threads that decode, and threads that draw and write.
-        told: Function that is called with each entry once it is in the journal.
+        ledger: The images.
+        work: Question, files and folders.
 
     Returns:
         Numbers of images.
@@ -141,7 +122,6 @@ def run(
     Raises:
         VisattnError: An error that concerns all images, such as a full disk.
     """
-    ledger = Ledger(items, wanted.folder, journal, batches, told)
-    for entries in done(model, ledger.left(), Work(asked, wanted, spare_folder(journal), workers)):
+    for entries in done(model, ledger.left(), work, ledger.spare):
         ledger.settle(entries)
     return ledger.outcome

@@ -80,18 +80,22 @@ class Work:
     Attributes:
         asked: Question that is asked.
         wanted: What to write.
-        spare: Folder for files that are not whole yet, on the file system of the output. No other process may use it.
         threads: Threads that decode, and threads that draw and write.
     """
 
     asked: Asked
     wanted: Wanted
-    spare: Path
     threads: int = 2
 
 
-def done(model: nn.Module, batches: Iterable[Batch], work: Work) -> Iterator[list[Entry]]:
+def done(model: nn.Module, batches: Iterable[Batch], work: Work, spare: Path) -> Iterator[list[Entry]]:
     """Explain batches of images, and write their files.
+
+    Args:
+        model: The model.
+        batches: Batches, which are read ahead.
+        work: Question, files and folders.
+        spare: Folder for files that are not whole yet, on the file system of the output. No other process may use it.
 
     Yields:
         The entries of each batch, once its files are there.
@@ -99,17 +103,17 @@ def done(model: nn.Module, batches: Iterable[Batch], work: Work) -> Iterator[lis
     Raises:
         VisattnError: An error that concerns all images, such as a full disk.
     """
-    shutil.rmtree(work.spare, ignore_errors=True)  # of a run that was killed
-    work.spare.mkdir(parents=True)
+    shutil.rmtree(spare, ignore_errors=True)  # of a run that was killed
+    spare.mkdir(parents=True)
     try:
         with pool(work.threads) as readers, pool(work.threads) as writers:
-            yield from _done(model, iter(batches), work, readers, writers)
+            yield from _done(model, iter(batches), work, spare, readers, writers)
     finally:
-        shutil.rmtree(work.spare, ignore_errors=True)
+        shutil.rmtree(spare, ignore_errors=True)
 
 
 def _done(
-    model: nn.Module, left: Iterator[Batch], work: Work, readers: ThreadPoolExecutor, writers: ThreadPoolExecutor
+    model: nn.Module, left: Iterator[Batch], work: Work, spare: Path, readers: ThreadPoolExecutor, writers: ThreadPoolExecutor
 ) -> Iterator[list[Entry]]:
     reading: deque[tuple[int, list[Future[_Read]]]] = deque()
     writing: deque[list[Future[Entry]]] = deque()
@@ -124,7 +128,7 @@ def _done(
         first, futures = reading.popleft()
         found = [future.result() for future in futures]
         ahead()
-        writing.append([writers.submit(_write, *one, work) for one in _explained(model, found, work.asked, first)])
+        writing.append([writers.submit(_write, *one, work.wanted, spare) for one in _explained(model, found, work.asked, first)])
         while len(writing) > _AHEAD:
             yield [future.result() for future in writing.popleft()]
     for entries in writing:
@@ -167,9 +171,8 @@ def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation | 
         return error
 
 
-def _write(index: int, one: _Read, answer: Explanation | VisattnError, work: Work) -> Entry:
+def _write(index: int, one: _Read, answer: Explanation | VisattnError, wanted: Wanted, spare: Path) -> Entry:
     """Draw an explanation and write its files."""
-    wanted, spare = work.wanted, work.spare
     name = one.item.source
     if isinstance(answer, VisattnError):
         return Entry(index, name, one.sha256, (), first_line(answer))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from visattn._support.checks import printable
 from visattn._support.files import exists, is_folder
 from visattn._support.tables import to_json
+from visattn._support.types import Engine
 from visattn.cli.asking import kind_of, question_of
 from visattn.cli.commands import complain
 from visattn.cli.late import LateCommand, method_options
@@ -28,7 +30,9 @@ from visattn.drawing.style import Style
 from visattn.errors import OptionError, OutputError, VisattnError
 
 if TYPE_CHECKING:
-    from visattn.batch import Entry
+    from torch import nn
+
+    from visattn.batch import Asked, Entry, Wanted
 
 
 @click.command("batch", cls=LateCommand, late=method_options, before="mass", spare=True)
@@ -40,10 +44,13 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Images that run through the model together."
 )
-@click.option(
-    "--workers", type=click.IntRange(1), default=2, show_default=True, help="Threads that decode, and threads that draw."
-)
+@click.option("--workers", type=click.IntRange(1), help="Threads that decode, and threads that draw: 2; 1 in an actor of Ray.")
 @click.option("--shard", help="Compute part I of N, such as 0/4: run the command for each part, on one machine or several.")
+@click.option(
+    "--engine", type=click.Choice(get_args(Engine)), default="local", show_default=True, help="This machine, or a cluster of Ray."
+)
+@click.option("--actors", type=click.IntRange(1), help="Processes on the cluster; by default as many as fit.")
+@click.option("--gpus-per-actor", type=click.FloatRange(0), help="GPUs for each of them, such as 0.5; by default none.")
 @photo_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Folder to write to.")
 @talk_options
@@ -68,6 +75,7 @@ def batch_command(
     visattn batch photos --method rollout --maps -o maps
     visattn batch list.txt --shard 0/4 -o maps
     visattn batch 'shards/*.tar' --no-pictures --maps -o maps
+    visattn batch photos --engine ray --gpus-per-actor 0.5 -o maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
     shard = _shard(options["shard"])
@@ -75,70 +83,84 @@ def batch_command(
     _check(output, options)
     from tqdm import tqdm
 
-    from visattn.batch import Asked, Batches, Journal, Wanted, items_of, run
-    from visattn.families.wrappers import unwrapped
-    from visattn.loading import load_model
+    from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
     from visattn.loading.weights import state_digest
     from visattn.pipeline.preprocessing import Preprocessing
 
     items = items_of(images, but=output)
-    model = unwrapped(load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")}))
+    on_ray = options["engine"] == "ray"
+    loading = {name: options[name] for name in ("weights", "seed", "img_size", "device")}
+    model = _loaded(options["model"], **{**loading, "device": "cpu"} if on_ray else loading)
+    digest = state_digest(model)
     drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
     wanted = Wanted(output, kind_of(options), not options["no_pictures"], options["maps"], drawing)
-    settings = {
-        "weights": state_digest(model),
-        "method": question.name,
-        "parameters": {name: str(value) for name, value in question.parameters.items()},
-        "target": repr(question.target),
-        "preprocessing": {name: str(value) for name, value in {**preparing(options), **reading(options)}.items()},
-        "drawing": {name: str(value) for name, value in drawing.items()},
-        "pictures": wanted.picture,
-        "maps": wanted.raw,
-        "batch_size": options["batch_size"],
-        "seed": options["seed"],
-    }
+    asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
     output.mkdir(parents=True, exist_ok=True)
     name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
     batches = Batches(options["batch_size"], *shard)
     mine = sum(len(items[first : first + batches.size]) for first in batches.first(len(items)))
-    codes: list[str] = []
+    failed = 0
     with (
-        Journal(output / name, settings) as journal,
+        Journal(output / name, _settings(options, digest, asked, wanted)) as journal,
         tqdm(total=mine, unit="image", disable=True if quiet else None) as bar,
     ):
 
         def told(entry: Entry) -> None:
-            if entry.error:
-                codes.append(entry.error)
-                bar.set_postfix(failed=len(codes))
+            nonlocal failed
+            if text := entry.error:
+                failed += 1
+                bar.set_postfix(failed=failed)
                 with tqdm.external_write_mode():
-                    text = entry.error
                     complain(text if text.startswith(printable(entry.image)) else f"{printable(entry.image)}: {text}")
             bar.update()
 
-        outcome = run(
-            model,
-            items,
-            Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"]),
-            wanted,
-            journal,
-            batches=batches,
-            workers=options["workers"],
-            told=told,
-        )
+        ledger, work = Ledger(items, journal, batches, told), Work(asked, wanted, options["workers"] or (1 if on_ray else 2))
+        if on_ray:
+            from visattn.batch.cluster import Actors, run_on_ray
+
+            actors = Actors(options["actors"], options["gpus_per_actor"] or 0.0)
+            loading["device"] = "cuda" if actors.gpus else options["device"]
+            outcome = run_on_ray(partial(_loaded, options["model"], **loading), digest, ledger, work, actors)
+        else:
+            outcome = run(model, ledger, work)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     note(quiet, f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
     return VisattnError.exit_code if outcome.failed else 0
 
 
+def _loaded(name: str, **options: Any) -> nn.Module:  # noqa: ANN401
+    from visattn.families.wrappers import unwrapped
+    from visattn.loading import load_model
+
+    return unwrapped(load_model(name, **options))
+
+
+def _settings(options: dict[str, Any], digest: str, asked: Asked, wanted: Wanted) -> dict[str, Any]:
+    """Return what decides the files of a run. The engine and the number of threads do not."""
+    return {
+        "weights": digest,
+        "method": asked.question.name,
+        "parameters": {name: str(value) for name, value in asked.question.parameters.items()},
+        "target": repr(asked.question.target),
+        "preprocessing": {name: str(value) for name, value in {**preparing(options), **reading(options)}.items()},
+        "drawing": {name: str(value) for name, value in wanted.drawing.items()},
+        "pictures": wanted.picture,
+        "maps": wanted.raw,
+        "batch_size": options["batch_size"],
+        "seed": asked.seed,
+    }
+
+
 def _check(output: Path, options: dict[str, Any]) -> None:
-    """Check that something is written, into a folder.
+    """Check that something is written, into a folder, and that options fit the engine.
 
     Raises:
-        OptionError: If nothing is written.
+        OptionError: If nothing is written, or an option is for another engine.
         OutputError: If the output is a file.
     """
+    if options["engine"] == "local" and (options["actors"] is not None or options["gpus_per_actor"] is not None):
+        raise OptionError("--actors and --gpus-per-actor are options of --engine ray. Pass it too.")
     if options["no_pictures"] and not options["maps"]:
         raise OptionError("--no-pictures leaves nothing to write. Pass --maps too.")
     if exists(output) and not is_folder(output):
