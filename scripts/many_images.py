@@ -43,13 +43,13 @@ def write(folder: Path, count: int) -> list[Path]:
 
 
 def watched(process: subprocess.Popen[str], output: Path, memory: list[tuple[int, float]]) -> None:
-    """Note the number of pictures and the resident memory in MB, twice a second, until the process ends."""
+    """Note the number of pictures and the memory in MB, without mapped files such as libraries, twice a second, until the process ends."""
     while process.poll() is None:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
         except OSError:
             return
-        resident = next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS")), 0.0)
+        resident = next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("RssAnon")), 0.0)
         memory.append((len(os.listdir(output)) if output.exists() else 0, resident))  # noqa: PTH208 - 10,000 names
         time.sleep(0.5)
 

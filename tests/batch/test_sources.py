@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickle
 import tarfile
 from pathlib import Path
 
@@ -142,6 +143,7 @@ def test_datasets_of_a_function(tmp_path: Path) -> None:
     assert [items[number].photo().getpixel((0, 0)) for number in (0, 1, 3)] == [(0, 0, 0), (60, 0, 0), (180, 0, 0)]
     assert items[1].digest() == image_facts(items[1].photo()).sha256
     assert items[2].digest() == ""
+    assert pickle.loads(pickle.dumps(items[1])).digest() == items[1].digest()  # another process calls the function itself
     with pytest.raises(ImageError, match=r"own.py:images 2: cannot be read \(KeyError: 'gone'\)"):
         items[2].photo()
     with pytest.raises(OptionError, match="returns a int; return a dataset"):

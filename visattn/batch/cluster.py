@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,7 @@ def _distribute(
     """Send batches to the actors, and enter what comes back in the journal."""
     ray, ours = _connected()
     try:
-        count = _count(ray.cluster_resources(), actors, work.threads)
+        count = places(ray.cluster_resources(), actors, work.threads)
         blocks = math.ceil(len(rows) / min(_TOGETHER, math.ceil(len(rows) / count)))
         answers = ray.data.from_items(rows, override_num_blocks=blocks).map_batches(
             Explainer,
@@ -182,7 +182,7 @@ def _connected() -> tuple[Any, bool]:
     return ray, ours
 
 
-def _count(found: dict[str, float], actors: Actors, threads: int) -> int:
+def places(found: Mapping[str, float], actors: Actors, threads: int) -> int:
     """Return the number of actors.
 
     Raises:
