@@ -47,6 +47,7 @@ PARTS = {
     "viewer": "The viewer's page",
     "spaces": "All heads in one space",
     "batches": "Many images in one run",
+    "films": "Films",
 }
 HEADLINES = (  # rows at the top of the page: name, part, and the pattern at the beginning of its row
     ("capture and rollout, DINOv2 ViT-S/14, 224 px", "time", r"224 \| \d+ \| rollout"),
@@ -140,6 +141,7 @@ SPACE_IMAGES = 200
 SPACE = {"minutes": ("min", 10.0), "gigabytes": ("GB", 6.0), "megabytes": ("MB", 60.0)}
 SPACE_FRAME = 33.0  # milliseconds
 BATCH_IMAGES, BATCH_SHARE = 64, 0.9  # bound, as a share of what the stages allow
+FILM_FRAMES, FILM_LEVELS = 300, 6.0  # bound of the mean difference from frames that were encoded twice
 VIEWER_HOVERS = 1000
 SAME_MAP = 1e-4  # bound on the difference of the two maps, relative to the largest value
 
@@ -187,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "viewer": viewer_rows,
         "spaces": space_rows,
         "batches": batch_rows,
+        "films": film_rows,
     }
     measured: dict[str, list[Row]] = {}
     missing = False
@@ -609,6 +612,21 @@ def batch_rows(quick: bool) -> Iterator[Row]:
         yield unbounded({"run": about, "what": f"{stage}, {what}"}, f"{found['images'] / found[stage]:.1f} images/s")
     told = f"{found['share']:.2f} x {found['images'] / found['bound']:.1f} images/s"
     yield row({"run": about, "what": "whole run / bound"}, told, found["share"], BATCH_SHARE, f">= {BATCH_SHARE:g} x")
+
+
+def film_rows(quick: bool) -> Iterator[Row]:
+    """Measure films against the bare forward passes of their frames, and read them with OpenCV."""
+    progress("films")
+    count = 24 if quick else FILM_FRAMES
+    for codec, found in run_json(sys.executable, "bench.films", str(count)).items():
+        about = f"{count} frames, 240 x 320, {codec}, rollout, view beside"
+        told = f"{found['whole'] / found['bare']:.2f} x {found['bare']:.1f} s"
+        yield unbounded({"film": about, "what": "whole / forward passes alone"}, told)
+        if (found["read"], found["rate"]) != (count, 30):
+            raise NotMeasured(f"OpenCV reads {found['read']} frames at {found['rate']} a second, of {count} at 30")
+        told = f"{found['read']} frames, {found['rate']:g} a second, {found['levels']:.1f} levels"
+        about = {"film": about, "what": "read by OpenCV, mean difference from the frames"}
+        yield row(about, told, found["levels"], FILM_LEVELS, f"<= {FILM_LEVELS:g} levels")
 
 
 def spread(ratio: Sequence[float]) -> str:
