@@ -280,11 +280,13 @@ def protocol() -> list[str]:
         f"Viewer: the page of `study.save_html` in Chromium without a window and without a GPU, 1280 x 900 pixels. A hover sets the query "
         f"and draws the image and all heads; the median of {VIEWER_HOVERS}. Frames are those of a pointer that moves over the photo. "
         f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.\n"
-        "- All heads in one space: photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; "
+        "All heads in one space: photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; "
         "gigabytes are the peak of the process, model and PyTorch included. Layouts are those of one head of the last layer.",
         "Many images: photos of up to 640 px as JPEG files, 16 in a batch, PNG pictures and a journal, on a local disk; medians of three "
         "rounds. Each stage is also timed alone. The bound is the time without any waiting: decoding, drawing and writing spread over "
         f"{THREADS} CPUs, and the model on all of them.",
+        "Films: a camera that moves over a photo, encoded as H.264 and VP9, explained 16 frames at a time and encoded again, in one "
+        "process. The forward passes alone take frames that are ready. OpenCV reads the result.",
     ]
 
 
@@ -625,8 +627,8 @@ def film_rows(quick: bool) -> Iterator[Row]:
         if (found["read"], found["rate"]) != (count, 30):
             raise NotMeasured(f"OpenCV reads {found['read']} frames at {found['rate']} a second, of {count} at 30")
         told = f"{found['read']} frames, {found['rate']:g} a second, {found['levels']:.1f} levels"
-        about = {"film": about, "what": "read by OpenCV, mean difference from the frames"}
-        yield row(about, told, found["levels"], FILM_LEVELS, f"<= {FILM_LEVELS:g} levels")
+        head: Row = {"film": about, "what": "read by OpenCV, mean difference from the frames"}
+        yield row(head, told, found["levels"], FILM_LEVELS, f"<= {FILM_LEVELS:g} levels")
 
 
 def spread(ratio: Sequence[float]) -> str:

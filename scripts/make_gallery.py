@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from gallery.captions import caption_pictures
 from gallery.colors import profiles_sheet
-from gallery.film import film_picture
+from gallery.film import film_picture, walk_picture
 from gallery.libraries import sampled_sheet, twins_sheet
 from gallery.scenes import causes_sheet, known_truth_sheet, scenes_sheet, training_pictures
 from gallery.space import space_pictures
@@ -105,6 +105,7 @@ def main() -> None:
     for name, picture in space_pictures().items():
         _save(name, picture)
     film_picture(model, FOLDER / "film.webp")
+    walk_picture(model, FOLDER / "walk.webp")
     training_pictures(FOLDER)
     caption_pictures(FOLDER)
     _distance(model)

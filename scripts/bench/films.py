@@ -47,7 +47,7 @@ def main(count: int) -> dict[str, Any]:
             write(source, frames, encoder)
             start = time.perf_counter()
             with torch.inference_mode():
-                for part in inputs.split(SIZE):
+                for part in torch.split(inputs, SIZE):
                     model(part)
             bare = time.perf_counter() - start
             start = time.perf_counter()

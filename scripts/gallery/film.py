@@ -1,4 +1,4 @@
-"""Gallery picture of a film: a camera that moves over a photo, and where DINOv2 looks."""
+"""Gallery pictures of films: a camera that moves over a photo, and a query that walks over it."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def film_picture(model: nn.Module, file: Path) -> None:
         source = Path(folder) / "camera.webp"
         frames[0].save(source, save_all=True, append_images=frames[1:], duration=120, lossless=True)
         visattn.explain_video(model, source, file, method="attention", view="beside")
+
+
+def walk_picture(model: nn.Module, file: Path) -> None:
+    """Write an animation of one photo with many queries."""
+    photo = visattn.load_image("photo:coffee")
+    photo.thumbnail((360, 360))
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "coffee.png"
+        photo.save(source)
+        visattn.explain_video(model, source, file, method="attention", walk=48, img_size=518)

@@ -18,9 +18,10 @@ from sklearn.decomposition import PCA
 import visattn
 from tests import tiny
 from tests.batch import films
-from visattn.batch.films import Film, Looks, explain_video
+from visattn.batch.films import Film, Looks, Walk, explain_video
 from visattn.batch.films.mapping import maps_of
 from visattn.errors import ImageError, OptionError, OutputError, ResourceError
+from visattn.geometry import Box
 from visattn.maps import value_range
 from visattn.pipeline.batches import Asked
 from visattn.pipeline.preprocessing import Preprocessing
@@ -228,6 +229,9 @@ def test_bad_options_are_refused_and_nothing_is_written(model: Any, film: Path, 
         ({"method": "pca", "view": "heads"}, "view heads needs a map with heads"),
         ({"method": "similarity", "query": "cls", "of": "keys"}, "only tokens are compared"),
         ({"metod": "rollout"}, "has no option metod"),
+        ({"walk": 1, "method": "attention"}, "a walk has 2 steps or more"),
+        ({"walk": 4, "method": "rollout"}, "a walk chooses the query"),
+        ({"walk": 4, "method": "similarity", "query": "cls"}, "a walk chooses the query"),
     ):
         with pytest.raises(OptionError, match=message):
             explain_video(model, film, tmp_path / "out.mp4", **options)
@@ -283,3 +287,23 @@ def test_the_command_writes_a_film(film: Path, tmp_path: Path) -> None:
 def test_on_a_device_and_with_weights_by_name_the_arguments_are_those_of_explain(film: Path, tmp_path: Path) -> None:
     made = explain_video("scenes_vit", film, tmp_path / "out.gif", method="rollout", rate=5, device=torch.device("cpu"))
     assert made.frames == COUNT // 2
+
+
+@pytest.mark.parametrize("method", ["attention", "similarity"])
+def test_a_query_walks_over_a_photo(method: str, model: Any, tmp_path: Path) -> None:
+    Image.fromarray(FRAMES[0]).save(tmp_path / "photo.png")
+    made = explain_video(model, tmp_path / "photo.png", tmp_path / "walk.mp4", method=method, walk=10)
+    assert made.frames == 10
+    assert made.provenance.parameters["query"] == "10 pixels in turn"
+    seen, rate = films.read(tmp_path / "walk.mp4")
+    assert [frame.shape for frame in seen] == [(64, 96, 3)] * 10
+    assert rate == pytest.approx(12)
+    walk = Walk(tmp_path / "photo.png", 10, Preprocessing())
+    queries = list(walk.queries(Box(0, 0, 64, 96)))
+    assert len(set(queries)) >= 9  # the middle of the eight is passed twice
+    maps = maps_of(model, walk, Asked(ask(method, {"query": "patch:0,0"}), Preprocessing()), Looks(walk=10))
+    for query, one in zip(queries, maps, strict=True):
+        alone = visattn.explain(model, tmp_path / "photo.png", method=method, query=query)
+        assert torch.equal(one.map.values, alone.panel.values)
+    low, high = value_range(torch.stack([one.map.values for one in maps]).numpy(), "minmax")
+    assert made.provenance.value_range == pytest.approx((low, high))

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _LONGEST = 40  # characters of a choice in a file name
 
 
-def question_of(options: dict[str, Any]) -> Question:
+def question_of(options: dict[str, Any], **more: Any) -> Question:  # noqa: ANN401 - parameters of the method
     """Validate the method with its own options and the target, before a model is loaded."""
     from visattn.pipeline.question import ask
     from visattn.pipeline.targets import Target, read_labels
 
-    given = {name: options[name] for name in parameters() if options[name] is not None}
+    given = {name: options[name] for name in parameters() if options[name] is not None} | more
     if options["method"] == "similarity" and "query" not in given:
         raise OptionError("similarity compares one patch with all others: pass --query pixel:X,Y or patch:ROW,COL.")
     labels = None if options["labels"] is None else read_labels(options["labels"])

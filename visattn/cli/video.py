@@ -24,6 +24,7 @@ from visattn.cli.options import (
     target_options,
 )
 from visattn.cli.talk import describe, note, result
+from visattn.data.sources import as_file
 from visattn.drawing.style import Style
 
 
@@ -40,6 +41,7 @@ from visattn.drawing.style import Style
     help="Draw over the frames, beside them, or a panel for each head (--method attention).",
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most frames a second.  [default: all]")
+@click.option("--walk", type=click.IntRange(2), metavar="STEPS", help="FILM is a photo, over which the query walks.")
 @click.option(
     "--smooth",
     type=click.FloatRange(0, 1, max_open=True),
@@ -70,12 +72,13 @@ def video_command(
     visattn video film.mp4 -o maps.mp4
     visattn video film.mp4 --method rollout --view beside --rate 10 -o maps.webm
     visattn video film.mp4 --method attention --view heads -o heads.mp4
+    visattn video photo.jpg --walk 48 --method attention -o walk.webp
     """  # noqa: D301 - \b keeps click from wrapping the examples
     style = Style(**style_of(options))  # raises for values out of range before any file is read
-    target = output or Path(f"{film.stem}.{kind_of(options)}.mp4")
+    target = output or Path(f"{as_file(film).stem}.{kind_of(options)}.mp4")
     check_output(target, overwrite=overwrite, inputs=[film, *files_read(options)])
-    question = question_of(options)
-    from visattn.batch.films import Film, Looks, write_film
+    from visattn.batch.films import Film, Looks, Walk, write_film
+    from visattn.batch.films.walking import start_of
     from visattn.batch.films.writing import check_name
     from visattn.families.wrappers import unwrapped
     from visattn.loading import load_model
@@ -83,10 +86,11 @@ def video_command(
     from visattn.pipeline.preprocessing import Preprocessing
 
     check_name(target)
-    looks = Looks(options["view"], options["rate"], options["smooth"], options["batch_size"])
-    source = Film(film)
-    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
+    question = question_of(options, **start_of(options["walk"], options["method"], options.get("query")))
+    looks = Looks(options["view"], options["rate"], options["smooth"], options["batch_size"], options["walk"])
     asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
+    source = Film(film) if looks.walk is None else Walk(film, looks.walk, asked.how)
+    model = load_model(options["model"], **{name: options[name] for name in ("weights", "seed", "img_size", "device")})
     made = write_film(unwrapped(model), source, target, asked, looks, style)
     describe(quiet, made.provenance)
     note(quiet, f"{target}: {made.frames} frames, {target.stat().st_size / 1e6:.1f} MB")

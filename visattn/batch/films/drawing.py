@@ -21,6 +21,7 @@ from visattn._support.typed import typed
 from visattn._support.types import View
 from visattn.batch.films.mapping import FilmOptions, Looks, Shown, chosen, exact, maps_of, smoothed
 from visattn.batch.films.reading import Film
+from visattn.batch.films.walking import Walk, start_of
 from visattn.batch.films.writing import check_name, writing
 from visattn.drawing.overlays import painted, rgb_components
 from visattn.drawing.style import Style, StyleOptions
@@ -77,7 +78,7 @@ def explain_video(
 
     Args:
         model: Name of a timm model, or a model.
-        source: A film (needs the extra `video`), or an animated GIF, WebP or APNG.
+        source: A film (needs the extra `video`), or an animated GIF, WebP or APNG; with `walk`, a photo, see `load_image`.
         output: File to write: `.mp4` (H.264), `.webm` (VP9), `.webp` or `.gif`.
         method: See `explain`. Each frame is explained alone, except for `pca`, whose components are those of all frames, and `similarity`,
             whose query lies in the first frame.
@@ -86,8 +87,8 @@ def explain_video(
         weights: See `load_model`; only if `model` is a name.
         seed: See `explain`.
         device: Device of a model that is given by name.
-        options: `view`, `rate`, `smooth` and `batch_size`, see `visattn.batch.films.Looks`; options of preprocessing, target and method,
-            see `explain`; and of the colors, see `visattn.drawing.Style`.
+        options: `view`, `rate`, `smooth`, `batch_size` and `walk`, see `visattn.batch.films.Looks`; options of preprocessing, target and
+            method, see `explain`; and of the colors, see `visattn.drawing.Style`.
 
     Returns:
         The file and the number of frames.
@@ -102,14 +103,14 @@ def explain_video(
     check_name(file)
     looks = Looks(**{name: options.pop(name) for name in FilmOptions.__annotations__ if name in options})
     style = Style(**{name: options.pop(name) for name in StyleOptions.__annotations__ if name in options})
-    asked = asked_of(method, target, options, seed)
-    film = Film(source)
+    asked = asked_of(method, target, {**options, **start_of(looks.walk, method, options.get("query"))}, seed)
+    film = Film(source) if looks.walk is None else Walk(source, looks.walk, asked.how)
     if isinstance(model, str):
         model = load_model(model, weights=weights, seed=seed, img_size=asked.how.img_size, device=device)
     return write_film(unwrapped(model), film, file, asked, looks, style)
 
 
-def write_film(model: nn.Module, film: Film, file: Path, asked: Asked, looks: Looks, style: Style) -> Made:
+def write_film(model: nn.Module, film: Film | Walk, file: Path, asked: Asked, looks: Looks, style: Style) -> Made:
     """Write the film of `explain_video`, for a question that was asked."""
     maps = smoothed(maps_of(model, film, asked, looks), looks.smooth)
     scales = _scales([one.map for one in maps], style)
@@ -118,12 +119,15 @@ def write_film(model: nn.Module, film: Film, file: Path, asked: Asked, looks: Lo
         for frame, one in zip(chosen(film, looks.rate), maps, strict=True):
             add(frame.at, _drawn(frame.image, one, looks.view, scales, style))
             bar.update()
-    first, lost = maps[0].map, f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded"
-    made = first.provenance.but(
+    made, lost = maps[0].map.provenance, f"{film.lost} damaged part{'s' * (film.lost > 1)} of the film could not be decoded"
+    if looks.walk:
+        parameters = {**made.parameters, "query": f"{looks.walk} pixels in turn"}
+        made = replace(made, parameters=parameters, notes=tuple(note for note in made.notes if not note.startswith("query ")))
+    made = made.but(
         image=printable(film.path.name),
         normalization="one scale for the film",
         value_range=scales[0] if len(scales) == 1 else None,
-        drawing=style.facts(first.signed) | asdict(looks),
+        drawing=style.facts(maps[0].map.signed) | asdict(looks),
         warnings=(lost,) * bool(film.lost),
     )
     return Made(file, len(maps), film.lost, made)

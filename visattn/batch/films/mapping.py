@@ -16,12 +16,14 @@ from visattn._support.progress import progress
 from visattn._support.typed import check_types
 from visattn._support.types import View
 from visattn.batch.films.reading import Film, Frame
+from visattn.batch.films.walking import Walk
 from visattn.errors import OptionError, ResourceError
 from visattn.geometry import Geometry
 from visattn.maps import AttentionMap
 from visattn.methods.selection import tokens_of
 from visattn.pipeline.batches import BATCH, Asked, explain_each
-from visattn.pipeline.explaining import pixel_to_input
+from visattn.pipeline.explaining import answer, pixel_to_input
+from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.recordings import recorded
 from visattn.records import FeatureRecord, Recording
@@ -38,6 +40,7 @@ class FilmOptions(TypedDict, total=False):
     rate: float | None
     smooth: float
     batch_size: int
+    walk: int | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Looks:
         rate: Most frames a second; None: all.
         smooth: Weight, from 0 to 0.99, of the last map in the mean with which each map is replaced; 0 leaves maps as they are.
         batch_size: Frames that run through the model together.
+        walk: Number of frames of a photo, over which the query walks; None: the source is a film.
 
     Raises:
         OptionError: If one is out of range.
@@ -58,6 +62,7 @@ class Looks:
     rate: float | None = None
     smooth: float = 0.0
     batch_size: int = BATCH
+    walk: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -72,6 +77,8 @@ class Looks:
             raise OptionError(f"rate must be above 0 frames a second, got {self.rate}.")
         if self.batch_size < 1:
             raise OptionError(f"batch_size must be 1 or more, got {self.batch_size}.")
+        if self.walk is not None and self.walk < 2:
+            raise OptionError(f"a walk has 2 steps or more, got {self.walk}.")
 
 
 class Shown(NamedTuple):
@@ -86,7 +93,7 @@ def exact(rate: float) -> Fraction:
     return Fraction(rate).limit_denominator(1000)
 
 
-def chosen(film: Film, rate: float | None) -> Iterator[Frame]:
+def chosen(film: Film | Walk, rate: float | None) -> Iterator[Frame]:
     """Yield the frames of a film, at most so many a second."""
     due = Fraction(0)
     for frame in film.frames():
@@ -97,7 +104,7 @@ def chosen(film: Film, rate: float | None) -> Iterator[Frame]:
             yield frame
 
 
-def maps_of(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[Shown]:
+def maps_of(model: nn.Module, film: Film | Walk, asked: Asked, looks: Looks) -> list[Shown]:
     """Return what is drawn of the map of each frame.
 
     Raises:
@@ -108,16 +115,31 @@ def maps_of(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[Sh
     question = asked.question
     if looks.view == "heads" and question.name in TOGETHER:
         raise OptionError(f"view heads needs a map with heads, not {question.name}. Choose method attention.")
+    if isinstance(film, Walk):
+        return [_shown(one, looks.view) for one in _walked(model, film, asked)]
     if question.name in TOGETHER:
         return _together(model, film, asked, looks)
     found: list[Shown] = []
     with progress("maps", "frame") as bar:
         for one in explain_each(model, (frame.image for frame in chosen(film, looks.rate)), asked, looks.batch_size):
-            if looks.view == "heads" and one.map.axes != ("head",):
-                raise OptionError(f"view heads needs a map with heads, not one of {one.map.meaning}. Choose method attention.")
-            found.append(Shown(one.map if looks.view == "heads" else one.panel, one.geometry))
+            found.append(_shown(one, looks.view))
             bar.update()
     return found
+
+
+def _shown(one: Explanation, view: View) -> Shown:
+    if view == "heads" and one.map.axes != ("head",):
+        raise OptionError(f"view heads needs a map with heads, not one of {one.map.meaning}. Choose method attention.")
+    return Shown(one.map if view == "heads" else one.panel, one.geometry)
+
+
+def _walked(model: nn.Module, walk: Walk, asked: Asked) -> Iterator[Explanation]:
+    """Explain the photo with each query, from one forward pass."""
+    prepared = prepare_with([walk.photo], model, asked.how)
+    _, passed = recorded(model, prepared, asked.question)
+    for query in walk.queries(prepared.geometry.seen()):
+        parameters = {**asked.question.parameters, "query": query}
+        yield answer(passed.recording, prepared, replace(asked.question, parameters=parameters))
 
 
 def _together(model: nn.Module, film: Film, asked: Asked, looks: Looks) -> list[Shown]:
