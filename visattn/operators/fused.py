@@ -1,7 +1,8 @@
 """Access to the log-sum-exp that fused attention kernels compute for each row.
 
-PyTorch's public `scaled_dot_product_attention` does not return the log-sum-exp, but the underlying kernel returns it as its second
-result. Only the CPU kernel is supported here. On other devices the softmax is computed again to rebuild the weights.
+PyTorch's public `scaled_dot_product_attention` does not return the log-sum-exp, but the underlying kernels return it as their second
+result: `(B, heads, q)` on the CPU and of flash attention, `(B, heads, q')` with padding of the memory-efficient kernel, and
+`(B, heads, q, 1)` of cuDNN. The latter two compute it on request.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from visattn.errors import OptionError
 
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_KERNELS: dict[Any, int | None] = {  # with the place of the argument that requests the log-sum-exp
+    _FLASH_CPU: None,
+    torch.ops.aten._scaled_dot_product_flash_attention.default: None,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: 4,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default: 4,
+}
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -56,7 +63,11 @@ class LogSumExpReader(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _SDPA:  # inference mode dispatches only the composite operation: decompose it under this mode
             with self:
                 return func.decompose(*args, **(kwargs or {}))
+        request = _KERNELS.get(func)
+        if request is not None:
+            args = (*args[:request], True, *args[request + 1 :])
         out = func(*args, **(kwargs or {}))
-        if func is _FLASH_CPU:
-            self.lse = out[1].detach()
+        if func in _KERNELS:
+            rows, lse = out[0].shape[-2], out[1].detach()
+            self.lse = lse.reshape(*lse.shape[: out[0].ndim - 2], -1)[..., :rows]
         return out

@@ -14,6 +14,8 @@ from visattn.capturing.tokens.arrangement import Arrangement, SampledArrangement
 from visattn.operators import Gradient, MatrixGradient, MatrixOperator, Operator, OuterGradient, SampledOperator, SoftmaxOperator
 from visattn.records import Source
 
+_AGREEING = 2e-5  # rounding of float32; TF32 is off by more
+
 
 def own(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Return a detached copy of `tensor`. A view would keep the whole joint query-key-value tensor alive."""
@@ -132,6 +134,21 @@ class FusedCall(Call):
         super().__init__(value, lead, query.shape[-2])
         self.query, self.key, self.mask, self.is_causal, self.scale = query, key, attn_mask, is_causal, scale
         self.lse: Tensor | None = None
+
+    def know(self, lse: Tensor) -> None:
+        """Keep the log-sum-exp that a kernel computed. Kernels of GPUs may round scores, so some rows of theirs are computed again."""
+        if lse.device.type == "cpu" or self.agrees(lse):
+            self.lse = lse
+
+    def agrees(self, lse: Tensor) -> bool:
+        """Check whether the log-sum-exp of the first, middle and last row is that of the scores."""
+        rows = torch.tensor([0, self.rows // 2, self.rows - 1], device=lse.device)
+        scale = self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = (self.query[..., rows, :].double() * scale) @ self.key.double().mT
+        bias = self._bias()
+        if bias is not None:
+            scores = scores + bias.expand(*bias.shape[:-2], self.rows, self.columns)[..., rows, :]
+        return bool(torch.allclose(scores.logsumexp(-1), lse[..., rows].double(), rtol=_AGREEING, atol=_AGREEING))
 
     def operator(self, arrangement: Arrangement, _: Vectors | None = None) -> SoftmaxOperator:
         """Return the weights as a softmax of query-key scores."""

@@ -289,7 +289,8 @@ def _made(call: Call, func: Callable[..., Any], args: Sequence[Any], kwargs: Map
     reader = LogSumExpReader()  # type: ignore[no-untyped-call]
     with reader:
         made = func(*args, **kwargs)
-    call.lse = reader.lse
+    if reader.lse is not None:
+        call.know(reader.lse)
     return made
 
 
