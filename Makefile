@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test test-full lint bench evidence gallery clean
+.PHONY: help demo test test-full lint bench bench-gpu evidence gallery clean
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | sort
 
@@ -36,6 +36,9 @@ test-full: $(READY)  ## what takes long: real trainings, kills, packaging, every
 
 bench: $(READY)  ## speed and memory against the plain forward and against peers; BENCH=--write-docs puts them into the docs
 	$(BIN)/python scripts/benchmark.py $(BENCH)
+
+bench-gpu: $(READY)  ## exactness and speed on a GPU
+	$(BIN)/python scripts/bench_gpu.py
 
 evidence: $(READY)  ## the heavier proofs: bench, the sweeps over timm and other libraries, the oldest transformers, start-up, the wheel and the pages' installations, 200 photos, 1,000 hostile inputs
 	$(BIN)/python scripts/proofs.py --bench="$(BENCH)" $(TABLES)

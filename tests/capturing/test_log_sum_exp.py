@@ -48,13 +48,14 @@ def test_the_kernel_of_the_cpu_returns_that_of_the_scores() -> None:
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "bias", "scale", "grouped"])
 def test_one_that_does_not_fit_the_scores_is_refused(case: str) -> None:
     query, key, value = torch.randn(3, *SHAPE).unbind()
-    options: dict[str, Any] = {
+    every: dict[str, dict[str, Any]] = {
         "causal": {"is_causal": True},
         "mask": {"attn_mask": torch.rand(SHAPE[2], SHAPE[2]) > 0.3},
         "bias": {"attn_mask": torch.randn(SHAPE[0], 1, SHAPE[2], SHAPE[2])},
         "scale": {"scale": 0.5},
         "grouped": {"enable_gqa": True},
-    }.get(case, {})
+    }
+    options = every.get(case, {})
     if case == "grouped":
         key, value = key[:, :1], value[:, :1]
     call = FusedCall(query, key, value, **options)
