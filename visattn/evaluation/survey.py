@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from PIL import Image
@@ -21,7 +21,7 @@ from visattn.evaluation.intervals import mean_interval
 from visattn.images import image_facts
 from visattn.methods.selection import chain, chain_refusal
 from visattn.methods.sinks import attention_received, sink_mass, sinks_of_scores
-from visattn.pipeline.inputs import prepare
+from visattn.pipeline.inputs import Prepared, prepare
 from visattn.pipeline.preprocessing import PreprocessingOptions
 from visattn.pipeline.run import look
 from visattn.provenance import Provenance, Sink
@@ -40,14 +40,46 @@ _BESIDE = {  # table names of the reference values of each layer
 }
 
 
+class LayerNumbers(NamedTuple):
+    """Numbers of one attention call on one photo.
+
+    Attributes:
+        names: Names of the columns of `heads`.
+        heads: `(heads, names)`.
+        whole: Divergence of the heads, and share of attention that goes to sinks.
+        beside: Reference values, see `_BESIDE`.
+    """
+
+    names: list[str]
+    heads: Array
+    whole: Array
+    beside: Array
+
+
+class PhotoNumbers(NamedTuple):
+    """Statistics of one photo.
+
+    Attributes:
+        photo: Row of the table of photos.
+        layers: Numbers of each attention call.
+        left_out: Reason, layer.
+        provenance: Provenance of the recording.
+    """
+
+    photo: Row
+    layers: dict[str, LayerNumbers]
+    left_out: list[tuple[str, str]]
+    provenance: Provenance
+
+
 class _Layer:
     """Values of one attention call, one entry per photo."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
-        self.heads: list[Array] = []  # (heads, names) of each photo
-        self.whole: list[Array] = []  # head_divergence and to_sinks of each photo
-        self.beside: list[Array] = []  # see _BESIDE
+        self.heads: list[Array] = []
+        self.whole: list[Array] = []
+        self.beside: list[Array] = []
 
 
 class Survey:
@@ -84,43 +116,21 @@ class Survey:
             UnsupportedModel: If no layer has distributions over tokens.
         """
         prepared = prepare(photo, self._model, **self._options)
-        recording = look(self._model, prepared)
-        kept = self._with_distributions(recording)
-        found = statistics(kept)
-        sinks, shares = self._sinks(recording)
-        numbers = []
-        for one in found:
-            heads = {key: _array(value[0]) for key, value in one.numbers().items()}
-            if one.distance is not None and one.uniform_distance:
-                heads["distance_of_uniform"] = heads["distance_px"] / one.uniform_distance
-            apart = head_divergence(kept, layer=one.layer, call=one.call)[0]
-            count = len(apart)
-            mean = float(apart.sum()) / (count * (count - 1)) if count > 1 else math.nan
-            numbers.append((one, heads, np.array([mean, shares.get(one.name, math.nan)])))
-        for one, heads, whole in numbers:
-            layer = self._layers.setdefault(one.name, _Layer(list(heads)))
-            missing = np.full(len(heads["entropy"]), math.nan)
-            layer.heads.append(np.stack([heads.get(key, missing) for key in layer.names], axis=1))
-            layer.whole.append(whole)
-            layer.beside.append(np.array([getattr(one, key) for key in _BESIDE.values()], dtype=np.float64))  # None is NaN
-        source, seen = image_facts(photo), prepared.geometry.input
-        ratios = [heads["distance_of_uniform"].mean() for _, heads, _ in numbers if "distance_of_uniform" in heads]
-        self.photos.append(
-            {
-                "photo": name,
-                "sha256": source.sha256,
-                "height": photo.height,
-                "width": photo.width,
-                "input_height": seen[0],
-                "input_width": seen[1],
-                "sinks": None if sinks is None else len(sinks),
-                "highest_sink": sinks[0].score if sinks else None,
-                "entropy": float(np.mean([heads["entropy"].mean() for _, heads, _ in numbers])),
-                "distance_of_uniform": float(np.mean(ratios)) if ratios else None,
-                "notes": "; ".join(source.notes),
-            }
-        )
-        self._provenance = prepared.noted(recording.provenance.but(notes=self._provenance.notes))
+        self.enter(photo_numbers(look(self._model, prepared), prepared, name))
+
+    def enter(self, found: PhotoNumbers) -> None:
+        """Add the statistics of a photo."""
+        for name, numbers in found.layers.items():
+            layer = self._layers.setdefault(name, _Layer(numbers.names))
+            missing = np.full(len(numbers.heads), math.nan)
+            columns = {key: numbers.heads[:, place] for place, key in enumerate(numbers.names)}
+            layer.heads.append(np.stack([columns.get(key, missing) for key in layer.names], axis=1))
+            layer.whole.append(numbers.whole)
+            layer.beside.append(numbers.beside)
+        for why, name in found.left_out:
+            self._left_out.setdefault(why, {})[name] = None
+        self.photos.append(found.photo)
+        self._provenance = found.provenance.but(notes=self._provenance.notes)
 
     def heads(self) -> list[Row]:
         """Return one row per layer and head: means over photos, and bounds of 95 % intervals if there are at least two photos."""
@@ -168,35 +178,88 @@ class Survey:
             warnings=(warning,) if count < FEW else (),
         )
 
-    def _with_distributions(self, recording: Recording) -> Recording:
-        """Keep the records whose rows are distributions over tokens, and note the others."""
-        kept = []
-        for record in recording:
-            why = None if record.probability else "rows do not sum to 1"
-            why = "channels attend to channels" if record.kind == "channel" else why
-            if why is None:
-                kept.append(record)
-            else:
-                self._left_out.setdefault(why, {})[record.layer] = None
-        if not kept:
-            why = "; ".join(f"{why} in {', '.join(layers)}" for why, layers in self._left_out.items())
-            raise UnsupportedModel(
-                f"no layer has distributions over tokens ({why}), so there is nothing to measure. Use another model."
-            )
-        return replace(recording, records=kept)
-
-    def _sinks(self, recording: Recording) -> tuple[tuple[Sink, ...] | None, dict[str, float]]:
-        """Return the photo's sinks, None if layers do not compose, and the share of each layer's attention that goes to them."""
-        if chain_refusal(recording) is not None:
-            return None, {}
-        scores = attention_received(recording)
-        records = chain(recording)
-        found = sinks_of_scores(scores, records)
-        shares = sink_mass(recording, found, scores)[0]
-        return found[0], {record.layer: float(share) for record, share in zip(records, shares, strict=True)}
-
     def _complete(self) -> dict[str, _Layer]:
         return {name: layer for name, layer in self._layers.items() if len(layer.heads) == len(self.photos)}
+
+
+def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoNumbers:
+    """Compute the statistics of a photo.
+
+    Args:
+        recording: Recording of the photo.
+        prepared: The photo.
+        name: Name of the photo in the table.
+
+    Raises:
+        UnsupportedModel: If no layer has distributions over tokens.
+    """
+    kept, left_out = _with_distributions(recording)
+    sinks, shares = _sinks(recording)
+    layers: dict[str, LayerNumbers] = {}
+    ratios, entropies = [], []
+    for one in statistics(kept):
+        heads = {key: _array(value[0]) for key, value in one.numbers().items()}
+        if one.distance is not None and one.uniform_distance:
+            heads["distance_of_uniform"] = heads["distance_px"] / one.uniform_distance
+            ratios.append(heads["distance_of_uniform"].mean())
+        entropies.append(heads["entropy"].mean())
+        apart = head_divergence(kept, layer=one.layer, call=one.call)[0]
+        count = len(apart)
+        mean = float(apart.sum()) / (count * (count - 1)) if count > 1 else math.nan
+        layers[one.name] = LayerNumbers(
+            list(heads),
+            np.stack(list(heads.values()), axis=1),
+            np.array([mean, shares.get(one.name, math.nan)]),
+            np.array([getattr(one, key) for key in _BESIDE.values()], dtype=np.float64),  # None is NaN
+        )
+    photo, seen = prepared.photo, prepared.geometry.input
+    source = image_facts(photo)
+    row = {
+        "photo": name,
+        "sha256": source.sha256,
+        "height": photo.height,
+        "width": photo.width,
+        "input_height": seen[0],
+        "input_width": seen[1],
+        "sinks": None if sinks is None else len(sinks),
+        "highest_sink": sinks[0].score if sinks else None,
+        "entropy": float(np.mean(entropies)),
+        "distance_of_uniform": float(np.mean(ratios)) if ratios else None,
+        "notes": "; ".join(source.notes),
+    }
+    return PhotoNumbers(row, layers, left_out, prepared.noted(recording.provenance))
+
+
+def _with_distributions(recording: Recording) -> tuple[Recording, list[tuple[str, str]]]:
+    """Keep the records whose rows are distributions over tokens; return the others' layers with the reason."""
+    kept, left_out = [], []
+    for record in recording:
+        why = None if record.probability else "rows do not sum to 1"
+        why = "channels attend to channels" if record.kind == "channel" else why
+        if why is None:
+            kept.append(record)
+        else:
+            left_out.append((why, record.layer))
+    if not kept:
+        reasons = dict.fromkeys(why for why, _ in left_out)
+        why = "; ".join(
+            f"{why} in {', '.join(dict.fromkeys(name for cause, name in left_out if cause == why))}" for why in reasons
+        )
+        raise UnsupportedModel(
+            f"no layer has distributions over tokens ({why}), so there is nothing to measure. Use another model."
+        )
+    return replace(recording, records=kept), left_out
+
+
+def _sinks(recording: Recording) -> tuple[tuple[Sink, ...] | None, dict[str, float]]:
+    """Return the photo's sinks, None if layers do not compose, and the share of each layer's attention that goes to them."""
+    if chain_refusal(recording) is not None:
+        return None, {}
+    scores = attention_received(recording)
+    records = chain(recording)
+    found = sinks_of_scores(scores, records)
+    shares = sink_mass(recording, found, scores)[0]
+    return found[0], {record.layer: float(share) for record, share in zip(records, shares, strict=True)}
 
 
 def _columns(values: Array, names: list[str], seed: int) -> list[dict[str, Any]]:

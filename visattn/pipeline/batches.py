@@ -26,7 +26,9 @@ from visattn.pipeline.inputs import Prepared, prepare_with, read
 from visattn.pipeline.preprocessing import Preprocessing, PreprocessingOptions
 from visattn.pipeline.question import Question, ask, parameter_names
 from visattn.pipeline.recordings import recorded
+from visattn.pipeline.run import look
 from visattn.pipeline.targets import Of, Target, TargetOptions
+from visattn.records import Recording
 
 BATCH = 16
 _ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
@@ -165,16 +167,36 @@ def _alone(question: Question) -> bool:
 def _together(model: nn.Module, prepared: Sequence[Prepared], question: Question) -> list[Explanation] | None:
     """Explain photos of one size with one pass; None if they need more than this pass."""
     question = of_model(question, model)
-    joint = replace(
-        prepared[0],
-        pixels=torch.cat([one.pixels for one in prepared]),
-        photos=tuple(one.photo for one in prepared),
-        geometries=tuple(one.geometry for one in prepared),
-    )
-    joint, target = with_target(model, joint, question.target)
+    joint, target = with_target(model, _joint(prepared), question.target)
     settled, passed = recorded(model, joint, replace(question, target=target))
     settled = settled.settled(passed.recording)
     if passed.detections is not None or _ALONE & set(settled.method.needs if settled.method else ()):
         return None
     auto = question.method is None
     return [answer(passed.recording.image(number), one, settled, auto=auto) for number, one in enumerate(prepared)]
+
+
+def looked(model: nn.Module, prepared: Sequence[Prepared]) -> list[Recording]:
+    """Record preprocessed photos, those of one size with one pass.
+
+    Returns:
+        The recording of each, in order.
+    """
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, one in enumerate(prepared):
+        groups[tuple(one.pixels.shape)].append(number)
+    found: dict[int, Recording] = {}
+    for numbers in groups.values():
+        recording = look(model, _joint([prepared[number] for number in numbers]))
+        found |= {number: recording.image(place) for place, number in enumerate(numbers)}
+    return [found[number] for number in range(len(prepared))]
+
+
+def _joint(prepared: Sequence[Prepared]) -> Prepared:
+    """Return photos of one size as a batch."""
+    return replace(
+        prepared[0],
+        pixels=torch.cat([one.pixels for one in prepared]),
+        photos=tuple(one.photo for one in prepared),
+        geometries=tuple(one.geometry for one in prepared),
+    )
