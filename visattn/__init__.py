@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         AttentionMap as AttentionMap,
         Heatmap as Heatmap,
         load_map as load_map,
+        load_maps as load_maps,
         normalize as normalize,
         save_map as save_map,
     )
@@ -100,6 +101,7 @@ _NAMES = {
     "intervene": "pipeline.captures",
     "load_image": "data.sources",
     "load_map": "maps",
+    "load_maps": "maps",
     "load_model": "loading",
     "load_study": "studies",
     "matrix_page": "drawing.matrices",

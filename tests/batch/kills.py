@@ -55,14 +55,15 @@ def go(
 ) -> Outcome:
     """Run over the images, three in a batch."""
     folder.mkdir(exist_ok=True)
-    wanted = Wanted(folder, method, raw=True)
+    wanted = Wanted(folder, method, raw=True, packed=True, statistics=True)
     with Journal(folder / f"journal.{shard[0]}.jsonl", settings or {"method": method}) as journal:
         return run(model, Ledger(items, journal, Batches(size, *shard), told), Work(Asked(ask(method), Preprocessing()), wanted))
 
 
 def files_of(folder: Path) -> Files:
-    """Return the content of all files but journals, hidden ones too."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".jsonl"}
+    """Return the content of all files but journals, hidden ones too, by their paths in the folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".jsonl")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def killed(work: Callable[[], object], delay: float) -> bool:
@@ -102,8 +103,9 @@ def many(folder: Path, most: int) -> int:
         out = folder / f"killed{turn}"
         for _ in range(_KILLS):
             kills += killed(lambda out=out: go(model, items, out), float(random.uniform(0.05, 1.0)) * usual)  # type: ignore[misc]
-            for path in out.glob("[0-9]*"):
-                assert path.read_bytes() == whole[path.name], path.name
+            for path in out.rglob("[0-9]*.*"):
+                name = str(path.relative_to(out))
+                assert "files" in name or path.read_bytes() == whole[name], name
         go(model, items, out)
         assert files_of(out) == whole
         entries = [json.loads(line) for line in (out / "journal.0.jsonl").read_text().splitlines()[1:]]

@@ -52,11 +52,31 @@ def test_parts_of_a_run(run: Run, photos: Path) -> None:
     assert len(list((photos.parent / "out").rglob("*.png"))) == 3
 
 
+def test_statistics_of_all_parts_are_in_the_tables(run: Run, photos: Path) -> None:
+    (photos / "d.png").unlink()
+    for part in ("0/2", "1/2"):
+        code, _, err = run(
+            "batch", photos, *TINY, "-o", "out", "--batch-size", "1", "--shard", part, "--no-pictures", "--stats", "--pack-maps"
+        )
+        assert code == 0, err
+    assert "statistics of 3 images in heads.csv" in err
+    out = photos.parent / "out"
+    assert len((out / "photos.csv").read_text().splitlines()) == 4
+    assert len(list((out / "maps").iterdir())) == len(list((out / "statistics").iterdir())) == 3
+    assert not list(out.rglob("*.overlay.png"))
+    code, _, err = run("stats", photos, *TINY, "-o", "stats")
+    assert code == 0, err
+    for table in ("heads.csv", "layers.csv"):
+        assert (out / table).read_text() == (photos.parent / "stats" / table).read_text()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["--shard", "2/2"], "--shard must be I/N"),
         (["--no-pictures"], "leaves nothing to write"),
+        (["--actors", "2"], "are options of --engine ray"),
+        (["--gpus-per-actor", "0.5"], "are options of --engine ray"),
         (["--method", "rolout"], "rollout"),
         (["--method", "rollout", "--query", "cls", "--layer", "3"], "no parameter"),
     ],

@@ -18,17 +18,22 @@ from torch import nn
 from visattn._support.checks import first_line, printable
 from visattn._support.files import refusal, write_whole
 from visattn._support.threads import pool
+from visattn.batch import statistics
 from visattn.batch.journal import Entry
 from visattn.batch.sources import Item
 from visattn.drawing.pictures import to_png
 from visattn.errors import ResourceError, VisattnError
+from visattn.evaluation.survey import PhotoNumbers, photo_numbers
 from visattn.images import image_facts
-from visattn.maps import save_map
-from visattn.pipeline.batches import Asked, explained
+from visattn.maps import pack_maps, save_map
+from visattn.pipeline.batches import Asked, explained, looked
 from visattn.pipeline.explaining import explain_prepared
 from visattn.pipeline.explanation import Explanation
 from visattn.pipeline.inputs import Prepared, prepare_with
 from visattn.pipeline.preprocessing import Preprocessing
+from visattn.studies.creation import view_of
+from visattn.studies.views import View
+from visattn.studies.writing import content
 
 _AHEAD = 2  # batches that are decoded before the model needs them, and batches that may wait to be written
 
@@ -42,6 +47,9 @@ class Wanted:
         kind: Part of the file names that states the method.
         picture: Whether to write a picture.
         raw: Whether to write the raw map, as `save_map` does.
+        packed: Whether to write the raw maps of a batch into one file, as `pack_maps` does.
+        study: Whether to write a study.
+        statistics: Whether to write the statistics of each batch.
         drawing: Options of `Explanation.draw`.
     """
 
@@ -49,6 +57,9 @@ class Wanted:
     kind: str
     picture: bool = True
     raw: bool = False
+    packed: bool = False
+    study: bool = False
+    statistics: bool = False
     drawing: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -71,6 +82,24 @@ class _Read(NamedTuple):
     sha256: str
     prepared: Prepared | None
     error: VisattnError | None
+
+
+class _Answered(NamedTuple):
+    """An image with all that is written of it, or why nothing is.
+
+    Attributes:
+        number: Number of the image in the run.
+        read: The image.
+        answer: Its explanation, or the error.
+        view: Its view in a study, if there is to be one.
+        numbers: Its statistics, if they are wanted.
+    """
+
+    number: int
+    read: _Read
+    answer: Explanation | VisattnError
+    view: View | None = None
+    numbers: PhotoNumbers | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +145,15 @@ def _done(
     model: nn.Module, left: Iterator[Batch], work: Work, spare: Path, readers: ThreadPoolExecutor, writers: ThreadPoolExecutor
 ) -> Iterator[list[Entry]]:
     reading: deque[tuple[int, list[Future[_Read]]]] = deque()
-    writing: deque[list[Future[Entry]]] = deque()
+    writing: deque[tuple[list[_Answered], list[Future[Entry]]]] = deque()
 
     def ahead() -> None:
         for first, items in islice(left, 1):
             reading.append((first, [readers.submit(_read, item, model, work.asked.how) for item in items]))
+
+    def settled() -> list[Entry]:
+        answered, futures = writing.popleft()
+        return _of_batch(answered, [future.result() for future in futures], work.wanted, spare)
 
     for _ in range(_AHEAD):
         ahead()
@@ -128,11 +161,12 @@ def _done(
         first, futures = reading.popleft()
         found = [future.result() for future in futures]
         ahead()
-        writing.append([writers.submit(_write, *one, work.wanted, spare) for one in _explained(model, found, work.asked, first)])
+        answered = list(_answered(model, found, work, first))
+        writing.append((answered, [writers.submit(_write, one, work.wanted, spare) for one in answered]))
         while len(writing) > _AHEAD:
-            yield [future.result() for future in writing.popleft()]
-    for entries in writing:
-        yield [future.result() for future in entries]
+            yield settled()
+    while writing:
+        yield settled()
 
 
 def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
@@ -146,10 +180,9 @@ def _read(item: Item, model: nn.Module, how: Preprocessing) -> _Read:
         return _Read(item, "", None, ResourceError(f"{printable(item.source)}: out of memory. Choose a smaller image."))
 
 
-def _explained(
-    model: nn.Module, found: Sequence[_Read], asked: Asked, first: int
-) -> Iterator[tuple[int, _Read, Explanation | VisattnError]]:
+def _answered(model: nn.Module, found: Sequence[_Read], work: Work, first: int) -> Iterator[_Answered]:
     """Explain the images of a batch that were read; if one of them is at fault, the others are explained alone."""
+    asked, wanted = work.asked, work.wanted
     good = [one.prepared for one in found if one.prepared is not None]
     try:
         answers: list[Explanation | VisattnError] = list(explained(model, good, asked.question, seed=asked.seed)) if good else []
@@ -157,9 +190,20 @@ def _explained(
         raise
     except VisattnError:
         answers = [_alone(model, one, asked) for one in good]
+    recordings = iter(looked(model, good) if wanted.statistics and good else ())
     left = iter(answers)
-    for index, one in enumerate(found, start=first):
-        yield index, one, next(left) if one.error is None else one.error
+    for number, one in enumerate(found, start=first):
+        if one.prepared is None:
+            assert one.error is not None  # noqa: S101
+            yield _Answered(number, one, one.error)
+            continue
+        answer, recording = next(left), next(recordings, None)
+        if isinstance(answer, VisattnError):
+            yield _Answered(number, one, answer)
+            continue
+        view = view_of(model, one.prepared, None, asked.question.target, asked.seed) if wanted.study else None
+        name = printable(one.item.source)
+        yield _Answered(number, one, answer, view, None if recording is None else photo_numbers(recording, one.prepared, name))
 
 
 def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation | VisattnError:
@@ -171,21 +215,37 @@ def _alone(model: nn.Module, prepared: Prepared, asked: Asked) -> Explanation | 
         return error
 
 
-def _write(index: int, one: _Read, answer: Explanation | VisattnError, wanted: Wanted, spare: Path) -> Entry:
-    """Draw an explanation and write its files."""
-    name = one.item.source
+def _write(one: _Answered, wanted: Wanted, spare: Path) -> Entry:
+    """Draw an explanation and write the files of an image."""
+    item, answer = one.read.item, one.answer
     if isinstance(answer, VisattnError):
-        return Entry(index, name, one.sha256, (), first_line(answer))
-    outputs: list[str] = []
+        return Entry(one.number, item.source, one.read.sha256, (), first_line(answer))
+    files: dict[str, bytes] = {}
     with torch.no_grad():
         if wanted.picture:
-            outputs.append(f"{one.item.name}.{wanted.kind}.png")
-            picture, provenance = answer.draw(**wanted.drawing)
-            _put(wanted.folder / outputs[-1], to_png(picture, provenance), spare / f"{index}.png")
+            files[f"{item.name}.{wanted.kind}.png"] = to_png(*answer.draw(**wanted.drawing))
         if wanted.raw:
-            outputs.append(f"{one.item.name}.{wanted.kind}.npz")
-            _put(wanted.folder / outputs[-1], save_map(answer.map, answer.geometry), spare / f"{index}.npz")
-    return Entry(index, name, one.sha256, tuple(outputs))
+            files[f"{item.name}.{wanted.kind}.npz"] = save_map(answer.map, answer.geometry)
+        if one.view is not None:
+            files[f"{item.name}.attn"] = content([one.view])
+    for name, data in files.items():
+        _put(wanted.folder / name, data, spare / f"{one.number}{Path(name).suffix}")
+    return Entry(one.number, item.source, one.read.sha256, tuple(files))
+
+
+def _of_batch(answered: Sequence[_Answered], entries: Sequence[Entry], wanted: Wanted, spare: Path) -> list[Entry]:
+    """Write the files of a batch, and return the entries of its images, which name them too."""
+    files: dict[str, bytes] = {}
+    first = answered[0].number
+    known = [(one.read.item.name, one.answer) for one in answered if not isinstance(one.answer, VisattnError)]
+    if wanted.packed and known:
+        files[f"maps/{first:08}.{wanted.kind}.tar"] = pack_maps((name, one.map, one.geometry) for name, one in known)
+    numbers = [one.numbers for one in answered if one.numbers is not None]
+    if numbers:
+        files[statistics.file_of(first)] = statistics.serialized(numbers)
+    for name, data in files.items():
+        _put(wanted.folder / name, data, spare / f"batch{Path(name).suffix}")
+    return [entry if entry.error else entry._replace(outputs=(*entry.outputs, *files)) for entry in entries]
 
 
 def _put(path: Path, data: bytes, spare: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from visattn._support.checks import printable
-from visattn._support.files import exists, is_folder
+from visattn._support.files import exists, is_folder, write_whole
 from visattn._support.tables import to_json
 from visattn._support.types import Engine
 from visattn.cli.asking import kind_of, question_of
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 @model_options
 @explaining_options
 @click.option("--maps", is_flag=True, help="Also save each raw map as an .npz file.")
+@click.option("--pack-maps", is_flag=True, help="Save the raw maps of each batch in one .tar file.")
+@click.option("--stats", is_flag=True, help="Also write the statistics of every head over all images.")
+@click.option("--studies", is_flag=True, help="Also save each image as a study (.attn).")
 @click.option("--no-pictures", is_flag=True, help="Write no pictures.")
 @click.option(
     "--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Images that run through the model together."
@@ -74,7 +77,7 @@ def batch_command(
     visattn batch photos -o maps
     visattn batch photos --method rollout --maps -o maps
     visattn batch list.txt --shard 0/4 -o maps
-    visattn batch 'shards/*.tar' --no-pictures --maps -o maps
+    visattn batch 'shards/*.tar' --no-pictures --pack-maps --stats -o maps
     visattn batch photos --engine ray --gpus-per-actor 0.5 -o maps
     """  # noqa: D301 - \b keeps click from wrapping the examples
     Style(**style_of(options))  # raises for values out of range before any file is read
@@ -93,7 +96,13 @@ def batch_command(
     model = _loaded(options["model"], **{**loading, "device": "cpu"} if on_ray else loading)
     digest = state_digest(model)
     drawing = {**style_of(options), **{name: options[name] for name in ("mass", "legend", "caption")}}
-    wanted = Wanted(output, kind_of(options), not options["no_pictures"], options["maps"], drawing)
+    products = {
+        "raw": options["maps"],
+        "packed": options["pack_maps"],
+        "study": options["studies"],
+        "statistics": options["stats"],
+    }
+    wanted = Wanted(output, kind_of(options), not options["no_pictures"], **products, drawing=drawing)
     asked = Asked(question, Preprocessing(**preparing(options), **reading(options)), options["seed"])
     output.mkdir(parents=True, exist_ok=True)
     name = "journal.jsonl" if options["shard"] is None else f"journal.{shard[0]}-of-{shard[1]}.jsonl"
@@ -123,6 +132,8 @@ def batch_command(
             outcome = run_on_ray(partial(_loaded, options["model"], **loading), digest, ledger, work, actors)
         else:
             outcome = run(model, ledger, work)
+    if wanted.statistics:
+        _write_tables(output, asked.seed, quiet)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     note(quiet, f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
@@ -147,9 +158,29 @@ def _settings(options: dict[str, Any], digest: str, asked: Asked, wanted: Wanted
         "drawing": {name: str(value) for name, value in wanted.drawing.items()},
         "pictures": wanted.picture,
         "maps": wanted.raw,
+        "packed_maps": wanted.packed,
+        "studies": wanted.study,
+        "statistics": wanted.statistics,
         "batch_size": options["batch_size"],
         "seed": asked.seed,
     }
+
+
+def _write_tables(output: Path, seed: int, quiet: bool) -> None:
+    """Write the tables of the statistics of all images in the folder, those of other parts of the run too."""
+    from visattn.batch.statistics import collected
+    from visattn.cli.stats import tables
+
+    survey = collected(output, seed)
+    if not survey.photos:
+        return
+    provenance = survey.provenance(printable(output.name))
+    for name, data in tables(survey, provenance, quiet).items():
+        write_whole(output / name, data)
+    note(
+        quiet,
+        f"{printable(str(output))}: statistics of {len(survey.photos)} images in heads.csv, layers.csv, photos.csv, stats.json",
+    )
 
 
 def _check(output: Path, options: dict[str, Any]) -> None:
@@ -161,8 +192,8 @@ def _check(output: Path, options: dict[str, Any]) -> None:
     """
     if options["engine"] == "local" and (options["actors"] is not None or options["gpus_per_actor"] is not None):
         raise OptionError("--actors and --gpus-per-actor are options of --engine ray. Pass it too.")
-    if options["no_pictures"] and not options["maps"]:
-        raise OptionError("--no-pictures leaves nothing to write. Pass --maps too.")
+    if options["no_pictures"] and not any(options[name] for name in ("maps", "pack_maps", "stats", "studies")):
+        raise OptionError("--no-pictures leaves nothing to write. Pass --maps, --pack-maps, --stats or --studies too.")
     if exists(output) and not is_folder(output):
         raise OutputError(f"{printable(str(output))}: is a file, not a folder. Choose another name (-o/--output).")
 

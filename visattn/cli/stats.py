@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,10 @@ from visattn.cli.late import Command
 from visattn.cli.options import model_options, photo_options, preparing, talk_options
 from visattn.cli.talk import describe, note
 from visattn.errors import ImageError, MissingExtra, NoAttentionCaptured, OptionError, UnsupportedModel, VisattnError
+
+if TYPE_CHECKING:
+    from visattn.evaluation.survey import Survey
+    from visattn.provenance import Provenance
 
 FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
 
@@ -56,14 +61,20 @@ def stats_command(
     if survey is None:
         return each.exit_code(0)
     provenance = survey.provenance(printable(base_name(str(folder))))
+    content = tables(survey, provenance, quiet)
+    written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
+    describe(quiet, provenance)
+    whole = json.loads(content["stats.json"])
+    click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
+    return VisattnError.exit_code if failed else each.exit_code(len(survey.photos))
+
+
+def tables(survey: Survey, provenance: Provenance, quiet: bool) -> dict[str, bytes]:
+    """Return the files of a survey by name: tables, and plots if matplotlib is installed."""
     heads, layers, photos = survey.heads(), survey.layers(), survey.photos
     whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
     files = {"heads.csv": to_csv(heads), "layers.csv": to_csv(layers), "photos.csv": to_csv(photos), "stats.json": to_json(whole)}
-    content = {name: text.encode() for name, text in files.items()} | _plots(heads, layers, len(survey.photos), provenance, quiet)
-    written = [printable(str(path)) for path in write_folder_whole(output, content, FILES)]
-    describe(quiet, provenance)
-    click.echo(to_json({"output": written, **whole}) if as_json else "\n".join(written))
-    return VisattnError.exit_code if failed else each.exit_code(len(photos))
+    return {name: text.encode() for name, text in files.items()} | _plots(heads, layers, len(photos), provenance, quiet)
 
 
 def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from visattn._support.spellings import spelled
 from visattn._support.tables import Row
-from visattn.errors import UnsupportedModel
+from visattn.errors import OptionError, UnsupportedModel
 from visattn.evaluation.heads import head_divergence, statistics
 from visattn.evaluation.intervals import mean_interval
 from visattn.images import image_facts
@@ -90,11 +90,11 @@ class Survey:
     """
 
     @spelled(PreprocessingOptions)
-    def __init__(self, model: nn.Module, *, seed: int = 0, **options: Unpack[PreprocessingOptions]) -> None:
+    def __init__(self, model: nn.Module | None = None, *, seed: int = 0, **options: Unpack[PreprocessingOptions]) -> None:
         """Create an empty survey.
 
         Args:
-            model: The model.
+            model: The model; None if statistics are only entered.
             seed: Seed of the bootstrap.
             options: See `prepare`.
         """
@@ -112,9 +112,12 @@ class Survey:
             name: Name of the photo in the table.
 
         Raises:
+            OptionError: If the survey has no model.
             ImageError: If the photo is too narrow for the model.
             UnsupportedModel: If no layer has distributions over tokens.
         """
+        if self._model is None:
+            raise OptionError("the survey has no model. Pass one to Survey(...).")
         prepared = prepare(photo, self._model, **self._options)
         self.enter(photo_numbers(look(self._model, prepared), prepared, name))
 

@@ -6,8 +6,19 @@ An `AttentionMap` holds the raw values of a method on the grid; a `Heatmap` hold
 
 from visattn.maps.attention_maps import AttentionMap
 from visattn.maps.facts import Detection, MapFacts
-from visattn.maps.files import load_map, save_map
+from visattn.maps.files import load_map, load_maps, pack_maps, save_map
 from visattn.maps.heatmaps import Heatmap
 from visattn.maps.scaling import normalize, value_range
 
-__all__ = ["AttentionMap", "Detection", "Heatmap", "MapFacts", "load_map", "normalize", "save_map", "value_range"]
+__all__ = [
+    "AttentionMap",
+    "Detection",
+    "Heatmap",
+    "MapFacts",
+    "load_map",
+    "load_maps",
+    "normalize",
+    "pack_maps",
+    "save_map",
+    "value_range",
+]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import os
+import tarfile
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visattn._support.checks import printable
+from visattn._support.checks import first_line, printable
+from visattn._support.files import regular
 from visattn._support.typed import typed
 from visattn.errors import MapError
 from visattn.geometry import Box, Geometry
@@ -52,20 +55,67 @@ def load_map(path: str | os.PathLike[str]) -> tuple[AttentionMap, Geometry] | ND
     """
     name = printable(os.fspath(path))
     try:
-        read = schema.read(Path(path))
-        if isinstance(read, np.ndarray):
-            return read
-        facts, values = read
-        geometry = Geometry.from_dict(place) if (place := facts["provenance"].get("geometry")) else None
-        if geometry is None:
-            raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
-        return map_of(facts, torch.from_numpy(values)), geometry
+        with regular(Path(path)).open("rb") as stream:
+            return _read(stream, name)
     except MapError:
         raise
     except Exception as error:  # numpy, zipfile and json raise many types for damaged files
         raise MapError(
             f"{name}: not a map ({printable(str(error))[:120]}); make one with visattn.maps.save_map (--save-map), or pass an .npy array."
         ) from error
+
+
+def _read(stream: IO[bytes], name: str) -> tuple[AttentionMap, Geometry] | NDArray[np.float32]:
+    read = schema.read(stream)
+    if isinstance(read, np.ndarray):
+        return read
+    facts, values = read
+    geometry = Geometry.from_dict(place) if (place := facts["provenance"].get("geometry")) else None
+    if geometry is None:
+        raise MapError(f"{name}: the map has no geometry. Save it with visattn.maps.save_map (--save-map).")
+    return map_of(facts, torch.from_numpy(values)), geometry
+
+
+def pack_maps(maps: Iterable[tuple[str, AttentionMap, Geometry]]) -> bytes:
+    """Serialize maps with their names and geometries as the content of a `.tar` file, which `load_maps` reads.
+
+    It holds the `.npz` file of each map, as `save_map` makes it, and equal maps give equal files.
+    """
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, one, geometry in maps:
+            data = save_map(one, geometry)
+            member = tarfile.TarInfo(f"{name}.npz")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def load_maps(path: str | os.PathLike[str]) -> Iterator[tuple[str, AttentionMap, Geometry]]:
+    """Load the maps of a `.tar` file that `pack_maps` made, such as one of `visattn batch --pack-maps`, one after another.
+
+    Args:
+        path: The file.
+
+    Yields:
+        The name of each image, its map, and the map's position on the photo.
+
+    Raises:
+        MapError: If the file holds something else, or is damaged.
+    """
+    shown = printable(os.fspath(path))
+    try:
+        with tarfile.open(regular(Path(path)), "r:") as archive:
+            for member in archive:
+                stream, name = archive.extractfile(member), f"{shown}/{printable(member.name)}"
+                found = None if stream is None else _read(stream, name)
+                if not isinstance(found, tuple):
+                    raise MapError(f"{name}: an array or a folder. Pass a file of visattn.maps.pack_maps (--pack-maps).")
+                yield (member.name.removesuffix(".npz"), *found)
+    except MapError:
+        raise
+    except Exception as error:  # as in `load_map`, and of tarfile
+        raise MapError(f"{shown}: not a file of maps, or damaged ({first_line(error)}). Make it again.") from error
 
 
 def map_facts(attention_map: AttentionMap, geometry: Geometry | None) -> dict[str, Any]:

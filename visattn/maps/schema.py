@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from visattn._support.files import regular
 from visattn._support.shapes import SIDE, Maybe, check_shape
 
 if TYPE_CHECKING:
@@ -69,25 +67,24 @@ FACTS = {
 }
 
 
-def read(path: Path) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.float32]:
+def read(stream: IO[bytes]) -> tuple[dict[str, Any], NDArray[np.float32]] | NDArray[np.float32]:
     """Read the facts and values of an `.npz` file, or the array of an `.npy` file, without executing anything from it.
 
     Raises:
         ValueError: If the file is neither, is too large, or holds facts of wrong types. Other errors of numpy, zipfile, json and the
             operating system are not caught.
     """
-    with regular(path).open("rb") as stream:
-        if stream.read(6) == np.lib.format.MAGIC_PREFIX:
-            return _array(stream, dimensions=2)
-        with zipfile.ZipFile(stream) as archive:
-            info = archive.getinfo("facts.npy")
-            if info.file_size > _MOST_TEXT:
-                raise ValueError(f"its facts take {info.file_size:,} bytes, more than {_MOST_TEXT:,}")
-            facts = json.loads(str(np.lib.format.read_array(archive.open(info), allow_pickle=False)))
-            check_shape(facts, FACTS, "its facts")
-            check_places(facts)
-            with archive.open("values.npy") as values:
-                return facts, _array(values)
+    if stream.read(6) == np.lib.format.MAGIC_PREFIX:
+        return _array(stream, dimensions=2)
+    with zipfile.ZipFile(stream) as archive:
+        info = archive.getinfo("facts.npy")
+        if info.file_size > _MOST_TEXT:
+            raise ValueError(f"its facts take {info.file_size:,} bytes, more than {_MOST_TEXT:,}")
+        facts = json.loads(str(np.lib.format.read_array(archive.open(info), allow_pickle=False)))
+        check_shape(facts, FACTS, "its facts")
+        check_places(facts)
+        with archive.open("values.npy") as values:
+            return facts, _array(values)
 
 
 def _array(stream: IO[bytes], dimensions: int | None = None) -> NDArray[np.float32]:

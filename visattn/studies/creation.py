@@ -89,7 +89,7 @@ def study(
     with progress("photos", "photo") as bar:
         for photo in photos:
             prepared = prepare_with([photo], model, how) if inputs is None else prepare_inputs(inputs, photo, model, how)
-            view = _view(model, prepared, asked, Target(target_of(target), **told), seed)
+            view = view_of(model, prepared, asked, Target(target_of(target), **told), seed)
             views.append(replace(view, name=name, texts=texts_of(model, inputs or {}, view.recording)))
             bar.update()
     return Study(tuple(views))
@@ -126,7 +126,7 @@ def _question(method: str, parameters: Mapping[str, Any], target: Target) -> Que
     return replace(question, target=target) if takes else question
 
 
-def _view(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int) -> View:
+def view_of(model: nn.Module, prepared: Prepared, asked: Asked | None, target: Target, seed: int) -> View:
     """Run the model on one photo, and compute its maps."""
     passed = _recorded(model, prepared)
     source = image_facts(prepared.photo)

@@ -1,0 +1,73 @@
+"""Statistics of heads over the images of a run: a file for each batch, and tables over all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from visattn._support.checks import printable
+from visattn.errors import OutputError
+from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
+from visattn.provenance import Provenance
+
+FOLDER = "statistics"
+
+
+def file_of(first: int) -> str:
+    """Return the name of the file of a batch, relative to the output folder."""
+    return f"{FOLDER}/{first:08}.json"
+
+
+def serialized(photos: Sequence[PhotoNumbers]) -> bytes:
+    """Return the content of the file of a batch; numbers keep all their digits."""
+    told = [
+        {
+            "photo": one.photo,
+            "layers": {name: {"names": layer.names, **_lists(layer)} for name, layer in one.layers.items()},
+            "left_out": one.left_out,
+            "provenance": one.provenance.to_dict(),
+        }
+        for one in photos
+    ]
+    return json.dumps(told, allow_nan=False).encode()
+
+
+def collected(folder: Path, seed: int) -> Survey:
+    """Collect the files of all batches in an output folder.
+
+    Raises:
+        OutputError: If one is damaged.
+    """
+    survey = Survey(seed=seed)
+    for file in sorted((folder / FOLDER).glob("*.json")):
+        try:
+            for told in json.loads(file.read_text()):
+                survey.enter(_numbers(told))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise OutputError(f"{printable(str(file))}: is damaged. Remove it and run the command again.") from error
+    return survey
+
+
+def _numbers(told: dict[str, Any]) -> PhotoNumbers:
+    layers = {
+        name: LayerNumbers(one["names"], *(np.array(one[part], dtype=np.float64) for part in ("heads", "whole", "beside")))
+        for name, one in told["layers"].items()
+    }
+    left_out = [(why, layer) for why, layer in told["left_out"]]
+    return PhotoNumbers(told["photo"], layers, left_out, Provenance.from_dict(told["provenance"]))
+
+
+def _lists(layer: LayerNumbers) -> dict[str, Any]:
+    """Return the arrays as lists, with None for NaN, which JSON lacks."""
+    return {part: _without_nan(getattr(layer, part).tolist()) for part in ("heads", "whole", "beside")}
+
+
+def _without_nan(value: Any) -> Any:  # noqa: ANN401 - a number or nested lists
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    return None if math.isnan(value) else value
