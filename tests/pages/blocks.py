@@ -21,7 +21,7 @@ class Block(NamedTuple):
 
     Attributes:
         kind: `python`, or `sh`.
-        mark: Empty; `long`: run with a limit; `make`, `install`: run elsewhere; a name as `own.py`: the file that the block is.
+        mark: Empty; `long`: run with a limit; `make`, `install`, `cluster`: run elsewhere; a name as `own.py`: the file that the block is.
         text: The block as printed.
         inline: Whether the command stands inside of a text.
     """

@@ -2,7 +2,7 @@
 
 README runs in an empty folder. A page of the docs runs in a folder that looks like a clone, with a few files of the reader's own. Blocks
 that are marked *long* run as printed with the options of `LIMITS` added, a fraction of an epoch. Blocks marked *install* and *make* are
-run by `make evidence`.
+run by `make evidence`; those for a *cluster* need several machines, and tests/batch has one on this machine.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ LIMITS = {  # a pattern in a command: options for a long one
     r"captum\.occlusion": "--grid-size 7 7",
     "^visattn train classify": "--epochs 0.02 --train-count 640 --test-count 64 --log-every 1 --workers 0",
     "^visattn train caption": "--epochs 0.02 --train-count 640 --test-count 16 --log-every 1 --workers 0",
+    "^visattn batch photos": "--img-size 56",
     "--compare": "--seeds 1",
     "comparison_gpu": "--img-size 48 --batch-size 16",
     "^torchrun": "--epochs 1 --img-size 32 --batch-size 4 --workers 0 --model visattn_resnet14",
@@ -96,6 +97,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     safetensors.torch.save_file(model.state_dict(), tmp_path / "my_weights.safetensors")
     frames = [films.scene(number) for number in range(6)]
     films.write(tmp_path / "film.mp4", frames)
+    shutil.copy(data.photo_path("rocket"), tmp_path / "photo.jpg")
+    (tmp_path / "list.txt").write_text("dog.jpg\nshirt.png\n")
     pictures = [Image.fromarray(frame) for frame in frames]
     pictures[0].save(tmp_path / "film.gif", save_all=True, append_images=pictures[1:], duration=100)
     _flickr(tmp_path)
@@ -128,7 +131,7 @@ def run_page(page: Path) -> None:
     """Run the blocks of a page in order; its Python shares one namespace."""
     names: dict[str, Any] = {"visattn": visattn}
     for block in blocks_of(page):
-        if block.mark in ("make", "install"):
+        if block.mark in ("make", "install", "cluster"):
             continue
         if block.mark.endswith(".py"):
             Path(block.mark).write_text(block.text)
