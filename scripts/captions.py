@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,7 @@ def main() -> int:
 def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float], str]:
     """Evaluate captions, and controls with less information; return the share of exact sets of each captioner, and the table."""
     rows: list[Row] = []
+    apart: list[Row] = []
     kinds: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
     for data, title in DATA.items():
         pictures = CaptionSceneDataset(data, "test", count, (64, 64), 0)
@@ -81,14 +83,13 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
             told["soft attention, blank image"] = texts(captioners["soft"], [gray]) * count
         print(f"  {data}: {count} scenes", file=sys.stderr)
         rows += [{"scenes": title, "captioner": name, **measured(candidates, truth)} for name, candidates in told.items()]
-        rows += [
-            {
-                "scenes": title,
-                "captioner": f"{name} attention, given shuffled images",
-                **shuffled(told[f"{name} attention"], truth),
-            }
-            for name in captioners
-        ]
+        for name in captioners:
+            chance, row = shuffled(told[f"{name} attention"], truth)
+            rows.append({"scenes": title, "captioner": f"{name} attention, given shuffled images", **row})
+            without = exact_set(told[f"{name} attention, context zeroed (beta = 0)"], truth)
+            apart.append(
+                {"scenes": title, "captioner": f"{name} attention", "exact set": difference(without, chance, len(truth))}
+            )
         kinds[data] = told, truth
     (known, first), (new, second) = kinds["scenes"], kinds["scenes-new"]
     right = {}
@@ -98,7 +99,8 @@ def said(captioners: dict[str, Captioner], count: int) -> tuple[dict[str, float]
         rows.append(
             {"scenes": "known and new pairs together", "captioner": f"{name} attention", **measured(both, first + second)}
         )
-    return right, f"{count} scenes of each kind, beam size {BEAM}.\n\n{to_markdown(rows)}"
+    told_apart = f"Exact captions with beta = 0 less those with shuffled images, in points:\n\n{to_markdown(apart)}"
+    return right, f"{count} scenes of each kind, beam size {BEAM}.\n\n{to_markdown(rows)}\n{told_apart}"
 
 
 def blind(captioner: Captioner) -> Captioner:
@@ -130,13 +132,21 @@ def measured(candidates: list[str], truth: list[str]) -> Row:
     }
 
 
-def shuffled(candidates: list[str], truth: list[str]) -> Row:
-    """Compute the columns of one row for captions of shuffled images: exact sets as the mean and the middle 95 % of many orders."""
+def shuffled(candidates: list[str], truth: list[str]) -> tuple[float, Row]:
+    """Compute exact sets of shuffled captions, as the mean over many orders, and the columns of their row with the middle 95 %."""
     orders = [np.random.RandomState(seed).permutation(len(truth)) for seed in range(ORDERS)]
     shares = [exact_set([candidates[i] for i in order], truth) for order in orders]
     low, high = np.percentile(shares, [2.5, 97.5])
     first = measured([candidates[i] for i in orders[0]], truth)
-    return {**first, "exact set": f"{np.mean(shares):.1%} ({low:.1%} to {high:.1%})"}
+    return float(np.mean(shares)), {**first, "exact set": f"{np.mean(shares):.1%} ({low:.1%} to {high:.1%})"}
+
+
+def difference(one: float, other: float, count: int) -> str:
+    """Format the difference of two shares of `count` scenes, with its 95 % interval (Newcombe 1998, method 10)."""
+    (low, high), (least, most) = (wilson(share, count) for share in (one, other))
+    apart = one - other
+    ends = apart - math.hypot(one - low, most - other), apart + math.hypot(high - one, other - least)
+    return f"{100 * apart:+.1f} ({100 * ends[0]:+.1f} to {100 * ends[1]:+.1f})"
 
 
 def looked(captioners: dict[str, Captioner], count: int) -> str:

@@ -59,7 +59,7 @@ def test_statistics_of_all_parts_are_in_the_tables(run: Run, photos: Path) -> No
             "batch", photos, *TINY, "-o", "out", "--batch-size", "1", "--shard", part, "--no-pictures", "--stats", "--pack-maps"
         )
         assert code == 0, err
-    assert "statistics of 3 images in heads.csv" in err
+    assert "statistics of 3 images in heads.csv, layers.csv, photos.csv, stats.json" in err
     out = photos.parent / "out"
     assert len((out / "photos.csv").read_text().splitlines()) == 4
     assert len(list((out / "maps").iterdir())) == len(list((out / "statistics").iterdir())) == 3

@@ -16,7 +16,7 @@ from PIL import Image
 
 import visattn
 from tests.cli.test_commands import TINY, Run, python, run
-from visattn.cli.stats import FILES
+from visattn.cli.stats import FILES as EVERY
 from visattn.evaluation.heads import HeadStatistics, head_divergence, statistics
 from visattn.pipeline.run import look
 
@@ -24,6 +24,9 @@ __all__ = ["run"]
 
 SHARES = ("cls", "self", "patches", "padding")
 Row = dict[str, str]
+
+
+FILES = tuple(name for name in EVERY if name != "gates.csv")  # of models with attention and without gates
 
 
 @pytest.fixture
@@ -304,3 +307,35 @@ def test_progress_bar_is_hidden_without_a_terminal(run: Run, photos: Path) -> No
     _, _, err = run("stats", photos, *TINY, "--limit", "1")
     assert not [line for line in err.splitlines() if not line.startswith("visattn: ")]
     assert "tqdm" in sys.modules
+
+
+GATED = "--model", "visattn_cbam_resnet18", "--weights", "none", "--img-size", "64"
+
+
+def test_gates_of_a_photo_are_what_the_module_multiplies_by(run: Run, photos: Path) -> None:
+    code, out, err = run("stats", photos, *GATED, "--limit", "1")
+    assert code == 0, err
+    assert out.split() == [f"stats/{name}" for name in ("gates.csv", "photos.csv", "stats.json")]
+    net, seen = visattn.load_model("visattn_cbam_resnet18", weights="none"), dict[str, torch.Tensor]()
+    net.get_submodule("layer2.0.attention").register_forward_hook(lambda _, given, made: seen.update(gate=made / given[0]))
+    with torch.no_grad():
+        net(visattn.prepare(visattn.load_image(photos / "a.png"), net, img_size=64).pixels)
+    rows = {(row["layer"], row["gate"]): row for row in table("stats/gates.csv")}
+    assert len(rows) == 16
+    channel, spatial = (rows["layer2.0.attention", kind] for kind in ("channel_gate", "spatial_gate"))
+    for name, value in (("mean", seen["gate"].mean()), ("least", seen["gate"].min()), ("largest", seen["gate"].max())):
+        assert float(channel[name]) * float(spatial[name]) == pytest.approx(float(value), rel=1e-4)  # one after the other
+
+
+def test_gates_of_photos_have_intervals(run: Run, photos: Path) -> None:
+    assert run("stats", photos, *GATED)[0] == 0
+    for row in table("stats/gates.csv"):
+        for name in ("mean", "deviation", "least", "largest"):
+            assert float(row[f"{name}_low"]) <= float(row[name]) <= float(row[f"{name}_high"])
+        assert 0 <= float(row["least"]) <= float(row["mean"]) <= float(row["largest"]) <= 1
+
+
+def test_a_model_with_neither_attention_nor_gates_is_refused(run: Run, photos: Path) -> None:
+    code, _, err = run("stats", photos, "--model", "resnet18", "--weights", "random", "--img-size", "64")
+    assert code != 0
+    assert err.splitlines()[-1].startswith("visattn: error: ")

@@ -29,6 +29,7 @@ def serialized(photos: Sequence[PhotoNumbers]) -> bytes:
         {
             "photo": one.photo,
             "layers": {name: {"names": layer.names, **_lists(layer)} for name, layer in one.layers.items()},
+            "gates": [[*place, numbers] for place, numbers in one.gates.items()],
             "left_out": one.left_out,
             "provenance": one.provenance.to_dict(),
         }
@@ -58,8 +59,9 @@ def _numbers(told: dict[str, Any]) -> PhotoNumbers:
         name: LayerNumbers(one["names"], *(np.array(one[part], dtype=np.float64) for part in ("heads", "whole", "beside")))
         for name, one in told["layers"].items()
     }
+    gates = {(layer, role): numbers for layer, role, numbers in told["gates"]}
     left_out = [(why, layer) for why, layer in told["left_out"]]
-    return PhotoNumbers(told["photo"], layers, left_out, Provenance.from_dict(told["provenance"]))
+    return PhotoNumbers(told["photo"], layers, gates, left_out, Provenance.from_dict(told["provenance"]))
 
 
 def _lists(layer: LayerNumbers) -> dict[str, Any]:

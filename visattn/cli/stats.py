@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from visattn.evaluation.survey import Survey
     from visattn.provenance import Provenance
 
-FILES = ("heads.csv", "layers.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
+FILES = ("heads.csv", "layers.csv", "gates.csv", "photos.csv", "stats.json", "distance.png", "entropy.png", "mass.png")
 
 
 @click.command("stats", cls=Command)
@@ -71,10 +71,11 @@ def stats_command(
 
 def tables(survey: Survey, provenance: Provenance, quiet: bool) -> dict[str, bytes]:
     """Return the files of a survey by name: tables, and plots if matplotlib is installed."""
-    heads, layers, photos = survey.heads(), survey.layers(), survey.photos
-    whole = {"provenance": provenance.to_dict(), "layers": layers, "heads": heads, "photos": photos}
-    files = {"heads.csv": to_csv(heads), "layers.csv": to_csv(layers), "photos.csv": to_csv(photos), "stats.json": to_json(whole)}
-    return {name: text.encode() for name, text in files.items()} | _plots(heads, layers, len(photos), provenance, quiet)
+    rows = {"heads": survey.heads(), "layers": survey.layers(), "gates": survey.gates(), "photos": survey.photos}
+    files = {f"{name}.csv": to_csv(table) for name, table in rows.items() if table}
+    files["stats.json"] = to_json({"provenance": provenance.to_dict(), **rows})
+    plots = _plots(rows["heads"], rows["layers"], len(rows["photos"]), provenance, quiet) if rows["heads"] else {}
+    return {name: text.encode() for name, text in files.items()} | plots
 
 
 def _photos(folder: Path, output: Path) -> tuple[list[Path], int]:

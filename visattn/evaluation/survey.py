@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from visattn._support.spellings import spelled
 from visattn._support.tables import Row
 from visattn.errors import OptionError, UnsupportedModel
+from visattn.evaluation.gates import gate_statistics
 from visattn.evaluation.heads import head_divergence, statistics
 from visattn.evaluation.intervals import mean_interval
 from visattn.images import image_facts
@@ -62,12 +63,14 @@ class PhotoNumbers(NamedTuple):
     Attributes:
         photo: Row of the table of photos.
         layers: Numbers of each attention call.
+        gates: Numbers of each gate, by layer and role; see `GateStatistics.numbers`.
         left_out: Reason, layer.
         provenance: Provenance of the recording.
     """
 
     photo: Row
     layers: dict[str, LayerNumbers]
+    gates: dict[tuple[str, str], dict[str, float]]
     left_out: list[tuple[str, str]]
     provenance: Provenance
 
@@ -101,6 +104,7 @@ class Survey:
         self.photos: list[Row] = []
         self._model, self._options, self._seed = model, options, seed
         self._layers: dict[str, _Layer] = {}
+        self._gates: dict[tuple[str, str], list[dict[str, float]]] = {}
         self._left_out: dict[str, dict[str, None]] = {}
         self._provenance = Provenance()
 
@@ -130,6 +134,8 @@ class Survey:
             layer.heads.append(np.stack([columns.get(key, missing) for key in layer.names], axis=1))
             layer.whole.append(numbers.whole)
             layer.beside.append(numbers.beside)
+        for place, gate in found.gates.items():
+            self._gates.setdefault(place, []).append(gate)
         for why, name in found.left_out:
             self._left_out.setdefault(why, {})[name] = None
         self.photos.append(found.photo)
@@ -151,6 +157,16 @@ class Survey:
             (row,) = _columns(values, [*layer.names, "head_divergence", "to_sinks"], self._seed)
             rows.append({"layer": name, "heads": len(layer.heads[0]), **_beside(layer), **row})
         return _aligned(rows)
+
+    def gates(self) -> list[Row]:
+        """Return one row per gate of every photo: means over photos of its numbers, with 95 % intervals."""
+        rows: list[Row] = []
+        for (name, role), photos in self._gates.items():
+            if len(photos) == len(self.photos):
+                names = list(photos[0])
+                values = np.array([[[numbers[key] for key in names]] for numbers in photos])
+                rows.append({"layer": name, "gate": role, **_columns(values, names, self._seed)[0]})
+        return rows
 
     def provenance(self, image: str) -> Provenance:
         """Return the provenance: model, weights, preprocessing, layers left out, and reasons why the numbers may mislead.
@@ -194,13 +210,19 @@ def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoN
         name: Name of the photo in the table.
 
     Raises:
-        UnsupportedModel: If no layer has distributions over tokens.
+        UnsupportedModel: If no layer has distributions over tokens, and there are no gates.
     """
     kept, left_out = _with_distributions(recording)
+    gates = {
+        (one.layer, str(one.role)): {key: float(value[0]) for key, value in one.numbers().items()}
+        for one in gate_statistics(recording)
+    }
+    if not kept and not gates:
+        raise UnsupportedModel(f"nothing to measure: {_reasons(left_out) or 'no attention and no gates'}. Use another model.")
     sinks, shares = _sinks(recording)
     layers: dict[str, LayerNumbers] = {}
     ratios, entropies = [], []
-    for one in statistics(kept):
+    for one in statistics(kept) if kept else ():
         heads = {key: _array(value[0]) for key, value in one.numbers().items()}
         if one.distance is not None and one.uniform_distance:
             heads["distance_of_uniform"] = heads["distance_px"] / one.uniform_distance
@@ -226,11 +248,11 @@ def photo_numbers(recording: Recording, prepared: Prepared, name: str) -> PhotoN
         "input_width": seen[1],
         "sinks": None if sinks is None else len(sinks),
         "highest_sink": sinks[0].score if sinks else None,
-        "entropy": float(np.mean(entropies)),
+        "entropy": float(np.mean(entropies)) if entropies else None,
         "distance_of_uniform": float(np.mean(ratios)) if ratios else None,
         "notes": "; ".join(source.notes),
     }
-    return PhotoNumbers(row, layers, left_out, prepared.noted(recording.provenance))
+    return PhotoNumbers(row, layers, gates, left_out, prepared.noted(recording.provenance))
 
 
 def _with_distributions(recording: Recording) -> tuple[Recording, list[tuple[str, str]]]:
@@ -243,15 +265,16 @@ def _with_distributions(recording: Recording) -> tuple[Recording, list[tuple[str
             kept.append(record)
         else:
             left_out.append((why, record.layer))
-    if not kept:
-        reasons = dict.fromkeys(why for why, _ in left_out)
-        why = "; ".join(
-            f"{why} in {', '.join(dict.fromkeys(name for cause, name in left_out if cause == why))}" for why in reasons
-        )
-        raise UnsupportedModel(
-            f"no layer has distributions over tokens ({why}), so there is nothing to measure. Use another model."
-        )
     return replace(recording, records=kept), left_out
+
+
+def _reasons(left_out: list[tuple[str, str]]) -> str:
+    """Return why layers were left out, in one sentence."""
+    layers: dict[str, dict[str, None]] = {}
+    for why, name in left_out:
+        layers.setdefault(why, {})[name] = None
+    found = "; ".join(f"{why} in {', '.join(names)}" for why, names in layers.items())
+    return f"no layer has distributions over tokens ({found})" if found else ""
 
 
 def _sinks(recording: Recording) -> tuple[tuple[Sink, ...] | None, dict[str, float]]:
