@@ -279,7 +279,7 @@ def protocol() -> list[str]:
         "with the same compression of the PNG file.",
         f"Viewer: the page of `study.save_html` in Chromium without a window and without a GPU, 1280 x 900 pixels. A hover sets the query "
         f"and draws the image and all heads; the median of {VIEWER_HOVERS}. Frames are those of a pointer that moves over the photo. "
-        f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.\n"
+        f"Growth is that of the JavaScript heap over {3 * VIEWER_HOVERS:,} hovers.",
         "All heads in one space: photos with random crops, and generated scenes. Minutes are those of `gather` and `save_html` with PCA; "
         "gigabytes are the peak of the process, model and PyTorch included. Layouts are those of one head of the last layer.",
         "Many images: photos of up to 640 px as JPEG files, 16 in a batch, PNG pictures and a journal, on a local disk; medians of three "
