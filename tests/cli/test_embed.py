@@ -151,8 +151,8 @@ def test_a_photo_is_read_once_for_all_its_crops(run: Run, photos: Path, monkeypa
     read: list[Path] = []
     original = sources.load_image
 
-    def counted(path: Path, **options: Any) -> Image.Image:
-        read.append(path)
+    def counted(path: str, **options: Any) -> Image.Image:
+        read.append(Path(path))
         return original(path, **options)
 
     monkeypatch.setattr("visattn.batch.sources.load_image", counted)

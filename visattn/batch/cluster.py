@@ -194,6 +194,6 @@ def places(found: Mapping[str, float], actors: Actors, threads: int) -> int:
     if not fit:
         raise OptionError(
             f"the cluster has no place for an actor: it has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs, and an actor "
-            f"takes {threads} and {actors.gpus:g}. Lower --workers or --gpus-per-actor, or add machines."
+            f"takes {threads} and {actors.gpus:g}. Use fewer threads (--workers) or GPUs (--gpus-per-actor), or add machines."
         )
     return actors.count or fit
