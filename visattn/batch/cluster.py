@@ -97,7 +97,10 @@ class Explainer:
                 )
             model = self._load()
             if state_digest(model) != self._digest:
-                raise ModelError("a machine of the cluster has other weights. Pass a file that all machines share (--weights).")
+                raise ModelError(
+                    "a machine of the cluster has other weights. Pass a file that all machines share (--weights), or a model that is "
+                    "built from a seed."
+                )
             self._model = model
         return self._model
 
