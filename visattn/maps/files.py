@@ -92,7 +92,7 @@ def pack_maps(maps: Iterable[tuple[str, AttentionMap, Geometry]]) -> bytes:
 
 
 def load_maps(path: str | os.PathLike[str]) -> Iterator[tuple[str, AttentionMap, Geometry]]:
-    """Load the maps of a `.tar` file that `pack_maps` made, such as one of `visattn batch --pack-maps`, one after another.
+    """Load the maps of a `.tar` file that `pack_maps` made, such as one of the option `--pack-maps` of `visattn batch`, one after another.
 
     Args:
         path: The file.
