@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import visattn
 from tests import tiny
@@ -105,3 +106,18 @@ def test_numbers_that_are_missing_stay_missing(made: tuple[Path, list[Entry]]) -
     layer = next(iter(told[0]["layers"].values()))
     assert all(value is None or np.isfinite(value) for row in layer["heads"] for value in row)
     assert all(row["entropy"] is not None for row in rows)
+
+
+def test_one_image_at_fault_leaves_the_products_of_the_others(tmp_path: Path) -> None:
+    for name, size in (("a", (60, 40)), ("b", (60, 400)), ("c", (60, 40))):
+        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    items = items_of([tmp_path])
+    (tmp_path / "out").mkdir()
+    entries: list[Entry] = []
+    wanted = Wanted(tmp_path / "out", "attention", picture=False, packed=True, statistics=True)
+    asked = Asked(ask("attention", {"query": "pixel:30,5"}), Preprocessing(resize="model"))
+    with Journal(tmp_path / "out" / "journal.jsonl", {}) as journal:
+        run(tiny.vit(), Ledger(items, journal, Batches(3), entries.append), Work(asked, wanted))
+    assert [bool(entry.error) for entry in entries] == [False, True, False]
+    assert [name for name, _, _ in visattn.load_maps(tmp_path / "out" / "maps" / "00000000.attention.tar")] == ["a", "c"]
+    assert [Path(row["photo"]).name for row in collected(tmp_path / "out", 0).photos] == ["a.png", "c.png"]

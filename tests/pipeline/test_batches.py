@@ -204,3 +204,24 @@ def test_a_batch_that_does_not_fit_into_memory_runs_in_halves(monkeypatch: pytes
     assert sizes == [7, 3, 2, 4, 2, 2]
     for one, photo in zip(found, photos, strict=True):
         assert torch.allclose(one.map.values, visattn.explain(model, photo, method="rollout").map.values, atol=1e-6)
+
+
+def test_recordings_that_do_not_fit_into_memory_are_made_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = tiny.vit(), list[int]()
+    prepared = [visattn.prepare(photo, model) for photo in PHOTOS]
+    looking = look
+
+    def crowded(model: Any, some: Any) -> Any:
+        sizes.append(len(some.photos))
+        if len(some.photos) > 1:
+            raise ResourceError("out of memory")
+        return looking(model, some)
+
+    monkeypatch.setattr(batches, "look", crowded)
+    with pytest.warns(VisattnNote, match="they run in halves"):
+        found = batches.looked(model, prepared)
+    assert max(sizes) > 1
+    for one, photo in zip(found, prepared, strict=True):
+        known = look(model, photo)
+        for record, other in zip(one, known, strict=True):
+            assert torch.allclose(record.operator.dense(), other.operator.dense(), atol=1e-6)

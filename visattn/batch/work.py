@@ -190,19 +190,20 @@ def _answered(model: nn.Module, found: Sequence[_Read], work: Work, first: int) 
         raise
     except VisattnError:
         answers = [_alone(model, one, asked) for one in good]
-    recordings = iter(looked(model, good) if wanted.statistics and good else ())
+    fine = [one for one, answer in zip(good, answers, strict=True) if not isinstance(answer, VisattnError)]
+    recordings = iter(looked(model, fine) if wanted.statistics and fine else ())
     left = iter(answers)
     for number, one in enumerate(found, start=first):
         if one.prepared is None:
             assert one.error is not None  # noqa: S101
             yield _Answered(number, one, one.error)
             continue
-        answer, recording = next(left), next(recordings, None)
+        answer = next(left)
         if isinstance(answer, VisattnError):
             yield _Answered(number, one, answer)
             continue
         view = view_of(model, one.prepared, None, asked.question.target, asked.seed) if wanted.study else None
-        name = printable(one.item.source)
+        recording, name = next(recordings, None), printable(one.item.source)
         yield _Answered(number, one, answer, view, None if recording is None else photo_numbers(recording, one.prepared, name))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from visattn.pipeline.run import look
 from visattn.pipeline.targets import Of, Target, TargetOptions
 from visattn.records import Recording
 
+_T = TypeVar("_T")
 BATCH = 16
 _ALONE = {"score", "replay"}  # needs of methods that run the model again for each image
 
@@ -144,17 +146,24 @@ def explained(model: nn.Module, prepared: Sequence[Prepared], question: Question
 
 def _of_one_size(model: nn.Module, prepared: Sequence[Prepared], question: Question, seed: int) -> list[Explanation]:
     """Explain photos of one size together; in halves if memory does not suffice."""
-    together, count = None, len(prepared)
+
+    def together(some: Sequence[Prepared]) -> list[Explanation]:
+        found = _together(model, some, question) if len(some) > 1 else None
+        return found or [explain_prepared(model, one, question, seed=seed) for one in some]
+
+    return _in_halves(together, prepared)
+
+
+def _in_halves(run: Callable[[Sequence[Prepared]], list[_T]], prepared: Sequence[Prepared]) -> list[_T]:
+    """Run over photos together; in halves if memory does not suffice."""
     try:
-        together = _together(model, prepared, question) if count > 1 else None
-        crowded = False
+        return run(prepared)
     except ResourceError:
-        crowded = True
-    if crowded:
-        note(f"out of memory for {count} images together; they run in halves")
-        halves = prepared[: count // 2], prepared[count // 2 :]
-        return [one for half in halves for one in _of_one_size(model, half, question, seed)]
-    return together or [explain_prepared(model, one, question, seed=seed) for one in prepared]
+        if len(prepared) == 1:
+            raise
+    count = len(prepared)  # the error and its frames are gone here, with the tensors that they held
+    note(f"out of memory for {count} images together; they run in halves")
+    return [one for half in (prepared[: count // 2], prepared[count // 2 :]) for one in _in_halves(run, half)]
 
 
 def _alone(question: Question) -> bool:
@@ -187,9 +196,13 @@ def looked(model: nn.Module, prepared: Sequence[Prepared]) -> list[Recording]:
         groups[tuple(one.pixels.shape)].append(number)
     found: dict[int, Recording] = {}
     for numbers in groups.values():
-        recording = look(model, _joint([prepared[number] for number in numbers]))
-        found |= {number: recording.image(place) for place, number in enumerate(numbers)}
+        found |= zip(numbers, _in_halves(partial(_looked, model), [prepared[number] for number in numbers]), strict=True)
     return [found[number] for number in range(len(prepared))]
+
+
+def _looked(model: nn.Module, prepared: Sequence[Prepared]) -> list[Recording]:
+    recording = look(model, _joint(prepared))
+    return [recording.image(number) for number in range(len(prepared))]
 
 
 def _joint(prepared: Sequence[Prepared]) -> Prepared:
