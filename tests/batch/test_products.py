@@ -17,7 +17,7 @@ from tests.batch import kills
 from tests.batch.kills import COUNT
 from visattn.batch import Asked, Batches, Entry, Journal, Ledger, Wanted, Work, items_of, run
 from visattn.batch.statistics import collected
-from visattn.errors import OutputError
+from visattn.errors import OptionError, OutputError
 from visattn.pipeline.preprocessing import Preprocessing
 from visattn.pipeline.question import ask
 
@@ -69,7 +69,7 @@ def test_packed_maps_are_those_of_explain(made: tuple[Path, list[Entry]]) -> Non
 
 
 def test_statistics_are_those_of_a_survey_of_the_photos(made: tuple[Path, list[Entry]]) -> None:
-    here = collected(made[0], 0)
+    here = collected(made[0], [entry.image for entry in made[1]], 0)
     there = visattn.Survey(tiny.vit())
     for entry in good(made[1]):
         there.add(visattn.load_image(entry.image), entry.image)
@@ -94,14 +94,16 @@ def test_damaged_statistics_are_named(made: tuple[Path, list[Entry]], tmp_path: 
     whole = next((made[0] / "statistics").iterdir()).read_text()
     changed: Any = json.loads(whole)
     changed[0].pop("layers")
+    with Journal(tmp_path / "journal.jsonl", {}) as journal:
+        journal.add([Entry(0, "a.png", "", ("statistics/00000000.json",))])
     for content in (whole[:-9], "[1]", json.dumps(changed), "\x00"):
         (tmp_path / "statistics" / "00000000.json").write_text(content)
         with pytest.raises(OutputError, match=r"00000000.json: is damaged"):
-            collected(tmp_path, 0)
+            collected(tmp_path, ["a.png"], 0)
 
 
 def test_numbers_that_are_missing_stay_missing(made: tuple[Path, list[Entry]]) -> None:
-    rows = collected(made[0], 0).layers()
+    rows = collected(made[0], [entry.image for entry in made[1]], 0).layers()
     told = json.loads((made[0] / "statistics" / "00000000.json").read_text())
     layer = next(iter(told[0]["layers"].values()))
     assert all(value is None or np.isfinite(value) for row in layer["heads"] for value in row)
@@ -120,4 +122,18 @@ def test_one_image_at_fault_leaves_the_products_of_the_others(tmp_path: Path) ->
         run(tiny.vit(), Ledger(items, journal, Batches(3), entries.append), Work(asked, wanted))
     assert [bool(entry.error) for entry in entries] == [False, True, False]
     assert [name for name, _, _ in visattn.load_maps(tmp_path / "out" / "maps" / "00000000.attention.tar")] == ["a", "c"]
-    assert [Path(row["photo"]).name for row in collected(tmp_path / "out", 0).photos] == ["a.png", "c.png"]
+    assert [Path(row["photo"]).name for row in collected(tmp_path / "out", [item.source for item in items], 0).photos] == [
+        "a.png",
+        "c.png",
+    ]
+
+
+def test_statistics_of_images_that_are_gone_are_left_out(made: tuple[Path, list[Entry]]) -> None:
+    sources = [entry.image for entry in made[1]]
+    assert len(collected(made[0], sources[:SIZE], 0).photos) == SIZE
+    assert not collected(made[0], [f"{source}.other" for source in sources], 0).photos
+
+
+def test_a_survey_without_a_model_takes_no_photo() -> None:
+    with pytest.raises(OptionError, match=r"has no model. Pass one to Survey"):
+        visattn.Survey().add(visattn.load_image("scene:1"), "a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -86,15 +86,10 @@ class Journal:
         if not lines:
             self._append([json.dumps(told)])
             return
-        try:
-            first, *others = map(json.loads, lines)
-            entries = [Entry(number, image, sha256, tuple(outputs), error) for number, image, sha256, outputs, error in others]
-        except (ValueError, TypeError) as error:
-            raise OutputError(f"{name}: is damaged. Remove it to compute everything again.") from error
+        first, self.known = _parsed(name, lines)
         if first != told:
             differs = _differs(first.get("settings", {}), told["settings"])
             raise OutputError(f"{name}: is of a run with other settings ({differs}). Choose another folder (-o/--output).")
-        self.known = {entry.number: entry for entry in entries}
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
@@ -118,6 +113,26 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the file."""
         self._stream.close()
+
+
+def entries_of(path: Path) -> dict[int, Entry]:
+    """Read the last entry of each image from a journal that another run may be writing.
+
+    Raises:
+        OutputError: If it is damaged.
+    """
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return _parsed(printable(str(path)), whole.decode(errors="replace").splitlines())[1] if whole else {}
+
+
+def _parsed(name: str, lines: Sequence[str]) -> tuple[dict[str, Any], dict[int, Entry]]:
+    """Return the first line of a journal, and the last entry of each image."""
+    try:
+        first, *others = map(json.loads, lines)
+        entries = [Entry(number, image, sha256, tuple(outputs), error) for number, image, sha256, outputs, error in others]
+    except (ValueError, TypeError) as error:
+        raise OutputError(f"{name}: is damaged. Remove it to compute everything again.") from error
+    return first, {entry.number: entry for entry in entries}
 
 
 def _differs(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

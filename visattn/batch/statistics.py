@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from visattn._support.checks import printable
+from visattn.batch.journal import entries_of
 from visattn.errors import OutputError
 from visattn.evaluation.survey import LayerNumbers, PhotoNumbers, Survey
 from visattn.provenance import Provenance
@@ -38,14 +39,24 @@ def serialized(photos: Sequence[PhotoNumbers]) -> bytes:
     return json.dumps(told, allow_nan=False).encode()
 
 
-def collected(folder: Path, seed: int) -> Survey:
-    """Collect the files of all batches in an output folder.
+def collected(folder: Path, sources: Sequence[str], seed: int) -> Survey:
+    """Collect the statistics of a run and its other parts: of the files that the journals in its folder name.
+
+    Args:
+        folder: Output folder.
+        sources: Source of each image of the run. What an earlier run wrote for others is left out.
+        seed: Seed of the bootstrap.
 
     Raises:
-        OutputError: If one is damaged.
+        OutputError: If a file is damaged.
     """
+    named: set[str] = set()
+    for journal in sorted(folder.glob("journal*.jsonl")):
+        for entry in entries_of(journal).values():
+            if entry.number < len(sources) and entry.image == sources[entry.number]:
+                named |= {name for name in entry.outputs if name.startswith(f"{FOLDER}/")}
     survey = Survey(seed=seed)
-    for file in sorted((folder / FOLDER).glob("*.json")):
+    for file in (folder / name for name in sorted(named)):
         try:
             for told in json.loads(file.read_text()):
                 survey.enter(_numbers(told))

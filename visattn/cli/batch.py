@@ -133,7 +133,7 @@ def batch_command(
         else:
             outcome = run(model, ledger, work)
     if wanted.statistics:
-        _write_tables(output, asked.seed, quiet)
+        _write_tables(output, [item.source for item in items], asked.seed, quiet)
     earlier = f", {outcome.kept} from an earlier run" if outcome.kept else ""
     note(quiet, f"{printable(str(output))}: {outcome.written} images{earlier}, {outcome.failed} failed; {name} names each")
     click.echo(to_json({"output": printable(str(output)), **outcome._asdict()}) if as_json else printable(str(output / name)))
@@ -166,12 +166,12 @@ def _settings(options: dict[str, Any], digest: str, asked: Asked, wanted: Wanted
     }
 
 
-def _write_tables(output: Path, seed: int, quiet: bool) -> None:
+def _write_tables(output: Path, sources: list[str], seed: int, quiet: bool) -> None:
     """Write the tables of the statistics of all images in the folder, those of other parts of the run too."""
     from visattn.batch.statistics import collected
     from visattn.cli.stats import tables
 
-    survey = collected(output, seed)
+    survey = collected(output, sources, seed)
     if not survey.photos:
         return
     provenance = survey.provenance(printable(output.name))
