@@ -91,15 +91,15 @@ def test_studies_are_read(made: tuple[Path, list[Entry]]) -> None:
 
 def test_damaged_statistics_are_named(made: tuple[Path, list[Entry]], tmp_path: Path) -> None:
     (tmp_path / "statistics").mkdir()
-    whole = next((made[0] / "statistics").iterdir()).read_text()
+    whole, source = (made[0] / "statistics" / "00000000.json").read_text(), made[1][0].image
     changed: Any = json.loads(whole)
     changed[0].pop("layers")
     with Journal(tmp_path / "journal.jsonl", {}) as journal:
-        journal.add([Entry(0, "a.png", "", ("statistics/00000000.json",))])
+        journal.add([Entry(0, source, "", ("statistics/00000000.json",))])
     for content in (whole[:-9], "[1]", json.dumps(changed), "\x00"):
         (tmp_path / "statistics" / "00000000.json").write_text(content)
         with pytest.raises(OutputError, match=r"00000000.json: is damaged"):
-            collected(tmp_path, ["a.png"], 0)
+            collected(tmp_path, [source], 0)
 
 
 def test_numbers_that_are_missing_stay_missing(made: tuple[Path, list[Entry]]) -> None:

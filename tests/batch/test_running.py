@@ -120,3 +120,10 @@ def test_one_image_at_fault_leaves_the_others(model: Any, tmp_path: Path) -> Non
 @pytest.mark.full
 def test_kills_at_any_moment_leave_the_same_files(tmp_path: Path) -> None:
     assert kills.many(tmp_path, 20) >= 20
+
+
+def test_parts_of_a_run_share_its_settings(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.0-of-2.jsonl", {"batch_size": 4}):
+        Journal(tmp_path / "journal.1-of-2.jsonl", {"batch_size": 4}).__exit__(None, None, None)
+        with pytest.raises(OutputError, match=r"journal.0-of-2.jsonl: is of a run with other settings \(batch_size 4 -> 8\)"):
+            Journal(tmp_path / "journal.jsonl", {"batch_size": 8})

@@ -83,13 +83,14 @@ class Journal:
             self._stream.truncate(len(whole) + 1 if whole else 0)
         lines = whole.decode(errors="replace").splitlines()
         told = {_FIRST: 1, "settings": json.loads(json.dumps(settings))}
+        for other in sorted(self.path.parent.glob("journal*.jsonl")):  # parts of one run share the names of files
+            if other != self.path and other.stat().st_size:
+                _check(printable(str(other)), _settings_of(other), told)
         if not lines:
             self._append([json.dumps(told)])
             return
         first, self.known = _parsed(name, lines)
-        if first != told:
-            differs = _differs(first.get("settings", {}), told["settings"])
-            raise OutputError(f"{name}: is of a run with other settings ({differs}). Choose another folder (-o/--output).")
+        _check(name, first, told)
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries, and flush them to the disk."""
@@ -113,6 +114,22 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the file."""
         self._stream.close()
+
+
+def _check(name: str, first: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    """Check that a journal is of a run with these settings.
+
+    Raises:
+        OutputError: If it is not.
+    """
+    if first != told:
+        differs = _differs(first.get("settings", {}), told["settings"])
+        raise OutputError(f"{name}: is of a run with other settings ({differs}). Choose another folder (-o/--output).")
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    with path.open() as stream:
+        return _parsed(printable(str(path)), [stream.readline()])[0]
 
 
 def entries_of(path: Path) -> dict[int, Entry]:

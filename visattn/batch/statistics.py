@@ -55,11 +55,12 @@ def collected(folder: Path, sources: Sequence[str], seed: int) -> Survey:
         for entry in entries_of(journal).values():
             if entry.number < len(sources) and entry.image == sources[entry.number]:
                 named |= {name for name in entry.outputs if name.startswith(f"{FOLDER}/")}
-    survey = Survey(seed=seed)
+    survey, shown = Survey(seed=seed), {printable(source) for source in sources}
     for file in (folder / name for name in sorted(named)):
         try:
             for told in json.loads(file.read_text()):
-                survey.enter(_numbers(told))
+                if told["photo"]["photo"] in shown:
+                    survey.enter(_numbers(told))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise OutputError(f"{printable(str(file))}: is damaged. Remove it and run the command again.") from error
     return survey
