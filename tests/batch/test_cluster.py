@@ -15,7 +15,7 @@ from tests.batch import cluster
 from tests.batch.cluster import SIZE
 from tests.batch.kills import files_of
 from visattn.batch import Batches, Entry, Item, Journal, Ledger
-from visattn.batch.cluster import Actors, Explainer, places, run_on_ray
+from visattn.batch.cluster import Actors, Explainer, actor_count, run_on_ray
 from visattn.errors import ModelError, OptionError, OutputError, VisattnError
 from visattn.loading.weights import state_digest
 
@@ -67,15 +67,46 @@ def test_an_actor_refuses_other_weights_and_missing_folders(items: list[Item], t
         assert message in str(ended)
 
 
+def no_model() -> nn.Module:
+    raise RuntimeError("the driver is too old")
+
+
+def test_an_actor_tells_an_error_of_other_code_in_one_line(items: list[Item], tmp_path: Path, capsys: Any) -> None:
+    failing = Explainer(no_model, "", cluster.work(tmp_path), tmp_path / "spare", str(Path.cwd()))
+    entries, ended = answered(failing, items, tmp_path / "out")
+    assert entries == []
+    assert str(ended) == "a process of the cluster failed: RuntimeError: the driver is too old. See the logs of Ray."
+    assert "in no_model" in capsys.readouterr().err
+
+
+def test_a_cluster_that_fails_is_told_in_one_line(items: list[Item], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        """Stands for Ray, whose cluster has gone."""
+
+        class exceptions:
+            RayError = ConnectionError
+
+        def cluster_resources(self) -> None:
+            raise ConnectionError("no connection to the head\nof the cluster")
+
+    monkeypatch.setattr("visattn.batch.cluster._connected", lambda: (Failing(), False))
+    monkeypatch.setattr("visattn.batch.cluster.need", lambda *names: None)
+    with (
+        Journal(tmp_path / "journal.jsonl", {}) as journal,
+        pytest.raises(ModelError, match=r"^the cluster failed: no connection to the head\. See the logs of Ray\.$"),
+    ):
+        run_on_ray(tiny.vit, "", Ledger(items, journal, Batches(SIZE)), cluster.work(tmp_path), Actors())
+
+
 def test_the_number_of_actors() -> None:
-    assert places({"CPU": 8}, Actors(), 1) == 8
-    assert places({"CPU": 8}, Actors(), 3) == 2
-    assert places({"CPU": 8, "GPU": 2}, Actors(gpus=0.5), 1) == 4
-    assert places({"CPU": 3, "GPU": 2}, Actors(gpus=0.5), 1) == 3
-    assert places({"CPU": 8}, Actors(5), 1) == 5
+    assert actor_count({"CPU": 8}, Actors(), 1) == 8
+    assert actor_count({"CPU": 8}, Actors(), 3) == 2
+    assert actor_count({"CPU": 8, "GPU": 2}, Actors(gpus=0.5), 1) == 4
+    assert actor_count({"CPU": 3, "GPU": 2}, Actors(gpus=0.5), 1) == 3
+    assert actor_count({"CPU": 8}, Actors(5), 1) == 5
     for found, actors, threads in (({"CPU": 8}, Actors(gpus=0.5), 1), ({"CPU": 1}, Actors(), 2), ({}, Actors(), 1)):
         with pytest.raises(OptionError, match="no place for an actor"):
-            places(found, actors, threads)
+            actor_count(found, actors, threads)
 
 
 def test_without_ray_the_extra_is_named(items: list[Item], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class Explainer:
             entries.extend(done(model, batches, self._work, self._spare))
         except VisattnError as error:
             ended = error
+        except Exception as error:
+            traceback.print_exc()  # into the logs of Ray
+            ended = ModelError(
+                f"a process of the cluster failed: {type(error).__name__}: {first_line(error)}. See the logs of Ray."
+            )
         return {"told": np.array([pickle.dumps((entries, ended))], dtype=object)}
 
     def _loaded(self) -> nn.Module:
@@ -145,7 +151,7 @@ def _distribute(
     """Send batches to the actors, and enter what comes back in the journal."""
     ray, ours = _connected()
     try:
-        count = places(ray.cluster_resources(), actors, work.threads)
+        count = actor_count(ray.cluster_resources(), actors, work.threads)
         blocks = math.ceil(len(rows) / min(_TOGETHER, math.ceil(len(rows) / count)))
         answers = ray.data.from_items(rows, override_num_blocks=blocks).map_batches(
             Explainer,
@@ -162,7 +168,7 @@ def _distribute(
             if ended is not None:
                 raise ended
     except ray.exceptions.RayError as error:
-        raise ModelError(f"the cluster of Ray failed: {first_line(error)}. See its logs.") from error
+        raise ModelError(f"the cluster failed: {first_line(error)}. See the logs of Ray.") from error
     finally:
         if ours:
             ray.shutdown()
@@ -185,7 +191,7 @@ def _connected() -> tuple[Any, bool]:
     return ray, ours
 
 
-def places(found: Mapping[str, float], actors: Actors, threads: int) -> int:
+def actor_count(found: Mapping[str, float], actors: Actors, threads: int) -> int:
     """Return the number of actors.
 
     Raises:
