@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+from bench.parts.part import row
 from torch import Tensor, nn
 
 import visattn
@@ -58,7 +59,8 @@ def exactness(model: nn.Module, side: int) -> Iterator[Row]:
             model(image)
         worst = max(record.error() for record in recording)
         name = str(dtype).removeprefix("torch.")
-        yield row(f"attention x values against the kernel's output, {name}", f"{worst:.1e} of the maximum", worst, bound)
+        head = {"what": f"attention x values against the kernel's output, {name}"}
+        yield row(head, f"{worst:.1e} of the maximum", worst, bound, f"<= {bound:g}")
     model.float()
 
 
@@ -76,10 +78,8 @@ def rollout(model: nn.Module, side: int) -> Iterator[Row]:
     seconds = medians({"plain": lambda: plain(model, image), "rollout": rolled})
     model.float()
     ratio = seconds["rollout"] / seconds["plain"]
-    tokens = side**2 + 1
-    yield row(
-        f"rollout of {tokens:,} tokens / forward pass, bfloat16", f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms", ratio, ROLLOUT
-    )
+    head = {"what": f"rollout of {side**2 + 1:,} tokens / forward pass, bfloat16"}
+    yield row(head, f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms", ratio, ROLLOUT, f"<= {ROLLOUT:g}")
 
 
 def batch(model: nn.Module, count: int) -> Iterator[Row]:
@@ -89,7 +89,8 @@ def batch(model: nn.Module, count: int) -> Iterator[Row]:
     images = torch.cat([one.pixels for one in prepared])
     seconds = medians({"plain": lambda: plain(model, images), "batch": lambda: explained(model, prepared, question)})
     ratio = seconds["batch"] / seconds["plain"]
-    yield row(f"{count} photos explained / forward pass", f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms", ratio, BATCH)
+    head = {"what": f"{count} photos explained / forward pass"}
+    yield row(head, f"{ratio:.2f} x {seconds['plain'] * 1e3:.1f} ms", ratio, BATCH, f"<= {BATCH:g}")
 
 
 def pixels(side: int) -> Tensor:
@@ -121,11 +122,6 @@ def synchronize() -> None:
     """Wait for the GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def row(what: str, measured: str, value: float, bound: float) -> Row:
-    """Return a row of the table."""
-    return {"what": what, "measured": measured, "bound": f"<= {bound:g}", "verdict": "ok" if value <= bound else "over"}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from embedding import photos
 
-from bench.measuring import THREADS, load
+from bench.measuring import load
+from bench.shared import THREADS
 from visattn._support.files import write_whole
 from visattn.batch import Asked, Batches, Journal, Ledger, Wanted, Work, items_of, run
 from visattn.drawing.pictures import to_png

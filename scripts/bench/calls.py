@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import visattn
-from bench.measuring import THREADS, load, ratio, series
+from bench.measuring import load, ratio, series
+from bench.shared import THREADS
 from visattn import data
 
 

@@ -19,7 +19,8 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor
 
 import visattn
-from bench.measuring import THREADS, medians, plain, ratio, series
+from bench.measuring import medians, plain, ratio, series
+from bench.shared import THREADS
 from visattn import data, methods
 from visattn.capturing import forget
 from visattn.pipeline.run import look

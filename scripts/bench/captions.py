@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.measuring import THREADS, ratio, series
+from bench.measuring import ratio, series
+from bench.shared import THREADS
 from visattn.captioning.beam_search import search
 from visattn.captioning.vocabulary import Vocabulary
 from visattn.data.scenes import Scenes

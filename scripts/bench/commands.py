@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measuring import THREADS
+from bench.shared import THREADS
 from visattn import data
 
 SIDES = 224, 518

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import visattn
+from bench.shared import THREADS
 from visattn import data, methods
 
-THREADS = 2
 LAST = "blocks.11.*"
 
 

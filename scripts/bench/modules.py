@@ -19,7 +19,8 @@ from timm.layers.coord_attn import CoordAttn
 from torch import Tensor, nn
 from torchvision.ops import SqueezeExcitation
 
-from bench.measuring import THREADS, ratio, series
+from bench.measuring import ratio, series
+from bench.shared import THREADS
 from visattn.nn import ATTENTION
 
 BATCH, CHANNELS, SIDE = 16, 256, 28

@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 import visattn
-from bench.measuring import THREADS
+from bench.shared import THREADS, TRAINING_BATCH
 from visattn import data
 from visattn.data import load_labeled
 from visattn.loading.blueprints import Blueprint
 from visattn.training import AttentionLogger, Config, train
 from visattn.training.batches import Samples, Stream, loader, training_transform
 
-MODEL, SIDE, BATCH = "resnet18", 64, 32
+MODEL, SIDE = "resnet18", 64
 CLASSES = tuple(data.PHOTOS)[:2]
 EVERY, WARM = 10, 20  # steps between two log rows; warm-up steps that are not counted
 LR, DECAY = 0.01, 5e-4
@@ -66,7 +66,7 @@ def ours(folder: str) -> dict[str, float]:
         img_size=SIDE,
         model=MODEL,
         epochs=1.0,
-        batch_size=BATCH,
+        batch_size=TRAINING_BATCH,
         opt="sgd",
         lr=LR,
         weight_decay=DECAY,
@@ -95,7 +95,7 @@ def theirs(folder: str, script: str) -> dict[str, float]:
         "num-classes": len(CLASSES),
         "img-size": SIDE,
         "epochs": 1,
-        "batch-size": BATCH,
+        "batch-size": TRAINING_BATCH,
         "opt": "sgd",
         "lr": LR,
         "weight-decay": DECAY,
@@ -116,7 +116,7 @@ def theirs(folder: str, script: str) -> dict[str, float]:
     if done.returncode or len(found) < 3:
         sys.exit(f"timm's train.py ended with status {done.returncode} and {len(found)} rows: {done.stderr[-2000:]}")
     (first, before), (last, after) = next(row for row in found if row[0] > WARM), found[-1]
-    return {"speed": BATCH * (last - first) / (last * after - first * before)}
+    return {"speed": TRAINING_BATCH * (last - first) / (last * after - first * before)}
 
 
 def logger(name: str, rounds: str) -> dict[str, float]:
@@ -125,7 +125,7 @@ def logger(name: str, rounds: str) -> dict[str, float]:
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=len(CLASSES), img_size=SIDE) if "vit" in name else timm.create_model(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    pixels, labels = torch.rand(BATCH, 3, SIDE, SIDE), torch.arange(BATCH) % len(CLASSES)
+    pixels, labels = torch.rand(TRAINING_BATCH, 3, SIDE, SIDE), torch.arange(TRAINING_BATCH) % len(CLASSES)
 
     def step() -> float:
         began = time.perf_counter()
@@ -150,10 +150,10 @@ def logger(name: str, rounds: str) -> dict[str, float]:
 def loading(folder: str, rounds: str) -> dict[str, float]:
     """Measure the CPU seconds per image of our data path and of torchvision's, alternately: decoding, crop, flip, jitter, normalization."""
     torch.set_num_threads(1)
-    config = Config(data=folder, img_size=SIDE, augment="imagenet", batch_size=BATCH)
+    config = Config(data=folder, img_size=SIDE, augment="imagenet", batch_size=TRAINING_BATCH)
     blueprint = Blueprint(MODEL, CLASSES, 3, (SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
     pictures = load_labeled(folder, "train")
-    steps = len(pictures) // BATCH
+    steps = len(pictures) // TRAINING_BATCH
     samples = Samples(pictures, training_transform(config, blueprint), mode="RGB", seed=0, replace=True)
     usual = transforms.Compose(
         [
@@ -167,13 +167,15 @@ def loading(folder: str, rounds: str) -> dict[str, float]:
     plain = datasets.ImageFolder(f"{folder}/train", usual)
     spent: dict[str, list[float]] = {"ours": [], "theirs": []}
     for turn in range(int(rounds) + 1):
-        ours = loader(samples, Stream(len(pictures), BATCH, turn * steps * BATCH, steps, seed=0), 0, torch.device("cpu"))
-        theirs = DataLoader(plain, BATCH, shuffle=True, drop_last=True)
+        ours = loader(
+            samples, Stream(len(pictures), TRAINING_BATCH, turn * steps * TRAINING_BATCH, steps, seed=0), 0, torch.device("cpu")
+        )
+        theirs = DataLoader(plain, TRAINING_BATCH, shuffle=True, drop_last=True)
         for name, batches in (("ours", ours), ("theirs", theirs)):
             began = time.process_time()
             for _ in batches:
                 pass
-            spent[name] += [(time.process_time() - began) / (steps * BATCH)] if turn else []
+            spent[name] += [(time.process_time() - began) / (steps * TRAINING_BATCH)] if turn else []
     ratio = statistics.median(one / other for one, other in zip(spent["ours"], spent["theirs"], strict=True))
     return {"ours": statistics.median(spent["ours"]), "theirs": statistics.median(spent["theirs"]), "ratio": ratio}
 

@@ -1,0 +1,93 @@
+"""The page of the benchmark in the docs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from pages import folded
+
+from bench.parts import PARTS
+from bench.parts.processes import ROOT, settings
+from bench.shared import THREADS
+from visattn._support.tables import Row, to_markdown
+
+DOCS = ROOT / "docs" / "benchmarks.md"
+SHORT = 10  # tables with more rows are folded
+UNNAMED = "time", "differs"  # columns of text that do not name a row
+
+
+def document(measured: dict[str, list[Row]]) -> str:
+    """Return the docs page: headlines, tables, protocol. Parts that were not measured in this run keep their tables."""
+    before = DOCS.read_text(encoding="utf-8") if DOCS.exists() else ""
+    standing = dict(re.findall(r"^## (.+)\n\n(?:<details>.+\n\n)?((?:\|.*\n)+)", before, re.MULTILINE))
+    known = {
+        part.title: to_markdown(measured[name]) if name in measured else standing.get(part.title) for name, part in PARTS.items()
+    }
+    tables = {title: table for title, table in known.items() if table}
+    kept, over = (sum(table.count(f"| {verdict} |") for table in tables.values()) for verdict in ("ok", "over"))
+    intro = (
+        "Run `make bench` to measure everything anew; it fails if a bound is exceeded. In the runs below, "
+        f"{over} of {kept + over} bounds are exceeded. The word `plain` stands for the model's forward pass without visattn. The page is "
+        "written by `scripts/benchmark.py --write-docs`, each table from one run and with the bounds of that run: [how it was "
+        "measured](#how-it-was-measured)."
+    )
+    sections = [f"## {title}\n\n{shortened(table)}" for title, table in tables.items()]
+    how = "\n".join(["## How it was measured\n", *(f"- {line}" for line in protocol()), ""])
+    broken = exceeded(tables)
+    listed = ["Exceeded bounds:\n", to_markdown(broken)] if broken else []
+    return "\n".join(["# Benchmarks\n", f"{intro}\n", to_markdown(headlines(tables)), *listed, *sections, how])
+
+
+def headlines(tables: Mapping[str, str]) -> list[Row]:
+    """Return the measured headlines, each with the last three cells of its table."""
+    rows: list[Row] = []
+    for part in PARTS.values():
+        for name, start in part.headlines:
+            if found := re.search(rf"^\| {start} \|.*$", tables.get(part.title, ""), re.MULTILINE):
+                measured, bound, verdict = (cell.strip() for cell in found[0].strip("|").split("|")[-3:])
+                if measured:  # timm's train.py is not always there to compare with
+                    rows.append({"what": name, "measured": measured, "bound": bound, "verdict": verdict})
+    return rows
+
+
+def exceeded(tables: Mapping[str, str]) -> list[Row]:
+    """Return the rows whose bound is exceeded, each with its name: the cells of text before the last three, and the pixels."""
+    rows: list[Row] = []
+    for title, table in tables.items():
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for *cells, measured, bound, verdict in lines[2:]:
+            if verdict == "over":
+                named = {head: cell for head, cell in zip(lines[0], cells, strict=False) if head not in UNNAMED}
+                words = [f"{cell} px" if head == "px" else cell for head, cell in named.items()]
+                words = [word for word in words if re.search(r"[^\d.,]", word)]
+                rows.append({"what": f"{title}: {', '.join(words)}", "measured": measured, "bound": bound, "verdict": verdict})
+    return rows
+
+
+def shortened(table: str) -> str:
+    """Return a table; a long one is put into a fold."""
+    rows = table.count("\n") - 2
+    return table if rows <= SHORT else folded(f"Table of {rows} rows", table)
+
+
+def protocol() -> list[str]:
+    """Return lines about the machine and about how each part is measured."""
+    names = ("visattn", "torch", "torchvision", "timm", "opencv-python", "pillow", "numpy")
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    cpu = found[1].strip() if found else platform.machine()
+    return [
+        f"Machine: {cpu}, {os.cpu_count()} CPUs, PyTorch on {THREADS} threads, OpenCV on its default; {platform.system()}.",
+        f"Versions: Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in names)}.",
+        "CUDA: not measured; everything here ran on the CPU.",
+        "Model: DINOv2 ViT-S/14 with its real weights, float32, inference mode, batch 1. The image is a real photo squeezed to a square.",
+        f"Allocator: with `keeps`, no memory returns to the system ({settings('keeps')}). This leaves out the time of allocating it "
+        f"again. It is set where times are compared. With `apart` ({settings('apart')}), each large tensor returns at once. A peak then "
+        "counts live tensors, not holes in the heap. It is set where peaks are compared. The plain forward pass has the same setting.",
+        *(line for part in PARTS.values() for line in part.protocol),
+    ]

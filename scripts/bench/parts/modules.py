@@ -1,0 +1,55 @@
+"""Attention modules against their peers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from bench.parts.part import Options, Part, row, spread, unbounded
+from bench.parts.processes import progress, run_json
+from visattn._support.tables import Row
+
+BOUNDS = {"cbam": 1.0, "se": 1.0}  # bounds, relative to timm
+ROUNDS = 40, 300  # rounds of a module, and of a module with a bound
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Measure each module of `visattn.nn.ATTENTION`, equivalent modules of other libraries, and a bare gate."""
+    progress("forward and backward of each module")
+    rounds = (5, 20) if options.quick else ROUNDS
+    found = run_json(sys.executable, "bench.modules", *map(str, rounds), ",".join(BOUNDS), allocator="keeps")
+    for name, series in found.items():
+        gate = series["seconds"].pop("gate")
+        for run, seconds in series["seconds"].items():
+            head: Row = {
+                "module": name,
+                "batch": series["batch"],
+                "run": run,
+                "parameters": series["parameters"][run],
+                "ms": f"{seconds * 1e3:.2f}",
+                "time": f"{seconds / gate:.1f} x gate",
+            }
+            peer = next((other for other in series["seconds"] if other.startswith("timm")), None)
+            if run != "visattn" or peer is None:
+                yield unbounded(head)
+                continue
+            measured = f"{spread(series['ratios'][peer])} x timm"
+            if name in BOUNDS:
+                yield row(head, measured, series["ratios"][peer][0], BOUNDS[name], f"<= {BOUNDS[name]:g} x")
+            else:
+                yield unbounded(head, measured)
+
+
+PART = Part(
+    "Attention modules against their peers",
+    rows,
+    protocol=(
+        "Modules: a forward pass and a backward pass to the input and all parameters, in float32 and training mode. Maps are 256 x 28 x "
+        "28; the batch is in the table, smaller where all pairs of positions are weighed. Peers have the same layers and widths; some "
+        "modules have no peer. A bare `gate` is only the product of the maps with an existing number for each channel.",
+        f"Rounds of modules: one process, one series for each module, the allocator keeps. There are 5 warm-up rounds, then "
+        f"{ROUNDS[0]} ({ROUNDS[1]} with a bound). Every other round runs backwards (A B C C B A ...). The column `measured` "
+        "has the median of the ratios of each round, and its 95 % confidence interval. The bound applies to the median.",
+    ),
+    headlines=(("CBAM, forward and backward pass", r"cbam \| \d+ \| visattn"),),
+)
